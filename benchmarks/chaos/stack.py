@@ -12,8 +12,7 @@ from pathlib import Path
 import psutil
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.settings import PREFECT_API_URL, temporary_settings
-from segue.deployments.process.registration import POOLS
-from segue.deployments.process.stack import LocalStack
+from segue.deployments.process.stack import POOLS, LocalStack
 from segue.tasks.prefect_api import quick_client
 
 from benchmarks.chaos.gate import Gate

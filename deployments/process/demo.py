@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import shutil
-import threading
 import time
-from contextlib import ExitStack, chdir
+from contextlib import chdir
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
@@ -18,21 +17,19 @@ from segue.deployments.process.demo_starts import Measured, measured, why_late
 from segue.deployments.process.follow import follow, open_client, trigger
 from segue.deployments.process.stack import LocalStack
 
-from segue.checkpoints.format.snapshot import raw_bytes
-from segue.checkpoints.loading.snapshot import read_checkpoint
 from segue.clock import SystemClock
 from segue.controller.steps import open_run
 from segue.curves.frame import curve
 from segue.errors import SegueError
 from segue.records import Capacity, StopReason
-from segue.reports.console import console, errors
+from segue.reports.console import console
 from segue.reports.cost import cost_report
 from segue.reports.run_plot import draw
 from segue.reports.tables import segments_table
 from segue.runlog.history import History, read_history
 from segue.runlog.log import RunLog
 from segue.spec import RunSpec
-from segue.testing.metadata import FAKES, FakeMetadataService
+from segue.testing.metadata import FakeMetadataService
 
 RECIPE = "examples.flights:build"
 STEPS = 2400
@@ -47,41 +44,27 @@ class DemoFailedError(SegueError):
         super().__init__(f"the demo failed: {why}", fix="see the logs in .segue/logs, then run it again.")
 
 
-def run_demo(folder: Path, *, home: Path, keep: bool, cloud: str | None = None) -> None:
-    """Everything from an empty folder to the table, the comparison and the plot. `home` is the repository.
+def run_demo(stack: LocalStack, service: FakeMetadataService | None = None) -> None:
+    """Everything from an empty folder to the table, the comparison and the plot, on a stack that begins.
 
-    With a `cloud` (aws, gce or azure) the machines have its metadata service, and the notice comes through it.
+    With a metadata service the machines are those of its cloud, and the notice comes through it.
 
     Raises:
         DemoFailedError: the run did not finish, was late, or is not bit-identical to the undisturbed one.
         OrchestratorError: the local Prefect did not come up.
     """
-    folder = folder.absolute()
+    folder = stack.folder
     shutil.rmtree(folder / "demo", ignore_errors=True)
-    started = time.monotonic()
-    with ExitStack() as ending:
-        service = ending.enter_context(FAKES[cloud]()) if cloud is not None else None
-        variables = service.environment if service is not None else {}
-        stack = LocalStack(folder, home=home, say=_say, variables=variables)
-        ending.callback(stack.stop)
-        with chdir(home):  # Where the example's package can be imported.
-            stack.start()
-            console.print(f"[dim]up in {time.monotonic() - started:.0f} s; Prefect UI: {stack.url}[/]")
-            with stack.settings():
-                console.rule("reference: the same run, undisturbed", align="left")
-                reference, before = _reference(folder)
-                console.rule("main job: spot, a kill, a notice, a deadline", align="left")
-                # The platform is found by its service. Without one there is none to look for.
-                spec = _main_spec(folder, before, notices=() if service is None else None)
-                outcome = _main_job(spec, service)
-                _show(folder, stack, reference=reference, outcome=outcome, spec=spec, before=before)
-        if keep:
-            console.print("server and workers stay up; Ctrl-C ends them")
-            threading.Event().wait()
-
-
-def _say(text: str) -> None:
-    errors.print(f"[dim]{text}[/]")
+    with chdir(stack.home):  # Where the example's package can be imported.
+        stack.start()
+        with stack.settings():
+            console.rule("reference: the same run, undisturbed", align="left")
+            reference, before = _reference(folder)
+            console.rule("main job: spot, a kill, a notice, a deadline", align="left")
+            # The platform is found by its service. Without one there is none to look for.
+            spec = _main_spec(folder, before, notices=() if service is None else None)
+            outcome = _main_job(spec, service)
+            _show(stack, reference=reference, outcome=outcome, spec=spec, before=before)
 
 
 def _spec(folder: Path, run_id: str, **fields: object) -> RunSpec:
@@ -92,7 +75,7 @@ def _spec(folder: Path, run_id: str, **fields: object) -> RunSpec:
         "config": {"schedule_steps": STEPS},
         "threads": 1,
         "seed": 2013,
-        "store": {"url": str(folder.absolute() / "demo")},
+        "store": {"url": str(folder / "demo")},
         "checkpoints": {"every_steps": SAVE_EVERY},
         "liveness": {"heartbeat_seconds": 0.5, "heartbeat_timeout_seconds": 10},
         "notices": (),
@@ -149,16 +132,14 @@ def _main_job(spec: RunSpec, service: FakeMetadataService | None) -> _Outcome:
     return _Outcome(runlog, state, time.monotonic() - started, tuple(provider.done))
 
 
-def _show(
-    folder: Path, stack: LocalStack, *, reference: RunLog, outcome: _Outcome, spec: RunSpec, before: Measured
-) -> None:
+def _show(stack: LocalStack, *, reference: RunLog, outcome: _Outcome, spec: RunSpec, before: Measured) -> None:
     history = read_history(outcome.runlog)
     console.print(segments_table(history))
     if history.committed_step < spec.steps:
         state = outcome.state
         raise DemoFailedError(f"the run ended at step {history.committed_step} as {state.name}: {state.message}.")
     identical, tensors = _compare(reference, outcome.runlog)
-    plot = folder / "demo" / "flights.png"
+    plot = stack.folder / "demo" / "flights.png"
     plot.write_bytes(draw(outcome.runlog))
     equal = "bit-identical" if identical else "NOT identical"
     rows = {
@@ -207,6 +188,10 @@ def _final_losses(reference: RunLog, runlog: RunLog) -> str:
 
 
 def _compare(reference: RunLog, runlog: RunLog) -> tuple[bool, int]:
+    # Here, because these import torch: the stack is to be up soon.
+    from segue.checkpoints.format.snapshot import raw_bytes
+    from segue.checkpoints.loading.snapshot import read_checkpoint
+
     snapshots = []
     for log in (reference, runlog):
         newest = read_history(log).newest

@@ -12,10 +12,11 @@ _MARGIN = 1.5
 """How much longer than measured a start may take in the main job."""
 _WORK_MARGIN = 1.25
 """The same of a step."""
-_SLACK_CHANGEOVERS = 4
+_SLACK_CHANGEOVERS = 2
 """Time to the deadline beyond what on-demand alone needs, in changeovers.
 
-The kill and the notice use two of them, more on a machine that becomes busier; the wait for spot uses the rest.
+The kill and the notice use about one of them, more on a machine that becomes busier; the wait for spot uses the rest.
+A changeover is measured by the first start of all, which takes longer than those that find its processes waiting.
 """
 _DETECTION_SECONDS = 1.0
 
@@ -43,6 +44,7 @@ class Measured:
             "changeover_seconds": self.changeover_seconds,
             "detection_seconds": _DETECTION_SECONDS,
             "step_seconds": self.step,
+            "margin_share": _WORK_MARGIN - 1,
         }
 
     def seconds_to_deadline(self, *, steps: int, save_every: int) -> float:

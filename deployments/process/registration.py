@@ -5,22 +5,26 @@ Through the API it takes half a second; `prefect deploy --all` takes seven, and 
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import json
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import timedelta
+from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
+from prefect import Flow
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import DeploymentScheduleCreate, WorkPoolCreate, WorkPoolUpdate
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterState, FlowRunFilterStateType
 from prefect.client.schemas.objects import StateType
 from prefect.client.schemas.schedules import IntervalSchedule
-from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
+from prefect.exceptions import ObjectNotFound
 from prefect.states import Crashed
 from prefect.utilities.callables import parameter_schema
 from segue.flows.recover import recover
@@ -28,7 +32,6 @@ from segue.flows.recover import recover
 from segue.clock import SystemClock
 
 TEMPLATES = files("segue.deployments") / "templates"
-POOLS = ("spot", "on-demand", "parents")
 
 _ALSO_BY_HAND = ("verify-resume", "recover")
 """Deployments with a schedule that a local Prefect has, too."""
@@ -78,34 +81,78 @@ def process_template(working_dir: Path) -> dict[str, Any]:
     return template
 
 
-def create_pools(client: SyncPrefectClient, *, working_dir: Path) -> None:
+def create_pools(client: SyncPrefectClient, pools: Iterable[str], *, working_dir: Path) -> None:
     """Create the process pools, or give those that exist the current template and folder."""
     template = process_template(working_dir)
-    for pool in POOLS:
-        try:
-            client.create_work_pool(WorkPoolCreate(name=pool, type="process", base_job_template=template))
-        except ObjectAlreadyExists:
+    known = {pool.name for pool in client.read_work_pools()}
+    for pool in pools:
+        if pool in known:
             client.update_work_pool(pool, WorkPoolUpdate(base_job_template=template))
+        else:
+            client.create_work_pool(WorkPoolCreate(name=pool, type="process", base_job_template=template))
 
 
-def register_deployments(client: SyncPrefectClient) -> None:
-    """Create or update the deployments of the packaged prefect.yaml. Only `recover` has its schedule."""
-    looks = IntervalSchedule(interval=_LOOKS_EVERY, anchor_date=SystemClock().now())
+class Described(NamedTuple):
+    """A deployment with its flow."""
+
+    deployment: Registered
+    flow: Flow[..., Any]
+    schema: dict[str, Any]
+    """Of the flow's parameters."""
+
+    @property
+    def version(self) -> str:
+        """The version of segue, and a digest of all that is registered."""
+        facts = json.dumps([asdict(self.deployment), self.schema], sort_keys=True)
+        return f"{version('segue')}-{hashlib.sha256(facts.encode()).hexdigest()[:12]}"
+
+    def create(self, client: SyncPrefectClient, schedules: Sequence[DeploymentScheduleCreate] = ()) -> None:
+        """Create or update the deployment."""
+        found = self.deployment
+        client.create_deployment(
+            flow_id=client.create_flow(self.flow),
+            name=found.name,
+            version=self.version,
+            entrypoint=found.entrypoint,
+            work_pool_name=found.pool,
+            description=found.description,
+            tags=list(found.tags),
+            job_variables={"command": found.command} if found.command is not None else {},
+            parameter_openapi_schema=self.schema,
+            enforce_parameter_schema=True,
+            schedules=list(schedules) or None,
+        )
+
+
+def describe_deployments() -> list[Described]:
+    """The deployments of the packaged prefect.yaml, with their flows, which are imported."""
+    found = []
     for deployment in read_deployments((TEMPLATES / "prefect.yaml").read_text(encoding="utf-8")):
         module, _, name = deployment.entrypoint.rpartition(".")
         flow = getattr(importlib.import_module(module), name)
-        client.create_deployment(
-            flow_id=client.create_flow(flow),
-            name=deployment.name,
-            entrypoint=deployment.entrypoint,
-            work_pool_name=deployment.pool,
-            description=deployment.description,
-            tags=list(deployment.tags),
-            job_variables={"command": deployment.command} if deployment.command is not None else {},
-            parameter_openapi_schema=parameter_schema(flow).model_dump_for_openapi(),
-            enforce_parameter_schema=True,
-            schedules=[DeploymentScheduleCreate(schedule=looks, slug="recover")] if flow is recover else None,
-        )
+        found.append(Described(deployment, flow, parameter_schema(flow).model_dump_for_openapi()))
+    return found
+
+
+def register_deployments(client: SyncPrefectClient, described: Iterable[Described]) -> bool:
+    """Create or update those without a schedule that the server does not have so; whether there were any."""
+    known = {(found.entrypoint, found.name, found.version) for found in client.read_deployments()}
+    missing = [
+        each
+        for each in described
+        if each.flow is not recover and (each.deployment.entrypoint, each.deployment.name, each.version) not in known
+    ]
+    for each in missing:
+        each.create(client)
+    return bool(missing)
+
+
+def schedule_recovery(client: SyncPrefectClient, described: Iterable[Described]) -> None:
+    """Create or update the deployment of `recover`, with its schedule from now on."""
+    looks = IntervalSchedule(interval=_LOOKS_EVERY, anchor_date=SystemClock().now())
+    for each in described:
+        if each.flow is recover:
+            each.create(client, [DeploymentScheduleCreate(schedule=looks, slug="recover")])
 
 
 def crash_leftovers(client: SyncPrefectClient) -> None:

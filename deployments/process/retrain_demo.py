@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import threading
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, chdir
+from contextlib import chdir
 from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
@@ -22,7 +21,7 @@ from segue.deployments.retraining import deploy, publish_history, start_slot, wa
 from segue.tasks.state_words import Word, in_words, word_of
 
 from segue.clock import SystemClock
-from segue.reports.console import console, errors
+from segue.reports.console import console
 from segue.reports.tables import rows_table
 from segue.retraining.gate.docs import fetch_docs
 from segue.retraining.model_record import Training
@@ -85,27 +84,20 @@ class Slot(NamedTuple):
     seconds: float
 
 
-def run_retrain_demo(folder: Path, *, home: Path, keep: bool, write_month: WriteMonth) -> None:
-    """Everything from an empty folder to six slots, a rollback, and where to look at them. `home` is the repository.
+def run_retrain_demo(stack: LocalStack, *, write_month: WriteMonth) -> None:
+    """Everything from an empty folder to six slots, a rollback, and where to look at them, on a stack that begins.
 
     Raises:
         DemoFailedError: a slot did not end as it should.
         OrchestratorError: the local Prefect did not come up.
     """
     started = time.monotonic()
-    with ExitStack() as ending:
-        stack = LocalStack(folder.absolute(), home=home, say=lambda text: errors.print(f"[dim]{text}[/]"))
-        ending.callback(stack.stop)
-        with chdir(home):  # Where the example's package can be imported.
-            stack.start()
-            console.print(f"[dim]up in {time.monotonic() - started:.0f} s; Prefect UI: {stack.url}[/]")
-            with stack.settings(), open_client() as client:
-                demo = RetrainDemo(client, folder.absolute() / "retrain-demo", home=home, write_month=write_month)
-                demo.run()
-                demo.show(url=stack.url, seconds=time.monotonic() - started)
-            if keep:
-                console.print("server and workers stay up; Ctrl-C ends them")
-                threading.Event().wait()
+    with chdir(stack.home):  # Where the example's package can be imported.
+        stack.start()
+        with stack.settings(), open_client() as client:
+            demo = RetrainDemo(client, stack.folder / "retrain-demo", home=stack.home, write_month=write_month)
+            demo.run()
+            demo.show(url=stack.url, seconds=time.monotonic() - started)
 
 
 class RetrainDemo:

@@ -12,13 +12,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import socket
-import sqlite3
 import sys
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager, closing, suppress
-from importlib.metadata import version
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import uvicorn
@@ -27,6 +24,7 @@ from prefect.server.database.configurations import AioSqliteConfiguration
 from prefect.server.models.block_registration import run_block_auto_registration
 from prefect.server.utilities.database import get_dialect
 from prefect.settings import PREFECT_API_DATABASE_CONNECTION_URL, get_current_settings
+from segue.deployments.process.database import copy_template, template_file
 from sqlalchemy.engine.url import make_url
 from sqlalchemy.ext.asyncio import AsyncSession, AsyncSessionTransaction
 
@@ -44,40 +42,10 @@ class ImmediateSqlite(AioSqliteConfiguration):
             yield transaction
 
 
-def template_file() -> Path:
-    """Where this user keeps an empty database of the installed Prefect: its migrations take seven seconds."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "segue" / f"prefect-{version('prefect')}.db"
-
-
 def prepare(database: Path, *, template: Path) -> None:
-    """Create a database that does not exist yet: from the template if there is one, else by migrations.
-
-    A template that cannot be read or written is only slower: the server migrates what it finds.
-    """
-    if database.exists():
-        return
-    database.parent.mkdir(parents=True, exist_ok=True)
-    partial = database.with_name(f"{database.name}.new")
-    try:
-        shutil.copyfile(template, partial)
-        with closing(sqlite3.connect(partial)) as connection:
-            connection.execute("SELECT version_num FROM alembic_version").fetchall()
-        partial.replace(database)
-    except (OSError, sqlite3.Error):
-        partial.unlink(missing_ok=True)
-    else:
-        return
-    asyncio.run(_create())
-    own = template.with_name(f"{template.name}.{os.getpid()}")
-    try:
-        template.parent.mkdir(parents=True, exist_ok=True)
-        with closing(sqlite3.connect(database)) as connection:
-            connection.execute("VACUUM INTO ?", (str(own),))  # One file, without the write-ahead log.
-        own.replace(template)
-    except (OSError, sqlite3.Error):
-        with suppress(OSError):
-            own.unlink(missing_ok=True)
+    """Create a database that does not exist yet: from the template if there is one, else by migrations."""
+    if not database.exists() and not copy_template(database, template=template):
+        asyncio.run(_create())
 
 
 async def _create() -> None:

@@ -3,32 +3,28 @@
 from __future__ import annotations
 
 import fcntl
-import importlib
-import json
 import os
 import socket
 import sqlite3
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from typing import Self
 
 import httpx
 import psutil
-from prefect.client.orchestration import get_client
-from prefect.settings import PREFECT_API_URL, temporary_settings
-from segue.deployments.process.registration import POOLS, crash_leftovers, create_pools, register_deployments
+from segue.deployments.process.database import keep_template, template_file
+from segue.deployments.process.services import Service, Services
 
 from segue.errors import OrchestratorError
 
 USUAL_PORT = 4200
+POOLS = ("spot", "on-demand", "parents")
 
 _START_SECONDS = 180.0
-_GRACE_SECONDS = 25.0
 _PORT_TRIES = 3
 _SERVER = "segue.deployments.process.server"
 _WORKER = "segue.deployments.process.local_worker"
@@ -37,8 +33,9 @@ Say = Callable[[str], None]
 
 
 class LocalStack:
-    """Starts in about ten seconds; `stop`, and any end of this process, ends all of it.
+    """Starts in about eight seconds; `stop`, and any end of this process, ends all of it.
 
+    This module does not import Prefect, which takes two seconds: `begin` comes first, then the imports of who uses it.
     Nothing is written outside `folder`. A folder that another command uses is not shared: this one then has its own
     server, database and logs in it.
     """
@@ -60,9 +57,8 @@ class LocalStack:
         self._wanted_port = wanted_port
         self._variables = dict(variables or {})
         self.port = 0
-        self._supervisor: subprocess.Popen[bytes] | None = None
-        self._services: dict[str, psutil.Process] = {}
-        self._commands: dict[str, tuple[str, tuple[str, ...]]] = {}
+        self._services: Services | None = None
+        self._began, self._is_new = 0.0, False
         self._lock, self._suffix = -1, ""
         self._database: sqlite3.Connection | None = None
 
@@ -84,30 +80,53 @@ class LocalStack:
     def _home_of_prefect(self) -> Path:
         return self.folder / f"prefect{self._suffix}"
 
+    @property
+    def _database_file(self) -> Path:
+        return self._home_of_prefect / "prefect.db"
+
+    def begin(self) -> None:
+        """Start the processes of server and workers, and return before they are ready: `start` waits for them."""
+        self._began = time.monotonic()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._take_lock()
+        self.logs.mkdir(exist_ok=True)
+        self._is_new = not self._database_file.exists()
+        self._say(f"starting the Prefect server, and a worker for each of its pools {', '.join(POOLS)}")
+        self.port = free_port(0 if self._suffix else self._wanted_port)
+        self._start_server()
+
     def start(self) -> Self:
-        """Server, pools, workers, deployments. The workers start with the server, and wait for their pools.
+        """Server, pools, deployments, workers.
 
         Raises:
             OrchestratorError: one of them did not come up; names its log.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self._take_lock()
-        self.logs.mkdir(exist_ok=True)
-        self._say(f"starting the Prefect server, and a worker for each of its pools {', '.join(POOLS)}")
-        self._start_services()
+        if self._services is None:
+            self.begin()
+        # While the server starts: these take three seconds.
+        from prefect.client.orchestration import get_client
+        from segue.deployments.process import registration
+
+        described = registration.describe_deployments()
+        self._await_server()
         self._keep_log_of_database()
         with self.settings(), get_client(sync_client=True) as client:
-            crash_leftovers(client)
-            create_pools(client, working_dir=self.home)
-            register_deployments(client)
+            registration.crash_leftovers(client)
+            registration.create_pools(client, POOLS, working_dir=self.home)
+            if registration.register_deployments(client, described) and self._is_new:
+                keep_template(self._database_file, template=template_file())
+            for pool in POOLS:
+                self._started.start(f"worker-{pool}", Service(_WORKER, (pool, f"{pool}-worker"), is_forked=True))
+            registration.schedule_recovery(client, described)
         for pool in POOLS:
             self._wait_until(lambda pool=pool: _has_worker(self.api_url, pool), name=f"worker-{pool}")  # type: ignore[misc]
+        self._say(f"up in {time.monotonic() - self._began:.0f} s; Prefect UI: {self.url}")
         return self
 
     @property
     def services(self) -> Mapping[str, psutil.Process]:
         """The processes of the server, named `server`, and of the workers, named `worker-` and their pool."""
-        return self._services
+        return self._started.processes
 
     def start_again(self, name: str) -> None:
         """Start a service that has ended, as a service manager would. Returns before it is ready.
@@ -115,12 +134,16 @@ class LocalStack:
         Raises:
             OrchestratorError: the process could not be started.
         """
-        module, arguments = self._commands[name]
-        self._spawn(name, *arguments, module=module)
+        self._started.start_again(name)
+
+    @property
+    def _started(self) -> Services:
+        assert self._services is not None, "the stack has not been started"
+        return self._services
 
     def stop(self) -> None:
         """End workers, server and whatever they started; returns when all are gone."""
-        self._end_supervisor()
+        self._end_services()
         if self._database is not None:
             self._database.close()
             self._database = None
@@ -131,6 +154,8 @@ class LocalStack:
     @contextmanager
     def settings(self) -> Iterator[None]:
         """Prefect's client in this process talks to this server."""
+        from prefect.settings import PREFECT_API_URL, temporary_settings
+
         with temporary_settings({PREFECT_API_URL: self.api_url}):
             yield
 
@@ -144,7 +169,9 @@ class LocalStack:
                 "PREFECT_HOME": str(self._home_of_prefect),
                 "PREFECT_API_URL": self.api_url,
                 "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-                "PREFECT_API_BLOCKS_REGISTER_ON_START": "false",  # The new database has them.
+                # The new database has the blocks; to compare them, the server would import every collection.
+                "PREFECT_API_BLOCKS_REGISTER_ON_START": "false",
+                "PREFECT_MEMOIZE_BLOCK_AUTO_REGISTRATION": "false",
                 "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "false",
                 "PREFECT_SERVER_SERVICES_CANCELLATION_CLEANUP_LOOP_SECONDS": "2",
                 "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
@@ -172,24 +199,30 @@ class LocalStack:
             self._lock = lock
             return
 
-    def _start_services(self) -> None:
-        self.port = free_port(0 if self._suffix else self._wanted_port)
+    def _start_server(self) -> None:
+        """Start a supervisor, the server at the port, and the workers."""
+        self._services = Services(logs=self.logs, environment=self.environment(), cwd=self.home, kept_open=self._lock)
+        self._services.start("server", Service(_SERVER, (str(self.port),)))
+        self._services.import_for_forks(_WORKER)
+
+    def _await_server(self) -> None:
+        """Wait until the server answers; one whose port was taken meanwhile is started again with another."""
         for tries_left in reversed(range(_PORT_TRIES)):
-            self._start_supervisor()
-            self._spawn("server", str(self.port), module=_SERVER)
-            for pool in POOLS:
-                self._spawn(f"worker-{pool}", pool, f"{pool}-worker", module=_WORKER)
-            importlib.import_module("segue.flows.train")  # What the deployments need, while the server starts.
             try:
                 self._wait_until(self._server_answers, name="server")
             except OrchestratorError:
                 if not tries_left or not _is_taken(self.port):
                     raise
-                # Another process took the port since it was looked at.
-                self._end_supervisor()
+                self._end_services()
                 self.port = free_port(0)
+                self._start_server()
                 continue
             return
+
+    def _end_services(self) -> None:
+        services, self._services = self._services, None
+        if services is not None:
+            services.end()
 
     def _keep_log_of_database(self) -> None:
         """Keep one reader of the server's SQLite database open as long as the stack. A server on PostgreSQL has none.
@@ -199,75 +232,22 @@ class LocalStack:
         server opens a connection for every request: without this reader it refuses many, and an engine whose request is
         refused waits for two seconds.
         """
-        database = self._home_of_prefect / "prefect.db"
-        if database.exists():
-            self._database = sqlite3.connect(database, check_same_thread=False)
+        if self._database_file.exists():
+            self._database = sqlite3.connect(self._database_file, check_same_thread=False)
             self._database.execute("SELECT count(*) FROM sqlite_master").fetchall()
-
-    def _start_supervisor(self) -> None:
-        command = [sys.executable, "-m", "segue.deployments.process.supervisor", str(_GRACE_SECONDS)]
-        with (self.logs / "supervisor.log").open("ab") as log:
-            self._supervisor = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                env=self.environment(),
-                cwd=self.home,
-                pass_fds=(self._lock,),
-                start_new_session=True,
-            )
-
-    def _end_supervisor(self) -> None:
-        supervisor, self._supervisor, self._services = self._supervisor, None, {}
-        if supervisor is None:
-            return
-        assert supervisor.stdin is not None
-        assert supervisor.stdout is not None
-        with suppress(BrokenPipeError):
-            supervisor.stdin.close()
-        supervisor.stdout.close()
-        supervisor.wait()
-
-    def _spawn(self, name: str, *arguments: str, module: str) -> None:
-        assert self._supervisor is not None
-        assert self._supervisor.stdin is not None
-        assert self._supervisor.stdout is not None
-        self._commands[name] = module, arguments
-        order = {"argv": [sys.executable, "-m", module, *arguments], "log": str(self.logs / f"{name}.log")}
-        try:
-            self._supervisor.stdin.write(json.dumps(order).encode() + b"\n")
-            self._supervisor.stdin.flush()
-            self._services[name] = psutil.Process(int(self._supervisor.stdout.readline()))
-        except (OSError, ValueError, psutil.NoSuchProcess):
-            raise self._has_ended(name) from None
 
     def _server_answers(self) -> bool:
         # Another server may answer at this port: ours must be the one that listens.
-        return _listens(self._services["server"], self.port) and _answers(f"{self.api_url}/health")
+        return _listens(self.services["server"], self.port) and _answers(f"{self.api_url}/health")
 
     def _wait_until(self, is_ready: Callable[[], bool], *, name: str) -> None:
         give_up_at = time.monotonic() + _START_SECONDS
         while not is_ready():
-            dead = next((service for service, process in self._services.items() if not _is_alive(process)), None)
-            if dead is not None:
-                raise self._has_ended(dead)
+            self._started.refuse_ended()
             if time.monotonic() > give_up_at:
                 what = f"the local Prefect's {name} did not come up within {_START_SECONDS:.0f} s."
                 raise OrchestratorError(what=what, fix=f"Its output is in {self.logs / name}.log.")
             time.sleep(0.1)
-
-    def _has_ended(self, name: str) -> OrchestratorError:
-        what = f"the local Prefect's {name} ended at its start."
-        return OrchestratorError(what=what, fix=f"Its output is in {self.logs / name}.log.")
-
-
-def _is_alive(process: psutil.Process) -> bool:
-    # The supervisor need not have taken note of its end yet.
-    try:
-        return bool(process.is_running()) and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def free_port(wanted: int) -> int:

@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib
 import json
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
 import psutil
 
-_PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 15, 36
 _SERVICE_SECONDS = 3.0
 """From SIGTERM to SIGKILL, for a server or a worker."""
 _ROUNDS = 5
@@ -26,19 +29,39 @@ _ROUNDS = 5
 
 
 def main() -> None:
-    """Read one JSON order a line from standard input, answer each with the process id; at its end, end everything."""
-    grace_seconds = float(sys.argv[1])
+    """Read one JSON order a line from standard input, answer with the id of the process; at its end, end everything.
+
+    An order starts a process, in a fork of this one if it says so, or imports what forked ones need.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C on the terminal is the owner's to handle.
     signal.signal(signal.SIGTERM, _leave)
     signal.signal(signal.SIGCHLD, _reap)
     _adopt_orphans()
-    services: list[int] = []
+    forked = _supervise(grace_seconds=float(sys.argv[1]))
+    if forked is not None:
+        forked()
+
+
+def _supervise(*, grace_seconds: float) -> Callable[[], None] | None:
+    """Obey until standard input ends, then end everything. In a forked service: what this process is to run now."""
+    supervisor, services = os.getpid(), list[int]()
     try:
         while line := sys.stdin.readline():
-            services.append(_start(**json.loads(line)))
+            order = json.loads(line)
+            if "imported" in order:
+                importlib.import_module(order["imported"])
+                continue
+            pid = _fork(order["module"]) if order.pop("is_forked") else _start(**order)
+            if pid == 0:
+                return partial(_become, **order)
+            services.append(pid)
+            with contextlib.suppress(BrokenPipeError):  # Then the owner is gone, and the next read ends the loop.
+                os.write(sys.stdout.fileno(), f"{pid}\n".encode())
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        end_all(services, grace_seconds=grace_seconds)
+        if os.getpid() == supervisor:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            end_all(services, grace_seconds=grace_seconds)
+    return None
 
 
 def end_all(services: list[int], *, grace_seconds: float) -> None:
@@ -62,15 +85,34 @@ def _end_others(*, keep: list[int], grace_seconds: float) -> None:
         psutil.wait_procs(alive, timeout=grace_seconds)
 
 
-def _start(argv: list[str], log: str) -> int:
+def _start(module: str, arguments: list[str], log: str) -> int:
+    argv = [sys.executable, "-m", module, *arguments]
     with Path(log).open("ab") as output:
         process = subprocess.Popen(
             argv, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
         )
-    with contextlib.suppress(BrokenPipeError):  # Then the owner is gone, and the next read ends the loop.
-        os.write(sys.stdout.fileno(), f"{process.pid}\n".encode())
     process.returncode = 0  # _reap waits for it; this object must not.
     return process.pid
+
+
+def _fork(module: str) -> int:
+    """A copy of this process; 0 in the copy. What the module imports takes two seconds, once for all copies."""
+    importlib.import_module(module)
+    return os.fork()
+
+
+def _become(module: str, arguments: list[str], log: str) -> None:
+    """Run a module's `main` in a forked process, as if it had been started by itself."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.setsid()
+    with Path(log).open("ab") as output, Path(os.devnull).open("rb") as nothing:
+        os.dup2(nothing.fileno(), sys.stdin.fileno())
+        os.dup2(output.fileno(), sys.stdout.fileno())
+        os.dup2(output.fileno(), sys.stderr.fileno())
+    _prctl(_PR_SET_NAME, Path(log).stem.encode())
+    sys.argv = [module, *arguments]
+    importlib.import_module(module).main()
 
 
 def _send(processes: list[psutil.Process], signum: signal.Signals) -> None:
@@ -81,8 +123,12 @@ def _send(processes: list[psutil.Process], signum: signal.Signals) -> None:
 
 def _adopt_orphans() -> None:
     """Become the parent of descendants whose own parent died, instead of init: they are found and ended as well."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def _prctl(option: int, value: int | bytes) -> None:
     if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 
 
 def _reap(signum: int, frame: FrameType | None) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import threading
+from contextlib import ExitStack
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,6 +14,7 @@ import typer
 from segue.cli.interrupts import ends_cleanly
 from segue.cli.options import require_prefect
 from segue.errors import CheckoutNeededError
+from segue.reports.console import console, errors
 
 _FOLDER = Path(".segue")
 _ROOT = Path(__file__).parents[2]
@@ -38,16 +41,27 @@ def demo(
     """Train on real flights: spot, a kill, a notice, a deadline, and a bit-for-bit comparison."""
     require_prefect("demo")
     require_checkout("examples", command="demo")
-    with ends_cleanly(hint="The demo was interrupted; everything it had started has ended."):
+    from segue.deployments.process.stack import LocalStack
+    from segue.testing.metadata import FAKES
+
+    with ends_cleanly(hint="The demo was interrupted; everything it had started has ended."), ExitStack() as ending:
+        service = ending.enter_context(FAKES[cloud]()) if cloud is not None else None
+        variables = service.environment if service is not None else {}
+        stack = LocalStack(folder, home=_ROOT, say=lambda text: errors.print(f"[dim]{text}[/]"), variables=variables)
+        ending.callback(stack.stop)
+        stack.begin()  # Before Prefect is imported here.
         if retraining:
             from examples.retraining.months import deliver
             from segue.deployments.process.retrain_demo import run_retrain_demo
 
-            run_retrain_demo(folder, home=_ROOT, keep=keep, write_month=deliver)
+            run_retrain_demo(stack, write_month=deliver)
         else:
             from segue.deployments.process.demo import run_demo
 
-            run_demo(folder, home=_ROOT, keep=keep, cloud=cloud)
+            run_demo(stack, service)
+        if keep:
+            console.print("server and workers stay up; Ctrl-C ends them")
+            threading.Event().wait()
 
 
 def bench(ctx: typer.Context) -> Any:

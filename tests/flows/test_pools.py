@@ -172,7 +172,7 @@ def test_a_run_that_waits_for_on_demand_says_so_stays_queued_and_ends_late(clien
     client.update_work_pool("on-demand", WorkPoolUpdate(is_paused=True))
     try:
         deadline = datetime.now(UTC) + timedelta(seconds=15)
-        policy = {"name": "on_demand_only", "changeover_seconds": 1, "step_seconds": 0.01}
+        policy = {"name": "on_demand_only", "changeover_seconds": 30, "step_seconds": 0.01}
         liveness = {"heartbeat_seconds": 0.5, "start_seconds": 5}
         spec = make_spec(run_id="late", deadline=deadline, policy=policy, liveness=liveness, **LONG | {"steps": 100})
         runlog, parent = start(client, spec)

@@ -91,13 +91,6 @@ def kill_parent(runlog):
     return record
 
 
-def worker_of(stack, pool: str) -> psutil.Process:
-    """The worker of a pool of this stack."""
-    named = (p for p in psutil.process_iter(["cmdline"]) if f"{pool}-worker" in (p.info["cmdline"] or ()))
-    (found,) = [process for process in named if process.environ().get("PREFECT_API_URL") == stack.api_url]
-    return found
-
-
 def the_parents(client, runlog):
     record = ParentRecord(run_id=runlog.run_id, timeout_seconds=1, beat_at=SystemClock().now())
     return parents_of(client, read_history(runlog).spec, record)
@@ -169,7 +162,7 @@ def test_a_parent_whose_worker_was_killed_with_it_is_not_running_for_ever(stack,
     spec = make_spec(run_id="lost-worker", **LONG)
     runlog, first = start(client, spec)
     _, beat = until(lambda: live_attempt(runlog, past_step=100), what="the segment")
-    worker = worker_of(stack, "parents")
+    worker = stack.services["worker-parents"]
     worker.suspend()  # It cannot tell the server that the parent has ended.
     try:
         kill_parent(runlog)

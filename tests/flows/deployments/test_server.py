@@ -13,6 +13,7 @@ import pytest
 import sqlalchemy as sa
 from prefect.server.database.configurations import AioSqliteConfiguration
 from segue.deployments.process import server
+from segue.deployments.process.database import keep_template
 from segue.deployments.process.server import ImmediateSqlite, prepare
 
 
@@ -73,6 +74,7 @@ def migrations(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
 def test_a_second_database_is_a_copy_of_the_first(tmp_path, migrations):
     database, template = tmp_path / "home" / "prefect.db", tmp_path / "cache" / "prefect.db"
     prepare(database, template=template)
+    keep_template(database, template=template)
     assert _tables(template) == {"alembic_version"}
     database.unlink()
     prepare(database, template=template)
@@ -93,6 +95,7 @@ def test_a_cache_that_cannot_be_used_only_costs_time(tmp_path, migrations, cache
         template.parent.mkdir()
         template.write_bytes(b"SQLite format 3 that is none" if cache == "a damaged template" else b"")
     prepare(database, template=template)
+    keep_template(database, template=template)
     assert _tables(database) == {"alembic_version"}
     assert migrations == ["migrated"]
 
@@ -107,7 +110,7 @@ def test_a_server_whose_port_is_taken_ends_at_once_and_says_so():
 
 
 @pytest.mark.matrix
-def test_prefects_migrations_and_blocks_are_in_the_template(tmp_path, monkeypatch):
+def test_a_database_without_a_template_has_prefects_migrations_and_blocks(tmp_path, monkeypatch):
     code = (
         "import sys; from pathlib import Path\n"
         "from segue.deployments.process import server\n"
@@ -119,6 +122,6 @@ def test_prefects_migrations_and_blocks_are_in_the_template(tmp_path, monkeypatc
     )
     monkeypatch.setenv("PREFECT_SERVER_DATABASE_CONNECTION_URL", f"sqlite+aiosqlite:///{tmp_path}/home/prefect.db")
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, timeout=600)
-    assert {"flow_run", "alembic_version"} <= _tables(tmp_path / "template.db")
-    with sqlite3.connect(tmp_path / "template.db") as connection:
+    assert {"flow_run", "alembic_version"} <= _tables(tmp_path / "home" / "prefect.db")
+    with sqlite3.connect(tmp_path / "home" / "prefect.db") as connection:
         assert connection.execute("SELECT count(*) FROM block_type WHERE name = 'Secret'").fetchone() == (1,)

@@ -8,15 +8,18 @@ import socket
 import subprocess
 import sys
 import time
+from importlib.metadata import version
 from pathlib import Path
 
 import psutil
 import pytest
 import yaml
 from prefect.client.orchestration import get_client
+from prefect.client.schemas.actions import DeploymentUpdate
 from segue.deployments.process.follow import require_deployments
-from segue.deployments.process.registration import POOLS, TEMPLATES
-from segue.deployments.process.stack import _is_alive, free_port
+from segue.deployments.process.registration import TEMPLATES, describe_deployments, register_deployments
+from segue.deployments.process.services import is_alive
+from segue.deployments.process.stack import POOLS, free_port
 
 from segue.errors import OrchestratorError
 from segue.records import StopReason
@@ -63,10 +66,10 @@ def test_a_busy_port_picks_another():
 def test_a_service_that_has_ended_is_not_alive_although_nobody_took_note_of_it():
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as service:
         process = psutil.Process(service.pid)
-        assert _is_alive(process)
+        assert is_alive(process)
         service.kill()
         until(lambda: process.status() == psutil.STATUS_ZOMBIE, what="its end")
-        assert not _is_alive(process)
+        assert not is_alive(process)
 
 
 def test_the_repositorys_deployments_are_those_that_init_writes_with_other_recipes():
@@ -127,6 +130,20 @@ def test_the_write_ahead_log_of_the_server_stays_while_connections_come_and_go(s
         for _ in range(50):  # The last connection that closes would remove the file, and the next one make another.
             client.read_work_pools()
             assert path.stat().st_ino == file
+
+
+@pytest.mark.prefect
+def test_deployments_that_the_server_has_are_created_again_only_if_they_differ(stack):
+    described = describe_deployments()
+    with get_client(sync_client=True) as client:
+        assert not register_deployments(client, described)
+        before = client.read_deployment_by_name("train/train")
+        assert before.version.startswith(f"{version('segue')}-")
+        client.update_deployment(before.id, DeploymentUpdate(version="0.0.1-old", description="as it was"))
+        assert register_deployments(client, described)
+        after = client.read_deployment_by_name("train/train")
+        assert (after.id, after.version, after.description) == (before.id, before.version, before.description)
+        assert not register_deployments(client, described)
 
 
 @pytest.mark.soak

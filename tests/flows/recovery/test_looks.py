@@ -18,7 +18,7 @@ from prefect.client.schemas.schedules import CronSchedule
 from prefect.events.filters import EventFilter, EventNameFilter
 from prefect.exceptions import PrefectHTTPStatusError
 from prefect.states import Cancelled, Completed, Crashed, Failed, Pending, Running, Scheduled
-from segue.deployments.process.registration import crash_leftovers, register_deployments
+from segue.deployments.process.registration import crash_leftovers, describe_deployments, schedule_recovery
 from segue.flows.recover_engine import ended_as_late
 from segue.tasks.doctor.items import recovery
 from segue.tasks.looks import known_stores as stores_module
@@ -236,18 +236,18 @@ def test_a_deployment_that_had_a_concurrency_limit_loses_it_with_the_next_deploy
         assert interval_seconds(client) == 30
         assert deployed.job_variables["command"] == "python -m segue.flows.recover_engine"
     finally:
-        register_deployments(client)
+        schedule_recovery(client, describe_deployments())
         pause_recovery()
 
 
 def test_a_local_prefect_looks_for_dead_parents_and_starts_again_without_old_starts(client):
-    register_deployments(client)
+    schedule_recovery(client, describe_deployments())
     try:
         assert interval_seconds(client) == 60
         crash_leftovers(client)  # Nothing else of this server is unfinished now.
         assert interval_seconds(client) is None
     finally:
-        register_deployments(client)
+        schedule_recovery(client, describe_deployments())
         pause_recovery()
 
 
@@ -260,7 +260,7 @@ def test_the_interval_of_a_schedule_by_the_hour_is_known_from_its_next_starts(cl
     try:
         assert until(lambda: interval_seconds(client), what="the server's plan") == 600
     finally:
-        register_deployments(client)
+        schedule_recovery(client, describe_deployments())
         pause_recovery()
 
 

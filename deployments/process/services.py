@@ -1,0 +1,113 @@
+"""The processes of a local Prefect, as their owner sees them: started, looked at and ended through a supervisor."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+
+from segue.errors import OrchestratorError
+
+_GRACE_SECONDS = 25.0
+
+
+class Service(NamedTuple):
+    """A module that runs as a process of its own."""
+
+    module: str
+    arguments: tuple[str, ...]
+    is_forked: bool = False
+    """Whether its `main` runs in a fork of the supervisor, and so shares what it imports with the others."""
+
+
+class Services:
+    """All of them end with this process, whatever ends it."""
+
+    def __init__(self, *, logs: Path, environment: Mapping[str, str], cwd: Path, kept_open: int) -> None:
+        """Each process writes its output to a file of its name in `logs`. `kept_open`: a file that it keeps open."""
+        self.logs = logs
+        self.processes: dict[str, psutil.Process] = {}
+        self._known: dict[str, Service] = {}
+        with (logs / "supervisor.log").open("ab") as log:
+            self._supervisor = subprocess.Popen(
+                [sys.executable, "-m", "segue.deployments.process.supervisor", str(_GRACE_SECONDS)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=environment,
+                cwd=cwd,
+                pass_fds=(kept_open,),
+                start_new_session=True,
+            )
+
+    def start(self, name: str, service: Service) -> psutil.Process:
+        """Start a process, which need not be ready.
+
+        Raises:
+            OrchestratorError: it could not be started.
+        """
+        assert self._supervisor.stdout is not None
+        self._known[name] = service
+        try:
+            self._order(**service._asdict(), log=str(self.logs / f"{name}.log"))
+            self.processes[name] = psutil.Process(int(self._supervisor.stdout.readline()))
+        except (OSError, ValueError, psutil.NoSuchProcess):
+            raise self.ended_at_start(name) from None
+        return self.processes[name]
+
+    def start_again(self, name: str) -> None:
+        """Start a service that has ended, as a service manager would. Returns before it is ready.
+
+        Raises:
+            OrchestratorError: the process could not be started.
+        """
+        self.start(name, self._known[name])
+
+    def import_for_forks(self, module: str) -> None:
+        """Let the supervisor import a module of forked services now. Returns at once; orders wait for it."""
+        with suppress(OSError):  # It has ended, as the next order says.
+            self._order(imported=module)
+
+    def _order(self, **order: object) -> None:
+        assert self._supervisor.stdin is not None
+        self._supervisor.stdin.write(json.dumps(order).encode() + b"\n")
+        self._supervisor.stdin.flush()
+
+    def refuse_ended(self) -> None:
+        """Check that all are alive.
+
+        Raises:
+            OrchestratorError: one has ended.
+        """
+        for name, process in self.processes.items():
+            if not is_alive(process):
+                raise self.ended_at_start(name)
+
+    def end(self) -> None:
+        """End all of them and whatever they started; returns when they are gone."""
+        assert self._supervisor.stdin is not None
+        assert self._supervisor.stdout is not None
+        with suppress(BrokenPipeError):
+            self._supervisor.stdin.close()
+        self._supervisor.stdout.close()
+        self._supervisor.wait()
+        self.processes = {}
+
+    def ended_at_start(self, name: str) -> OrchestratorError:
+        """The error for a service that is gone."""
+        what = f"the local Prefect's {name} ended at its start."
+        return OrchestratorError(what=what, fix=f"Its output is in {self.logs / name}.log.")
+
+
+def is_alive(process: psutil.Process) -> bool:
+    """Whether a process runs. The supervisor need not have taken note of its end yet."""
+    try:
+        return bool(process.is_running()) and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
