@@ -43,7 +43,7 @@ matrix:
 	$(MAKE) matrix-flows
 
 matrix-units: setup
-	$(BIN)/python -m pytest -m 'matrix and not soak' -n 3 --dist worksteal --max-worker-restart 0 --durations 20 $(WITH_SERVERS:%=--ignore %)
+	$(BIN)/python -m pytest -m 'matrix and not soak' -n 3 --dist loadscope --no-loadscope-reorder --max-worker-restart 0 --durations 20 $(WITH_SERVERS:%=--ignore %)
 
 matrix-flows: setup
 	$(BIN)/python -m pytest -m 'matrix and not soak' -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 --durations 20 $(WITH_SERVERS)

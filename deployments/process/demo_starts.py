@@ -10,15 +10,16 @@ from segue.runlog.history import Attempt, History
 
 _MARGIN = 1.5
 """How much longer than measured a start may take in the main job."""
-_WORK_MARGIN = 1.25
+_WORK_MARGIN = 1.35
 """The same of a step."""
-_SLACK_CHANGEOVERS = 2
+_SLACK_CHANGEOVERS = 1.7
 """Time to the deadline beyond what on-demand alone needs, in changeovers.
 
 The kill and the notice use about one of them, more on a machine that becomes busier; the wait for spot uses the rest.
 A changeover is measured by the first start of all, which takes longer than those that find its processes waiting.
 """
-_DETECTION_SECONDS = 1.0
+_DETECTION_SECONDS = 3.0
+"""From a death, or from the last step, to the parent's next decision."""
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ def test_a_rehearsal_is_judged_beside_the_training(fork_server, on_device, open_
     spec = on_device("mlp", steps=200, ranks=1, continuity=JUDGED)
     runlog = open_log(spec)
     report = fork_server.run_attempt(runlog, spec)
-    assert report.stop_reason is StopReason.FINISHED, report.failure
+    assert report.stop_reason is StopReason.FINISHED, report.failure and report.failure.message
     (drill,) = read_history(runlog.reload()).drills
     assert drill.verdict.kind in (VerdictKind.EXACT, VerdictKind.EQUIVALENT), drill.verdict.sentence
 
@@ -38,7 +38,7 @@ def test_without_room_for_a_second_process_the_rehearsal_is_recorded_as_not_held
     spec = on_device("spacious", steps=200, continuity=JUDGED)
     runlog = open_log(spec)
     report = fork_server.run_attempt(runlog, spec)
-    assert report.stop_reason is StopReason.FINISHED, report.failure
+    assert report.stop_reason is StopReason.FINISHED, report.failure and report.failure.message
     (drill,) = read_history(runlog.reload()).drills
     assert drill.verdict.kind is VerdictKind.UNVERIFIED
     assert drill.verdict.findings[0].sentence.startswith("not held: the device has")
@@ -64,5 +64,5 @@ def test_a_standby_holds_no_more_than_its_context_and_takes_over_at_once(on_devi
     finally:
         standby.kill()
     report = report_or_lost(runlog.reload(), plan, TrainerEnd(code))
-    assert report.stop_reason is StopReason.FINISHED, report.failure
+    assert report.stop_reason is StopReason.FINISHED, report.failure and report.failure.message
     assert report.startup_seconds <= (5 if torch.cuda.is_available() else 60)

@@ -15,7 +15,7 @@ from tests.support.observers import stop_when_proven
 def test_a_device_without_memory_is_named_and_the_last_commit_stands(fork_server, on_device, open_log):  # noqa: F811
     spec = on_device("hungry", checkpoints={"every_steps": 5})
     report = fork_server.run_attempt(open_log(spec), spec)
-    assert report.stop_reason is StopReason.OUT_OF_MEMORY, report.failure
+    assert report.stop_reason is StopReason.OUT_OF_MEMORY, report.failure and report.failure.message
     assert report.checkpoint.step >= 5
 
 

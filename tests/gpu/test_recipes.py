@@ -45,7 +45,7 @@ def resumed(fork_server, open_log):
 @pytest.mark.parametrize("kind", ["averaged", "scaled", "bf16"])
 def test_a_resume_on_the_device_is_exact(resumed, on_device, kind):
     history, verdict, report = resumed(on_device(kind))
-    assert report.stop_reason is StopReason.FINISHED, report.failure
+    assert report.stop_reason is StopReason.FINISHED, report.failure and report.failure.message
     assert verdict.kind is VerdictKind.EXACT, verdict.sentence
     environment = history.newest.manifest.environment
     assert environment.device == (torch.cuda.get_device_name(0) if torch.cuda.is_available() else "cpu")
@@ -56,7 +56,7 @@ def test_a_sharded_model_of_one_rank_resumes_exactly(resumed, on_device, config)
     if "offload" in config and not torch.cuda.is_available():
         pytest.skip("parameters that are offloaded need a device")
     _, verdict, report = resumed(on_device("sharded", config=config))
-    assert report.stop_reason is StopReason.FINISHED, report.failure
+    assert report.stop_reason is StopReason.FINISHED, report.failure and report.failure.message
     assert verdict.kind is VerdictKind.EXACT, verdict.sentence
 
 
@@ -90,14 +90,14 @@ def test_lost_optimizer_state_is_named_under_that_noise(resumed, on_device, tmp_
 def test_a_compiled_model_is_never_broken_from_a_cold_cache(resumed, on_device, tmp_path, mode):
     spec = on_device("compiled", config={"mode": mode}, continuity=JUDGED)
     _, verdict, report = resumed(spec, environment={"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cold")})
-    assert report.stop_reason is StopReason.FINISHED, report.failure
+    assert report.stop_reason is StopReason.FINISHED, report.failure and report.failure.message
     assert verdict.kind is not VerdictKind.BROKEN, verdict.sentence
 
 
 @pytest.mark.only_cuda
 def test_another_precision_of_products_is_another_environment(resumed, on_device):
     _, verdict, report = resumed(on_device("precise"), environment={"TEST_MATMUL": "high"})
-    assert report.stop_reason is StopReason.FINISHED, report.failure
+    assert report.stop_reason is StopReason.FINISHED, report.failure and report.failure.message
     assert "reduced_precision" in verdict.environment_changes
     assert verdict.kind in (VerdictKind.EQUIVALENT, VerdictKind.UNVERIFIED)
 

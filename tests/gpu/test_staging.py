@@ -110,7 +110,7 @@ def test_a_tensor_of_any_size_is_copied_whole(device, size_bytes):
         staged.wait()
         _, start, size = staged.layout.placed["model.state.w"]
         held = torch.frombuffer(staged.staging_buffer.memory, dtype=torch.int32, offset=start, count=size // 4)
-        assert torch.equal(held.to(device), live)
+        assert torch.equal(held, live.cpu())  # CUDA copies nothing across two ranges of locked pages.
         area.close()
 
 
