@@ -39,9 +39,9 @@ SAVE_EVERY = STEPS // 20
 class DemoFailedError(SegueError):
     """The demo did not show what it promises."""
 
-    def __init__(self, why: str) -> None:
-        self.why = why
-        super().__init__(f"the demo failed: {why}", fix="see the logs in .segue/logs, then run it again.")
+    def __init__(self, why: str, *, logs: Path) -> None:
+        self.why, self.logs = why, logs
+        super().__init__(f"the demo failed: {why}", fix=f"see the logs in {logs}, then run it again.")
 
 
 def run_demo(stack: LocalStack, service: FakeMetadataService | None = None) -> None:
@@ -59,7 +59,7 @@ def run_demo(stack: LocalStack, service: FakeMetadataService | None = None) -> N
         stack.start()
         with stack.settings():
             console.rule("reference: the same run, undisturbed", align="left")
-            reference, before = _reference(folder)
+            reference, before = _reference(stack)
             console.rule("main job: spot, a kill, a notice, a deadline", align="left")
             # The platform is found by its service. Without one there is none to look for.
             spec = _main_spec(folder, before, notices=() if service is None else None)
@@ -83,15 +83,15 @@ def _spec(folder: Path, run_id: str, **fields: object) -> RunSpec:
     return RunSpec.parse(common | fields, source="the demo's spec")
 
 
-def _reference(folder: Path) -> tuple[RunLog, Measured]:
+def _reference(stack: LocalStack) -> tuple[RunLog, Measured]:
     """The same run without a deadline and without disturbances, and what its start through Prefect took."""
-    spec = _spec(folder, _new_name("undisturbed"))
+    spec = _spec(stack.folder, _new_name("undisturbed"))
     with open_client() as client:
         runlog, requested_at = open_run(spec, clock=SystemClock()), datetime.now(UTC)
         state = follow(client, trigger(client, spec), runlog, spec)
     history = read_history(runlog)
     if history.committed_step < STEPS:
-        raise DemoFailedError(f"the undisturbed run ended as {state.name}: {state.message}.")
+        raise DemoFailedError(f"the undisturbed run ended as {state.name}: {state.message}.", logs=stack.logs)
     return runlog, measured(history, requested_at=requested_at)
 
 
@@ -137,7 +137,8 @@ def _show(stack: LocalStack, *, reference: RunLog, outcome: _Outcome, spec: RunS
     console.print(segments_table(history))
     if history.committed_step < spec.steps:
         state = outcome.state
-        raise DemoFailedError(f"the run ended at step {history.committed_step} as {state.name}: {state.message}.")
+        ended = f"{state.name}: {state.message}"
+        raise DemoFailedError(f"the run ended at step {history.committed_step} as {ended}.", logs=stack.logs)
     identical, tensors = _compare(reference, outcome.runlog)
     plot = stack.folder / "demo" / "flights.png"
     plot.write_bytes(draw(outcome.runlog))
@@ -156,13 +157,15 @@ def _show(stack: LocalStack, *, reference: RunLog, outcome: _Outcome, spec: RunS
     for name, value in rows.items():
         console.print(f"{name:<15}  {value}", markup=False, soft_wrap=True)
     if not identical:
-        raise DemoFailedError("the final weights differ.")
+        raise DemoFailedError("the final weights differ.", logs=stack.logs)
     if _seconds_early(history, spec) < 0:
-        raise DemoFailedError(f"the run was late: {why_late(history, before, logs=stack.logs)}.")
+        why = why_late(history, before, logs=stack.logs)
+        raise DemoFailedError(f"the run was late: {why}.", logs=stack.logs)
     missing = {"kill", "notice", "escalation"} - set(outcome.shown)
     if missing:
         why = why_late(history, before, logs=stack.logs)
-        raise DemoFailedError(f"not shown: {', '.join(sorted(missing))}. Where the time went: {why}.")
+        not_shown = ", ".join(sorted(missing))
+        raise DemoFailedError(f"not shown: {not_shown}. Where the time went: {why}.", logs=stack.logs)
 
 
 def _notices(history: History) -> str:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.objects import State
 from segue.deployments.process.demo import DemoFailedError
+from segue.deployments.process.demo_starts import measured, why_late
 from segue.deployments.process.follow import open_client
 from segue.deployments.process.stack import LocalStack
 from segue.deployments.retraining import deploy, publish_history, start_slot, wait_for
@@ -95,7 +96,7 @@ def run_retrain_demo(stack: LocalStack, *, write_month: WriteMonth) -> None:
     with chdir(stack.home):  # Where the example's package can be imported.
         stack.start()
         with stack.settings(), open_client() as client:
-            demo = RetrainDemo(client, stack.folder / "retrain-demo", home=stack.home, write_month=write_month)
+            demo = RetrainDemo(client, stack, write_month=write_month)
             demo.run()
             demo.show(url=stack.url, seconds=time.monotonic() - started)
 
@@ -103,9 +104,10 @@ def run_retrain_demo(stack: LocalStack, *, write_month: WriteMonth) -> None:
 class RetrainDemo:
     """Six slots of the example on a Prefect that runs."""
 
-    def __init__(self, client: SyncPrefectClient, folder: Path, *, home: Path, write_month: WriteMonth) -> None:
+    def __init__(self, client: SyncPrefectClient, stack: LocalStack, *, write_month: WriteMonth) -> None:
+        folder = stack.folder / "retrain-demo"
         shutil.rmtree(folder, ignore_errors=True)
-        self._client, self._folder, self._home = client, folder, home
+        self._client, self._folder, self._home, self._logs = client, folder, stack.home, stack.logs
         self._write_month = write_month
         self._lake, self.file = folder / "lake", folder / "retrain.toml"
         self._write_spec()
@@ -165,7 +167,7 @@ class RetrainDemo:
         wanted = slot.delivery.outcome
         if wanted is not None and word_of(slot.state) is not wanted:
             ended = f"{in_words(slot.state)} ({slot.state.message})"
-            raise DemoFailedError(f"the slot of {_NAMES[slot.delivery.month]} ended as {ended}, not as {wanted}.")
+            raise self._failed(f"the slot of {_NAMES[slot.delivery.month]} ended as {ended}, not as {wanted}.")
         if not slot.delivery.is_preempted:
             return
         version = self.log.read().slots[slot.at].version
@@ -173,14 +175,23 @@ class RetrainDemo:
         if not is_shown(training):
             verdicts = ", ".join(f"{count} {kind}" for kind, count in training.verdicts.items()) or "none"
             said = f"{training.preemptions} preemptions, verdicts of its resumes: {verdicts}"
-            raise DemoFailedError(f"the run of May was not preempted and resumed exactly: {said}.")
+            raise self._failed(f"the run of May was not preempted and resumed exactly: {said}.")
         if training.late_seconds is None or training.late_seconds > 0:
-            raise DemoFailedError("the run of May was late: this machine is very busy.")
+            raise self._failed(f"the run of May was late: {self._why_late(slot)}.")
         resumes, early = training.verdicts["exact"], -training.late_seconds
         console.print(
             f"  {training.preemptions} preempted, {resumes} exact resume{'s' if resumes > 1 else ''}, "
             f"{early:.0f} s before its deadline, {money(training.cost, training.currency)}"
         )
+
+    def _failed(self, why: str) -> DemoFailedError:
+        return DemoFailedError(why, logs=self._logs)
+
+    def _why_late(self, slot: Slot) -> str:
+        """Which waits or steps took longer than in the first slot."""
+        usual, late = (read_history(RunLog(self.store, run_id_of(self.spec, at))) for at in (self.slots[0].at, slot.at))
+        before = measured(usual, requested_at=usual.decisions[0].written_at)
+        return why_late(late, before, logs=self._logs)
 
     def _kill_trainer(self, run_id: str) -> None:
         runlog = RunLog(self.store, run_id)
@@ -194,14 +205,14 @@ class RetrainDemo:
                 console.print(f"  step {beat.step}: the spot machine fails (SIGKILL to the trainer)")
                 return
             if history.is_over:
-                raise DemoFailedError("the run of May ended before its machine could fail.")
+                raise self._failed("the run of May ended before its machine could fail.")
             time.sleep(_LOOK_SECONDS)
 
     def _roll_back(self) -> None:
         console.rule("a person rolls the last promotion back", align="left")
         models = self.log.read()
         if models.before is None:
-            raise DemoFailedError("no second version was promoted.")
+            raise self._failed("no second version was promoted.")
         self.log.choose(models.before, why="complaints from the airport in the demo")
         publish_history(self._client, self.log.read(), zone=self.spec.zone)
         console.print(f"  version {models.in_service} -> version {models.before}")

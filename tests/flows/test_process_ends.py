@@ -18,7 +18,6 @@ from segue.notices.recall import recall
 from segue.records import Capacity, StopReason, VerdictKind
 from segue.runlog.history import read_history
 from segue.runlog.last_heartbeat import last_heartbeat
-from tests.flows.test_recovery import worker_of
 from tests.flows.test_runs import LONG, ended_segments, final_state, live_attempt, segment_runs, start, until
 
 pytestmark = [pytest.mark.prefect, pytest.mark.matrix]
@@ -55,7 +54,7 @@ def test_a_killed_worker_ends_neither_the_recipe_that_prints_nor_the_parent(own_
         runlog, parent = start(client, spec)
         until(lambda: live_attempt(runlog, past_step=100), what="the segment")
         for pool in ("spot", "parents"):
-            worker_of(own_stack, pool).kill()
+            own_stack.services[f"worker-{pool}"].kill()
         state = final_state(client, parent)
         assert state.type is StateType.COMPLETED, state.message
         (report,) = read_history(runlog.reload()).last_reports()

@@ -39,7 +39,7 @@ def test_six_monthly_slots_end_as_they_should_and_the_ui_shows_them(own_stack, t
     monkeypatch.chdir(REPO)  # Where the example's package can be imported.
     started = time.monotonic()
     with get_client(sync_client=True) as client:
-        demo = RetrainDemo(client, tmp_path / "retrain-demo", home=REPO, write_month=deliver)
+        demo = RetrainDemo(client, own_stack, write_month=deliver)
         demo.run()
         demo.show(url=own_stack.url, seconds=time.monotonic() - started)
         deployment = client.read_deployment_by_name("retrain/flights")
