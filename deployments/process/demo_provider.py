@@ -1,20 +1,42 @@
-"""The provider of spot in the demo: one machine fails, the next is taken back, then there is none for a while."""
+"""The stack of the demo, and its provider of spot: one machine fails, the next is taken back, then there is none."""
 
 from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
+
+from segue.deployments.process.stack import LocalStack
 
 from segue.records import Capacity, Heartbeat, SegmentPlan
+from segue.reports.console import errors
 from segue.runlog.history import Attempt, History
-from segue.testing.metadata import FakeMetadataService
+from segue.testing.metadata import FAKES, FakeMetadataService
 
 _KILL_AT = 0.35
 """Share of the steps at which the first spot machine fails."""
 _NOTICE_AFTER = 0.1
 """Share of the steps that the second one trains before it is taken back: early, while the slack is large."""
+
+
+@contextmanager
+def begun_stack(
+    folder: Path, *, home: Path, cloud: str | None
+) -> Iterator[tuple[LocalStack, FakeMetadataService | None]]:
+    """A local Prefect that begins to start, and ends with the block; with a cloud, its machines have that service.
+
+    Does not import Prefect, so that the server starts before that.
+    """
+    with ExitStack() as ending:
+        service = ending.enter_context(FAKES[cloud]()) if cloud is not None else None
+        variables = service.environment if service is not None else {}
+        stack = LocalStack(folder, home=home, say=lambda text: errors.print(f"[dim]{text}[/]"), variables=variables)
+        ending.callback(stack.stop)
+        stack.begin()
+        yield stack, service
 
 
 @dataclass

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import threading
-from contextlib import ExitStack
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,7 +13,7 @@ import typer
 from segue.cli.interrupts import ends_cleanly
 from segue.cli.options import require_prefect
 from segue.errors import CheckoutNeededError
-from segue.reports.console import console, errors
+from segue.reports.console import console
 
 _FOLDER = Path(".segue")
 _ROOT = Path(__file__).parents[2]
@@ -41,15 +40,10 @@ def demo(
     """Train on real flights: spot, a kill, a notice, a deadline, and a bit-for-bit comparison."""
     require_prefect("demo")
     require_checkout("examples", command="demo")
-    from segue.deployments.process.stack import LocalStack
-    from segue.testing.metadata import FAKES
+    from segue.deployments.process.demo_provider import begun_stack
 
-    with ends_cleanly(hint="The demo was interrupted; everything it had started has ended."), ExitStack() as ending:
-        service = ending.enter_context(FAKES[cloud]()) if cloud is not None else None
-        variables = service.environment if service is not None else {}
-        stack = LocalStack(folder, home=_ROOT, say=lambda text: errors.print(f"[dim]{text}[/]"), variables=variables)
-        ending.callback(stack.stop)
-        stack.begin()  # Before Prefect is imported here.
+    hint = "The demo was interrupted; everything it had started has ended."
+    with ends_cleanly(hint=hint), begun_stack(folder, home=_ROOT, cloud=cloud) as (stack, service):
         if retraining:
             from examples.retraining.months import deliver
             from segue.deployments.process.retrain_demo import run_retrain_demo
