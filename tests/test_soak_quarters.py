@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.soak.__main__ import alone, run
-from tests.support.soak.plugin import TOO_LATE
+from tests.support.soak.plugin import TOO_LATE, rotated
 from tests.support.soak.quarters import NUMBER, QUARTERS, chosen, lightest, quarter_of
 from tests.support.soak.summary import Summary
 
@@ -41,6 +41,14 @@ def test_the_quarters_take_as_long_as_each_other_and_no_longer_than_ci_has():
 @pytest.mark.parametrize("first", [0, 587])
 def test_four_landings_of_one_commit_each_run_all(first):
     assert {chosen(first + landing) for landing in range(4)} == set(range(NUMBER))
+
+
+def test_a_quarter_begins_with_other_files_at_each_turn():
+    files = [Path(str(number)) for number in range(17)]
+    first = {rotated(files, turn)[0] for turn in range(17)}
+    assert first == set(files)
+    assert sorted(rotated(files, 5)) == sorted(files)
+    assert rotated([], 3) == []
 
 
 def test_a_failure_counts_only_if_it_fails_alone_too_and_a_skipped_test_did_not_run():

@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from importlib.metadata import version
 from pathlib import Path
 
@@ -214,15 +213,14 @@ def test_ctrl_c_in_the_demo_ends_every_process_and_leaves_one_folder(tmp_path):
     started: set[psutil.Process] = set()
     for line in demo.stdout:
         seen.append(line)
-        if b"starting the Prefect server" in line:
-            # Server and workers are up or coming up, and soon a trainer of the undisturbed run.
-            time.sleep(6)
+        if b": training, step" in line:
+            # Server, workers, parent, engine and trainer of the undisturbed run.
             started = set(psutil.Process(demo.pid).children(recursive=True))
             os.kill(demo.pid, signal.SIGINT)
             break
     out, _ = demo.communicate(timeout=60)
     _, alive = psutil.wait_procs(started, timeout=10)
-    assert len(started) >= 5, b"".join([*seen, out]).decode()
+    assert len(started) >= 7, b"".join([*seen, out]).decode()
     assert alive == []
     assert demo.returncode == 130, b"".join([*seen, out]).decode()
     assert b"Traceback" not in out

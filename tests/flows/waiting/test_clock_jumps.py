@@ -96,7 +96,7 @@ def assert_on_spot_and_finished(runlog):
     return (last.claim.written_at - lost.claim.written_at).total_seconds()
 
 
-@pytest.mark.parametrize("jump", [600, -600, 86400])
+@pytest.mark.parametrize("jump", [600, *(pytest.param(jump, marks=pytest.mark.soak) for jump in (-600, 86400))])
 def test_a_jump_moves_no_decision_and_is_said_once(start, client, make_spec, jump):
     deadline = datetime.now(UTC) + timedelta(seconds=500)
     policy = {"step_seconds": 0.02, "changeover_seconds": 15, "detection_seconds": 10}

@@ -35,7 +35,7 @@ def main() -> int:
     quarter = int(asked) - 1
     minutes = sum(QUARTERS[quarter].values()) / 60
     say(f"soak tests, quarter {quarter + 1} of {NUMBER} ({commits} commits): about {minutes:.0f} min one by one")
-    code, outcomes = run(quarter)
+    code, outcomes = run(quarter, turn=commits // NUMBER)
     if code not in (0, _SOME_FAILED, _NOTHING_RAN):
         return code
     summary = Summary.of(outcomes, passes_alone=alone)
@@ -44,11 +44,11 @@ def main() -> int:
     return summary.exit_code
 
 
-def run(quarter: int, folder: Path | None = None) -> tuple[int, dict[str, str]]:
+def run(quarter: int, folder: Path | None = None, *, turn: int = 0) -> tuple[int, dict[str, str]]:
     """Pytest's exit code, and how each test of the quarter ended."""
     with tempfile.TemporaryDirectory() as name:
         file, until = Path(name, "outcomes.json"), min(time.time() + MOST_SECONDS, _time_limit())
-        options = ("--quarter", str(quarter), "--begin-until", str(until), "--outcomes", str(file))
+        options = ("--quarter", str(quarter), "--turn", str(turn), "--begin-until", str(until), "--outcomes", str(file))
         code = subprocess.run([*_PYTEST, *_IN_TURNS, *options], cwd=folder, check=False).returncode
         return code, json.loads(file.read_text()) if file.exists() else {}
 

@@ -10,12 +10,14 @@ import pytest
 
 from tests.support.soak.quarters import quarter_of
 
+_FILES_A_TURN = 7
 TOO_LATE = "not begun: the time of the quarter was over"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("soak", "one quarter of the soak tests")
     group.addoption("--quarter", type=int, help="Number of the quarter, from 0.")
+    group.addoption("--turn", type=int, default=0, help="How often the quarter had its turn before.")
     group.addoption("--begin-until", type=float, help="Time, in seconds since 1970, after which no test is begun.")
     group.addoption("--outcomes", type=Path, help="File for the outcomes, as JSON.")
 
@@ -31,8 +33,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if quarter is None:
         return
     others = [item for item in items if quarter_of(item.nodeid.partition("::")[0]) not in (quarter, None)]
-    items[:] = [item for item in items if item not in others]
+    kept = [item for item in items if item not in others]
+    files = list(dict.fromkeys(item.path for item in kept))
+    order = {file: place for place, file in enumerate(rotated(files, config.getoption("turn")))}
+    items[:] = sorted(kept, key=lambda item: order[item.path])
     config.hook.pytest_deselected(items=others)
+
+
+def rotated(files: list[Path], turn: int) -> list[Path]:
+    """The files from another one on at each turn, so that the same ones are not always too late."""
+    middle = turn * _FILES_A_TURN % max(len(files), 1)
+    return files[middle:] + files[:middle]
 
 
 @pytest.hookimpl(tryfirst=True)
