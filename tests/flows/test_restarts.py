@@ -90,7 +90,8 @@ def test_a_server_that_hangs_delays_neither_a_loss_nor_a_recall(own_stack, clien
         brake.unlink()
     finally:
         server.resume()
-    for parent in (lost_parent, tight_parent):
+    for parent, runlog, steps in ((lost_parent, lost_log, 2000), (tight_parent, tight_log, 5000)):
         state = final_state(client, parent, limit_seconds=200)
-        assert state.type is StateType.COMPLETED, state.message
+        # On a busy machine its steps may be late; what must not be late is the recall.
+        assert read_history(runlog.reload()).committed_step == steps, state.message
     assert read_history(tight_log.reload()).last_reports()[-1].capacity is Capacity.ON_DEMAND
