@@ -32,7 +32,7 @@ from segue.spec import RunSpec
 from segue.testing.metadata import FakeMetadataService
 
 RECIPE = "examples.flights:build"
-STEPS = 2000
+STEPS = 1000
 SAVE_EVERY = STEPS // 20
 
 

@@ -12,7 +12,7 @@ _MARGIN = 1.5
 """How much longer than measured a start may take in the main job."""
 _WORK_MARGIN = 1.35
 """The same of a step."""
-_SLACK_CHANGEOVERS = 1.7
+_SLACK_CHANGEOVERS = 2
 """Time to the deadline beyond what on-demand alone needs, in changeovers.
 
 The kill and the notice use about one of them, more on a machine that becomes busier; the wait for spot uses the rest.

@@ -123,4 +123,4 @@ def test_the_demo_shows_a_kill_a_notice_and_an_escalation_and_ends_like_the_undi
         assert rows["shown"].startswith("kill, notice, escalation, ")
         assert rows["notice"].startswith("aws, ")
     assert rows["final weights"].startswith("bit-identical to the undisturbed run")
-    assert rows["final loss"].endswith(" at step 2000, in both runs")
+    assert rows["final loss"].endswith(" at step 1000, in both runs")
