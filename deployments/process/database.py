@@ -39,7 +39,8 @@ def keep_template(database: Path, *, template: Path) -> None:
     own = template.with_name(f"{template.name}.{os.getpid()}")
     try:
         template.parent.mkdir(parents=True, exist_ok=True)
-        with closing(sqlite3.connect(database)) as connection:
+        # Of a server on PostgreSQL there is no file, and none is to be made.
+        with closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode=rw", uri=True)) as connection:
             connection.execute("VACUUM INTO ?", (str(own),))  # One file, without the write-ahead log.
         own.replace(template)
     except (OSError, sqlite3.Error):

@@ -100,6 +100,11 @@ def test_a_cache_that_cannot_be_used_only_costs_time(tmp_path, migrations, cache
     assert migrations == ["migrated"]
 
 
+def test_where_there_is_no_database_no_template_is_kept_and_no_file_is_made(tmp_path):
+    keep_template(tmp_path / "prefect.db", template=tmp_path / "cache" / "template.db")
+    assert [path.name for path in tmp_path.rglob("*")] == ["cache"]
+
+
 def test_a_server_whose_port_is_taken_ends_at_once_and_says_so():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
