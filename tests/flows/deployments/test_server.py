@@ -13,7 +13,7 @@ import pytest
 import sqlalchemy as sa
 from prefect.server.database.configurations import AioSqliteConfiguration
 from segue.deployments.process import server
-from segue.deployments.process.database import keep_template
+from segue.deployments.process.database import keep_template, template_file
 from segue.deployments.process.server import ImmediateSqlite, prepare
 
 
@@ -98,6 +98,14 @@ def test_a_cache_that_cannot_be_used_only_costs_time(tmp_path, migrations, cache
     keep_template(database, template=template)
     assert _tables(database) == {"alembic_version"}
     assert migrations == ["migrated"]
+
+
+@pytest.mark.prefect
+def test_a_local_prefect_leaves_a_template_with_its_deployments_and_no_flow_run(stack):
+    with sqlite3.connect(template_file()) as connection:
+        names = {name for (name,) in connection.execute("SELECT name FROM deployment")}
+        assert {"train", "spot", "on-demand", "verify-resume"} <= names
+        assert connection.execute("SELECT count(*) FROM flow_run").fetchone() == (0,)
 
 
 def test_where_there_is_no_database_no_template_is_kept_and_no_file_is_made(tmp_path):
