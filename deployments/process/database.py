@@ -1,4 +1,4 @@
-"""The SQLite database of a local Prefect: begun as a copy of an empty one that this user has used before.
+"""The SQLite database of a local Prefect: begun as a copy of a template without flow runs.
 
 Prefect's migrations take seven seconds of a core, the deployments of segue three.
 """

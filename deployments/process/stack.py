@@ -85,7 +85,7 @@ class LocalStack:
         return self._home_of_prefect / "prefect.db"
 
     def begin(self) -> None:
-        """Start the processes of server and workers, and return before they are ready: `start` waits for them."""
+        """Start the server, and return before it is ready: `start` waits for it."""
         self._began = time.monotonic()
         self.folder.mkdir(parents=True, exist_ok=True)
         self._take_lock()
@@ -200,7 +200,7 @@ class LocalStack:
             return
 
     def _start_server(self) -> None:
-        """Start a supervisor, the server at the port, and the workers."""
+        """Start a supervisor with the server at the port; the supervisor imports what the workers need."""
         self._services = Services(logs=self.logs, environment=self.environment(), cwd=self.home, kept_open=self._lock)
         self._services.start("server", Service(_SERVER, (str(self.port),)))
         self._services.import_for_forks(_WORKER)
