@@ -1,7 +1,7 @@
 """Pools and deployments of a local Prefect, registered through its API from the files that `segue init` writes.
 
-Through the API it takes three seconds, and next to nothing where they are known; `prefect deploy --all` takes seven, and
-needs a prefect.yaml in the folder.
+Through the API it takes three seconds, and next to nothing where they are known; `prefect deploy --all` takes seven,
+and needs a prefect.yaml in the folder.
 """
 
 from __future__ import annotations
