@@ -12,7 +12,7 @@ _MARGIN = 1.5
 """How much longer than measured a start may take in the main job."""
 _WORK_MARGIN = 1.35
 """The same of a step."""
-_SLACK_CHANGEOVERS = 2
+_SLACK_CHANGEOVERS = 2.5
 """Time to the deadline beyond what on-demand alone needs, in changeovers.
 
 The kill and the notice use about one of them, more on a machine that becomes busier; the wait for spot uses the rest.
@@ -67,6 +67,13 @@ def measured(history: History, *, requested_at: datetime) -> Measured:
 
 
 def why_late(history: History, before: Measured, *, logs: Path) -> str:
+    """What took how much longer than before, the longest first, and what was measured before."""
+    usual = before.to_claim + before.to_first_step
+    measured_before = f"{usual:.0f} s from a decision to the first step were measured before"
+    return "; ".join([*what_took_longer(history, before, logs=logs), measured_before])
+
+
+def what_took_longer(history: History, before: Measured, *, logs: Path) -> tuple[str, ...]:
     """Which wait or stretch of training took how much longer than before, the longest first, and where to look."""
     usual = before.to_claim + before.to_first_step
     causes = []
@@ -86,8 +93,7 @@ def why_late(history: History, before: Measured, *, logs: Path) -> str:
         what = f"a step took {step * 1e3:.1f} ms, and {before.step * 1e3:.1f} ms in the undisturbed run"
         causes.append((steps * (step - before.step), what))
     longest = [f"{what} ({seconds:.0f} s more)" for seconds, what in sorted(causes, reverse=True) if seconds > 1]
-    measured_before = f"{usual:.0f} s from a decision to the first step were measured before"
-    return "; ".join([*longest[:3], measured_before])
+    return tuple(longest[:3])
 
 
 def _start_seconds(attempt: Attempt, history: History) -> float | None:
