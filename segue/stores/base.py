@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import uuid
+from collections.abc import Iterator
 from datetime import datetime
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -200,6 +201,22 @@ class HasRules(Protocol):
             StoreReadError: its rules could not be read.
         """
         ...
+
+
+@runtime_checkable
+class Refreshable(Protocol):
+    """A store that can be read in another way than before: what a fault on the way has changed then comes out right."""
+
+    def afresh(self) -> Store:
+        """The same store, read past the page cache, or by new connections. For reads that are made again."""
+        ...
+
+
+def ways_to(store: Store, *, reads: int) -> Iterator[Store]:
+    """The store itself, then the same store read in other ways: so many in all. Where it has none, itself again."""
+    yield store
+    for _ in range(reads - 1):
+        yield store.afresh() if isinstance(store, Refreshable) else store
 
 
 MARKER = ".segue-store"

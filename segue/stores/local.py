@@ -178,6 +178,9 @@ class LocalStore:
         kind = _file_system(self.root)
         return f"the folder is on {kind}, which a restart of the machine empties" if kind in _IN_MEMORY else None
 
+    def afresh(self) -> LocalStore:
+        return _Uncached(self.root)
+
     def _path(self, key: str) -> Path:
         return self.root / checked_key(key)
 
@@ -253,6 +256,28 @@ class LocalStore:
             except OSError:
                 return  # Usually not empty. In any case the objects are gone, and an empty folder does no harm.
             folder = folder.parent
+
+
+class _Uncached(LocalStore):
+    """The same folder; before each read the page cache is told to forget the file, so that the disk is read."""
+
+    def get(self, key: str) -> bytes:
+        self._forget(key)
+        return super().get(key)
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        self._forget(key)
+        return super().get_range(key, start, length)
+
+    def read_into(self, key: str, start: int, into: memoryview) -> int:
+        self._forget(key)
+        return super().read_into(key, start, into)
+
+    def _forget(self, key: str) -> None:
+        if not hasattr(os, "posix_fadvise"):  # macOS has none.
+            return
+        with self._reading(key), self._path(key).open("rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _write_small(path: Path, data: bytes | memoryview, *, durable: bool) -> None:

@@ -7,9 +7,10 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
+from copy import copy
 from datetime import datetime, timedelta
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self
 from urllib.parse import urlsplit
 
 import obstore
@@ -233,6 +234,13 @@ class ObjectStore(ABC):
     def _delete(self, key: str) -> None:
         with self._writing(key), suppress(FileNotFoundError):  # obstore's NotFoundError is one; gone is gone.
             obstore.delete(self._store, checked_key(key))
+
+    def afresh(self) -> Self:
+        # obstore keeps the connections of a client, so a new client has new ones.
+        fresh = copy(self)
+        fresh._store = self._opened(RETRY)
+        vars(fresh).pop("_bulk", None)
+        return fresh
 
     @abstractmethod
     def drop_unfinished(self, prefix: str) -> None: ...

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from segue.stores.base import ObjectInfo, Store, StoreReadError, StoreWriteError
+from segue.stores.base import ObjectInfo, Refreshable, Store, StoreReadError, StoreWriteError
 
 Fault = Callable[[str, str], bool]
 """From the operation's name and the key: whether this call fails."""
@@ -71,6 +71,10 @@ class FaultyStore:
     def drop_unfinished(self, prefix: str) -> None:
         self._read("drop_unfinished", prefix)
         self.inner.drop_unfinished(prefix)
+
+    def afresh(self) -> FaultyStore:
+        inner = self.inner.afresh() if isinstance(self.inner, Refreshable) else self.inner
+        return FaultyStore(inner, fails=self.fails, after=self.after)
 
     def check(self) -> None:
         self.inner.check()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Final, Literal
 
 from pydantic import ValidationError
 
@@ -17,10 +17,13 @@ from segue.runlog import keys
 from segue.runlog.entries import CommitEntry, Entry, ReportEntry
 from segue.runlog.history import Attempt, History, read_history
 from segue.runlog.log import RunLog, Stamp
-from segue.stores.base import Store
+from segue.stores.base import Store, ways_to
 
 log = logging.getLogger(__name__)
 
+_GONE: Final = "gone"
+_READS = 4
+"""Of a part that does not verify."""
 _PREPARED = re.compile(r"[^/]+/attempts/[^/]+/step-([0-9]+)/rank-([0-9]+)\.commit\.json")
 
 
@@ -68,10 +71,11 @@ def _newest_complete(runlog: RunLog, attempt: Attempt, history: History) -> Mani
     """The manifest of the attempt's newest save that every rank completed, if it is newer than all commits."""
     attempt_id = attempt.claim.attempt_id
     saves: dict[int, dict[int, str]] = {}
-    for item in runlog.store.list_objects(keys.attempt_prefix(runlog.run_id, attempt_id)):
-        found = _PREPARED.fullmatch(item.key)
-        if found is not None:
-            saves.setdefault(int(found[1]), {})[int(found[2])] = item.key
+    for way in ways_to(runlog.store, reads=2):  # A save that a listing hides would be deleted after the next commit.
+        for item in way.list_objects(keys.attempt_prefix(runlog.run_id, attempt_id)):
+            found = _PREPARED.fullmatch(item.key)
+            if found is not None:
+                saves.setdefault(int(found[1]), {})[int(found[2])] = item.key
     newest_committed = max((checkpoint.manifest.step for checkpoint in history.checkpoints), default=-1)
     for step in sorted(saves, reverse=True):
         if step <= newest_committed:
@@ -84,12 +88,9 @@ def _newest_complete(runlog: RunLog, attempt: Attempt, history: History) -> Mani
 
 def _manifest_of(store: Store, by_rank: Mapping[int, str]) -> Manifest | None:
     """The manifest of a whole save; None while a rank's part is missing, damaged or of another state."""
-    try:
-        parts = [PreparedCommit.decode(store.get(by_rank[rank])) for rank in sorted(by_rank)]
-    except MissingObjectError:
-        return None
-    found = [part for part in parts if part is not None]
-    if not found or len(found) < len(parts) or len({part.partition_hash for part in found}) > 1:
+    read = {rank: _prepared(store, by_rank[rank]) for rank in sorted(by_rank)}
+    found = [part for part in read.values() if isinstance(part, PreparedCommit)]
+    if not found or None in read.values() or len({part.partition_hash for part in found}) > 1:
         return None
     facts: Mapping[str, Any] = found[0].facts
     written = merged([part.written for part in found]) if len(found) > 1 else found[0].written
@@ -100,7 +101,17 @@ def _manifest_of(store: Store, by_rank: Mapping[int, str]) -> Manifest | None:
     except ValidationError as error:
         log.warning("a prepared commit is not valid problems=%d", error.error_count())
         return None
-    return manifest if sorted(by_rank) == list(range(manifest.environment.world_size)) else None
+    there = [rank for rank, part in read.items() if part != _GONE]
+    return manifest if there == list(range(manifest.environment.world_size)) else None
+
+
+def _prepared(store: Store, key: str) -> PreparedCommit | Literal["gone"] | None:
+    """A rank's part of a commit; None where it is damaged, in whatever way it is read."""
+    try:
+        read = (PreparedCommit.decode(way.get(key)) for way in ways_to(store, reads=_READS))
+        return next(filter(None, read), None)
+    except MissingObjectError:
+        return _GONE
 
 
 def _commit(runlog: RunLog, attempt: Attempt, manifest: Manifest, *, epoch: int) -> CheckpointRef:

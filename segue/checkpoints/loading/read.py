@@ -37,12 +37,14 @@ from segue.errors import (
 )
 from segue.records import Manifest
 from segue.shard import Shard
-from segue.stores.base import Store, StoreReadError
+from segue.stores.base import Store, StoreReadError, ways_to
 from segue.stores.direct_io import page_buffer
 
 log = logging.getLogger(__name__)
 
 _READERS = 4
+_READS = 4
+"""Of a shard that does not verify, before it counts as damaged."""
 _WORTH_KEEPING_SHARE = 0.9
 
 _Found = TypeVar("_Found")
@@ -190,7 +192,20 @@ def _from_first(
             return _read(store, run_id, shard, use)
         except (CheckpointError, StoreReadError) as error:
             log.info("fast tier has no sound copy, reading the durable one key=%s reason=%s", shard.key, error)
-    return _read(tiers[-1], run_id, shard, use)
+    return _read_until_sound(tiers[-1], run_id, shard, use)
+
+
+def _read_until_sound(
+    durable: Store, run_id: str, shard: Shard, use: Callable[[_Arriving], _Found]
+) -> tuple[memoryview, _Found]:
+    """A shard of the durable store. One wrong read is not damage: it is read again, each time in another way."""
+    *ways, last = ways_to(durable, reads=_READS)
+    for store in ways:
+        try:
+            return _read(store, run_id, shard, use)
+        except CheckpointError as error:
+            log.warning("shard is read again key=%s reason=%s", shard.key, error)
+    return _read(last, run_id, shard, use)
 
 
 def _read(store: Store, run_id: str, shard: Shard, use: Callable[[_Arriving], _Found]) -> tuple[memoryview, _Found]:
