@@ -23,7 +23,7 @@ _MOST_TIDIED = 20
 _MOST_LEFT = 100
 """Of how many objects a delete that failed is tried again: no save may wait for more of them."""
 
-_SHARD = re.compile(r"[^/]+/(attempts/[^/]+-e([0-9]+)/step-[0-9]+/[^/]+)")
+_SHARD = re.compile(r"[^/]+/(attempts/([^/]+)/step-[0-9]+/[^/]+)")
 
 
 class Pruner:
@@ -39,10 +39,13 @@ class Pruner:
         """Delete the checkpoints that nothing keeps; after the first commit also what nothing refers to.
 
         Raises:
-            FencedError: a newer claim exists.
+            FencedError, UnreadRecordError: a newer claim exists, or may exist.
             StoreWriteError, StoreReadError: the log could not be reached; calling again is safe.
         """
         history = read_history(runlog)
+        if history.unread:
+            log.warning("nothing is deleted while a record cannot be read key=%s", history.unread[0].key)
+            return
         slots = self._superfluous(history)
         if slots:
 
@@ -68,8 +71,9 @@ class Pruner:
 
     def drop_earlier_tries(self, runlog: RunLog, commit: CheckpointRef) -> None:
         """Delete what earlier tries of this committed save stored. After its commit no attempt can adopt them."""
-        used = names_in_use(read_history(runlog))
-        for store in self._tiers:
+        history = read_history(runlog)
+        used = names_in_use(history)
+        for store in self._tiers if not history.damage else ():
             try:
                 found = store.list_objects(keys.step_prefix(runlog.run_id, commit.attempt_id, commit.step))
                 names = {item.key.removeprefix(f"{runlog.run_id}/") for item in found}
@@ -78,16 +82,23 @@ class Pruner:
                 log.warning("earlier tries of a save stay behind store=%s reason=%s", store.url, error)
 
     def _sweep(self, runlog: RunLog, history: History) -> None:
-        """Delete shards of earlier attempts that no record names: they were fenced, so none ever will."""
+        """Delete shards of earlier attempts that no record names: they were fenced, so none ever will.
+
+        Raises:
+            FencedError, UnreadRecordError: a newer claim exists, or may exist, whose attempt adopts what it finds.
+            StoreReadError: the log could not be read.
+        """
         if history.damage:
             return  # A record that cannot be read may name anything.
+        runlog.require_claim(self._epoch)
         used = names_in_use(history)
         earlier = [attempt.claim.attempt_id for attempt in history.attempts if attempt.claim.epoch < self._epoch]
         for store in self._tiers:
             try:
                 found = [item.key for item in store.list_objects(keys.attempts_prefix(runlog.run_id))]
                 shards = [match for key in found if (match := _SHARD.fullmatch(key))]
-                orphans = {match[1] for match in shards if int(match[2]) < self._epoch}
+                epochs = {match[1]: keys.epoch_of(match[2], log_id=runlog.log_id) for match in shards}
+                orphans = {name for name, epoch in epochs.items() if epoch is not None and epoch < self._epoch}
                 self._delete(runlog.run_id, orphans - used, tiers=[store])
                 store.drop_unfinished(keys.metrics_prefix(runlog.run_id))
                 for attempt_id in earlier[-_MOST_TIDIED:]:

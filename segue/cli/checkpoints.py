@@ -1,4 +1,4 @@
-"""`segue checkpoints`: list a run's checkpoints, export one as plain files, and import weights as the first one."""
+"""`segue checkpoints`: list a run's checkpoints, export one, import weights as the first one, and lift quarantines."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 import typer
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from segue.checkpoints.quarantine import give_up_by_name, lift
 from segue.cli.options import DefaultCommandGroup, Endpoint, Json, Store, read_run
 from segue.errors import COMMAND_LINE, SpecError
 from segue.interop.export import ExportFormat, require_free_folder, write_export
@@ -30,7 +31,8 @@ class ListingGroup(DefaultCommandGroup):
 app = typer.Typer(
     name="checkpoints",
     cls=ListingGroup,
-    help="List a run's checkpoints, export one as plain files, or import weights as a run's first one.\n\n"
+    help="List a run's checkpoints, export one as plain files, import weights as a run's first one, or lift a "
+    "quarantine.\n\n"
     "`segue checkpoints RUN` is short for `segue checkpoints list RUN`.",
     no_args_is_help=True,
 )
@@ -135,6 +137,42 @@ def import_file(
         *(f"{name}={value}" for name, value in _given(**asked, **{"--endpoint-url": endpoint_url}).items()),
     ]
     console.print(f"continue with: segue run {shlex.join(arguments)}", markup=False, soft_wrap=True)
+
+
+@app.command("lift-quarantine")
+def lift_quarantine(
+    run: str,
+    *,
+    step: Annotated[int, typer.Option(min=0, help="Step of the quarantined checkpoint.")],
+    store: Store = ".segue/store",
+    endpoint_url: Endpoint = None,
+) -> None:
+    """Read a quarantined checkpoint again, and lift its quarantine if every byte verifies. The next attempt may use it.
+
+    Exit code 0: it is lifted. 1: the checkpoint is damaged. 2: no checkpoint of that step is quarantined.
+    """
+    log, _ = read_run(run, store=store, endpoint_url=endpoint_url)
+    reason = lift(log, step=step)
+    console.print(f"step {step} of {run} is quarantined no longer; it was for: {reason}", markup=False, soft_wrap=True)
+
+
+@app.command("give-up-record")
+def give_up(
+    run: str,
+    *,
+    record: Annotated[int, typer.Option(min=0, help="Number of the record, as `segue status` names it.")],
+    store: Store = ".segue/store",
+    endpoint_url: Endpoint = None,
+) -> None:
+    """Go on without a record of the log that is lost for good. A signed run waits for that word of a person.
+
+    Whatever it held counts for nothing: perhaps a quarantine, or the stop of the run.
+
+    Exit code 0: the run goes on without it. 2: the record can be read, or was given up before.
+    """
+    log, _ = read_run(run, store=store, endpoint_url=endpoint_url)
+    why = give_up_by_name(log, record)
+    console.print(f"record {record} of {run} is given up ({why})", markup=False, soft_wrap=True)
 
 
 def _show(report: ImportReport) -> None:

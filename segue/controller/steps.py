@@ -31,7 +31,7 @@ from segue.records import (
 )
 from segue.runlog import keys
 from segue.runlog.entries import DecisionEntry, Entry, OpenEntry, QuarantineEntry, ReportEntry, VerdictEntry
-from segue.runlog.history import Checkpoint, History, read_history, require_trusted
+from segue.runlog.history import Checkpoint, History, read_history, require_trusted, require_whole
 from segue.runlog.last_heartbeat import last_heartbeat
 from segue.runlog.log import RunLog, Stamp
 from segue.runlog.open import open_log
@@ -140,7 +140,7 @@ def decide_next(runlog: RunLog, spec: RunSpec, *, clock: Clock, queues: Queues |
     Raises:
         StoreWriteError, StoreReadError: nothing was decided; a retry is safe.
         PriceSourceError: no prices of the run are known, and their source does not give them.
-        NothingTrustedError: the log is signed, and its checkpoints were spoiled.
+        NothingTrustedError, LostRecordError: the log is signed, and its checkpoints, or a record, were spoiled.
     """
     known: int | None = None
     while True:
@@ -154,6 +154,7 @@ def decide_next(runlog: RunLog, spec: RunSpec, *, clock: Clock, queues: Queues |
             continue
         if plan is not None:
             return Decision(action="run", reason="continue the attempt that was already decided", plan=plan)
+        require_whole(runlog, history)
         faulty = to_set_aside(history)
         if faulty is not None:
             _set_aside(runlog, faulty, history)

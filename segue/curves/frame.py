@@ -120,8 +120,7 @@ def stored_tables(runlog: RunLog, *, of_attempts: Iterable[str] = ("",)) -> Iter
     from segue.curves.schema import METRIC_PREFIX, SCHEMA
 
     prefix = keys.metrics_prefix(runlog.run_id)
-    # By the beginning of its name, one of seg000-a1-e12 is also taken for seg000-a1-e1.
-    starts = tuple(f"{prefix}{attempt_id}" for attempt_id in of_attempts)
+    starts = tuple(keys.metrics_of_attempt(runlog.run_id, attempt) if attempt else prefix for attempt in of_attempts)
     found = [item.key for item in runlog.store.list_objects(prefix)]
     for key in found:
         if not key.endswith(".parquet") or not key.startswith(starts):

@@ -61,6 +61,29 @@ class QuarantinedCheckpointError(UsageError):
         )
 
 
+class NotQuarantinedError(UsageError):
+    """No checkpoint of that step is quarantined, so there is nothing to lift."""
+
+    def __init__(self, *, run_id: str, step: int, quarantined: tuple[int, ...]) -> None:
+        self.run_id, self.step, self.quarantined = run_id, step, quarantined
+        super().__init__(
+            f"run {run_id} has no quarantined checkpoint of step {step}.",
+            fix=_choose(quarantined) if quarantined else "none needed: no checkpoint of it is quarantined.",
+        )
+
+
+class NoLostRecordError(UsageError):
+    """That record of the log can be read, or was given up before."""
+
+    def __init__(self, *, run_id: str, slot: int, unread: tuple[int, ...]) -> None:
+        self.run_id, self.slot, self.unread = run_id, slot, unread
+        named = ", ".join(map(str, unread[:_MOST_NAMED]))
+        super().__init__(
+            f"record {slot} of the log of {run_id} is not one that cannot be read and is waited for.",
+            fix=f"give --record {named}." if unread else "none needed: every record can be read, or was given up.",
+        )
+
+
 class DamagedCheckpointError(CheckpointError):
     """The requested checkpoint does not verify. Another one is not taken in its place."""
 

@@ -5,10 +5,14 @@ from __future__ import annotations
 from segue.errors.base import SegueError, UsageError
 from segue.errors.storage import CheckpointError
 
-_STOP_FIX = (
-    "find out who can write to the store. When that is settled, move the object out of the log and start the run "
-    "again; see docs/security.md."
-)
+
+def _stop_fix(key: str, slot: int) -> str:
+    run_id = key.partition("/")[0]
+    return (
+        f"find out who can write to the store. When that is settled, move {key} out of it and start the run again. If "
+        f"that says that record {slot} is missing: segue checkpoints give-up-record {run_id} --record {slot}. "
+        "See docs/security.md."
+    )
 
 
 class SigningKeyError(UsageError):
@@ -55,7 +59,7 @@ class ForgedRecordError(SegueError):
 
     def __init__(self, *, key: str, slot: int, why: str) -> None:
         self.key, self.slot, self.why = key, slot, why
-        super().__init__(f"{key} is forged: {why}. Nothing of it was used.", fix=_STOP_FIX)
+        super().__init__(f"{key} is forged: {why}. Nothing of it was used.", fix=_stop_fix(key, slot))
 
 
 class ReplayedRecordError(SegueError):
@@ -63,7 +67,9 @@ class ReplayedRecordError(SegueError):
 
     def __init__(self, *, key: str, slot: int, signed_for: str) -> None:
         self.key, self.slot, self.signed_for = key, slot, signed_for
-        super().__init__(f"{key} is a copy: it was signed for {signed_for}. Nothing of it was used.", fix=_STOP_FIX)
+        super().__init__(
+            f"{key} is a copy: it was signed for {signed_for}. Nothing of it was used.", fix=_stop_fix(key, slot)
+        )
 
 
 class BrokenChainError(SegueError):
@@ -73,7 +79,7 @@ class BrokenChainError(SegueError):
         self.key, self.slot, self.later_slot = key, slot, later_slot
         super().__init__(
             f"{key} was replaced: record {later_slot} of the log was written after another record {slot}.",
-            fix=_STOP_FIX,
+            fix=_stop_fix(key, slot),
         )
 
 
@@ -86,6 +92,19 @@ class ForgedShardError(CheckpointError):
             f"{key} chunk {chunk} is forged: SHA-256 {found[:12]}..., signed manifest {expected[:12]}... "
             "The checkpoint is quarantined.",
             fix="find out who can write to the store; the checkpoint before it is used.",
+        )
+
+
+class LostRecordError(SegueError):
+    """A record in the middle of a signed log is missing or damaged: a quarantine or a stop may have been in it."""
+
+    def __init__(self, *, run_id: str, slot: int, key: str, why: str) -> None:
+        self.run_id, self.slot, self.key, self.why = run_id, slot, key, why
+        super().__init__(
+            f"record {slot} of the signed log of {run_id} cannot be read ({key}: {why}). It may have quarantined a "
+            "checkpoint or stopped the run, so nothing is decided without it.",
+            fix=f"restore {key} from the bucket's versions or from a backup. If it is lost for good, look at the "
+            f"records beside it, and go on without it: segue checkpoints give-up-record {run_id} --record {slot}",
         )
 
 

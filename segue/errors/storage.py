@@ -40,7 +40,11 @@ class BadKeyError(StoreError):
 
 
 class FencedError(SegueError):
-    """Another attempt holds a newer claim. Stop; do not retry."""
+    """This attempt may not write to the run any more. Stop; do not retry."""
+
+
+class SupersededError(FencedError):
+    """Another attempt holds a newer claim."""
 
     def __init__(self, *, epoch: int, newer_epoch: int) -> None:
         self.epoch, self.newer_epoch = epoch, newer_epoch
@@ -48,6 +52,47 @@ class FencedError(SegueError):
             f"claim epoch {epoch} was superseded by epoch {newer_epoch}: another attempt owns this run now. "
             "This one stops without committing.",
             fix="none needed.",
+        )
+
+
+class LogReplacedError(FencedError):
+    """The log that was read is not in the store any more: the run was deleted, and perhaps begun again."""
+
+    def __init__(self, *, run_id: str, url: str, key: str, log_id: str, is_there: bool) -> None:
+        self.run_id, self.url, self.key, self.log_id, self.is_there = run_id, url, key, log_id, is_there
+        what = "is another record now" if is_there else "is gone"
+        super().__init__(
+            f"store {url}: {key} {what}, so the log {log_id[:8]} of run {run_id} was deleted or replaced. "
+            "Nothing is written to what is in its place.",
+            fix="none needed if the run was deleted on purpose; otherwise restore its folder from the bucket's "
+            "versions or from a backup, and start the run again.",
+        )
+
+
+class LogCutError(StoreError):
+    """The beginning of a run's log is gone, and later records are there: the run was deleted, and not all of it."""
+
+    def __init__(self, *, run_id: str, url: str, begins_with: int | None) -> None:
+        self.run_id, self.url, self.begins_with = run_id, url, begins_with
+        what = f"its first readable record is {begins_with}" if begins_with is not None else "none of it is readable"
+        super().__init__(
+            f"store {url}: the log of run {run_id} has lost its beginning ({what}). A process of the run may have "
+            "written it while the run was deleted.",
+            fix=f"if the run was deleted on purpose, delete what is left of it below {run_id}/ in the store, and "
+            "start it again. Otherwise restore the log from the bucket's versions or from a backup.",
+        )
+
+
+class UnreadRecordError(StoreError):
+    """A record after the own claim cannot be read, and may be a newer claim. The attempt stops without committing."""
+
+    def __init__(self, *, key: str, epoch: int, why: str) -> None:
+        self.key, self.epoch, self.why = key, epoch, why
+        super().__init__(
+            f"{key} cannot be read ({why}), and it may be a claim that is newer than epoch {epoch}. "
+            "This attempt stops without committing.",
+            fix="none needed: the next attempt claims the run after that record, and continues from the newest "
+            "checkpoint.",
         )
 
 

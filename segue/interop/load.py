@@ -19,7 +19,7 @@ from segue.errors import (
     TruncatedShardError,
     UnknownStepError,
 )
-from segue.runlog.history import Checkpoint, History, read_history
+from segue.runlog.history import Checkpoint, History, read_history, require_whole
 from segue.runlog.log import RunLog
 from segue.runlog.open import DEFAULT_STORE, find_run
 from segue.spec import StoreSpec
@@ -88,11 +88,13 @@ def read_verified(runlog: RunLog, checkpoint: Checkpoint) -> Snapshot:
 
     Raises:
         PrunedCheckpointError: the run has pruned it meanwhile.
+        LostRecordError: the log is signed, and a record of it cannot be read, which may have quarantined it.
         DamagedCheckpointError: its bytes do not verify; names the damage.
         StoreReadError: the store could not be read.
     """
     from segue.checkpoints.loading.snapshot import read_checkpoint
 
+    require_whole(runlog, read_history(runlog))
     try:
         return read_checkpoint(runlog.store, run_id=runlog.run_id, manifest=checkpoint.manifest)
     except CheckpointError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Literal
 
 import crc32c
@@ -30,6 +31,11 @@ class Entry(Record):
     entry_id: str = Field(description="Unique id, by which a writer recognizes its own record when an answer was lost.")
     written_at: AwareDatetime = Field(description="Time of writing, for people; no decision depends on it.")
     epoch: int = Field(0, ge=0, description="Claim epoch of the writer; 0 for the controller.")
+    log_id: str = Field(
+        "",
+        description="Id of the log that it was written for, which is the entry id of the log's first record. Empty in "
+        "the first record itself, and in records of earlier versions.",
+    )
 
 
 class OpenEntry(Entry):
@@ -154,11 +160,19 @@ class HandoverEntry(Entry):
 
 
 class QuarantineEntry(Entry):
-    """A checkpoint or a damaged slot is quarantined: no attempt resumes from it. Nothing is deleted."""
+    """A checkpoint is quarantined, or a record that cannot be read is given up: nothing resumes from it. Both stay."""
 
     kind: Literal["quarantine"] = "quarantine"
     slot: int
     checkpoint: CheckpointRef | None = None
+    reason: str
+
+
+class LiftEntry(Entry):
+    """A quarantine is lifted by a person: the checkpoint, or the record, has been read and is sound."""
+
+    kind: Literal["lift"] = "lift"
+    slot: int = Field(description="The slot of the checkpoint or record, as the quarantine names it.")
     reason: str
 
 
@@ -217,6 +231,7 @@ AnyEntry = Annotated[
     | ReportEntry
     | HandoverEntry
     | QuarantineEntry
+    | LiftEntry
     | PruneEntry
     | PricesEntry
     | SpendingEntry
@@ -290,6 +305,15 @@ def parse(body: bytes, *, key: str) -> AnyEntry:
 def is_intact(data: bytes) -> bool:
     """Whether the bytes are a record as it was written, by this version of segue or by another."""
     return data[-1:] == b"}" and data[:_HEAD_BYTES] == _HEAD % crc32c.crc32c(memoryview(data)[_HEAD_BYTES:-1])
+
+
+def entry_id_in(data: bytes) -> str | None:
+    """The id of a record, signed or not, of whatever version; None where the bytes are none. Nothing is verified."""
+    try:
+        found = json.loads(data)["entry"]["entry_id"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return found if isinstance(found, str) else None
 
 
 def _in_whole_characters(value: object) -> object:

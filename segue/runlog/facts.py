@@ -104,6 +104,11 @@ class History:
     named_damage: frozenset[int] = field(default_factory=frozenset)
     next_slot: int = 0
 
+    @property
+    def unread(self) -> tuple[Damage, ...]:
+        """The slots that cannot be read, and that nobody has given up by name: they may hold anything."""
+        return tuple(damage for damage in self.damage if damage.slot not in self.named_damage)
+
     # Cached, because a waiting parent asks the same history many times.
     @cached_property
     def usable(self) -> tuple[Checkpoint, ...]:

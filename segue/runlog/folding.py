@@ -17,6 +17,7 @@ from segue.runlog.entries import (
     DecisionEntry,
     DrillEntry,
     HandoverEntry,
+    LiftEntry,
     OpenEntry,
     PricesEntry,
     PruneEntry,
@@ -66,8 +67,13 @@ class Folding:
         self._broken_resumes: tuple[VerdictEntry, ...] = ()
 
     def add(self, slot: Slot) -> None:
-        """Add the next record."""
+        """Add the next record, unless it is of an attempt that was fenced before it.
+
+        No correct writer appends such a record: it can only come from one that did not read the log.
+        """
         entry = slot.entry
+        if 0 < entry.epoch < self._highest_epoch:
+            return
         match entry:
             case OpenEntry():
                 self._open(entry)
@@ -89,10 +95,8 @@ class Folding:
             case HandoverEntry():
                 self._handover = entry
                 self._handovers.append(entry)
-            case QuarantineEntry():
-                self._checkpoints.quarantine(entry.slot, entry.reason)
-            case PruneEntry():
-                self._checkpoints.prune(entry.slots)
+            case QuarantineEntry() | LiftEntry() | PruneEntry():
+                self._checkpoints.change(entry)
             case PricesEntry() | SpendingEntry() | StartEntry():
                 self._note(entry)
         self._highest_epoch = max(self._highest_epoch, entry.epoch)
@@ -172,10 +176,7 @@ class Folding:
         self._broken_resumes = ()
 
     def _commit(self, number: int, entry: CommitEntry) -> None:
-        """Add a checkpoint, unless the epoch is lower than an earlier one.
-
-        No correct writer appends such a commit: it can only come from a writer that did not read the log.
-        """
+        """Add a checkpoint. Only attempts commit, so one without an epoch is of no attempt that holds a claim."""
         if entry.epoch < self._highest_epoch:
             return
         ref = CheckpointRef(slot=number, step=entry.manifest.step, attempt_id=entry.attempt_id)
@@ -248,17 +249,31 @@ class _Checkpoints:
         self._all.append(checkpoint)
         self._update(checkpoint.ref.slot)
 
+    def change(self, entry: QuarantineEntry | LiftEntry | PruneEntry) -> None:
+        """What nothing resumes from any more, or again."""
+        if isinstance(entry, QuarantineEntry):
+            self._quarantine(entry.slot, entry.reason)
+        elif isinstance(entry, LiftEntry):
+            self._lift(entry.slot)
+        else:
+            self._prune(entry.slots)
+
     def seal(self, slot: int, rows: tuple[WitnessRow, ...]) -> None:
         self._rows[slot] = rows
         self._update(slot)
 
-    def quarantine(self, slot: int, reason: str) -> None:
+    def _quarantine(self, slot: int, reason: str) -> None:
         if slot not in self._quarantined:
             self._quarantined[slot] = reason
             self._quarantined_slots = frozenset(self._quarantined)
             self._update(slot)
 
-    def prune(self, slots: tuple[int, ...]) -> None:
+    def _lift(self, slot: int) -> None:
+        if self._quarantined.pop(slot, None) is not None:
+            self._quarantined_slots = frozenset(self._quarantined)
+            self._update(slot)
+
+    def _prune(self, slots: tuple[int, ...]) -> None:
         self._pruned.update(slots)
         for slot in slots:
             self._update(slot)

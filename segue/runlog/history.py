@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from segue.errors import NothingTrustedError
+from segue.errors import LostRecordError, NothingTrustedError
 from segue.runlog.facts import Attempt, Checkpoint, History
 from segue.runlog.folding import Folding
 from segue.runlog.log import Damage, RunLog, Slot
 
-__all__ = ["Attempt", "Checkpoint", "History", "fold", "read_history", "require_trusted"]
+__all__ = ["Attempt", "Checkpoint", "History", "fold", "read_history", "require_trusted", "require_whole"]
 
 
 def read_history(log: RunLog) -> History:
@@ -27,12 +27,28 @@ def read_history(log: RunLog) -> History:
         return kept.brought_up(log)
 
 
-def require_trusted(log: RunLog, history: History, *, has_checkpoint: bool) -> None:
-    """Pass unless a signed run would begin at step 0 again: where its checkpoints were spoiled, a person decides.
+def require_whole(log: RunLog, history: History) -> None:
+    """Pass unless a record of a signed log cannot be read: what it held, a person decides.
+
+    An unsigned log goes on without it. Who could delete a record of a signed one would otherwise undo a quarantine or
+    a stop by that.
 
     Raises:
+        LostRecordError: the log is signed, and the record was not given up by name.
+    """
+    if log.is_signed and history.unread:
+        lost = history.unread[0]
+        raise LostRecordError(run_id=log.run_id, slot=lost.slot, key=lost.key, why=lost.why)
+
+
+def require_trusted(log: RunLog, history: History, *, has_checkpoint: bool) -> None:
+    """Pass if the log is whole, unless a signed run would begin at step 0 again: a person decides about spoiled ones.
+
+    Raises:
+        LostRecordError: the log is signed, and a record cannot be read that was not given up by name.
         NothingTrustedError: the log is signed, has checkpoints or unreadable records, and no checkpoint to resume from.
     """
+    require_whole(log, history)
     if log.is_signed and not has_checkpoint and (history.checkpoints or history.damage):
         counts = {"checkpoints": len(history.checkpoints), "unreadable": len(history.damage)}
         raise NothingTrustedError(run_id=log.run_id, **counts)

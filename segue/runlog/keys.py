@@ -75,9 +75,24 @@ def slot_of(key: str) -> int | None:
     return int(found[1]) if found else None
 
 
-def attempt_id(segment: int, attempt: int, epoch: int) -> str:
-    """Unique in a run, because no two claims share an epoch."""
-    return f"seg{segment:03d}-a{attempt}-e{epoch}"
+_ID_CHARACTERS = 8
+_ATTEMPT = re.compile(rf"seg[0-9]+-a[0-9]+-e(?P<epoch>[0-9]+)(?:-(?P<log>[0-9a-f]{{{_ID_CHARACTERS}}}))?")
+
+
+def attempt_id(segment: int, attempt: int, epoch: int, *, log_id: str = "") -> str:
+    """Unique among all logs: no two claims of a log share an epoch, and another log of the same run has another id."""
+    return "-".join([f"seg{segment:03d}", f"a{attempt}", f"e{epoch}", *filter(None, [log_id[:_ID_CHARACTERS]])])
+
+
+def epoch_of(attempt_id: str, *, log_id: str) -> int | None:
+    """The epoch in an attempt's id; None where it is no id, or one of another log of the same run.
+
+    Ids of version 0.1 do not name their log.
+    """
+    found = _ATTEMPT.fullmatch(attempt_id)
+    if found is None or found["log"] not in (None, log_id[:_ID_CHARACTERS]):
+        return None
+    return int(found["epoch"])
 
 
 def step_prefix(run_id: str, attempt: str, step: int) -> str:
@@ -179,5 +194,10 @@ def metrics_prefix(run_id: str) -> str:
     return f"{run_id}/metrics/"
 
 
+def metrics_of_attempt(run_id: str, attempt: str) -> str:
+    """With what the keys of the parts of an attempt's loss curve begin, and no others."""
+    return f"{run_id}/metrics/{attempt}-p"
+
+
 def metrics_key(run_id: str, attempt: str, part: int) -> str:
-    return f"{run_id}/metrics/{attempt}-p{part:04d}.parquet"
+    return f"{metrics_of_attempt(run_id, attempt)}{part:04d}.parquet"

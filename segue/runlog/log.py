@@ -2,40 +2,31 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Protocol
 
 from segue.clock import Clock, SystemClock
 from segue.errors import (
-    BrokenChainError,
     DamagedRecordError,
-    FencedError,
-    ForgedRecordError,
     LogMovedError,
     MissingObjectError,
     NothingTrustedError,
-    ReplayedRecordError,
+    SupersededError,
+    UnreadRecordError,
 )
 from segue.runlog import keys
 from segue.runlog.entries import Entry, body_of, encode, framed
 from segue.runlog.packs import Packs
+from segue.runlog.reader import LogReader
 from segue.runlog.signatures import SignatureChain
 from segue.runlog.slots import Damage, Slot, Slots
 from segue.signing import Signer
-from segue.stores.base import ObjectInfo, Store, StoreGoneError, StoreReadError, StoreWriteError
-from segue.stores.parallel import read_each
+from segue.stores.base import Store, StoreReadError, StoreWriteError
 
 __all__ = ["Damage", "RunLog", "Slot", "Stamp"]
-
-log = logging.getLogger(__name__)
-
-_MOST_RECORD_BYTES = 64 * 2**20
-_WIDEST_GAP_SLOTS = 1_000
-"""Longest gap of missing records that is read. A key far beyond it is foreign, and must not cost a million reads."""
 
 
 class Stamp(Protocol):
@@ -50,12 +41,15 @@ class RunLog:
     A writer appends at the slot after the last one it has read; if that slot is taken, it reads on. So the writer of
     each record has read all records before it, which makes the log linear without locks or clocks.
 
+    What a log is, its first record says: its id is in every later one, and a writer proves before each append that the
+    newest record it has read is still there. So a writer that outlives its log writes nothing to another of that name.
+
     With a signer, every record is signed and verified; one that is not signed for its place raises an error, and
     nothing that was read with it is used.
     """
 
     def __init__(self, store: Store, run_id: str, *, clock: Clock | None = None, signer: Signer | None = None) -> None:
-        self.store, self.run_id = store, run_id
+        self.run_id = run_id
         self.lock = threading.RLock()
         """Held while the log is read or appended to."""
         self.kept: object = None
@@ -64,9 +58,19 @@ class RunLog:
         self._packs = Packs(store, run_id)
         self._chain = SignatureChain(run_id, signer)
         self._slots = Slots(run_id, self._chain)
+        self._reader = LogReader(store, run_id, self._slots, self._packs, clock=self._clock)
         self._is_listed = False
         self._unsure: dict[bytes, Entry] = {}
         """Records that were sent without an answer, by their content."""
+
+    @property
+    def store(self) -> Store:
+        """Where the log is."""
+        return self._reader.store
+
+    @store.setter
+    def store(self, store: Store) -> None:
+        self._reader.store = store
 
     @property
     def slots(self) -> tuple[Slot, ...]:
@@ -103,10 +107,10 @@ class RunLog:
     def log_id(self) -> str:
         """What tells this log from every other, also from one of the same name in another store or after a wipe.
 
-        It is the id of the log's first record; empty while there is none.
+        It is the entry id of the log's first record; empty while there is none.
         """
         first = self._slots.first()
-        return first.entry.entry_id if first is not None else ""
+        return self._slots.log_id or (first.entry.entry_id if first is not None else "")
 
     @property
     def is_signed(self) -> bool:
@@ -125,21 +129,15 @@ class RunLog:
 
         Raises:
             StoreReadError: the store could not be read.
+            LogReplacedError: what was read before is not there any more.
+            LogCutError: the log was deleted, and not all of it.
             ForgedRecordError, ReplayedRecordError, BrokenChainError, UnsignedLogError, SigningKeyNeededError: a record
                 is not what the log's key signed for its slot.
         """
         with self.lock:  # Listed under it too: a record that another thread appends meanwhile would seem to be lost.
-            if self.next_slot == 0:
-                self._read_packs()
-            start = self.next_slot
-            sizes = self._list_from(start - 1)
-            if start and start - 1 not in sizes:
-                raise self._lost_records()
-            end = _end_of(set(sizes), start=start)
-            # A damaged slot is read again: a person may have restored it.
-            self._read_slots((number for number in range(end) if number not in self._slots), sizes)
+            self._reader.read_all()
             self._is_listed = True
-            return self.refresh()
+            return self
 
     def refresh(self) -> RunLog:
         """Read the records appended since; the first time, the whole log. Returns this log.
@@ -150,9 +148,29 @@ class RunLog:
         with self.lock:
             if not self._is_listed:  # When reading slot by slot, a missing record would look like the end of the log.
                 return self.reload()
-            while self._read_tail():
-                pass
+            self._reader.read_tail()
             return self
+
+    def require_claim(self, epoch: int) -> None:
+        """Read what is new, and pass if nothing in the log can be a claim that is newer than the one of this epoch.
+
+        Raises:
+            SupersededError: there is one.
+            UnreadRecordError: a record after the claim cannot be read, in whatever way, and may be one.
+            LogReplacedError: the run was deleted, or begun again.
+            StoreReadError: the store could not be read; a retry is safe.
+        """
+        with self.lock:
+            self.refresh()
+            self._reader.require_same_log()
+            unread = self._slots.unread_after_claim(epoch)
+            if unread:
+                self._reader.read_damaged_again([damage.slot for damage in unread])
+                unread = self._slots.unread_after_claim(epoch)
+            if self.highest_epoch > epoch:
+                raise SupersededError(epoch=epoch, newer_epoch=self.highest_epoch)
+            if unread:
+                raise UnreadRecordError(key=unread[0].key, epoch=epoch, why=unread[0].why)
 
     def append(self, build: Callable[[Stamp], Entry], *, epoch: int = 0, at: int | None = None) -> Slot:
         """Append one record to the log.
@@ -166,7 +184,8 @@ class RunLog:
         A crash before the return leaves the log as it was, or with the complete record in it.
 
         Raises:
-            FencedError: a newer claim exists.
+            SupersededError, UnreadRecordError: as for `require_claim`, with `epoch`.
+            LogReplacedError: the run was deleted, or begun again.
             LogMovedError: `at` was given, and that slot is taken.
             StoreWriteError, StoreReadError: it is not known whether the record was written; a retry is safe.
         """
@@ -177,20 +196,24 @@ class RunLog:
 
     def _append(self, build: Callable[[Stamp], Entry], *, epoch: int, at: int | None) -> Slot:
         while True:
-            self.refresh()
-            if epoch and self.highest_epoch > epoch:
-                raise FencedError(epoch=epoch, newer_epoch=self.highest_epoch)
+            if epoch:
+                self.require_claim(epoch)
+            else:
+                self.refresh()
+                self._reader.require_same_log()
             number = self.next_slot
             if at is not None and number != at:
                 raise LogMovedError(slot=at)
-            self._require_last_slot()
             built = build(self._stamp)
             content = _content(built)
-            entry = self._unsure.setdefault(content, built)
-            landed = None if entry is built else self._slot_with(entry.entry_id)
+            sent = self._unsure.setdefault(content, built)
+            landed = None if sent is built else self._slot_with(sent.entry_id)
+            entry = sent.model_copy(update={"log_id": built.log_id})
             slot = landed or self._write(number, self._signed(entry, number))
+            if slot is None:
+                continue  # What is in that slot cannot be read, and may be this record.
             del self._unsure[content]
-            if slot is not None:
+            if slot.entry.entry_id == entry.entry_id:
                 return slot
 
     def _signed(self, entry: Entry, number: int) -> bytes:
@@ -199,24 +222,11 @@ class RunLog:
             raise NothingTrustedError(run_id=self.run_id, checkpoints=0, unreadable=number)
         return framed(self._chain.signed(body_of(entry), slot=number, entry_id=entry.entry_id))
 
-    def _require_last_slot(self) -> None:
-        """Refuse to append to a log that was replaced or emptied since it was read: its slots would look free."""
-        if self.next_slot == 0:
-            return
-        try:
-            self.store.size(keys.log_key(self.run_id, self.next_slot - 1))
-        except MissingObjectError:
-            raise self._lost_records() from None
-
-    def _lost_records(self) -> StoreGoneError:
-        why = f"record {self.next_slot - 1} of the log of {self.run_id} is gone, which was there before"
-        return StoreGoneError(url=self.store.url, why=why)
-
     def _slot_with(self, entry_id: str) -> Slot | None:
         return next((slot for slot in self.slots if slot.entry.entry_id == entry_id), None)
 
     def _write(self, number: int, data: bytes) -> Slot | None:
-        """The slot, when it now holds `data`; None when it holds another record."""
+        """What the slot holds now, which is `data` or the record of another writer; None where it cannot be read."""
         key = keys.log_key(self.run_id, number)
         try:
             # A put that the client retried after a lost answer is refused because of itself.
@@ -230,7 +240,8 @@ class RunLog:
             why = "the store refused the record because the slot is taken, but the slot is empty"
             raise StoreWriteError(url=self.store.url, key=key, why=why) from None
         if not is_ours:
-            return None
+            self.refresh()
+            return self._slots.get(number)
         slot = self._slots.decode(number, data)
         if slot is None:
             raise DamagedRecordError(key=key, why="it cannot be read as it was written")
@@ -243,17 +254,8 @@ class RunLog:
             return False
 
     def _stamp(self, *, epoch: int) -> dict[str, object]:
-        return {"entry_id": uuid.uuid4().hex, "written_at": self._now(), "epoch": epoch}
-
-    def _now(self) -> datetime:
-        return self._clock.now()
-
-    def _list_from(self, number: int) -> dict[int, int]:
-        """The sizes of the records from this slot on, by slot."""
-        after = keys.log_key(self.run_id, number - 1) if number > 0 else None
-        listed = self.store.list_objects(keys.log_prefix(self.run_id), after=after)
-        slots = ((keys.slot_of(item.key), item.size_bytes) for item in listed)
-        return {slot: size_bytes for slot, size_bytes in slots if slot is not None}
+        log_id = self._slots.log_id
+        return {"entry_id": uuid.uuid4().hex, "written_at": self._clock.now(), "epoch": epoch, "log_id": log_id}
 
     @property
     def _pack_id(self) -> str:
@@ -261,48 +263,8 @@ class RunLog:
         first = self._slots.get(0)
         return first.entry.entry_id if first is not None else ""
 
-    def _read_packs(self) -> None:
-        """Read the beginning of a log that was not read before from its packs, if it has any."""
-        packs = self._packs.find()
-        if packs and self._read_tail():
-            log_id = self._pack_id
-            try:
-                for number, data in self._packs.read(packs.get(log_id, ()), log_id=log_id):
-                    if number not in self._slots:
-                        self._slots.decode(number, data)
-            except (ForgedRecordError, ReplayedRecordError, BrokenChainError) as error:
-                log.warning("pack with a forged record ignored reason=%s", error)  # The record itself is read instead.
-
-    def _read_slots(self, numbers: Iterable[int], sizes: dict[int, int]) -> None:
-        named = {keys.log_key(self.run_id, number): number for number in numbers}
-        wanted = (ObjectInfo(key, sizes.get(number, 0)) for key, number in named.items())
-        # Limited to the largest possible record: other programs may put objects into the bucket.
-        for key, data in read_each(self.store, wanted, most_bytes=_MOST_RECORD_BYTES):
-            if data is not None:
-                self._slots.decode(named[key], data)
-            else:
-                self._slots.add_damage(named[key], "the record is missing although later ones exist")
-
-    def _read_tail(self) -> bool:
-        number = self.next_slot
-        try:
-            self._slots.decode(number, self.store.get_range(keys.log_key(self.run_id, number), 0, _MOST_RECORD_BYTES))
-        except MissingObjectError:
-            return False
-        return True
-
-
-def _end_of(numbers: set[int], *, start: int) -> int:
-    """The slot after the last one. Writers append in order, so a key far beyond a gap does not belong to the log."""
-    end = start
-    for number in sorted(numbers):
-        if number - end > _WIDEST_GAP_SLOTS:
-            log.warning("log records after a gap ignored gap_slots=%d from_slot=%d", _WIDEST_GAP_SLOTS, number)
-            break
-        end = number + 1
-    return end
-
 
 def _content(entry: Entry) -> bytes:
     """The content of an entry, without the fields that differ for every new entry."""
-    return encode(entry.model_copy(update={"entry_id": "", "written_at": datetime.min.replace(tzinfo=UTC)}))
+    none = {"entry_id": "", "log_id": "", "written_at": datetime.min.replace(tzinfo=UTC)}
+    return encode(entry.model_copy(update=none))

@@ -9,6 +9,7 @@ from pathlib import Path
 from segue.clock import Clock
 from segue.errors import (
     BadKeyError,
+    LogCutError,
     MissingObjectError,
     RunNotFoundError,
     SigningKeyNeededError,
@@ -101,7 +102,7 @@ def runs_in(
 ) -> Iterator[tuple[RunLog, History]]:
     """Every run of an open store but one, by name: its log and its history. Nothing is written.
 
-    Runs that need another signing key are left out, with a warning.
+    Runs that need another signing key, and those of which only a part is left, are left out with a warning.
 
     Raises:
         StoreReadError: the store could not be read.
@@ -113,7 +114,7 @@ def runs_in(
         log = log_in(opened, name, store)
         try:
             history = read_history(log.reload())
-        except (SigningKeyNeededError, UnsignedLogError) as error:
+        except (LogCutError, SigningKeyNeededError, UnsignedLogError) as error:
             logger.warning("run left out run=%s reason=%s", name, error)
             continue
         if history.next_slot:

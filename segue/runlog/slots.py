@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from segue.errors import DamagedRecordError
 from segue.runlog import keys
-from segue.runlog.entries import AnyEntry, parse, unframed
+from segue.runlog.entries import AnyEntry, ClaimEntry, parse, unframed
 from segue.runlog.signatures import SignatureChain
 
 
@@ -29,22 +29,30 @@ class Damage:
 
 
 class Slots:
-    """Readable and damaged slots of one run's log, in whatever order they are read. Not safe for several threads."""
+    """Readable and damaged slots of one run's log, in whatever order they are read. Not safe for several threads.
+
+    A record that was written for another log of the same name, by a writer that has outlived that log, takes its slot
+    and is nothing else: it is neither read nor damage.
+    """
 
     def __init__(self, run_id: str, chain: SignatureChain) -> None:
         self._run_id, self._chain = run_id, chain
         self._readable: dict[int, Slot] = {}
         self._in_order: list[Slot] = []
         self._damage: dict[int, Damage] = {}
+        self._foreign: set[int] = set()
+        self._claims: dict[int, int] = {}
         self.repairs = 0
         """How many records were added after later ones: damaged records that were restored."""
         self.highest_epoch = 0
         self.end = 0
         """The slot after the last one."""
+        self.log_id = ""
+        """The entry id of the first record, as it has it or as the others name it; empty while none does."""
 
     def __contains__(self, number: int) -> bool:
-        """Whether this slot is readable."""
-        return number in self._readable
+        """Whether nothing more can be learnt from this slot: it is readable, or of another log."""
+        return number in self._readable or number in self._foreign
 
     def __len__(self) -> int:
         return len(self._in_order)
@@ -62,19 +70,17 @@ class Slots:
     def damage(self) -> tuple[Damage, ...]:
         return tuple(self._damage[number] for number in sorted(self._damage))
 
-    def add(self, number: int, entry: AnyEntry) -> Slot:
-        slot = Slot(number, entry)
-        at = bisect(self._in_order, number, key=lambda other: other.number)
-        self.repairs += at < len(self._in_order)
-        self._in_order.insert(at, slot)
-        self._readable[number] = slot
-        self._damage.pop(number, None)
-        self.highest_epoch = max(self.highest_epoch, entry.epoch)
-        self.end = max(self.end, number + 1)
-        return slot
+    def unread_after_claim(self, epoch: int) -> tuple[Damage, ...]:
+        """What cannot be read and came after the claim of this epoch, so that it may be a newer claim."""
+        claimed_in = self._claims.get(epoch, -1)
+        return tuple(damage for damage in self.damage() if damage.slot > claimed_in)
+
+    def is_foreign(self, number: int) -> bool:
+        """Whether the slot holds a record of another log."""
+        return number in self._foreign
 
     def decode(self, number: int, data: bytes) -> Slot | None:
-        """Add a slot by its bytes; None where they are damaged.
+        """Add a slot by its bytes; None where they are damaged, or of another log.
 
         Raises:
             ForgedRecordError, ReplayedRecordError, BrokenChainError, UnsignedLogError, SigningKeyNeededError: they are
@@ -82,12 +88,41 @@ class Slots:
         """
         key = keys.log_key(self._run_id, number)
         try:
-            entry = self._chain.verified(unframed(data, key=key), slot=number)
-            return self.add(number, parse(entry, key=key))
+            entry = parse(self._chain.verified(unframed(data, key=key), slot=number), key=key)
         except DamagedRecordError as error:
             self.add_damage(number, error.why)
             return None
+        if not self._is_of_this_log(number, entry):
+            self._foreign.add(number)
+            self._damage.pop(number, None)
+            self._pass_foreign()
+            return None
+        return self._add(number, entry)
 
     def add_damage(self, number: int, why: str) -> None:
         self._damage[number] = Damage(number, keys.log_key(self._run_id, number), why)
         self.end = max(self.end, number + 1)
+        self._pass_foreign()
+
+    def _is_of_this_log(self, number: int, entry: AnyEntry) -> bool:
+        named = entry.log_id or (entry.entry_id if number == 0 else "")
+        self.log_id = self.log_id or named
+        return named in ("", self.log_id)
+
+    def _add(self, number: int, entry: AnyEntry) -> Slot:
+        slot = Slot(number, entry)
+        at = bisect(self._in_order, number, key=lambda other: other.number)
+        self.repairs += at < len(self._in_order)
+        self._in_order.insert(at, slot)
+        self._readable[number] = slot
+        self._damage.pop(number, None)
+        self.highest_epoch = max(self.highest_epoch, entry.epoch)
+        if isinstance(entry, ClaimEntry):
+            self._claims[entry.epoch] = number
+        self.end = max(self.end, number + 1)
+        self._pass_foreign()
+        return slot
+
+    def _pass_foreign(self) -> None:
+        while self.end in self._foreign:
+            self.end += 1

@@ -24,6 +24,7 @@ from segue.errors import (
     MachineError,
     RankLostError,
     StoreUnreachableError,
+    UnreadRecordError,
     WriterDiedError,
 )
 from segue.launch import memory
@@ -226,7 +227,7 @@ class Attempt:
             return report_without_training(context, StopReason.FENCED, error)
         if isinstance(error, RankLostError):
             return report_without_training(context, StopReason.LOST, error)
-        if isinstance(error, (StoreReadError, StoreWriteError, WriterDiedError, MachineError)):
+        if isinstance(error, (StoreReadError, StoreWriteError, UnreadRecordError, WriterDiedError, MachineError)):
             raise error  # A fault of storage or machine, not of the recipe: no report, so it is declared lost.
         # Building and loading run the user's code. Its exception belongs in the report, where a person sees it.
         refusal = without_traceback(error)

@@ -1,4 +1,27 @@
-"""The claim: how an attempt takes the right to write to a run, and fences the attempt that held it before."""
+"""The claim: how an attempt takes the right to write to a run, and fences the attempts that held it before.
+
+The rule of fencing, with everything that a read may get wrong:
+
+1. *Who may write.* A claim has an epoch above all that its writer has read, and one more for each record that it could
+   not read: each of those may be a claim. Claims are records of the log, so there is one order of them for everybody.
+   Whoever writes with an epoch has read all records before its own (`RunLog.append` writes to the slot after the last
+   one, and loses to whoever took it). So if it is not fenced, its record comes before the newer claim.
+2. *While a record is unread.* A record after the own claim that cannot be read may be a newer claim. It is read again,
+   past the caches and by new connections. If it stays unreadable, the attempt stops (`UnreadRecordError`): it commits,
+   prunes, quarantines, seals and reports nothing more. The next attempt claims after that record, by rule 1 above
+   whatever it holds. A record *before* the own claim cannot fence it. The attempt that finds one names it in the log,
+   by a quarantine record, after it has read it in every way; nobody deletes anything before that.
+3. *What readers believe.* Whatever has a lower epoch than a record before it counts for nobody: no commit, prune,
+   quarantine, seal, verdict or report (`Folding.add`). No correct writer appends one.
+4. *Deleting.* A record says what is to be deleted, and is appended before that, under rule 2. What no record names is
+   deleted only of attempts that are fenced, of the own log, and only if every record can be read.
+5. *Which log.* A log is what its first record says, not its name. Its id is in every record and in the id of every
+   attempt, so in the keys of all that an attempt writes. Before each append the first and the newest record that were
+   read must still be in their slots (`LogReplacedError`). A record of another log takes its slot and means nothing, and
+   what is left of a log without its beginning is no log (`LogCutError`).
+6. *A wrong read costs time, never a checkpoint.* What does not verify is read again in other ways before anything is
+   concluded from it: a record, a shard, a prepared commit, and a key that a listing shows or hides.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +34,7 @@ from segue.launch.assignment import Assignment
 from segue.records import Environment
 from segue.runlog import keys
 from segue.runlog.entries import ClaimEntry, Entry
-from segue.runlog.history import History, read_history
+from segue.runlog.history import History, read_history, require_whole
 from segue.runlog.log import RunLog, Stamp
 from segue.stores.retry import patiently
 
@@ -34,18 +57,21 @@ def claim_run(runlog: RunLog, assignment: Assignment, *, environment: Environmen
     Raises:
         StalePlanError: this attempt was already claimed or reported, or a newer one was decided. An orchestrator may
             start the same flow run twice; only one of the two may train.
+        LostRecordError: the log is signed, and a record in it cannot be read.
     """
     plan = assignment.plan
     patiently(runlog.reload, what="log")
 
     def build(stamp: Stamp) -> Entry:
-        _refuse_stale(read_history(runlog), assignment, is_signed=runlog.is_signed)
-        # A slot that cannot be read may have held a claim, so it counts as one.
+        history = read_history(runlog)
+        require_whole(runlog, history)
+        _refuse_stale(history, assignment, is_signed=runlog.is_signed)
+        # A slot that cannot be read may hold a claim, so it counts as one.
         epoch = runlog.highest_epoch + len(runlog.damage) + 1
         return ClaimEntry.model_validate(
             stamp(epoch=epoch)
             | {
-                "attempt_id": keys.attempt_id(plan.segment, plan.attempt, epoch),
+                "attempt_id": keys.attempt_id(plan.segment, plan.attempt, epoch, log_id=runlog.log_id),
                 "segment": plan.segment,
                 "attempt": plan.attempt,
                 "capacity": plan.capacity,

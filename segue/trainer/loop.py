@@ -26,6 +26,7 @@ from segue.errors import (
     RankLostError,
     RehearsalError,
     SessionError,
+    UnreadRecordError,
     WorkAtRiskError,
 )
 from segue.policy.anomalies import anomalies_of
@@ -132,7 +133,8 @@ class TrainingLoop:
 
         Raises:
             BrokenResumeError: the resume did not continue the run; verdict and report are in the log.
-            StoreReadError, StoreWriteError: the log could not be reached; no report was written.
+            StoreReadError, StoreWriteError, UnreadRecordError: the log could not be reached or read; no report was
+                written.
             WorkAtRiskError: nothing could be committed for longer than the spec allows; no report was written.
         """
         try:
@@ -161,7 +163,7 @@ class TrainingLoop:
             report = self._reporter.report(StopReason.LOST, note=str(error))
             # torchrun signals the other ranks when one is gone; that signal is no notice from the provider.
             return self._reporter.append(report.model_copy(update={"notice": None}))
-        except (StoreReadError, StoreWriteError, WorkAtRiskError):
+        except (StoreReadError, StoreWriteError, UnreadRecordError, WorkAtRiskError):
             raise  # A fault of the storage, not of the recipe: no report, so the controller declares it lost.
         except (Exception, SystemExit) as error:
             # The user's code raised, in a step, a transform or a metric. The state may be half changed, so it is not

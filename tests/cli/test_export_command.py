@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from segue.checkpoints.quarantine import quarantine
 from tests.cli.test_errors import Place, refusal
 from tests.support.trained_run import Trained, flip_a_bit, names_in, read_run, train
 
@@ -133,3 +134,30 @@ def test_listing_and_refusing_wait_for_neither_torch_nor_prefect(trained):
         command = [sys.executable, "-c", look, "checkpoints", *asked, *where]
         said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
         assert said.endswith(f"{code} set()\n")
+
+
+def test_a_quarantine_is_lifted_when_the_bytes_verify_and_only_then(copied, desk):
+    newest = copied.history.checkpoints[-1]
+    quarantine(copied.log, checkpoint=newest, reason="a doubt", epoch=0)
+    asked = ("checkpoints", "lift-quarantine", "tiny", "--store", str(copied.store), "--step")
+    shard = copied.store / "tiny" / next(s.key for s in newest.manifest.shards if s.key.endswith(".safetensors"))
+    sound = shard.read_bytes()
+    flip_a_bit(shard)
+    damaged = desk.run(*asked, "40")
+    assert (damaged.code, "is damaged" in damaged.err) == (1, True)
+    shard.write_bytes(sound)  # As the fix says.
+    lifted = desk.run(*asked, "40")
+    assert (lifted.code, lifted.out.strip()) == (0, "step 40 of tiny is quarantined no longer; it was for: a doubt")
+    assert read_run(copied.store).history.newest.manifest.step == 40
+    again = desk.run(*asked, "40")
+    assert (again.code, "no quarantined checkpoint of step 40" in again.err) == (2, True)
+
+
+def test_a_record_that_can_be_read_is_not_given_up(copied, desk):
+    asked = ("checkpoints", "give-up-record", "tiny", "--store", str(copied.store), "--record", "1")
+    refused = desk.run(*asked)
+    assert (refused.code, "Fix: none needed: every record can be read" in refused.err) == (2, True)
+    (copied.store / "tiny/log/00000001.json").write_bytes(b"garbage")
+    done = desk.run(*asked)
+    assert (done.code, done.out.strip()) == (0, "record 1 of tiny is given up (its checksum does not match its bytes)")
+    assert desk.run(*asked).code == 2

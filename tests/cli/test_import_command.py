@@ -37,7 +37,8 @@ def test_the_command_imports_once_and_says_how_to_go_on(place, weights):
     assert "between segments" in status.out
     again = ask(place, "--store", "here")
     assert (again.code, again.out) == (2, "")
-    assert again.err.startswith("segue: run mine has already started: its attempt seg000-a1-e1 committed a checkpoint")
+    assert again.err.startswith("segue: run mine has already started: its attempt seg000-a1-e1-")
+    assert "committed a checkpoint" in again.err
     place.write("run.toml", 'steps = 5\nrecipe = "x:y"\nseed = 4\n[store]\nurl = "there"\n')
     people = ask(place, "--config", "run.toml")
     assert (people.code, people.err) == (0, "")

@@ -19,7 +19,6 @@ from segue.runlog.log import RunLog
 from segue.stores import LocalStore
 from tests.support.resumed_run import read_resumed
 
-FIRST, SECOND = "seg000-a1-e1", "seg001-a1-e2"
 HERE = {
     "torch": "2.13.0",
     "device": "cpu",
@@ -47,7 +46,8 @@ def test_each_step_is_there_once_with_all_columns(resumed):
 def test_rows_say_where_their_attempt_came_from_and_how_its_resume_was_judged(resumed):
     facts = ["segment", "attempt", "attempt_id", "capacity", "from_checkpoint", "verdict"]
     found = curve(resumed.log).drop_duplicates(facts)[["step", *facts]].to_numpy().tolist()
-    assert found == [[1, 0, 1, FIRST, "spot", 0, "first"], [21, 1, 1, SECOND, "spot", 20, "exact"]]
+    first, second = (attempt.claim.attempt_id for attempt in resumed.history.attempts)
+    assert found == [[1, 0, 1, first, "spot", 0, "first"], [21, 1, 1, second, "spot", 20, "exact"]]
     environments = {a.claim.attempt_id: a.claim.environment.short_id for a in resumed.history.attempts}
     frame = curve(resumed.log)
     assert list(frame["environment"]) == list(frame["attempt_id"].map(environments))
@@ -56,7 +56,8 @@ def test_rows_say_where_their_attempt_came_from_and_how_its_resume_was_judged(re
 def test_superseded_steps_are_there_on_request_and_marked(resumed):
     frame = curve(resumed.log, superseded=True)
     lost = frame[frame["superseded"]]
-    assert (list(lost["step"]), set(lost["attempt_id"])) == (list(range(21, 31)), {FIRST})
+    first = resumed.history.attempts[0].claim.attempt_id
+    assert (list(lost["step"]), set(lost["attempt_id"])) == (list(range(21, 31)), {first})
     assert len(frame) == 70
 
 

@@ -31,6 +31,7 @@ from segue.runlog.entries import (
     DecisionEntry,
     DrillEntry,
     HandoverEntry,
+    LiftEntry,
     OpenEntry,
     PricesEntry,
     PruneEntry,
@@ -150,6 +151,7 @@ entries = st.one_of(
         reason=st.just("r"),
     ),
     of_kind(QuarantineEntry, slot=slots, checkpoint=st.none(), reason=st.sampled_from(["torn", "seen again"])),
+    of_kind(LiftEntry, slot=slots, reason=st.just("read again")),
     of_kind(PruneEntry, slots=st.lists(slots, max_size=3).map(tuple)),
 )
 logs = st.lists(st.tuples(entries, st.integers(0, 2)), max_size=30)

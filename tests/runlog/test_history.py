@@ -24,6 +24,7 @@ from segue.runlog.entries import (
     CommitEntry,
     DecisionEntry,
     Entry,
+    LiftEntry,
     OpenEntry,
     PruneEntry,
     QuarantineEntry,
@@ -117,6 +118,9 @@ def steps(history: History) -> list[int]:
     return [checkpoint.ref.step for checkpoint in history.usable]
 
 
+BROKEN = VerdictKind.BROKEN
+
+
 def test_an_empty_log_is_a_run_that_has_not_started() -> None:
     history = history_of()
     assert history == History()
@@ -156,6 +160,32 @@ def test_records_of_the_controller_do_not_end_commits() -> None:
     assert steps(history_of(committed(1, 10), reported(0), decided(1), committed(1, 20))) == [10, 20]
 
 
+def test_nothing_of_an_attempt_counts_after_a_newer_claim() -> None:
+    first, second = ref(1, 10), ref(2, 20)
+    before = (claimed(1), committed(1, 10), committed(1, 20), claimed(2))
+    late = [
+        committed(1, 30),
+        entry(PruneEntry, epoch=1, slots=(1, 2)),
+        entry(QuarantineEntry, epoch=1, slot=2, checkpoint=second, reason="misread"),
+        sealed(first, 11),
+        judged(1, VerdictKind.BROKEN),
+        entry(ReportEntry, epoch=1, report=report(0, attempt_id=attempt_name(1))),
+    ]
+    for some in (late, *([each] for each in late)):
+        assert history_of(*before, *some) == history_of(*before)
+    assert [c.manifest.step for c in history_of(*before, *late, committed(2, 30)).usable] == [10, 20, 30]
+
+
+def test_a_lifted_quarantine_is_as_if_it_had_not_been_and_may_be_made_again() -> None:
+    set_aside = entry(QuarantineEntry, epoch=1, slot=1, checkpoint=ref(1, 10), reason="misread")
+    lifted = entry(LiftEntry, slot=1, reason="read again: sound")
+    assert steps(history_of(claimed(1), committed(1, 10), set_aside)) == []
+    assert steps(history_of(claimed(1), committed(1, 10), set_aside, lifted)) == [10]
+    assert steps(history_of(claimed(1), committed(1, 10), set_aside, lifted, set_aside)) == []
+    named = entry(QuarantineEntry, slot=5, reason="cannot be read")
+    assert (history_of(named).named_damage, history_of(named, lifted).named_damage) == ({5}, {5})
+
+
 def test_a_quarantined_checkpoint_stays_in_the_history_and_no_attempt_resumes_from_it() -> None:
     flipped = entry(QuarantineEntry, slot=2, checkpoint=ref(2, 20), reason="flipped")
     again = entry(QuarantineEntry, slot=2, checkpoint=ref(2, 20), reason="seen again")
@@ -186,8 +216,8 @@ def test_a_seal_gives_its_rows_to_its_checkpoint_and_the_later_one_counts() -> N
 
 
 def test_verdicts_belong_to_their_attempt_and_the_later_one_counts() -> None:
-    kinds = [(2, VerdictKind.UNVERIFIED), (3, VerdictKind.EXACT), (2, VerdictKind.EQUIVALENT)]
-    history = history_of(claimed(1), claimed(2), claimed(3), *(judged(epoch, kind) for epoch, kind in kinds))
+    two, again = judged(2, VerdictKind.UNVERIFIED), judged(2, VerdictKind.EQUIVALENT)
+    history = history_of(claimed(1), claimed(2), two, again, claimed(3), judged(3, VerdictKind.EXACT))
     found = [attempt.verdict.kind if attempt.verdict else None for attempt in history.attempts]
     assert found == [None, VerdictKind.EQUIVALENT, VerdictKind.EXACT]
     assert [resume.verdict.kind for resume in history.resumes] == [VerdictKind.EQUIVALENT, VerdictKind.EXACT]
@@ -247,15 +277,15 @@ def test_a_late_report_of_an_attempt_from_before_the_end_is_not_fresh() -> None:
 
 
 def test_a_run_is_broken_while_the_newest_verdict_since_its_last_end_is_broken() -> None:
-    broken, exact = judged(2, VerdictKind.BROKEN), judged(3, VerdictKind.EXACT)
+    broken, exact, later = (judged(n, kind) for n, kind in ((2, BROKEN), (3, VerdictKind.EXACT), (4, BROKEN)))
     for entries, is_broken in [
         ([broken], True),
         ([broken, decided(1), reported(1)], True),
         ([broken, exact], False),
-        ([exact, broken], True),
+        ([exact, later], True),
         ([broken, ended("broken")], False),
         ([broken, ended("broken"), decided(1), exact], False),
-        ([exact, ended("failed"), broken], True),
+        ([exact, ended("failed"), later], True),
     ]:
         assert bool(history_of(*entries).broken_resumes) is is_broken
 

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from segue.errors import LogReplacedError
 from segue.runlog import keys
 from segue.runlog.entries import Entry, QuarantineEntry, encode
 from segue.runlog.log import RunLog, Stamp
 from segue.runlog.packs import PACK_SLOTS
 from segue.stores import LocalStore, StoreReadError, StoreWriteError
-from segue.stores.base import StoreGoneError
 from segue.testing.faulty_store import FaultyStore
 from segue.testing.remote_store import RemoteStore
 from tests.flows.test_runs import until
@@ -201,7 +201,7 @@ def test_a_log_that_lost_its_last_record_while_it_is_open_is_an_error(store: Loc
     log, _ = read(store)
     store.delete([keys.log_key(RUN, log.next_slot - 1)])
     for _ in range(2):
-        with pytest.raises(StoreGoneError):
+        with pytest.raises(LogReplacedError):
             log.reload()
     assert len(log.slots) == log.next_slot
 

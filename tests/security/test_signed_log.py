@@ -13,6 +13,7 @@ import pytest
 from segue.errors import (
     BrokenChainError,
     ForgedRecordError,
+    LogReplacedError,
     NothingTrustedError,
     ReplayedRecordError,
     SigningKeyError,
@@ -24,7 +25,6 @@ from segue.runlog.log import RunLog
 from segue.runlog.packs import PACK_SLOTS, Packs
 from segue.signing import open_signer
 from segue.stores import LocalStore
-from segue.stores.base import StoreGoneError
 from tests.runlog.test_log import note, numbers
 from tests.security.conftest import new_key, with_checksum
 
@@ -188,7 +188,7 @@ def test_records_cut_off_at_the_end_are_noticed_by_whoever_read_them_and_only_th
     log = signed(store, key, records=4)
     store.delete([keys.log_key(RUN, 3)])
     for look in (log.reload, lambda: log.append(note(9))):
-        with pytest.raises(StoreGoneError, match=r"record 3 .* is gone"):
+        with pytest.raises(LogReplacedError, match=r"00000003.json is gone"):
             look()
     assert numbers(signed(store, key).reload()) == [0, 1, 2], "a new reader cannot know: docs/security.md says so"
 

@@ -11,11 +11,14 @@ import crc32c
 import pytest
 
 from segue.checkpoints.loading.select import newest_valid
+from segue.checkpoints.quarantine import give_up_by_name, quarantine
 from segue.clock import SystemClock
 from segue.controller.local_run import run_here
-from segue.controller.steps import check_start, decide_next, open_run
+from segue.controller.steps import check_start, decide_next, open_run, request_stop
 from segue.errors import (
     ForgedRecordError,
+    LostRecordError,
+    NoLostRecordError,
     NothingTrustedError,
     ReplayedRecordError,
     SigningKeyError,
@@ -28,10 +31,10 @@ from segue.interop.load import load_checkpoint
 from segue.launch.assignment import Assignment
 from segue.records import Environment, StopReason, VerdictKind
 from segue.runlog import keys
-from segue.runlog.entries import CommitEntry, OpenEntry
+from segue.runlog.entries import CommitEntry, OpenEntry, PricesEntry
 from segue.runlog.history import read_history
 from segue.runlog.log import RunLog
-from segue.runlog.open import known_runs
+from segue.runlog.open import find_run, known_runs
 from segue.runlog.open import open_log as open_run_log
 from segue.spec import StoreSpec
 from segue.trainer.claim import claim_run
@@ -188,10 +191,54 @@ def test_with_all_shards_spoiled_the_run_does_not_begin_again(fork_server, pause
 
 def test_with_all_commits_deleted_nothing_is_bought_and_the_run_does_not_begin_again(paused):
     spec, runlog = paused
-    runlog.store.delete([keys.log_key("tiny", slot.number) for slot in commits(runlog)])
+    lost = [slot.number for slot in commits(runlog)]
+    runlog.store.delete([keys.log_key("tiny", number) for number in lost])
+    for number in lost:
+        with pytest.raises(LostRecordError) as missing:
+            decide_next(reopened(spec), spec, clock=SystemClock())
+        assert missing.value.slot == number
+        give_up_by_name(reopened(spec), number)  # As the fix says.
     with pytest.raises(NothingTrustedError) as caught:
         decide_next(reopened(spec), spec, clock=SystemClock())
     assert (caught.value.checkpoints, caught.value.unreadable) == (0, 2)
+
+
+@pytest.mark.parametrize("spoil_record", ["deleted", "garbled"])
+@pytest.mark.parametrize("what", ["quarantine", "stop"])
+def test_a_record_in_the_middle_that_is_gone_undoes_nothing(paused, spoil_record, what):
+    spec, runlog = paused
+    newest = read_history(runlog).checkpoints[-1]
+    if what == "quarantine":
+        quarantine(runlog, checkpoint=newest, reason="a person doubts it", epoch=0)
+    else:
+        request_stop(runlog, reason="stop!")
+    slot = runlog.next_slot - 1
+    facts = {"source": "s", "prices": {}, "taken_at": "2026-01-01T00:00:00Z"}
+    runlog.append(lambda stamp: PricesEntry.model_validate(stamp(epoch=0) | facts))
+    key = keys.log_key("tiny", slot)
+    runlog.store.delete([key]) if spoil_record == "deleted" else runlog.store.put(key, b"garbage")
+    again = reopened(spec)
+    for decide in (
+        lambda: decide_next(again, spec, clock=SystemClock()),
+        lambda: newest_valid(again, epoch=9),
+        lambda: load_checkpoint("tiny", store=spec.store),
+    ):
+        with pytest.raises(LostRecordError, match=f"give-up-record tiny --record {slot}"):
+            decide()
+    assert find_run("tiny", spec.store)[1].damage[0].slot == slot  # It can be looked at.
+
+
+def test_a_record_that_a_person_gives_up_holds_up_the_run_no_longer(paused):
+    spec, runlog = paused
+    runlog.store.delete([keys.log_key("tiny", commits(runlog)[0].number)])
+    again = reopened(spec)
+    with pytest.raises(LostRecordError) as caught:
+        decide_next(again, spec, clock=SystemClock())
+    assert give_up_by_name(again, caught.value.slot) == caught.value.why
+    assert decide_next(again, spec, clock=SystemClock()).plan.parent.step == 20
+    for number in (caught.value.slot, 0, 99):
+        with pytest.raises(NoLostRecordError):
+            give_up_by_name(again, number)
 
 
 def test_a_prepared_commit_of_somebody_else_is_not_adopted(fork_server, make_signed, open_log, make_spec, tmp_path):

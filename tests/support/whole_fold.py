@@ -15,6 +15,7 @@ from segue.runlog.entries import (
     DecisionEntry,
     DrillEntry,
     HandoverEntry,
+    LiftEntry,
     OpenEntry,
     PricesEntry,
     PruneEntry,
@@ -32,9 +33,10 @@ from segue.runlog.log import Damage, Slot
 def whole_fold(slots: Sequence[Slot], *, damage: tuple[Damage, ...] = (), next_slot: int = 0) -> History:
     """Fold readable slots into a history.
 
-    A commit whose epoch is lower than an earlier one is ignored: no correct writer appends one, so it can only come
-    from a writer that did not read the log.
+    A record whose epoch is lower than an earlier one is ignored, unless the controller wrote it: no correct writer
+    appends one, so it can only come from a writer that did not read the log.
     """
+    slots = list(_not_fenced(slots))
     quarantined: dict[int, str] = {}
     pruned: set[int] = set()
     rows: dict[int, tuple[WitnessRow, ...]] = {}
@@ -42,6 +44,8 @@ def whole_fold(slots: Sequence[Slot], *, damage: tuple[Damage, ...] = (), next_s
     for entry in (slot.entry for slot in slots):
         if isinstance(entry, QuarantineEntry):
             quarantined.setdefault(entry.slot, entry.reason)
+        elif isinstance(entry, LiftEntry):
+            quarantined.pop(entry.slot, None)
         elif isinstance(entry, PruneEntry):
             pruned.update(entry.slots)
         elif isinstance(entry, SealEntry):
@@ -172,6 +176,14 @@ def _broken_in_a_row(verdicts: Sequence[VerdictEntry]) -> tuple[VerdictEntry, ..
         elif entry.verdict.rows_compared or entry.verdict.kind is not VerdictKind.UNVERIFIED:
             break
     return tuple(found)
+
+
+def _not_fenced(slots: Iterable[Slot]) -> Iterable[Slot]:
+    highest = 0
+    for slot in slots:
+        if slot.entry.epoch == 0 or slot.entry.epoch >= highest:
+            yield slot
+        highest = max(highest, slot.entry.epoch)
 
 
 def _standing_commits(slots: Iterable[Slot]) -> Iterable[tuple[int, CommitEntry]]:

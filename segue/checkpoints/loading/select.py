@@ -15,12 +15,12 @@ from segue.checkpoints.format.snapshot import Snapshot
 from segue.checkpoints.loading.adoption import adopt_last_save
 from segue.checkpoints.loading.read import Selection, read_stored
 from segue.checkpoints.loading.snapshot import snapshot_of
+from segue.checkpoints.quarantine import give_up_record, quarantine
 from segue.errors import CheckpointError
 from segue.records import CheckpointRef
 from segue.runlog import keys
-from segue.runlog.entries import Entry, QuarantineEntry
-from segue.runlog.history import Checkpoint, read_history, require_trusted
-from segue.runlog.log import RunLog, Stamp
+from segue.runlog.history import Checkpoint, read_history, require_trusted, require_whole
+from segue.runlog.log import RunLog
 from segue.stores.base import Store, StoreReadError, StoreWriteError
 from segue.stores.retry import patiently
 
@@ -74,7 +74,8 @@ def newest_valid(
     Raises:
         FencedError: a newer claim exists.
         StoreReadError: the store could not be read; trying again is safe.
-        NothingTrustedError: the log is signed, and none of its checkpoints can be used.
+        NothingTrustedError, LostRecordError: the log is signed, and none of its checkpoints can be used, or a record
+            cannot be read.
         MachineTooSmallError: this machine, or its container, has too little memory for the newest one.
     """
     leads = readers is None or readers.is_leader
@@ -138,26 +139,10 @@ def _read(
         return error
 
 
-def quarantine(runlog: RunLog, *, checkpoint: Checkpoint, reason: str, epoch: int) -> None:
-    """Record that nothing may resume from a checkpoint. Its bytes stay."""
-
-    def build(stamp: Stamp) -> Entry:
-        common = stamp(epoch=epoch)
-        return QuarantineEntry.model_validate(
-            common | {"slot": checkpoint.ref.slot, "checkpoint": checkpoint.ref, "reason": reason}
-        )
-
-    runlog.append(build, epoch=epoch)
-
-
 def _name_damaged_slots(runlog: RunLog, *, epoch: int) -> None:
+    """Give up what could be read in no way, by name: the records that are deleted and adopted later depend on it."""
     history = read_history(runlog)
-    for damage in history.damage:
-        if damage.slot in history.named_damage:
-            continue
-        log.warning("log record quarantined key=%s reason=%s", damage.key, damage.why)
-
-        def build(stamp: Stamp, slot: int = damage.slot, why: str = f"{damage.key}: {damage.why}") -> Entry:
-            return QuarantineEntry.model_validate(stamp(epoch=epoch) | {"slot": slot, "reason": why})
-
-        runlog.append(build, epoch=epoch)
+    require_whole(runlog, history)
+    for damage in history.unread:
+        log.warning("log record given up key=%s reason=%s", damage.key, damage.why)
+        give_up_record(runlog, slot=damage.slot, reason=damage.why, epoch=epoch)

@@ -15,7 +15,7 @@ from segue.checkpoints.saving.tracing import span
 from segue.checkpoints.saving.writer_client import ShardWriter
 from segue.checkpoints.saving.written import Save, Written
 from segue.clock import Clock
-from segue.errors import FencedError, WriterDiedError
+from segue.errors import WriterDiedError
 from segue.records import CheckpointRef, Environment, Finding, Manifest, WitnessRow
 from segue.runlog import keys
 from segue.runlog.entries import CommitEntry, Entry, SealEntry
@@ -213,7 +213,8 @@ class Writer:
         while True:
             try:
                 if is_repeated:
-                    self._require_not_fenced()
+                    # The attempt that holds a newer claim may have adopted the first version of a save.
+                    self._runlog.require_claim(self._epoch)
                 if isinstance(job, SaveJob):
                     self._save(job)
                 else:
@@ -227,17 +228,6 @@ class Writer:
             else:
                 self.trouble = None
                 return
-
-    def _require_not_fenced(self) -> None:
-        """Do not write a save again after a newer claim: the attempt that holds it may have adopted the first version.
-
-        Raises:
-            FencedError: a newer claim exists.
-            StoreReadError: the log could not be read.
-        """
-        newest = self._runlog.refresh().highest_epoch
-        if newest > self._epoch:
-            raise FencedError(epoch=self._epoch, newer_epoch=newest)
 
     def _save(self, job: SaveJob) -> None:
         if job.step not in self._commits:

@@ -25,6 +25,7 @@ from segue.errors import (
     RankFailedError,
     RankLostError,
     SegueError,
+    UnreadRecordError,
     WriterDiedError,
 )
 from segue.records import Value
@@ -44,7 +45,14 @@ _SILENT_LOOKS = 240
 process may have stood still itself."""
 _POLL_SECONDS = 0.05
 _OF_GLOO = re.compile("gloo|Application timeout caused pair closure")
-_STORAGE_OR_MACHINE = (StoreReadError, StoreWriteError, WriterDiedError, MachineError, FencedError)
+_STORAGE_OR_MACHINE = (
+    StoreReadError,
+    StoreWriteError,
+    UnreadRecordError,
+    WriterDiedError,
+    MachineError,
+    FencedError,
+)
 
 
 class RankEnding(Value):

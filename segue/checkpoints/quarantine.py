@@ -1,0 +1,73 @@
+"""Quarantine: what nothing resumes from, and how a person lifts it."""
+
+from __future__ import annotations
+
+from segue.errors import CheckpointError, DamagedCheckpointError, NoLostRecordError, NotQuarantinedError
+from segue.runlog import keys
+from segue.runlog.entries import Entry, LiftEntry, QuarantineEntry
+from segue.runlog.history import Checkpoint, read_history
+from segue.runlog.log import RunLog, Stamp
+
+
+def quarantine(runlog: RunLog, *, checkpoint: Checkpoint, reason: str, epoch: int) -> None:
+    """Record that nothing may resume from a checkpoint. Its bytes stay.
+
+    Raises:
+        FencedError, UnreadRecordError: a newer claim exists, or may exist.
+        StoreWriteError, StoreReadError: a retry is safe.
+    """
+
+    def build(stamp: Stamp) -> Entry:
+        facts = {"slot": checkpoint.ref.slot, "checkpoint": checkpoint.ref, "reason": reason}
+        return QuarantineEntry.model_validate(stamp(epoch=epoch) | facts)
+
+    runlog.append(build, epoch=epoch)
+
+
+def give_up_record(runlog: RunLog, *, slot: int, reason: str, epoch: int) -> None:
+    """Record that a record cannot be read and is not waited for. A checkpoint in it stays quarantined if it can again.
+
+    Raises:
+        As for `quarantine`.
+    """
+    facts = {"slot": slot, "reason": f"{keys.log_key(runlog.run_id, slot)}: {reason}"}
+    runlog.append(lambda stamp: QuarantineEntry.model_validate(stamp(epoch=epoch) | facts), epoch=epoch)
+
+
+def give_up_by_name(runlog: RunLog, slot: int) -> str:
+    """Give up a record at a person's request; return why it cannot be read.
+
+    Raises:
+        NoLostRecordError: it can be read, or was given up before, or there is none.
+        StoreWriteError, StoreReadError: a retry is safe.
+    """
+    unread = {damage.slot: damage.why for damage in read_history(runlog.reload()).unread}
+    if slot not in unread:
+        raise NoLostRecordError(run_id=runlog.run_id, slot=slot, unread=tuple(unread))
+    give_up_record(runlog, slot=slot, reason=f"{unread[slot]}; given up by a person", epoch=0)
+    return unread[slot]
+
+
+def lift(runlog: RunLog, *, step: int) -> str:
+    """Lift the quarantine of a checkpoint, once its bytes are read and verified; return what it was for.
+
+    Raises:
+        NotQuarantinedError: there is no quarantined checkpoint of that step.
+        DamagedCheckpointError: it is damaged.
+        StoreWriteError, StoreReadError: a retry is safe.
+    """
+    from segue.checkpoints.loading.read import read_stored
+
+    history = read_history(runlog.reload())
+    quarantined = {c.manifest.step: c for c in history.checkpoints if c.quarantined is not None and not c.is_pruned}
+    found = quarantined.get(step)
+    if found is None:
+        raise NotQuarantinedError(run_id=runlog.run_id, step=step, quarantined=tuple(quarantined))
+    try:
+        read_stored([runlog.store], run_id=runlog.run_id, manifest=found.manifest)
+    except CheckpointError as error:
+        steps_there = tuple(c.manifest.step for c in history.usable)
+        raise DamagedCheckpointError(step=step, key=error.key, damage=str(error), steps_there=steps_there) from None
+    facts = {"slot": found.ref.slot, "reason": "its bytes were read again and verify"}
+    runlog.append(lambda stamp: LiftEntry.model_validate(stamp(epoch=0) | facts))
+    return found.quarantined or ""

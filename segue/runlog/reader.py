@@ -1,0 +1,201 @@
+"""Reading a log: its packs, a listing, its tail; and again, in other ways, what is damaged or seems to be gone."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+
+from segue.clock import Clock
+from segue.errors import (
+    BrokenChainError,
+    ForgedRecordError,
+    LogCutError,
+    LogReplacedError,
+    MissingObjectError,
+    ReplayedRecordError,
+)
+from segue.runlog import keys
+from segue.runlog.entries import entry_id_in, is_intact
+from segue.runlog.packs import Packs
+from segue.runlog.slots import Slot, Slots
+from segue.stores.base import ObjectInfo, Store, StoreReadError, ways_to
+from segue.stores.parallel import read_each
+
+log = logging.getLogger(__name__)
+
+_MOST_RECORD_BYTES = 64 * 2**20
+_WIDEST_GAP_SLOTS = 1_000
+"""Longest gap of missing records that is read. A key far beyond it is foreign, and must not cost a million reads."""
+_FIRST = (0, 1)
+"""A log without both of these was deleted; one object that is lost does not end a run."""
+_PAUSES_SECONDS = (0.0, 0.02, 0.1, 0.3)
+"""Before each further read of what could not be read, in another way than before. Then it counts as damaged."""
+
+
+class LogReader:
+    """Reads the records of one run's log into its slots. Not safe for several threads."""
+
+    def __init__(self, store: Store, run_id: str, slots: Slots, packs: Packs, *, clock: Clock) -> None:
+        self.store, self._run_id, self._slots, self._packs, self._clock = store, run_id, slots, packs, clock
+        self._surely_damaged: set[int] = set()
+
+    def read_all(self) -> None:
+        """Read what was not read yet, and again what is damaged: a person may have restored it.
+
+        Raises:
+            StoreReadError: the store could not be read.
+            LogReplacedError: what was read before is not there any more.
+            LogCutError: the log was deleted, and not all of it.
+            ForgedRecordError, ReplayedRecordError, BrokenChainError, UnsignedLogError, SigningKeyNeededError: a record
+                is not what the log's key signed for its slot.
+        """
+        slots = self._slots
+        if slots.end == 0:
+            self._read_packs()
+        start = slots.end
+        sizes = self._list_from(start - 1)
+        if start and start - 1 not in sizes:
+            self.require_same_log()
+        end = _end_of(set(sizes), start=start)
+        self._read_slots([number for number in range(end) if number not in slots], sizes)
+        self.read_tail()
+
+    def read_tail(self) -> None:
+        """Read the records that were appended since.
+
+        Raises:
+            As for `read_all`.
+        """
+        while self._read_next():
+            pass
+
+    def require_same_log(self) -> None:
+        """Pass if the first and the newest record that were read are still there: the log was not deleted or replaced.
+
+        A record that was damaged since tells nothing; if both are, the others are looked at.
+
+        Raises:
+            LogReplacedError: one of them is gone, or is another one, however often it is read.
+            StoreReadError: the store could not be read, or none of the log's records can.
+        """
+        read = self._slots.read()
+        if not read:
+            return
+        first_and_newest, others = {read[0].number: read[0], read[-1].number: read[-1]}, read[1:-1]
+        answers = [self._is_in_place(slot) for slot in first_and_newest.values()]
+        is_sure = any(answers) or any(self._is_in_place(slot) for slot in others)
+        if not is_sure:
+            raise StoreReadError(url=self.store.url, key=keys.log_prefix(self._run_id), why="all records are damaged")
+
+    def _is_in_place(self, slot: Slot) -> bool:
+        """Whether the store still has the record that was read from this slot; False where it is damaged there."""
+        key, found = keys.log_key(self._run_id, slot.number), None
+        for store in self._ways():
+            found = _found(store, key)
+            if found is not None and is_intact(found):
+                break
+        if found is not None and not is_intact(found):
+            return False
+        if found is None or entry_id_in(found) != slot.entry.entry_id:
+            facts = {"run_id": self._run_id, "url": self.store.url, "log_id": self._slots.log_id}
+            raise LogReplacedError(key=key, is_there=found is not None, **facts)
+        return True
+
+    def read_damaged_again(self, numbers: Iterable[int]) -> None:
+        """Read these slots again, in other ways, until they are sound or surely damaged.
+
+        Raises:
+            As for `read_all`.
+        """
+        doubtful = [number for number in numbers if number not in self._slots]
+        for store in list(self._ways())[1:] if doubtful else ():
+            for number in doubtful:
+                data = _found(store, keys.log_key(self._run_id, number))
+                if data is not None:
+                    self._slots.decode(number, data)
+            doubtful = [number for number in doubtful if number not in self._slots]
+            if not doubtful:
+                return
+        self._surely_damaged.update(doubtful)
+
+    def _ways(self) -> Iterator[Store]:
+        """The store, then the store by other ways, with a pause before each."""
+        pauses = (0.0, *_PAUSES_SECONDS)
+        for pause, store in zip(pauses, ways_to(self.store, reads=len(pauses)), strict=True):
+            if pause:
+                self._clock.sleep(pause)
+            yield store
+
+    def _read_new_damage_again(self) -> None:
+        damaged = (damage.slot for damage in self._slots.damage())
+        self.read_damaged_again([number for number in damaged if number not in self._surely_damaged])
+
+    def _list_from(self, number: int) -> dict[int, int]:
+        """The sizes of the records from this slot on, by slot."""
+        after = keys.log_key(self._run_id, number - 1) if number > 0 else None
+        listed = self.store.list_objects(keys.log_prefix(self._run_id), after=after)
+        slots = ((keys.slot_of(item.key), item.size_bytes) for item in listed)
+        return {slot: size_bytes for slot, size_bytes in slots if slot is not None}
+
+    def _read_packs(self) -> None:
+        """Read the beginning of a log that was not read before from its packs, if it has any."""
+        packs = self._packs.find()
+        if packs and self._read_next():
+            first = self._slots.get(0)
+            log_id = first.entry.entry_id if first is not None else ""
+            try:
+                for number, data in self._packs.read(packs.get(log_id, ()), log_id=log_id):
+                    if number not in self._slots:
+                        self._slots.decode(number, data)
+            except (ForgedRecordError, ReplayedRecordError, BrokenChainError) as error:
+                log.warning("pack with a forged record ignored reason=%s", error)  # The record itself is read instead.
+
+    def _read_slots(self, numbers: Iterable[int], sizes: dict[int, int]) -> None:
+        named = {keys.log_key(self._run_id, number): number for number in numbers}
+        wanted = (ObjectInfo(key, sizes.get(number, 0)) for key, number in named.items())
+        missing = []
+        # Limited to the largest possible record: other programs may put objects into the bucket.
+        for key, data in read_each(self.store, wanted, most_bytes=_MOST_RECORD_BYTES):
+            if data is not None:
+                self._slots.decode(named[key], data)
+            else:
+                missing.append(named[key])
+        # A slot that the listing has, and that is not there, is the end of the log or a fault of the listing.
+        for number in (number for number in missing if number < self._slots.end):
+            self._slots.add_damage(number, "the record is missing although later ones exist")
+        self._read_new_damage_again()
+        if self._slots.end > len(_FIRST) and all(n in missing and n not in self._slots for n in _FIRST):
+            first = self._slots.first()
+            raise LogCutError(
+                run_id=self._run_id, url=self.store.url, begins_with=first.number if first is not None else None
+            )
+
+    def _read_next(self) -> bool:
+        """Whether there is a record in the slot after the last one. It is read."""
+        number = self._slots.end
+        data = _found(self.store, keys.log_key(self._run_id, number))
+        if data is None:
+            return False
+        if self._slots.decode(number, data) is None:
+            if self._slots.is_foreign(number):
+                self.require_same_log()  # Is it the record that is of another log, or are we?
+            self._read_new_damage_again()
+        return True
+
+
+def _found(store: Store, key: str) -> bytes | None:
+    try:
+        return store.get_range(key, 0, _MOST_RECORD_BYTES)
+    except MissingObjectError:
+        return None
+
+
+def _end_of(numbers: set[int], *, start: int) -> int:
+    """The slot after the last one. Writers append in order, so a key far beyond a gap does not belong to the log."""
+    end = start
+    for number in sorted(numbers):
+        if number - end > _WIDEST_GAP_SLOTS:
+            log.warning("log records after a gap ignored gap_slots=%d from_slot=%d", _WIDEST_GAP_SLOTS, number)
+            break
+        end = number + 1
+    return end
