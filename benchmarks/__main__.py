@@ -16,6 +16,7 @@ from benchmarks.crash.command import crash
 from benchmarks.datacheck.command import datacheck
 from benchmarks.deadline.command import deadline
 from benchmarks.dispatch.command import dispatch
+from benchmarks.fencing.command import fencing
 from benchmarks.fleet.command import fleet
 from benchmarks.overhead.command import overhead
 from benchmarks.turnaround.command import turnaround
@@ -63,6 +64,7 @@ app.command()(continuity)
 app.command()(datacheck)
 app.command()(deadline)
 app.command()(dispatch)
+app.command()(fencing)
 app.command()(fleet)
 app.command()(overhead)
 app.command()(turnaround)

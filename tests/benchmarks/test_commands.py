@@ -27,6 +27,7 @@ COVERED = {
     "datacheck": "test_commands:test_the_data_check_is_timed_beside_one_frame",
     "deadline": "test_deadline_bench:test_every_policy_has_its_figures",
     "dispatch": "test_commands:test_starts_are_timed_and_the_refusals_of_all_requests_are_counted",
+    "fencing": "test_fencing_bench:test_no_world_loses_tears_or_doubles_a_commit_or_passes_over_one",
     "fleet": "test_commands:test_a_fleet_of_two_finishes_in_time",
     "overhead": "test_overhead_bench:test_every_loop_trains_in_a_process_of_its_own_and_has_its_figures",
     "turnaround": "test_turnaround_bench:test_the_benchmark_measures_each_part_on_a_real_prefect",

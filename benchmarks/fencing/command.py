@@ -1,0 +1,51 @@
+"""`segue bench fencing`: also `python -m benchmarks.fencing.command`."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from benchmarks.common.terminal import leave_as_on_ctrl_c, progress
+from segue.errors import SegueError
+from segue.reports.console import console, show_error, show_json
+
+
+def fencing(
+    worlds: Annotated[int, typer.Option(min=1, help="Worlds to run; every second one is signed.")] = 20_000,
+    first: Annotated[int, typer.Option(min=0, help="Seed of the first world: the same seed is the same world.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
+) -> None:
+    """Run parents and attempts in random interleavings over a store whose answers may be wrong in one bit.
+
+    In each world attempts are taken for lost while they live, in some the run is deleted meanwhile and begun again. No
+    commit may be lost, torn, or counted twice, and no resume may pass over the newest checkpoint.
+
+    Exit code 0: none is, in any world. 1: some are; their seeds are shown.
+    """
+    from benchmarks.fencing.worlds import run_worlds
+
+    leave_as_on_ctrl_c()
+    with progress() as say:
+        found = run_worlds(worlds, first=first, say=say)
+    if as_json:
+        show_json(found)
+    else:
+        for name, value in found.items():
+            console.print(f"{name.replace('_', ' '):>20}  {value}", markup=False)
+    if found["faults"]:
+        raise typer.Exit(1)
+
+
+def main() -> None:
+    """Entry point of `python -m benchmarks.fencing.command`."""
+    try:
+        typer.run(fencing)
+    except SegueError as error:
+        show_error(error)
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main()

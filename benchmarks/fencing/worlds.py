@@ -1,0 +1,62 @@
+"""Many worlds in processes of their own, and their sum."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from benchmarks.fencing.world import KINDS, Judged, World
+from segue.signing import open_signer
+
+_BATCH = 50
+_MOST_SHOWN = 10
+
+
+def run_worlds(count: int, *, first: int = 0, say: Callable[[str], None]) -> dict[str, Any]:
+    """How many worlds had a fault of each kind, with the first faults, and what happened in all of them.
+
+    Worlds with an even seed are unsigned, the others signed.
+    """
+    started, kinds, ends, shown = time.monotonic(), Counter[str](), Counter[str](), []
+    sums = Counter[str]()
+    for done, judged in enumerate(_judged(range(first, first + count)), start=1):
+        sums.update(wrong_reads=judged.wrong_reads, commits=judged.commits, resumes=judged.resumes)
+        ends += judged.ends
+        kinds.update({kind for kind, _ in judged.wrong})
+        shown += [f"world {judged.seed}: {kind}: {why}" for kind, why in judged.wrong]
+        if done % _BATCH == 0:
+            say(f"{done} of {count} worlds, {sum(kinds.values())} with faults")
+    return {
+        "worlds": count,
+        **{kind: kinds[kind] for kind in KINDS},
+        "faults": shown[:_MOST_SHOWN],
+        **sums,
+        "ends": dict(ends.most_common()),
+        "seconds": round(time.monotonic() - started, 1),
+    }
+
+
+def _judged(seeds: range) -> Iterator[Judged]:
+    batches = [seeds[at : at + _BATCH] for at in range(0, len(seeds), _BATCH)]
+    if len(batches) == 1:
+        yield from _judged_batch(seeds)
+        return
+    with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
+        for found in pool.map(_judged_batch, batches):
+            yield from found
+
+
+def _judged_batch(seeds: range) -> list[Judged]:
+    with tempfile.TemporaryDirectory() as folder:
+        key = Path(folder) / "key"
+        key.write_text("k" * 64)
+        signed = partial(open_signer, f"file:{key}")
+        return [World(seed, signer=signed() if seed % 2 else None).run() for seed in seeds]
