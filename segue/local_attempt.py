@@ -97,6 +97,7 @@ def _announced(runlog: RunLog, spec: RunSpec, folder: Path) -> SegmentPlan:
             capacity=Capacity.SPOT,
             deployment=spec.pools.deployment(Capacity.SPOT),
             parent=parent,
+            log_id=runlog.log_id,
         )
         facts = {"plan": plan, "action": "run", "reason": "a script was started with a local session"}
         with suppress(LogMovedError):  # Another process came first: read the log again.

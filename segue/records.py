@@ -358,6 +358,7 @@ class SegmentPlan(Record):
     ignores_deadline: bool = Field(
         False, description="Whether the attempt stays on spot although the deadline requires on-demand, for the budget."
     )
+    log_id: str = Field("", description="Id of the log in which it was decided; empty in plans of earlier versions.")
 
 
 class CodeFailure(Value):

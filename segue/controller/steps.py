@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import suppress
+from dataclasses import replace
 
 from segue.clock import Clock
 from segue.controller.costs.affordable import refuse_cost
@@ -166,7 +167,7 @@ def decide_next(runlog: RunLog, spec: RunSpec, *, clock: Clock, queues: Queues |
         if last is not None and last.plan is None and last.action != "import" and len(history.decisions) > known:
             # Another parent ended the run at this moment. A new decision would start it again.
             return Decision(last.action, last.reason, numbers=last.numbers)
-        decision = decide(spec, history, now=clock.now(), queues=queues)
+        decision = _of_log(runlog.log_id, decide(spec, history, now=clock.now(), queues=queues))
         if decision.action == "finished" and last is not None and last.action == "finished":
             return decision
         try:
@@ -320,6 +321,12 @@ def _set_aside(runlog: RunLog, checkpoint: Checkpoint, history: History) -> None
     facts = {"slot": checkpoint.ref.slot, "checkpoint": checkpoint.ref, "reason": SET_ASIDE}
     with suppress(LogMovedError):  # The process that wrote meanwhile may have quarantined it; the caller reads again.
         runlog.append(lambda stamp: QuarantineEntry.model_validate(stamp(epoch=0) | facts), at=history.next_slot)
+
+
+def _of_log(log_id: str, decision: Decision) -> Decision:
+    """The decision with a plan that no other log of the same name takes for its own."""
+    plan = decision.plan
+    return decision if plan is None else replace(decision, plan=plan.model_copy(update={"log_id": log_id}))
 
 
 def _entry(decision: Decision, stamp: Stamp) -> Entry:

@@ -146,6 +146,7 @@ def _announce(runlog: RunLog, state: FirstCheckpoint) -> SegmentPlan:
             # Records name one of the two; what has no capacity of a pool is not counted as either.
             capacity=Capacity.SPOT,
             deployment=state.spec.pools.deployment(Capacity.SPOT),
+            log_id=runlog.log_id,
         )
         build = partial(_decision, plan, state.origin)
         with suppress(LogMovedError):  # Another record came first: read the log again.

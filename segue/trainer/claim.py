@@ -15,10 +15,11 @@ The rule of fencing, with everything that a read may get wrong:
    quarantine, seal, verdict or report (`Folding.add`). No correct writer appends one.
 4. *Deleting.* A record says what is to be deleted, and is appended before that, under rule 2. What no record names is
    deleted only of attempts that are fenced, of the own log, and only if every record can be read.
-5. *Which log.* A log is what its first record says, not its name. Its id is in every record and in the id of every
-   attempt, so in the keys of all that an attempt writes. Before each append the first and the newest record that were
-   read must still be in their slots (`LogReplacedError`). A record of another log takes its slot and means nothing, and
-   what is left of a log without its beginning is no log (`LogCutError`).
+5. *Which log.* A log is what its first record says, not its name. Its id is in every record, in every plan, and in the
+   id of every attempt, so in the keys of all that an attempt writes. A plan of another log is not claimed. Before each
+   append the first and the newest record that were read must still be in their slots (`LogReplacedError`). A record of
+   another log takes its slot and means nothing, and what is left of a log without its beginning is no log
+   (`LogCutError`).
 6. *A wrong read costs time, never a checkpoint.* What does not verify is read again in other ways before anything is
    concluded from it: a record, a shard, a prepared commit, and a key that a listing shows or hides.
 """
@@ -31,7 +32,7 @@ from dataclasses import dataclass
 
 from segue.errors import StalePlanError
 from segue.launch.assignment import Assignment
-from segue.records import Environment
+from segue.records import Environment, SegmentPlan
 from segue.runlog import keys
 from segue.runlog.entries import ClaimEntry, Entry
 from segue.runlog.history import History, read_history, require_whole
@@ -55,8 +56,9 @@ def claim_run(runlog: RunLog, assignment: Assignment, *, environment: Environmen
     attempt fences in turn.
 
     Raises:
-        StalePlanError: this attempt was already claimed or reported, or a newer one was decided. An orchestrator may
-            start the same flow run twice; only one of the two may train.
+        StalePlanError: this attempt was already claimed or reported, a newer one was decided, or it was decided for
+            another log: the run was deleted and begun again. An orchestrator may start the same flow run twice; only
+            one of the two may train.
         LostRecordError: the log is signed, and a record in it cannot be read.
     """
     plan = assignment.plan
@@ -65,6 +67,7 @@ def claim_run(runlog: RunLog, assignment: Assignment, *, environment: Environmen
     def build(stamp: Stamp) -> Entry:
         history = read_history(runlog)
         require_whole(runlog, history)
+        _refuse_plan_of_another_log(runlog, plan)
         _refuse_stale(history, assignment, is_signed=runlog.is_signed)
         # A slot that cannot be read may hold a claim, so it counts as one.
         epoch = runlog.highest_epoch + len(runlog.damage) + 1
@@ -87,6 +90,12 @@ def claim_run(runlog: RunLog, assignment: Assignment, *, environment: Environmen
     entry = slot.entry
     assert isinstance(entry, ClaimEntry)
     return Claim(attempt_id=entry.attempt_id, epoch=entry.epoch, slot=slot.number)
+
+
+def _refuse_plan_of_another_log(runlog: RunLog, plan: SegmentPlan) -> None:
+    if plan.log_id not in ("", runlog.log_id):
+        deleted = f"it was decided in log {plan.log_id[:8]} of the run, which was deleted since"
+        raise StalePlanError(segment=plan.segment, attempt=plan.attempt, why=deleted)
 
 
 def _refuse_stale(history: History, assignment: Assignment, *, is_signed: bool) -> None:

@@ -9,12 +9,16 @@ import pytest
 
 from segue.checkpoints.loading.select import newest_valid
 from segue.checkpoints.pruning import Pruner
-from segue.errors import LogReplacedError, SupersededError, UnreadRecordError
+from segue.clock import SystemClock
+from segue.controller.steps import decide_next
+from segue.errors import LogReplacedError, StalePlanError, SupersededError, UnreadRecordError
+from segue.launch.assignment import Assignment
 from segue.runlog import keys
 from segue.runlog.history import read_history
 from segue.runlog.log import RunLog
 from segue.stores.base import ObjectInfo, Store
-from tests.checkpoints.test_adoption import Run
+from segue.trainer.claim import claim_run
+from tests.checkpoints.test_adoption import HERE, Run
 
 
 class WrongOnce:
@@ -200,3 +204,14 @@ def test_an_old_parent_decides_nothing_for_a_run_that_was_deleted(run):
         with pytest.raises(LogReplacedError, match=r"is gone.*Fix: none needed if the run was deleted on purpose"):
             act()
     assert not (run.log.store.root / "r").exists()
+
+
+def test_a_flow_run_of_a_deleted_run_that_starts_late_does_not_take_the_plan_of_the_new_one(run):
+    late = decide_next(run.log, run.spec, clock=SystemClock()).plan
+    shutil.rmtree(run.log.store.root / "r")
+    new = Run(run.spec.model_copy(update={"seed": 7}))
+    plan = decide_next(new.log, new.spec, clock=SystemClock()).plan
+    assert (plan.segment, plan.attempt) == (late.segment, late.attempt)
+    with pytest.raises(StalePlanError, match="was deleted since"):
+        claim_run(RunLog(new.log.store, "r"), Assignment(spec=run.spec, plan=late), environment=HERE)
+    assert new.begin()[1].epoch == 1
