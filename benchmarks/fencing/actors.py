@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -176,6 +175,3 @@ def _report(plan: SegmentPlan, attempt_id: str, step: int) -> SegmentReport:
         from_step=0,
         to_step=step,
     )
-
-
-logging.getLogger("segue").setLevel(logging.CRITICAL)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -59,4 +61,17 @@ def _judged_batch(seeds: range) -> list[Judged]:
         key = Path(folder) / "key"
         key.write_text("k" * 64)
         signed = partial(open_signer, f"file:{key}")
-        return [World(seed, signer=signed() if seed % 2 else None).run() for seed in seeds]
+        with _quiet():
+            return [World(seed, signer=signed() if seed % 2 else None).run() for seed in seeds]
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the log of what was read again: there are thousands of such reads."""
+    logger = logging.getLogger("segue")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)

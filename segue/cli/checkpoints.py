@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import typer
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from segue.checkpoints.quarantine import give_up_by_name, lift
+from segue.checkpoints.loading.quarantine import give_up_by_name, lift
 from segue.cli.options import DefaultCommandGroup, Endpoint, Json, Store, read_run
 from segue.errors import COMMAND_LINE, SpecError
 from segue.interop.export import ExportFormat, require_free_folder, write_export

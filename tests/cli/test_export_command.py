@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from segue.checkpoints.quarantine import quarantine
+from segue.checkpoints.loading.quarantine import quarantine
 from tests.cli.test_errors import Place, refusal
 from tests.support.trained_run import Trained, flip_a_bit, names_in, read_run, train
 

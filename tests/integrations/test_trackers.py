@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import segue
-from segue.checkpoints.quarantine import quarantine
+from segue.checkpoints.loading.quarantine import quarantine
 from segue.controller.local_run import run_here
 from segue.errors import SpecError
 from segue.integrations.mirror import Mirror

@@ -10,8 +10,8 @@ import signal
 import crc32c
 import pytest
 
+from segue.checkpoints.loading.quarantine import give_up_by_name, quarantine
 from segue.checkpoints.loading.select import newest_valid
-from segue.checkpoints.quarantine import give_up_by_name, quarantine
 from segue.clock import SystemClock
 from segue.controller.local_run import run_here
 from segue.controller.steps import check_start, decide_next, open_run, request_stop

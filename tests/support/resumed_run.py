@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from segue.checkpoints.quarantine import quarantine
+from segue.checkpoints.loading.quarantine import quarantine
 from segue.clock import SystemClock
 from segue.controller.steps import open_run
 from segue.curves.frame import curve_frame

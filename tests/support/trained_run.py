@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from segue.checkpoints.format.state_tree import decode_tree
+from segue.checkpoints.loading.quarantine import quarantine
 from segue.checkpoints.loading.snapshot import read_checkpoint
-from segue.checkpoints.quarantine import quarantine
 from segue.clock import SystemClock
 from segue.controller.steps import open_run
 from segue.interop.export import ExportFormat, ExportReport, write_export

@@ -13,9 +13,9 @@ from segue.checkpoints.format.digests import Digests
 from segue.checkpoints.format.limits import refuse_more_than
 from segue.checkpoints.format.snapshot import Snapshot
 from segue.checkpoints.loading.adoption import adopt_last_save
+from segue.checkpoints.loading.quarantine import give_up_record, quarantine
 from segue.checkpoints.loading.read import Selection, read_stored
 from segue.checkpoints.loading.snapshot import snapshot_of
-from segue.checkpoints.quarantine import give_up_record, quarantine
 from segue.errors import CheckpointError
 from segue.records import CheckpointRef
 from segue.runlog import keys
