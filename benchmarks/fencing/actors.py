@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -144,11 +145,12 @@ def delete_run(place: Place, store: Any) -> None:
 
 def _commit(place: Place, log: RunLog, attempt_id: str, epoch: int, step: int) -> Slot:
     tensors = {"a": torch.full((8,), value_of(attempt_id, step))}
-    staged = StagingArea().take({"model": tensors, "progress": {"step": step}})
     facts: dict[str, Any] = {"step": step, "samples_seen": step, "epoch": 0, "metric": None, "parent": None}
     facts["environment"] = HERE.model_dump(mode="json")
     save = Save(log.run_id, attempt_id, step, facts={} if log.is_signed else facts, is_signed=log.is_signed)
-    written = InlineWriter([log.store]).write(staged, save)
+    with closing(StagingArea()) as area:
+        staged = area.take({"model": tensors, "progress": {"step": step}})
+        written = InlineWriter([log.store]).write(staged, save)
     if place.random.random() < 0.2:
         raise StoreWriteError(url="memory", key="", why="the trainer was killed before the record of its save")
     manifest = Manifest.model_validate(facts | written.to_json())
