@@ -1,0 +1,174 @@
+"""What a program loops over is recorded: a resume that would count from elsewhere is refused, and says why."""
+
+from __future__ import annotations
+
+import pytest
+
+from segue.records import StopReason, VerdictKind
+from segue.runlog.history import read_history
+from segue.trainer.programs.loop_range import LoopRange
+
+WITH_SNAPSHOT = """
+import os, sys, torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+import segue
+
+run, snapshot = segue.session(), sys.argv[1]
+torch.manual_seed(0)
+x = torch.randn(40, 4)
+model = nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+loader = DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=8, shuffle=True)
+done = 0
+if os.path.exists(snapshot):
+    kept = torch.load(snapshot)
+    model.load_state_dict(kept["model"])
+    done = kept["done"]
+run.track(model=model, optimizer=optimizer)
+
+
+def train(a, b):
+    optimizer.zero_grad()
+    loss = nn.functional.mse_loss(model(a), b)
+    loss.backward()
+    optimizer.step()
+    run.report(loss=loss)
+
+
+def keep(done):
+    torch.save({"model": model.state_dict(), "done": done}, snapshot)
+
+
+"""
+EPOCHS = """
+for epoch in run.epochs(LOOP):
+    for a, b in run.batches(loader):
+        train(a, b)
+    keep(epoch + 1)
+"""
+STEPS = """
+batches = run.batches(loader)
+for step in run.steps(LOOP):
+    train(*next(batches))
+    keep(step + 1)
+"""
+IS_THERE = "if os.path.exists(snapshot):"
+
+
+@pytest.fixture
+def resumed(fork_server, make_spec, open_log, tmp_path):
+    """A function: train a script to step 12, change it, start it again; the report of that, and the history."""
+    script = tmp_path / "train.py"
+
+    def resumed(source, *, then=None, options=(), **fields):
+        script.write_text(source)
+        command = ["python", str(script), str(tmp_path / "snapshot.pt")]
+        common = {"recipe": None, "steps": 1000, "continuity": {"rehearsal": "off", "witness_steps": 2}}
+        first = make_spec(**common, program={"command": command}, segment={"steps": 12})
+        runlog = open_log(first)
+        assert fork_server.run_attempt(runlog, first).stop_reason is StopReason.BOUND
+        script.write_text(then or source)
+        again = make_spec(**common | fields, program={"command": [*command, *options]})
+        report = fork_server.run_attempt(runlog, again)
+        return report, read_history(runlog.reload())
+
+    return resumed
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        (EPOCHS.replace("LOOP", "done, 8"), "over run.epochs(2, 8), and at the checkpoint over run.epochs(8)"),
+        (EPOCHS.replace("LOOP", "8 - done"), "over run.epochs(6), and at the checkpoint over run.epochs(8)"),
+        (EPOCHS.replace("LOOP", "8 + done"), "over run.epochs(10), and at the checkpoint over run.epochs(8)"),
+        (STEPS.replace("LOOP", "done, 40"), "over run.steps(14, 40), and at the checkpoint over run.steps(40)"),
+        (STEPS.replace("LOOP", "40 - done"), "over run.steps(26), and at the checkpoint over run.steps(40)"),
+    ],
+)
+def test_a_program_that_begins_where_its_own_snapshot_ends_is_refused_and_the_fix_is_enough(
+    resumed, tmp_path, source, said
+):
+    snapshot = tmp_path / "snapshot.pt"
+    report, history = resumed(WITH_SNAPSHOT + source)
+    assert (report.stop_reason, report.failure.type) == (StopReason.FAILED, "SessionError")
+    assert said in report.failure.message
+    assert f": the program has read {snapshot}, which this run has written" in report.failure.message
+    assert history.finish_reason is None
+    assert report.failure.message.endswith(
+        f"Fix: let it read {snapshot} only `if not run.is_active`, and start the run with --accept setup.code; "
+        f"{'run.epochs()' if 'epochs' in source else 'run.steps()'} then goes on by itself."
+    )
+
+
+@pytest.mark.parametrize("loop", [EPOCHS.replace("LOOP", "done, 8"), STEPS.replace("LOOP", "done, 40")])
+def test_what_the_refusal_advises_makes_the_resume_exact(resumed, loop):
+    source = WITH_SNAPSHOT + loop
+    guarded = source.replace(IS_THERE, "if not run.is_active and os.path.exists(snapshot):")
+    accepts = {"rehearsal": "off", "witness_steps": 2, "accept": ["setup.code"]}
+    report, history = resumed(source, then=guarded, continuity=accepts)
+    assert (report.stop_reason, report.failure, report.to_step) == (StopReason.FINISHED, None, 40)
+    assert history.attempts[1].verdict.rows_compared == 2
+    assert [finding.component for finding in history.attempts[1].verdict.findings] == []
+
+
+def test_a_program_that_only_reads_its_own_snapshot_is_told_and_goes_on(resumed, tmp_path):
+    report, history = resumed(WITH_SNAPSHOT + EPOCHS.replace("LOOP", "8"))
+    assert (report.stop_reason, report.failure, report.to_step) == (StopReason.FINISHED, None, 40)
+    assert history.attempts[1].verdict.kind is VerdictKind.EXACT
+
+
+PLAIN = "import segue, sys\nrun = segue.session()\nfor n in LOOP:\n    run.report(loss=n)\n"
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "options", "to_step"),
+    [
+        ("run.steps(40)", "run.steps(20)", (), None),
+        ("run.steps(40)", "run.steps(1, 41)", (), None),
+        ("run.steps(40)", "run.steps()", (), 60),
+        ("run.steps(40)", "run.steps(50)", (), 50),
+        ("run.steps(len(sys.argv) * 10 + 20)", None, ("more",), 50),
+        ("run.steps(60 - len(sys.argv) * 10)", None, ("fewer",), 30),
+    ],
+)
+def test_another_end_has_to_be_meant(resumed, before, now, options, to_step):
+    accepts = {"rehearsal": "off", "witness_steps": 2, "accept": ["setup.code"]}
+    then = PLAIN.replace("LOOP", now) if now else None
+    report, _ = resumed(PLAIN.replace("LOOP", before), then=then, options=options, steps=60, continuity=accepts)
+    if to_step is None:
+        assert report.stop_reason is StopReason.FAILED
+        assert f"at the checkpoint over {before}" in report.failure.message
+        assert f"Fix: let it loop over {before}, which goes on by itself after a resume" in report.failure.message
+    else:
+        assert (report.stop_reason, report.failure, report.to_step) == (StopReason.FINISHED, None, to_step)
+
+
+@pytest.mark.parametrize("loop", ["run.steps(0)", "run.steps(8, 8)", "run.epochs(8, 3)"])
+def test_a_new_run_that_would_train_nothing_is_refused(fork_server, make_spec, open_log, tmp_path, loop):
+    left = tmp_path / "left.txt"
+    left.write_text("8")
+    script = tmp_path / "train.py"
+    script.write_text(f"open({str(left)!r}).read()\n" + PLAIN.replace("LOOP", loop))
+    spec = make_spec(recipe=None, program={"command": ["python", str(script)]})
+    report = fork_server.run_attempt(open_log(spec), spec)
+    assert report.stop_reason is StopReason.FAILED
+    assert f"the program loops over {loop}, in which there is no number; it has read {left}" in report.failure.message
+
+
+@pytest.mark.parametrize(
+    ("now", "goes_on", "is_extended"),
+    [
+        (("run.epochs()", 0, 8, "a"), True, True),
+        (("run.epochs()", 0, 9, "a"), False, True),
+        (("run.epochs()", 0, 7, "a"), False, False),
+        (("run.epochs()", 0, 7, "b"), True, True),
+        (("run.epochs()", 0, None, "a"), False, True),
+        (("run.epochs()", 1, 8, "b"), False, False),
+        (("run.steps()", 0, 8, "b"), False, False),
+    ],
+)
+def test_a_range_goes_on_in_one_with_the_same_begin(now, goes_on, is_extended):
+    before, now = LoopRange("run.epochs()", 0, 8, "a"), LoopRange(*now)
+    assert now.continues(before, may_extend=False) is goes_on
+    assert now.continues(before, may_extend=True) is is_extended
