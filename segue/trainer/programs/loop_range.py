@@ -122,7 +122,8 @@ def require_numbers(looped: LoopRange) -> None:
     """
     if not looped.is_empty:
         return
-    what, fix = f"the program loops over {looped.in_words}, in which there is no number", "give it a range with numbers."
+    what = f"the program loops over {looped.in_words}, in which there is no number"
+    fix = "give it a range with numbers."
     if read := opened_files()[-_MOST_NAMED:]:
         what += f"; it has read {_names(read)}, which may be left from another training"
         fix = f"read a checkpoint of the program's own only `if not run.is_active`, or delete {_names(read)}."
