@@ -76,10 +76,10 @@ def _values(pickled: bytes) -> Iterator[_Value]:
     key, last = "", None
     for operation, argument, _ in pickletools.genops(pickled):
         if operation.name in ("BINPUT", "LONG_BINPUT"):
-            remembered[argument] = last
+            remembered[int(argument or 0)] = last
             continue
         is_again = operation.name in ("BINGET", "LONG_BINGET")
-        last = remembered.get(argument) if is_again else argument if operation.name in _STRINGS else None
+        last = remembered.get(int(argument or 0)) if is_again else argument if operation.name in _STRINGS else None
         if last is not None:
             yield _Value(key, repr(last), last)
             key = last
