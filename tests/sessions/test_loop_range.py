@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import os
+from datetime import UTC, datetime, timedelta
+
 import pytest
 
+from segue.errors import SessionError
 from segue.records import StopReason, VerdictKind
 from segue.runlog.history import read_history
-from segue.trainer.programs.loop_range import LoopRange
+from segue.trainer.programs import own_files as own_files_module
+from segue.trainer.programs.loop_range import LoopRange, RangeRecord, require_continued
+from segue.trainer.programs.own_files import OwnFiles, own_files
+
+AT = datetime(2026, 11, 27, 12, tzinfo=UTC)
 
 WITH_SNAPSHOT = """
 import os, sys, torch
@@ -86,9 +94,7 @@ def resumed(fork_server, make_spec, open_log, tmp_path):
         (STEPS.replace("LOOP", "40 - done"), "over run.steps(26), and at the checkpoint over run.steps(40)"),
     ],
 )
-def test_a_program_that_begins_where_its_own_snapshot_ends_is_refused_and_the_fix_is_enough(
-    resumed, tmp_path, source, said
-):
+def test_a_program_that_begins_where_its_own_snapshot_ends_is_refused_with_the_file(resumed, tmp_path, source, said):
     snapshot = tmp_path / "snapshot.pt"
     report, history = resumed(WITH_SNAPSHOT + source)
     assert (report.stop_reason, report.failure.type) == (StopReason.FAILED, "SessionError")
@@ -97,7 +103,7 @@ def test_a_program_that_begins_where_its_own_snapshot_ends_is_refused_and_the_fi
     assert history.finish_reason is None
     assert report.failure.message.endswith(
         f"Fix: let it read {snapshot} only `if not run.is_active`, and start the run with --accept setup.code; "
-        f"{'run.epochs()' if 'epochs' in source else 'run.steps()'} then goes on by itself."
+        f"{said.rpartition(' over ')[2]} then goes on by itself."
     )
 
 
@@ -112,7 +118,7 @@ def test_what_the_refusal_advises_makes_the_resume_exact(resumed, loop):
     assert [finding.component for finding in history.attempts[1].verdict.findings] == []
 
 
-def test_a_program_that_only_reads_its_own_snapshot_is_told_and_goes_on(resumed, tmp_path):
+def test_a_program_that_only_reads_its_own_snapshot_goes_on(resumed):
     report, history = resumed(WITH_SNAPSHOT + EPOCHS.replace("LOOP", "8"))
     assert (report.stop_reason, report.failure, report.to_step) == (StopReason.FINISHED, None, 40)
     assert history.attempts[1].verdict.kind is VerdictKind.EXACT
@@ -154,6 +160,53 @@ def test_a_new_run_that_would_train_nothing_is_refused(fork_server, make_spec, o
     report = fork_server.run_attempt(open_log(spec), spec)
     assert report.stop_reason is StopReason.FAILED
     assert f"the program loops over {loop}, in which there is no number; it has read {left}" in report.failure.message
+
+
+EIGHT = LoopRange("run.epochs()", 0, 8, "a")
+LATER = LoopRange("run.epochs()", 0, 9, "a")
+READS = OwnFiles(read=("snapshot.pt",))
+
+
+def begun(now):
+    record = RangeRecord(now, at=AT)
+    record.restore(RangeRecord(EIGHT, at=AT - timedelta(hours=1)).capture())
+    return record
+
+
+def test_a_program_that_reads_its_own_snapshot_is_told(caplog):
+    asked = []
+    require_continued(begun(EIGHT), lambda since: asked.append(since) or READS, may_extend=True, compares_code=False)
+    assert asked == [AT - timedelta(hours=1)], "the time at which the run's first attempt began to train"
+    assert caplog.messages == [
+        "the program has read snapshot.pt, which this run has written; what it tracks comes back without that. "
+        "Fix: let it read snapshot.pt only `if not run.is_active`"
+    ]
+    caplog.clear()
+    require_continued(begun(EIGHT), lambda _: OwnFiles(written=("log.csv",)), may_extend=True, compares_code=True)
+    assert caplog.messages == []
+
+
+def test_a_later_end_that_follows_from_a_snapshot_is_not_meant():
+    require_continued(begun(LATER), lambda _: OwnFiles(), may_extend=True, compares_code=False)
+    with pytest.raises(SessionError, match=r"the program has read snapshot.pt"):
+        require_continued(begun(LATER), lambda _: READS, may_extend=True, compares_code=False)
+    with pytest.raises(SessionError, match=r"has written log.csv, .* take nothing from a file of its own where"):
+        require_continued(begun(LATER), lambda _: OwnFiles(written=("log.csv",)), may_extend=False, compares_code=False)
+
+
+def test_files_of_the_run_are_those_that_changed_while_it_trained(tmp_path, monkeypatch):
+    began, again = AT, AT + timedelta(hours=1)
+    changed = {"data.csv": -60, "snapshot.pt": 60, "out/best.pt": 120, "store/log": 60, ".hidden": 60, "now.log": 3700}
+    for name, seconds in changed.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, times=(0, AT.timestamp() + seconds))
+    monkeypatch.setattr(own_files_module, "opened_files", lambda: ())
+    times = {"since": began, "until": again, "folder": tmp_path, "apart": [tmp_path / "store"]}
+    assert own_files(**times) == OwnFiles(written=("out/best.pt", "snapshot.pt"))
+    opened = tuple(str(tmp_path / name) for name in (*changed, "gone"))
+    monkeypatch.setattr(own_files_module, "opened_files", lambda: opened[:2])
+    assert own_files(**times) == OwnFiles(read=(opened[1],))
 
 
 @pytest.mark.parametrize(

@@ -102,15 +102,14 @@ def require_continued(
         return
     what = f"the program loops over {now.in_words}, and at the checkpoint over {before.in_words}"
     if own.read:
-        fix = f"{_fix_of_reading(own.read, compares_code=compares_code)}; {before.loop} then goes on by itself."
+        fix = f"{_fix_of_reading(own.read, compares_code=compares_code)}; {before.in_words} then goes on by itself."
         raise SessionError(what=f"{what}: {_reads(own.read)}.", fix=fix)
+    again = f"let it loop over {before.in_words}, which goes on by itself after a resume"
     if own.written:
-        what += f"; this run has written {_names(own.written)}, and may take where it begins from there"
-    fix = (
-        f"let it loop over {before.in_words}, which goes on by itself after a resume; to train longer or shorter, let "
-        f"an argument of the command give the end{' (then --accept-drift)' if compares_code else ''}, or call "
-        "run.finish(reason)."
-    )
+        what += f"; this run has written {_names(own.written)}, and it may take where it begins from there"
+        again += ", and take nothing from a file of its own where run.is_active"
+    end = f"let an argument of the command give the end{' (then --accept-drift)' if compares_code else ''}"
+    fix = f"{again}; to train longer or shorter, {end}, or call run.finish(reason)."
     raise SessionError(what=f"{what}.", fix=fix)
 
 

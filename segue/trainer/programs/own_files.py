@@ -25,20 +25,22 @@ class OwnFiles(NamedTuple):
 
 
 def own_files(*, since: datetime, until: datetime, folder: Path, apart: Sequence[Path]) -> OwnFiles:
-    """The files of the run on this machine; none below `apart`, where segue itself writes.
+    """The files of the run, as seen from the working folder; none below `apart`, where segue itself writes.
 
     `since` is when the run's first step was due, `until` when this attempt began. A file counts by the time at which it
     changed: what a program prepares before its first step, as a cache of its data, is the same in each attempt.
     """
-    read = _changed(opened_files(), since=since, until=until)
-    return OwnFiles(read, () if read else _changed(files_below(folder, apart=apart), since=since, until=until))
+    read = _changed(opened_files(), folder, since=since, until=until)
+    if read:
+        return OwnFiles(read)
+    return OwnFiles(written=_changed(files_below(folder, apart=apart), folder, since=since, until=until))
 
 
-def _changed(paths: Iterable[str], *, since: datetime, until: datetime) -> tuple[str, ...]:
+def _changed(paths: Iterable[str], folder: Path, *, since: datetime, until: datetime) -> tuple[str, ...]:
     found = []
     for path in paths:
         try:
-            changed_at = Path(path).stat().st_mtime
+            changed_at = (folder / path).stat().st_mtime
         except (OSError, ValueError):
             continue
         if since.timestamp() <= changed_at < until.timestamp():
