@@ -262,7 +262,7 @@ class Session:
         when the pass began, and the samples of the batches that were used are not fetched. Worker processes get a seed
         for each batch, so that random transforms are the same after a resume. Anything with `state_dict` (torchdata's
         StatefulDataLoader, a data set without workers) goes on by itself. A `range` is a loader of its numbers. What is
-        made anew in each epoch takes the place of the one before it.
+        made again in each epoch takes the place of the one before it.
 
         Raises:
             SessionError: the loader has no position that could be resumed; names the ways out.

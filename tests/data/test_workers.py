@@ -65,7 +65,7 @@ class Stuck(TensorDataset):
             time.sleep(1)
 
 
-@pytest.mark.parametrize("context", ["fork", pytest.param("forkserver", marks=pytest.mark.soak)])
+@pytest.mark.parametrize("context", ["fork", pytest.param("forkserver", marks=pytest.mark.matrix)])
 def test_a_worker_that_hangs_ends_when_the_trainer_ends_it(context):
     batches = iter(Loader(Stuck(torch.arange(8.0)), num_workers=1, multiprocessing_context=context))
     (worker,) = batches._workers
