@@ -10,7 +10,7 @@ import time
 
 import pytest
 import torch
-from torch.utils.data import TensorDataset
+from torch.utils.data import Dataset, TensorDataset
 from torch.utils.data._utils import signal_handling
 
 from segue.data.workers import Loader
@@ -59,16 +59,27 @@ def test_a_worker_that_is_signalled_by_another_process_while_it_works_gives_its_
     assert total(Loader(Signalled(torch.arange(8.0)), batch_size=2, num_workers=2)) == 28
 
 
-class Stuck(TensorDataset):
+class Stuck(Dataset):
+    """Never gives a sample; says when it was asked for one."""
+
+    def __init__(self, asked):
+        self.asked = asked
+
+    def __len__(self):
+        return 8
+
     def __getitem__(self, index):
+        self.asked.touch()
         while True:
             time.sleep(1)
 
 
 @pytest.mark.parametrize("context", ["fork", pytest.param("forkserver", marks=pytest.mark.matrix)])
-def test_a_worker_that_hangs_ends_when_the_trainer_ends_it(context):
-    batches = iter(Loader(Stuck(torch.arange(8.0)), num_workers=1, multiprocessing_context=context))
+def test_a_worker_that_hangs_ends_when_the_trainer_ends_it(context, tmp_path):
+    batches = iter(Loader(Stuck(tmp_path / "asked"), num_workers=1, multiprocessing_context=context))
     (worker,) = batches._workers
+    while not (tmp_path / "asked").exists():
+        time.sleep(0.01)
     worker.terminate()
     worker.join(120)
     assert worker.exitcode == 0
