@@ -1,30 +1,37 @@
-"""A DataLoader whose worker processes leave notices to the trainer, and end when it says so."""
+"""A DataLoader whose worker processes leave notices to the trainer, and do not outlive it."""
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
-import threading
+import weakref
 from collections.abc import Callable
+from multiprocessing.process import BaseProcess
+from multiprocessing.util import Finalize
 from typing import Any
 
 from torch.utils.data import DataLoader
 
 _NOTICES = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+_BEFORE_THE_JOIN = 100
+"""multiprocessing calls what has a priority of 0 or more before it ends the children and waits for them."""
+
+_workers: weakref.WeakSet[BaseProcess] = weakref.WeakSet()
+_ended_at_exit: set[int] = set()
+"""The processes that end their workers at their exit: a process inherits this set, and none of what it stands for."""
 
 
 class Loader(DataLoader[Any]):
-    """A DataLoader whose workers ignore SIGTERM, SIGUSR1 and Ctrl-C, unless the trainer itself ends them by SIGTERM.
+    """A DataLoader whose workers ignore SIGTERM, SIGUSR1 and Ctrl-C; where they are forked, from their first moment on.
 
     Platforms signal every process of a machine, and a terminal every process in its foreground. A worker killed by
     that would raise in the middle of a training step, and a preemption would look like a bug; the trainer acts on the
-    notice and ends its workers itself. Where they are forked, this holds from their first moment on.
+    notice and ends its workers itself: also those of an iterator that a script still holds when it ends.
     """
 
     def __init__(self, dataset: Any, *, worker_init_fn: Callable[[int], None] | None = None, **fields: Any) -> None:
         """As DataLoader."""
-        super().__init__(dataset, worker_init_fn=_LeaveNotices(worker_init_fn), **fields)
+        super().__init__(dataset, worker_init_fn=_IgnoreNotices(worker_init_fn), **fields)
 
     def __iter__(self) -> Any:
         if not self.num_workers:
@@ -33,34 +40,35 @@ class Loader(DataLoader[Any]):
         # another thread, or when the workers have started.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _NOTICES)
         try:
-            return super().__iter__()
+            batches = super().__iter__()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        _end_at_exit(getattr(batches, "_workers", ()))
+        return batches
 
 
-class _LeaveNotices:
+class _IgnoreNotices:
     def __init__(self, inner: Callable[[int], None] | None) -> None:
         self._inner = inner
 
     def __call__(self, worker_id: int) -> None:
-        # Only a thread that waits for a signal learns who has sent it. It gets those that all threads block, and those
-        # that have come until now.
-        signal.pthread_sigmask(signal.SIG_BLOCK, _NOTICES)
-        threading.Thread(target=_obey, args=(_trainer(),), name="segue-signals", daemon=True).start()
+        for number in _NOTICES:
+            signal.signal(number, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _NOTICES)  # Those that have come are dropped.
         if self._inner is not None:
             self._inner(worker_id)
 
 
-def _trainer() -> frozenset[int]:
-    """The processes whose SIGTERM ends this worker: the trainer, also where a fork server started the worker for it."""
-    trainer = multiprocessing.parent_process()
-    asked = () if trainer is None or trainer.pid is None else (trainer.pid,)
-    return frozenset((os.getppid(), *asked))
+def _end_at_exit(workers: Any) -> None:
+    """Have these processes killed when this one exits: multiprocessing would send SIGTERM, and wait for ever."""
+    _workers.update(workers)
+    if os.getpid() not in _ended_at_exit:
+        _ended_at_exit.add(os.getpid())
+        Finalize(None, _kill_workers, exitpriority=_BEFORE_THE_JOIN)
 
 
-def _obey(trainer: frozenset[int]) -> None:
-    """End this process when the trainer says so, whatever it does at that moment; drop all other notices."""
-    while True:
-        received = signal.sigwaitinfo(_NOTICES)
-        if received.si_signo == signal.SIGTERM and received.si_pid in trainer:
-            os._exit(0)  # As the handler of torch's own workers does.
+def _kill_workers() -> None:
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler raises for a worker that was killed.
+    for worker in list(_workers):
+        if worker.is_alive():
+            worker.kill()

@@ -6,11 +6,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 import torch
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import TensorDataset
 from torch.utils.data._utils import signal_handling
 
 from segue.data.workers import Loader
@@ -59,36 +58,48 @@ def test_a_worker_that_is_signalled_by_another_process_while_it_works_gives_its_
     assert total(Loader(Signalled(torch.arange(8.0)), batch_size=2, num_workers=2)) == 28
 
 
-class Stuck(Dataset):
-    """Never gives a sample; says when it was asked for one."""
+HOLDS = """
+import pathlib, sys, time
+import torch
+from torch.utils.data import Dataset
+from segue.data.workers import Loader
 
+
+class Stuck(Dataset):
     def __init__(self, asked):
         self.asked = asked
 
     def __len__(self):
-        return 8
+        return 64
 
     def __getitem__(self, index):
-        self.asked.touch()
-        while True:
-            time.sleep(1)
+        if index > 1:
+            self.asked.touch()
+            time.sleep(3600)
+        return torch.ones(1)
+
+
+if __name__ == "__main__":
+    asked = pathlib.Path(sys.argv[2])
+    batches = iter(Loader(Stuck(asked), num_workers=2, multiprocessing_context=sys.argv[1]))
+    print(float(next(batches)))
+    while not asked.exists():
+        time.sleep(0.01)
+"""
 
 
 @pytest.mark.parametrize("context", ["fork", pytest.param("forkserver", marks=pytest.mark.matrix)])
-def test_a_worker_that_hangs_ends_when_the_trainer_ends_it(context, tmp_path):
-    batches = iter(Loader(Stuck(tmp_path / "asked"), num_workers=1, multiprocessing_context=context))
-    (worker,) = batches._workers
-    while not (tmp_path / "asked").exists():
-        time.sleep(0.01)
-    worker.terminate()
-    worker.join(120)
-    assert worker.exitcode == 0
+def test_a_script_ends_that_still_holds_its_batches_and_whose_worker_hangs(context, tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(HOLDS)
+    command = [sys.executable, str(script), context, str(tmp_path / "asked")]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True, timeout=240)
+    assert (ended.stdout, ended.stderr) == ("1.0\n", "")
 
 
-def test_a_script_that_still_holds_its_batches_ends():
-    script = (
-        "import torch\nfrom segue.data.workers import Loader\n"
-        "batches = iter(Loader([torch.ones(1)] * 64, num_workers=2))\nprint(float(next(batches)))\n"
-    )
-    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=240)
-    assert ended.stdout == "1.0\n"
+def test_a_worker_blocks_no_signal_when_it_works():
+    class Masks(TensorDataset):
+        def __getitem__(self, index):
+            return [int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, ())] or [0]
+
+    assert next(iter(Loader(Masks(torch.arange(1.0)), batch_size=None, num_workers=1))) == [0]
