@@ -139,6 +139,7 @@ def drill_spec(
             _targets(spec, kinds),
             chance=random.Random(spec.seed),
             every_steps=killed.checkpoints.every_steps or 1,
+            witness_steps=killed.continuity.witness_steps,
             progress=lambda step: progress("killed", step),
         )
         ended = run_here(killed, runlog, on_line=_Output(), watch=disturber)

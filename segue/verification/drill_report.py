@@ -114,7 +114,7 @@ class DrillReport(Record):
             kinds = " and no ".join(kind.value for kind in self.missed)
             found.append(Problem(component="drill", sentence=f"no {kinds} hit the run before it ended", fix=self.room))
         if not found and self._lacks_replay:
-            fix = "set continuity.witness_steps above 0, and checkpoints.every_steps above that."
+            fix = "set continuity.witness_steps above 0, and checkpoints.every_steps to some steps and not to one."
             found.append(Problem(component="run", sentence="no step could be replayed after a kill", fix=fix))
         return tuple(found)
 
