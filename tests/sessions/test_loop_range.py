@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from segue.errors import SessionError
+from segue.interop.fork import fork_run
 from segue.records import StopReason, VerdictKind
 from segue.runlog.history import read_history
 from segue.trainer.programs import own_files as own_files_module
@@ -160,6 +161,23 @@ def test_a_new_run_that_would_train_nothing_is_refused(fork_server, make_spec, o
     report = fork_server.run_attempt(open_log(spec), spec)
     assert report.stop_reason is StopReason.FAILED
     assert f"the program loops over {loop}, in which there is no number; it has read {left}" in report.failure.message
+
+
+def test_a_run_that_has_finished_is_extended_by_one_that_begins_with_its_checkpoint(
+    fork_server, make_spec, open_log, tmp_path
+):
+    script = tmp_path / "train.py"
+    script.write_text(PLAIN.replace("LOOP", "run.steps(int(sys.argv[1]))"))
+
+    def spec_of(run_id, goal):
+        command = ["python", str(script), str(goal)]
+        return make_spec(recipe=None, run_id=run_id, steps=60, program={"command": command})
+
+    first, longer = spec_of("first", 20), spec_of("longer", 30)
+    assert fork_server.run_attempt(open_log(first), first).to_step == 20
+    fork_run(longer, "first")
+    report = fork_server.run_attempt(open_log(longer), longer)
+    assert (report.stop_reason, report.failure, report.from_step, report.to_step) == (StopReason.FINISHED, None, 20, 30)
 
 
 EIGHT = LoopRange("run.epochs()", 0, 8, "a")
