@@ -136,8 +136,14 @@ def _stopped_by_signals(board: NoticeBoard, grace_seconds: float) -> Iterator[No
         yield
         return
     before = {number: signal.getsignal(number) for number in _SIGNALS}
+    process = os.getpid()
 
     def leave(number: int, frame: FrameType | None) -> None:
+        if os.getpid() != process:
+            # One that the script has forked, and ends: it would not end, and the script would wait for it for ever.
+            signal.signal(number, before[signal.Signals(number)])
+            os.kill(os.getpid(), number)
+            return
         board.leave(KINDS[signal.Signals(number)], grace_seconds=grace_seconds)
         signal.signal(number, before[signal.Signals(number)])
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+_SET_DEATH_SIGNAL = 1
+"""PR_SET_PDEATHSIG of prctl(2)."""
 _STATE, _GROUP, _START_TICKS = 0, 2, 19
 """Fields of /proc/<pid>/stat, counted after the name in parentheses."""
 
@@ -102,6 +105,16 @@ def end_with(parent: Parent, *, poll_seconds: float) -> None:
         os._exit(0)
 
     threading.Thread(target=watch, name="segue-parent", daemon=True).start()
+
+
+def go_on_without_parent() -> None:
+    """Have the system continue this process, if it is suspended, when the process that started it ends.
+
+    Otherwise the one that suspended it may be gone, and nobody knows of it. Only Linux does that.
+    """
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+    if prctl is not None:
+        prctl(_SET_DEATH_SIGNAL, signal.SIGCONT, 0, 0, 0)
 
 
 def has_members(group: int) -> bool:

@@ -17,6 +17,7 @@ from segue.continuity.noise import Noise, noise_of, unreproducible_of
 from segue.controller.local_run import run_here
 from segue.controller.steps import open_run
 from segue.errors import DrillFailedError
+from segue.interop.load import load_checkpoint
 from segue.launch.assignment import Assignment
 from segue.launch.launcher import Trainer
 from segue.launch.output import Line
@@ -25,17 +26,19 @@ from segue.policy.decide import Decision
 from segue.pool_prices import PoolSpec
 from segue.recipe import import_build
 from segue.records import SegmentPlan, VerdictKind
-from segue.runlog.history import Checkpoint, History, read_history
+from segue.runlog.history import History, read_history
 from segue.runlog.log import RunLog
 from segue.runlog.open import open_log
 from segue.sessions import require_program
 from segue.spec import BudgetSpec, RunSpec, StoreSpec
 from segue.trainer.replays.fresh import FreshProcesses, ReplayRequest
-from segue.verification.comparison import differing, resumes_of, worst
+from segue.verification.comparison import FOLDER, differing, differing_before, resumes_of, worst
 from segue.verification.drill_report import DrillReport
 from segue.verification.failures import failure_in, failure_in_words, is_raised
+from segue.verification.folder_entries import folder_differences
 from segue.verification.local_disturber import LocalDisturber, Target
 from segue.verification.place import Place, scratch_place
+from segue.verification.shared_folder import SharedFolder
 
 __all__ = ["DrillReport", "drill", "drill_spec"]
 
@@ -103,9 +106,10 @@ def drill_spec(
 ) -> DrillReport:
     """Run `spec` twice, the second time with kills and notices, and report whether the resumes continued the run.
 
-    Both runs have the spec's own settings; they save at least so often that a commit is before and after each
-    disturbance. They work in `folder` (a temporary one by default), or below a prefix of their own in `store`, which is
-    emptied again when the drill has passed; never in the spec's own runs.
+    Both runs have the spec's own settings, except that they save by steps: so often that a commit is before and after
+    each disturbance. They commit in `folder` (a temporary one by default), or below a prefix of their own in `store`,
+    which is emptied again when the drill has passed; never in the spec's own runs. A program works in the current
+    folder both times, as it does by hand, and finds there what it has left.
 
     Raises:
         RecipeError, ProgramError: there is no such recipe or program; nothing was started.
@@ -121,10 +125,13 @@ def drill_spec(
     kinds = [DisturbanceKind.KILL] * kills + [DisturbanceKind.NOTICE] * notices
     with scratch_place(spec, name="segue-drill", folder=folder, store=store) as place:
         reference = _prepared(spec, place, "reference", count=len(kinds))
+        found = SharedFolder(Path.cwd() if spec.program is not None else None, apart=place)
         runlog = open_run(reference, clock=clock)
         output = _Output()
         ended = run_here(reference, runlog, on_line=output, watch=_Observer(lambda step: progress("reference", step)))
-        whole = _final(read_history(runlog), reference, why=ended.reason, output=output)
+        undisturbed = read_history(runlog)
+        _final(undisturbed, reference, why=ended.reason, output=output)
+        shared = found.written()
 
         killed = _prepared(spec, place, _DISTURBED, count=len(kinds))
         runlog = open_run(killed, clock=clock)
@@ -132,16 +139,19 @@ def drill_spec(
             _targets(spec, kinds),
             chance=random.Random(spec.seed),
             every_steps=killed.checkpoints.every_steps or 1,
+            witness_steps=killed.continuity.witness_steps,
             progress=lambda step: progress("killed", step),
         )
         ended = run_here(killed, runlog, on_line=_Output(), watch=disturber)
         history = read_history(runlog)
         hits = disturber.hits(history)
-        report = _report(spec, kinds, whole=whole, history=history, ended=ended, hits=hits)
+        report = _report(spec, kinds, undisturbed=undisturbed, history=history, ended=ended, hits=hits)
         if report.differing and not report.noise and report.verdict is not VerdictKind.BROKEN:
             report = _with_noise(report, reference, clock=clock)
+        if FOLDER in report.differing:
+            report = report.model_copy(update={"of_folder": _of_folder(reference, killed)})
         place.keep_if(store is not None and not report.passed)
-    facts = {"seconds": round(clock.monotonic() - started, 2), "kept": place.kept}
+    facts = {"seconds": round(clock.monotonic() - started, 2), "kept": place.kept, "shared": shared}
     return report.model_copy(update=facts)
 
 
@@ -149,7 +159,7 @@ def _report(
     spec: RunSpec,
     kinds: Sequence[DisturbanceKind],
     *,
-    whole: Checkpoint,
+    undisturbed: History,
     history: History,
     ended: Decision,
     hits: Mapping[str, DisturbanceKind],
@@ -157,7 +167,10 @@ def _report(
     made = list(hits.values())
     resumes = resumes_of(history, hits)
     finished = history.newest if ended.action == "finished" else None
+    whole = undisturbed.newest
+    assert whole is not None, "a run without a checkpoint has not reached its goal"
     differ = differing(whole, finished) if finished else ()
+    apart = differing_before(undisturbed, history) if differ or not finished else None
     failure = failure_in(history) if ended.action == "failed" else None
     measured = (Noise(resume.verdict.noise) for resume in resumes)
     noise = dict(reduce(or_, measured, Noise(history.rehearsed_noise)).floats)
@@ -172,13 +185,22 @@ def _report(
         verdict=worst(resumes),
         verdicts=tuple(resume.verdict for resume in resumes),
         resumes=resumes,
-        differing=differ,
+        differing=differ or (apart[1] if apart is not None else ()),
+        reached=whole.manifest.step,
+        apart_from=apart[0] if apart is not None else None,
         ended="finished" if finished is not None else f"{ended.action}: {failure_in_words(failure) or ended.reason}",
         failure=failure,
         noise=noise,
         unreproducible=unreproducible,
         seconds=0.0,
     )
+
+
+def _of_folder(*runs: RunSpec) -> tuple[str, ...]:
+    """In what the folders of the newest checkpoints of two runs differ."""
+    states = (load_checkpoint(run.run_id, store=run.store) for run in runs)
+    one, other = (state.get(FOLDER, {}).get("files", {}) for state in states)
+    return folder_differences(*({name: file.numpy().tobytes() for name, file in each.items()} for each in (one, other)))
 
 
 def _with_noise(report: DrillReport, reference: RunSpec, *, clock: Clock) -> DrillReport:
@@ -216,7 +238,10 @@ def _prepared(spec: RunSpec, place: Place, name: str, *, count: int) -> RunSpec:
             # It buys nothing: neither a budget nor the user's source of prices is any of its business.
             "pools": PoolSpec(),
             "budget": BudgetSpec(),
-            "checkpoints": given.model_copy(update={"every_steps": every, "fast_folder": place.fast_folder}),
+            # By the clock, slow steps would have a commit after each, and the kill no step to compare.
+            "checkpoints": given.model_copy(
+                update={"every_steps": every, "every_seconds": None, "fast_folder": place.fast_folder}
+            ),
             "liveness": spec.liveness.model_copy(update=liveness),
             "continuity": spec.continuity.model_copy(update={"rehearsal": rehearsal}),
             "policy": spec.policy.model_copy(update=dict.fromkeys(_BUDGETS, 1)),
@@ -234,9 +259,9 @@ def _targets(spec: RunSpec, kinds: Sequence[DisturbanceKind]) -> list[Target]:
     return [Target(_interval(spec, len(kinds)) * number, kind) for number, kind in enumerate(order, 1)]
 
 
-def _final(history: History, spec: RunSpec, *, why: str, output: _Output) -> Checkpoint:
-    newest = history.newest
-    if newest is None or not history.is_finished(spec):
+def _final(history: History, spec: RunSpec, *, why: str, output: _Output) -> None:
+    """Pass if the run has reached its goal."""
+    if history.newest is None or not history.is_finished(spec):
         failure = failure_in(history)
         if failure is None:
             # Processes that end without a report leave nothing but what they printed.
@@ -244,4 +269,3 @@ def _final(history: History, spec: RunSpec, *, why: str, output: _Output) -> Che
         if not is_raised(failure):
             raise DrillFailedError(workload=spec.workload, why=failure.message, fix="")
         raise DrillFailedError(workload=spec.workload, why=failure_in_words(failure), traceback=failure.traceback)
-    return newest

@@ -219,7 +219,7 @@ class Session:
         goal of the run or that of the program, whichever comes first.
 
         Raises:
-            SessionError: a step reported nothing.
+            SessionError: a step reported nothing, there is no number, or the checkpoint was made in another range.
         """
         if self._host is not None:
             yield from self._host.steps(None if start is None else _numbers(start, stop))
@@ -241,7 +241,8 @@ class Session:
         before that batch, so code before the inner loop runs again without an effect on what is tracked.
 
         Raises:
-            SessionError: an epoch had no batch of `run.batches`, or a step reported nothing.
+            SessionError: an epoch had no batch of `run.batches`, a step reported nothing, there is no number, or the
+                checkpoint was made in another range.
         """
         if self._host is not None:
             yield from self._host.epochs(_numbers(start, stop))
@@ -260,7 +261,8 @@ class Session:
         A plain DataLoader's sampler draws the order of an interrupted pass again, from the random streams as they were
         when the pass began, and the samples of the batches that were used are not fetched. Worker processes get a seed
         for each batch, so that random transforms are the same after a resume. Anything with `state_dict` (torchdata's
-        StatefulDataLoader, a data set without workers) goes on by itself.
+        StatefulDataLoader, a data set without workers) goes on by itself. A `range` is a loader of its numbers. What is
+        made again in each epoch takes the place of the one before it.
 
         Raises:
             SessionError: the loader has no position that could be resumed; names the ways out.

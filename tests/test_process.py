@@ -24,7 +24,7 @@ def sleeper():
 
 
 def wait_until(condition):
-    give_up_at = time.monotonic() + 10
+    give_up_at = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < give_up_at
         time.sleep(0.01)
@@ -99,3 +99,30 @@ print(pathlib.Path("/proc/self/environ").read_bytes().decode().replace("\\0", " 
     assert own == "after. after, too"
     assert "SHOWN=after. " in shown
     assert "LONGER=before " in shown
+
+
+STOPS_ITSELF = """
+import os, pathlib, signal, subprocess, sys, time
+from segue.process import go_on_without_parent
+
+if sys.argv[1] == "child":
+    go_on_without_parent()
+    os.kill(os.getpid(), signal.SIGSTOP)
+    pathlib.Path(sys.argv[2]).touch()
+else:
+    child = subprocess.Popen([sys.executable, "-c", os.environ["CODE"], "child", sys.argv[2]], start_new_session=True)
+    print(child.pid, flush=True)
+    time.sleep(600)
+"""
+
+
+@needs_proc
+def test_a_suspended_process_goes_on_when_the_one_that_started_it_is_killed(tmp_path):
+    went_on = tmp_path / "went_on"
+    command = [sys.executable, "-c", STOPS_ITSELF, "parent", str(went_on)]
+    env = os.environ | {"CODE": STOPS_ITSELF}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as parent:
+        child = ProcessRef.of(int(parent.stdout.readline()))
+        wait_until(child.is_stopped)
+        parent.kill()
+    wait_until(went_on.exists)

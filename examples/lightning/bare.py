@@ -39,7 +39,7 @@ def main():
     loader = DataLoader(digits(2400, seed=2), batch_size=48, shuffle=True)
     validation = DataLoader(digits(480, seed=3), batch_size=240)
     model = Classifier()
-    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    quiet = {"enable_progress_bar": False, "enable_model_summary": False}
     trainer = lightning.Trainer(max_epochs=options.epochs, accelerator="cpu", **quiet)
     trainer.fit(model, loader, validation)
     torch.save(model.state_dict(), "lightning.pt")

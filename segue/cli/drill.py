@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from segue.cli.interrupts import ends_cleanly
 from segue.cli.options import Json, RankCount, Workload, read_settings, writing
 from segue.clock import SystemClock
 from segue.errors import DrillFailedError
@@ -71,7 +72,8 @@ def drill(
         with writing(junit):  # Not after minutes of training.
             junit.parent.mkdir(parents=True, exist_ok=True)
     try:
-        report = _drilled(spec, kills, notices, store=own_store, is_plain=ci)
+        with ends_cleanly(hint="The drill was ended before it could compare anything; its processes are ended too."):
+            report = _drilled(spec, kills, notices, store=own_store, is_plain=ci)
     except DrillFailedError as error:
         _show_traceback(error.traceback)
         _write_error(junit, error, workload=spec.workload, began=began, ci=ci)
@@ -119,11 +121,12 @@ def _drilled(spec: RunSpec, kills: int, notices: int, *, store: StoreSpec | None
 def _show(report: DrillReport) -> None:
     for number, resume in enumerate(report.resumes, 1):
         console.print(f"resume {number}: {resume.sentence}", markup=False, soft_wrap=True)
-    if not report.kills and not report.notices:
-        console.print(f"not proven: {report.outcome}. Fix: raise --steps.", markup=False, soft_wrap=True)
+    if report.kills or report.notices:
+        after = f"after {report.disturbances} {report.outcome}; verdict: {report.verdict}"
+        console.print(after, markup=False, soft_wrap=True)
+    elif report.ended == "finished":
+        console.print(f"not proven: {report.outcome}. Fix: {report.room}", markup=False, soft_wrap=True)
         return
-    after = f"after {report.disturbances} {report.outcome}; verdict: {report.verdict}"
-    console.print(after, markup=False, soft_wrap=True)
     for problem in report.problems:
         text = f"{problem.sentence.rstrip('.')}. Fix: {problem.fix}"
         console.print(text, markup=False, soft_wrap=True)

@@ -29,6 +29,8 @@ MACHINE = "setup.machine"
 """The part of it with facts about the process and its machine, by which a value that follows from them is known."""
 CONFIG = "setup.config"
 """What the run spec passes to the recipe or the program. A change of it has been accepted before (`--accept-drift`)."""
+RANGE = "setup.range"
+"""What a program loops over. It is compared where the loop begins, and another range is refused there."""
 UNTRACKED = "loose"
 """Untracked state: values that training changed and no component holds. They explain a replay that differs."""
 VALUES = "values"
@@ -44,7 +46,7 @@ CHANNEL = "setup"
 CHANGEABLE = (MODEL, HYPERPARAMETERS, CODE, DATA, BINDING)
 """What a person may change on purpose during a run, and accept by name."""
 COMPARED = (*CHANGEABLE, NEXT_BATCHES)
-NOT_STATE = frozenset((*COMPARED, CONFIG, UNTRACKED))
+NOT_STATE = frozenset((*COMPARED, CONFIG, RANGE, UNTRACKED))
 """Components that are compared and not restored: their digests are not judged like those of state."""
 
 _OF_VERSIONS = ("torch", "python")

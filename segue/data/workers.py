@@ -1,21 +1,32 @@
-"""A DataLoader whose worker processes leave notices to the trainer."""
+"""A DataLoader whose worker processes leave notices to the trainer, and do not outlive it."""
 
 from __future__ import annotations
 
+import os
 import signal
+import weakref
 from collections.abc import Callable
+from multiprocessing.process import BaseProcess
+from multiprocessing.util import Finalize
 from typing import Any
 
 from torch.utils.data import DataLoader
 
-_NOTICES = (signal.SIGTERM, signal.SIGUSR1)
+_NOTICES = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+_BEFORE_THE_JOIN = 100
+"""multiprocessing calls what has a priority of 0 or more before it ends the children and waits for them."""
+
+_workers: weakref.WeakSet[BaseProcess] = weakref.WeakSet()
+_ended_at_exit: set[int] = set()
+"""The processes that end their workers at their exit: a process inherits this set, and none of what it stands for."""
 
 
 class Loader(DataLoader[Any]):
-    """A DataLoader whose workers ignore SIGTERM and SIGUSR1; where they are forked, from their first moment on.
+    """A DataLoader whose workers ignore SIGTERM, SIGUSR1 and Ctrl-C; where they are forked, from their first moment on.
 
-    Platforms signal every process of a machine. A worker killed by that would raise in the middle of a training step,
-    and a preemption would look like a bug; the trainer acts on the notice and ends its workers itself.
+    Platforms signal every process of a machine, and a terminal every process in its foreground. A worker killed by
+    that would raise in the middle of a training step, and a preemption would look like a bug; the trainer acts on the
+    notice and ends its workers itself: also those of an iterator that a script still holds when it ends.
     """
 
     def __init__(self, dataset: Any, *, worker_init_fn: Callable[[int], None] | None = None, **fields: Any) -> None:
@@ -29,9 +40,11 @@ class Loader(DataLoader[Any]):
         # another thread, or when the workers have started.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _NOTICES)
         try:
-            return super().__iter__()
+            batches = super().__iter__()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        _end_at_exit(getattr(batches, "_workers", ()))
+        return batches
 
 
 class _IgnoreNotices:
@@ -44,3 +57,18 @@ class _IgnoreNotices:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _NOTICES)  # Those that have come are dropped.
         if self._inner is not None:
             self._inner(worker_id)
+
+
+def _end_at_exit(workers: Any) -> None:
+    """Have these processes killed when this one exits: multiprocessing would send SIGTERM, and wait for ever."""
+    _workers.update(workers)
+    if os.getpid() not in _ended_at_exit:
+        _ended_at_exit.add(os.getpid())
+        Finalize(None, _kill_workers, exitpriority=_BEFORE_THE_JOIN)
+
+
+def _kill_workers() -> None:
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler raises for a worker that was killed.
+    for worker in list(_workers):
+        if worker.is_alive():
+            worker.kill()

@@ -13,6 +13,7 @@ import lightning
 import torch
 from lightning.pytorch.plugins import CheckpointIO
 
+from segue.integrations.lightning_paths import note, noted, put_paths, with_names
 from segue.sessions import Session, host_here
 from segue.trainer.programs.resumable import ResumableLoader
 
@@ -32,7 +33,7 @@ class SegueCallback(lightning.Callback):
     def __init__(self, folder: Path | str = "segue-lightning") -> None:
         """`folder` is where the Trainer's checkpoint lies until it is committed."""
         self._run = Session(host_here())
-        self._folder = Path(folder)
+        self._folder, self._places = Path(folder), Path(f"{folder}.places.json")
         self._steps: Iterator[int] = iter(())
         self._is_open = False
         self._updates = 0
@@ -44,7 +45,16 @@ class SegueCallback(lightning.Callback):
     def setup(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, stage: str) -> None:
         """Have equal states written as equal bytes."""
         if self._run.is_active and not isinstance(trainer.strategy.checkpoint_io, _Canonical):
-            trainer.strategy.checkpoint_io = _Canonical(trainer.strategy.checkpoint_io)
+            trainer.strategy.checkpoint_io = _Canonical(trainer.strategy.checkpoint_io, named=self._folder / _FILE)
+
+    def on_load_checkpoint(
+        self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Give the callbacks of this attempt the files of the attempts before, as far as they are on this machine."""
+        if self.checkpoint is None:
+            return
+        folders = {each.state_key: getattr(each, "dirpath", None) or "" for each in trainer.checkpoint_callbacks}
+        put_paths(checkpoint, noted(self._places, Path(self.checkpoint)), folders)
 
     def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         """Measure the model and its optimizers from now on."""
@@ -97,16 +107,23 @@ class SegueCallback(lightning.Callback):
 
     def _commit(self, trainer: lightning.Trainer) -> None:
         trainer.save_checkpoint(self._folder / _FILE)
+        written = trainer.strategy.checkpoint_io
+        note(self._places, self._folder / _FILE, written.paths if isinstance(written, _Canonical) else {})
         self._run.commit_folder(self._folder)
 
 
 class _Canonical(CheckpointIO):
     """Writes equal states as equal bytes: pickle's depend on which equal strings and containers are one object."""
 
-    def __init__(self, inner: CheckpointIO) -> None:
-        self._inner = inner
+    def __init__(self, inner: CheckpointIO, *, named: Path) -> None:
+        """`named` is the file in which names stand in place of paths."""
+        self._inner, self._named = inner, named
+        self.paths: dict[str, str] = {}
+        """The paths by their names in that file, as it was last written."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
+        if Path(path) == self._named:
+            checkpoint, self.paths = with_names(checkpoint)
         self._inner.save_checkpoint(_unshared(checkpoint), path, storage_options)
 
     def load_checkpoint(self, path: Any, *arguments: Any, **options: Any) -> Any:

@@ -25,7 +25,7 @@ from segue.launch.output import survive_broken_output
 from segue.launch.rendezvous import RANKS_VARIABLE, LaunchFolder
 from segue.notices.board import NoticeBoard
 from segue.notices.signals import KINDS, SignalNotices
-from segue.process import FLOW_RUN_VARIABLE, set_shown_variable
+from segue.process import FLOW_RUN_VARIABLE, go_on_without_parent, set_shown_variable
 from segue.runlog.open import open_log
 from segue.spec import RunSpec
 from segue.trainer.ranks.process_end import end_process
@@ -35,6 +35,7 @@ log = logging.getLogger("segue.trainer")
 
 def main() -> int:
     """Run the assignment; return the exit code."""
+    go_on_without_parent()
     # Kept until there is a handler: a notice may arrive during the imports.
     signal.pthread_sigmask(signal.SIG_BLOCK, tuple(KINDS))
     if sys.argv[1:] in ([], [EARLY_OPTION]):

@@ -4,22 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from datetime import datetime
+from pathlib import Path
 
 from segue.data.loader import stream_seed
 from segue.data.streams import seed_all
 from segue.errors import RanksChangedError, SessionError
 from segue.records import SegmentReport
+from segue.runlog.history import read_history
 from segue.sessions import hosted
 from segue.spec import ProgramSpec
+from segue.stores import LocalStore
+from segue.stores.retry import patiently
 from segue.trainer.context import AttemptContext
 from segue.trainer.loop import TrainingLoop
 from segue.trainer.programs.live_session import LiveSession
+from segue.trainer.programs.own_files import OwnFiles, own_files
 from segue.trainer.programs.program_record import ProgramRecord
 from segue.trainer.programs.script import run_command
 from segue.trainer.ranks.collectives import Ranks
 from segue.trainer.resume import Resume
 from segue.trainer.workloads.base import Steps, Workload
 from segue.trainer.workloads.components import Component
+from segue.trainer.workloads.opened_files import watch_opened_files
 
 
 class ProgramAttempt:
@@ -82,6 +89,15 @@ class ProgramAttempt:
     def stored(self) -> Collection[str]:
         return self._resume.stored
 
+    def own_files(self, since: datetime) -> OwnFiles:
+        context = self._context
+        history = patiently(lambda: read_history(context.runlog), what="log")
+        own = history.attempt_named(context.claim.attempt_id)
+        assert own is not None, "an attempt that trains has claimed the run"
+        store, fast = context.runlog.store, context.spec.checkpoints.fast_folder
+        apart = ([store.root] if isinstance(store, LocalStore) else []) + ([Path(fast)] if fast is not None else [])
+        return own_files(since=since, until=own.claim.written_at, folder=Path.cwd(), apart=apart)
+
     def begin(self, live: Workload) -> Steps:
         self._loop = self._begin(live)
         return self._loop.steps()
@@ -103,6 +119,7 @@ class ProgramAttempt:
         stored, count, spec = self._resume.stored_ranks, self.ranks.count, context.spec
         if parent is not None and stored is not None and stored != count:
             raise RanksChangedError(run_id=spec.run_id, step=parent.step, before=stored, now=count)
+        watch_opened_files()
         return LiveSession(spec, self, record=record)
 
     def _conclude(

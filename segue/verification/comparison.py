@@ -90,6 +90,24 @@ def differing(one: Checkpoint, other: Checkpoint) -> tuple[str, ...]:
     return tuple(sorted(name for name, before, after in pairs if before != after and name not in _NOT_STATE))
 
 
+def differing_before(undisturbed: History, disturbed: History) -> tuple[int, tuple[str, ...]] | None:
+    """Where two runs differ before the first disturbance: the first step that both committed, and the components.
+
+    None where they are equal there, and where the first attempt at the disturbed run has committed no such step.
+    """
+    if not disturbed.attempts:
+        return None
+    first = disturbed.attempts[0].claim.attempt_id
+    there = {each.manifest.step: each for each in undisturbed.checkpoints}
+    own = (each for each in disturbed.checkpoints if each.ref.attempt_id == first and each.manifest.step in there)
+    earliest = min(own, key=lambda each: each.manifest.step, default=None)
+    if earliest is None:
+        return None
+    step = earliest.manifest.step
+    names = differing(there[step], earliest)
+    return (step, names) if names else None
+
+
 def has_noise(component: str) -> bool:
     """Whether noise of kernels can be what makes a component differ: it holds floats that steps compute."""
     return component not in _WITHOUT_FLOATS and not component.startswith(("rng.", "data.", "setup."))
@@ -101,8 +119,17 @@ def worst(resumes: Sequence[Resume]) -> VerdictKind:
     return min(kinds, key=_ORDER.index, default=VerdictKind.UNVERIFIED)
 
 
-def problems_of(resumes: Sequence[Resume], components: Sequence[str]) -> tuple[Problem, ...]:
-    """The resumes that are not sound, then the components that differ at the end, each once with its fix."""
+FOLDER = "folder"
+"""The component of a framework's own checkpoint."""
+
+
+def problems_of(
+    resumes: Sequence[Resume], components: Sequence[str], *, of_folder: Sequence[str] = ()
+) -> tuple[Problem, ...]:
+    """The resumes that are not sound, then the components that differ at the end, each once with its fix.
+
+    `of_folder` says which files of a framework's checkpoint differ, and in which entries.
+    """
     found: dict[str, Problem] = {}
     for resume in resumes:
         if resume.is_sound:
@@ -115,6 +142,8 @@ def problems_of(resumes: Sequence[Resume], components: Sequence[str]) -> tuple[P
         found.setdefault(component, Problem(component=component, sentence=where, fix=fix))
     for component in components:
         said = f"{component} differs at the end from that of the undisturbed run"
+        if component == FOLDER and of_folder:
+            said += f": {'; '.join(of_folder)}"
         found.setdefault(component, Problem(component=component, sentence=said, fix=_fix_of(component)))
     return tuple(found.values())
 
@@ -125,6 +154,11 @@ _AGAIN = "then run `segue drill`, which shows the same in minutes"
 def _fix_of(component: str) -> str:
     if component == "run":
         return "set continuity.witness_steps above 0 and leave continuity.accept empty, so that steps are compared."
+    if component == FOLDER:
+        return (
+            "let the framework write the same in every run; a file with a time or a path of its own can be replaced by "
+            f"run.commit_folder(path, instead=...); {_AGAIN}."
+        )
     if component.startswith(("setup.", "data")):
         return f"let the recipe build {component} the same way in every process, from config and seed alone; {_AGAIN}."
     if component.startswith("rng."):

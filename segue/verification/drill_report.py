@@ -9,6 +9,10 @@ from segue.records import CodeFailure, Finding, Record, Verdict, VerdictKind
 from segue.verification.comparison import Problem, Resume, has_noise, problems_of
 
 _ROOM = "raise --steps: commits, the steps after them and the disturbances need some room."
+_FIX = " Fix: "
+_LEAST_STEPS = 12
+"""Fewer steps cannot be drilled."""
+_MOST_FILES = 3
 
 
 class DrillReport(Record):
@@ -24,6 +28,9 @@ class DrillReport(Record):
     verdicts: tuple[Verdict, ...]
     resumes: tuple[Resume, ...] = Field((), description="The resumes with their verdicts, in order.")
     differing: tuple[str, ...] = Field((), description="Components in which the two final checkpoints differ.")
+    of_folder: tuple[str, ...] = Field(
+        (), description="Files of a framework's checkpoint in which the two final states differ, with their entries."
+    )
     noise: dict[str, float] = Field(
         default_factory=dict,
         description="Largest relative difference by channel between replays from one state, where kernels are not "
@@ -34,6 +41,13 @@ class DrillReport(Record):
     )
     ended: str = Field(description="Why the disturbed run ended; anything but finished is itself a finding.")
     failure: CodeFailure | None = Field(None, description="What the recipe raised in the disturbed run, if it did.")
+    reached: int = Field(0, ge=0, description="Step at which the undisturbed run ended; 0: not known.")
+    apart_from: int | None = Field(
+        None, description="First step that both runs committed, if they differ there, before any disturbance."
+    )
+    shared: tuple[str, ...] = Field(
+        (), description="Files that the undisturbed run wrote in the working folder, and the disturbed run found there."
+    )
     kept: str | None = Field(None, description="Store in which both runs were kept; None: they were removed.")
     seconds: float
 
@@ -69,10 +83,10 @@ class DrillReport(Record):
     @property
     def outcome(self) -> str:
         """How the two runs compare, in one sentence."""
+        if self.ended != "finished":
+            return f"the disturbed run did not finish ({self.ended.partition(_FIX)[0].rstrip('.')})"
         if not self.kills and not self.notices:
             return "the run had ended before it could be disturbed, so no resume was tried"
-        if self.ended != "finished":
-            return f"the disturbed run did not finish ({self.ended.rstrip('.')})"
         if self.identical:
             return "the final state is identical to that of the uninterrupted run"
         if self.unreproducible is not None:
@@ -87,17 +101,41 @@ class DrillReport(Record):
         if self.passed:
             return ()
         is_explained = (self.ends_alike and not self.identical) or self.unreproducible is not None
-        found = list(problems_of(self.resumes, () if is_explained else self.differing))
+        found = [] if is_explained or self.apart_from is None else [self._unlike]
+        found += problems_of(self.resumes, () if is_explained or found else self.differing, of_folder=self.of_folder)
         own = self.unreproducible
         if own is not None and all(one.component != own.component for one in found):
             found.append(Problem(component=own.component, sentence=own.sentence, fix=own.fix))
-        if self.ended != "finished" and not found and self.kills + self.notices:
-            fix = "correct what the recipe raises after a resume; its traceback is in the output."
+        if self.ended != "finished" and not found:
+            own_fix = self.ended.partition(_FIX)[2]
+            fix = own_fix or "correct what it raises after a resume; its traceback is in the output."
             found.append(Problem(component="run", sentence=self.outcome, fix=fix))
-        if self.missed:
+        if self.missed and (self.ended == "finished" or not found):
             kinds = " and no ".join(kind.value for kind in self.missed)
-            found.append(Problem(component="drill", sentence=f"no {kinds} hit the run before it ended", fix=_ROOM))
+            found.append(Problem(component="drill", sentence=f"no {kinds} hit the run before it ended", fix=self.room))
         if not found and self._lacks_replay:
-            fix = "set continuity.witness_steps above 0, and checkpoints.every_steps above that."
+            fix = "set continuity.witness_steps above 0, and checkpoints.every_steps to some steps and not to one."
             found.append(Problem(component="run", sentence="no step could be replayed after a kill", fix=fix))
         return tuple(found)
+
+    @property
+    def room(self) -> str:
+        """What gives the disturbances room where none hit the run."""
+        if not 0 < self.reached < self.steps:
+            return _ROOM
+        ends = f"the script ends by itself at step {self.reached}, and disturbances are planned over all --steps"
+        if self.reached < _LEAST_STEPS:
+            return f"let the script train for at least {_LEAST_STEPS} steps: {ends}."
+        return f"give --steps {self.reached}: {ends}."
+
+    @property
+    def _unlike(self) -> Problem:
+        """The two runs were not alike before anything disturbed one of them."""
+        names = ", ".join(self.differing)
+        sentence = f"the two runs differ already at step {self.apart_from}, before the first disturbance, in {names}"
+        fix = "seed everything that draws random numbers, and let no number depend on the time or the process"
+        if self.shared:
+            files = " and ".join(self.shared[:_MOST_FILES])
+            sentence += f"; both work in this folder, and the disturbed run found what the other one wrote: {files}"
+            fix = f"let the script read {files} only `if not run.is_active`, or {fix}"
+        return Problem(component="run", sentence=sentence, fix=f"{fix}; then run `segue drill` again.")

@@ -9,8 +9,9 @@ from typing import NamedTuple
 from segue.clock import SystemClock
 from segue.launch.launcher import Trainer
 from segue.notices.disturbance import DisturbanceKind
-from segue.records import SegmentPlan, StopReason
+from segue.records import SegmentPlan, StopReason, WitnessRow
 from segue.runlog.history import History, read_history
+from segue.runlog.last_heartbeat import last_heartbeat
 from segue.runlog.log import RunLog
 
 _ENDS_AS = {DisturbanceKind.KILL: StopReason.LOST, DisturbanceKind.NOTICE: StopReason.NOTICE}
@@ -20,7 +21,7 @@ _SLOW_SECONDS = 2.0
 """A trainer that runs so long between two commits cannot pass a target between two ordinary looks."""
 
 _SAVES_UNSEALED = 2
-"""How many saves a kill waits for one that is sealed: a run that saves more often than it seals may have none."""
+"""How many saves a kill waits for one after which steps are known: a run that saves after each step may have none."""
 
 
 class Target(NamedTuple):
@@ -34,8 +35,8 @@ class LocalDisturber:
     """Ends the trainer once each of its targets is committed, at a random moment: by a kill or by a notice.
 
     Near a target, and while commits follow each other fast, the trainer runs in slices of milliseconds, and is ended
-    between two of them: a fast recipe can then not slip through, however busy the machine is. It is killed where its
-    newest commit is sealed, because a kill between a commit and its seal proves less. What it computes does not depend
+    between two of them: a fast recipe can then not slip through, however busy the machine is. It is killed where the
+    steps after its newest commit are known, because a kill before that proves less. What it computes does not depend
     on how it is sliced.
     """
 
@@ -45,10 +46,13 @@ class LocalDisturber:
         *,
         chance: random.Random,
         every_steps: int,
+        witness_steps: int,
         progress: Callable[[int], None],
     ) -> None:
+        """`every_steps` lie between two saves; `witness_steps` are compared after a resume, if so many are known."""
         self._targets, self._chance, self._every_steps = list(targets), chance, every_steps
         self._progress = progress
+        self._witness_steps = witness_steps
         self._made: dict[str, Target] = {}
 
     def __call__(self, trainer: Trainer, runlog: RunLog, plan: SegmentPlan) -> None:
@@ -73,13 +77,12 @@ class LocalDisturber:
 
     def _reaches(self, target: Target, trainer: Trainer, runlog: RunLog, plan: SegmentPlan) -> bool:
         """Run the trainer in slices up to the target, where it is left frozen. False: it is slow, or has ended."""
-        latest = target.step + _SAVES_UNSEALED * self._every_steps
         committed, ran_seconds = -1, 0.0
         trainer.freeze()
-        while not _is_due(history := read_history(runlog), plan, target, latest=latest):
+        while not self._is_due(runlog, plan, target):
             trainer.thaw()
-            if history.committed_step != committed:
-                committed, ran_seconds = history.committed_step, 0.0
+            if (reached := read_history(runlog).committed_step) != committed:
+                committed, ran_seconds = reached, 0.0
                 self._progress(committed)
             is_near = committed >= target.step - self._every_steps
             if not is_near and ran_seconds > _SLOW_SECONDS:
@@ -91,6 +94,17 @@ class LocalDisturber:
                 return False
             trainer.freeze()
         return True
+
+    def _is_due(self, runlog: RunLog, plan: SegmentPlan, target: Target) -> bool:
+        history = read_history(runlog)
+
+        def beaten() -> Sequence[WitnessRow]:
+            beat = last_heartbeat(runlog, history.attempt_of(plan.segment, plan.attempt))
+            return beat.rows if beat is not None else ()
+
+        return is_due(
+            history, plan, target, every_steps=self._every_steps, witness_steps=self._witness_steps, beaten=beaten
+        )
 
     def _repeat_missed(self, history: History) -> None:
         """Make a disturbance again that came too late: its attempt had already reached a planned end."""
@@ -109,12 +123,26 @@ class LocalDisturber:
         }
 
 
-def _is_due(history: History, plan: SegmentPlan, target: Target, *, latest: int) -> bool:
-    newest = history.newest
-    if newest is None or newest.manifest.step < target.step:
+def is_due(
+    history: History,
+    plan: SegmentPlan,
+    target: Target,
+    *,
+    every_steps: int,
+    witness_steps: int,
+    beaten: Callable[[], Sequence[WitnessRow]],
+) -> bool:
+    """Whether the attempt of a plan is to be ended now, for this target.
+
+    A kill waits until steps after the newest commit are known: all that a resume compares, or those that lie between
+    two saves. A save that comes before the seal of the one before leaves none that is sealed; heartbeats, of which
+    `beaten` has the newest one's rows, know them too.
+    """
+    newest, attempt = history.newest, history.attempt_of(plan.segment, plan.attempt)
+    if newest is None or newest.manifest.step < target.step or attempt is None or newest.ref not in attempt.commits:
         return False
-    is_sealed = bool(newest.rows) or newest.manifest.step >= latest
-    if target.kind is DisturbanceKind.KILL and not is_sealed:
-        return False
-    attempt = history.attempt_of(plan.segment, plan.attempt)
-    return attempt is not None and newest.ref in attempt.commits
+    is_late = newest.manifest.step >= target.step + _SAVES_UNSEALED * every_steps
+    if target.kind is not DisturbanceKind.KILL or newest.rows or is_late:
+        return True
+    known = min(witness_steps, every_steps - 1)
+    return known > 0 and any(row.step == newest.manifest.step + known for row in beaten())

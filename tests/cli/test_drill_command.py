@@ -99,7 +99,7 @@ def folder(tmp_path, monkeypatch) -> Path:
 
 def without_progress(err: str) -> list[str]:
     """The lines that say more than how far the drill is."""
-    return [line for line in err.strip().splitlines() if not re.search(r"step \d+ of \d+$", line)]
+    return [line for line in err.strip().splitlines() if not re.search(r"step \d+ of \d+( \(.* so far\))?$", line)]
 
 
 def segue(*arguments: str) -> Ended:

@@ -89,6 +89,7 @@ def own_loop(folder: Path, request: pytest.FixtureRequest) -> Names:
         "test_loader": DataLoader(_samples(64), batch_size=64),
         "max_steps": 20,
         "epochs": 2,
+        "steps_per_epoch": 4,
         "one_step": one_step,
         "test": lambda model, loader: None,
         "evaluate": lambda model: nn.functional.mse_loss(model(torch.ones(4, 8)), torch.ones(4, 1)).item(),

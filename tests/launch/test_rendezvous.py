@@ -12,7 +12,8 @@ import pytest
 
 from segue.launch.assignment import Assignment
 from segue.launch.rendezvous import LaunchFolder
-from segue.process import ProcessRef
+from segue.launch.torchrun import thaw_orphans
+from segue.process import Parent, ProcessRef
 from segue.records import Capacity, SegmentPlan
 
 RANK = """
@@ -141,3 +142,18 @@ def test_a_folder_that_is_gone_is_no_reason_to_fail(folder):
     folder.signal(signal.SIGKILL)
     folder.remove()
     assert folder.exit_code() is None
+
+
+def test_suspended_ranks_go_on_when_nobody_is_left_who_could_continue_them(folder, enter):
+    rank = ProcessRef.of(enter(0)[0].pid)
+    folder.signal(signal.SIGSTOP)
+    wait_until(rank.is_stopped)
+    thaw_orphans(folder, Parent(pid=os.getpid()))  # This process's own parent is another one: the first one is gone.
+    wait_until(lambda: not rank.is_stopped())
+
+
+def wait_until(condition):
+    give_up_at = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < give_up_at
+        time.sleep(0.01)

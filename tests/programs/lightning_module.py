@@ -63,8 +63,6 @@ def main() -> None:
         max_epochs=options.epochs,
         accumulate_grad_batches=options.accumulate,
         accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
         callbacks=callbacks,

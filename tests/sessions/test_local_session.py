@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -111,6 +113,41 @@ def test_two_processes_do_not_train_in_one_folder(start, history):
     said = output_of(start("--folder", "runs"), code=1)
     assert f"SessionError: process {first.pid} on " in said
     assert first.poll() is None
+
+
+WITH_CHILDREN = """
+import multiprocessing, time
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+import segue
+
+if __name__ == "__main__":
+    loader = DataLoader(TensorDataset(torch.arange(64.0)), batch_size=1, num_workers=1)
+    with segue.session(local="runs") as run:
+        child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(3600,), daemon=True)
+        child.start()
+        batches = run.batches(loader)
+        for step in run.steps(100_000):
+            run.report(loss=next(batches)[0].sum())
+            time.sleep(0.02)
+            print("step", step, flush=True)
+"""
+
+
+def test_a_script_that_holds_workers_and_children_ends_when_it_is_asked_to(tmp_path):
+    (tmp_path / "train.py").write_text(WITH_CHILDREN)
+    process = subprocess.Popen(
+        [sys.executable, "train.py"], cwd=tmp_path, stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        assert any("step 3" in line for line in process.stdout)
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=240)
+        assert process.returncode == 128 + signal.SIGTERM
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
 
 
 def test_a_local_session_without_its_block_says_so(tmp_path):

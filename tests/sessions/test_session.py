@@ -150,7 +150,10 @@ def test_a_program_that_is_not_there_is_refused_before_anything_starts(desk, wor
             "import segue\nrun = segue.session()\nfor n in run.steps():\n    run.report(loss=1)\n    if n == 5: break",
             "the program ended at step 5 of 40, before run.steps() did",
         ),
-        ("import segue\nrun = segue.session()\nlist(run.steps(0)); list(run.steps())", "called after run.steps()"),
+        (
+            "import segue\nrun = segue.session()\nfor n in run.steps(1): run.report(loss=1)\nlist(run.steps())",
+            "called after run.steps()",
+        ),
         ("import segue\nsegue.session().track(x=object())", "run.track(x=...) got an object, which has no state_dict"),
         ("import segue\nrun = segue.session()\nrun.track(a={})\nrun.track(a={})", "the name 'a' is taken"),
         (

@@ -195,7 +195,7 @@ def test_a_sampler_that_cannot_draw_again_is_named(fork_server, make_program, op
         (
             "for epoch in run.epochs(3):\n    for batch in run.batches(loader):\n        run.report(loss=1)\n"
             "    for batch in run.batches(torch.utils.data.DataLoader(range(4))): pass",
-            "run.batches(loader), for the first time came after the first step",
+            "run.batches(loader) got one more loader than in the epoch in which training began",
         ),
         ("run.batches([1, 2])", "got a list, which is neither a DataLoader nor has a state"),
     ],

@@ -13,9 +13,10 @@ from segue.controller.segment import TrainerEnd, report_or_lost
 from segue.notices.disturbance import requested_disturbance
 from segue.runlog.history import read_history
 from segue.verification.disturber import Disturber, disturbing, latency_seconds
+from segue.verification.local_disturber import Target, is_due
 from segue.verification.moments import Moment
 from tests.support.forked_trainers import next_plan
-from tests.verification.drills import KILL, NOTICE
+from tests.verification.drills import KILL, NOTICE, ROW, Pair
 
 CLOCK = SystemClock()
 LASTS = {"steps": 400, "config": {"pause_seconds": 0.005}, "checkpoints": {"every_steps": 40}}
@@ -96,3 +97,31 @@ def test_the_latency_counts_the_looks_into_the_store_that_is_used(make_spec):
     far = near.model_copy(update={"store": near.store.model_copy(update={"url": "s3://bucket/models"})})
     assert latency_seconds(near) == 2.0 + 2 * 0.5 + 1.5
     assert latency_seconds(far) == 2.0 + 2 * 2.0 + 1.5
+
+
+@pytest.mark.parametrize(
+    ("commit", "every_steps", "witness_steps", "known", "kind", "due"),
+    [
+        (40, 10, 8, 0, KILL, False),
+        (40, 10, 8, 47, KILL, False),
+        (40, 10, 8, 48, KILL, True),
+        (40, 5, 8, 43, KILL, False),
+        (40, 5, 8, 44, KILL, True),
+        (35, 5, 8, 44, KILL, False),
+        (49, 5, 8, 0, KILL, False),
+        (50, 5, 8, 0, KILL, True),
+        (40, 1, 8, 48, KILL, False),
+        (42, 1, 8, 0, KILL, True),
+        (40, 10, 0, 48, KILL, False),
+        (40, 10, 8, 0, NOTICE, True),
+    ],
+)
+def test_a_kill_waits_until_the_steps_after_the_commit_are_known_that_slow_steps_give(
+    commit, every_steps, witness_steps, known, kind, due
+):
+    run = Pair().disturbed.book
+    plan = run.plan()
+    run.commit(run.claim(plan), commit)
+    rows = [ROW.model_copy(update={"step": step}) for step in range(commit + 1, known + 1)]
+    steps = {"every_steps": every_steps, "witness_steps": witness_steps}
+    assert is_due(run.history, plan, Target(40, kind), **steps, beaten=lambda: rows) is due

@@ -78,6 +78,16 @@ class Batches:
         self._is_within = self._is_restored = bool(tree["is_within"])
         self._source.restore(tree["source"])
 
+    def go_on_with(self, loader: Any, *, seed: int) -> None:
+        """The next pass is one over this loader.
+
+        Raises:
+            SessionError: the loader cannot be resumed; names what would make it so.
+        """
+        self._is_restored = False
+        self.leave()
+        self._source, self.length = _source_of(loader, seed=seed), _length_of(loader)
+
     @property
     def left(self) -> int | None:
         """Batches left of the current pass, or of the next one; None where the loader does not know."""
@@ -204,12 +214,48 @@ class _OfState:
             self._holder.load_state_dict(tree)
 
 
+class _OfRange:
+    """Numbers: the position among them is all there is."""
+
+    def __init__(self, numbers: range) -> None:
+        self._numbers = self._begun = numbers
+        self._used = 0
+
+    def first(self, number: int) -> Iterator[SessionBatch]:
+        self._begun, self._used = self._numbers, 0
+        return self._noted()
+
+    def rest(self, number: int) -> Iterator[SessionBatch]:
+        if self._begun != self._numbers:
+            what = f"run.batches({self._numbers}) was run.batches({self._begun}) before the interruption of this pass."
+            fix = f"loop over {self._begun} until this pass ends; another range may follow in a later epoch."
+            raise SessionError(what=what, fix=fix)
+        return self._noted()
+
+    def capture(self) -> Any:
+        return {"used": self._used, "numbers": [self._begun.start, self._begun.stop, self._begun.step]}
+
+    def restore(self, tree: Any) -> None:
+        self._used, self._begun = int(tree["used"]), range(*tree["numbers"])
+
+    def _noted(self) -> Iterator[SessionBatch]:
+        for content in self._numbers[self._used :]:
+            self._used += 1
+            yield SessionBatch(content, _NONE)
+
+
 def _source_of(loader: Any, *, seed: int) -> Source:
+    if isinstance(loader, range):
+        return _OfRange(loader)
     if _has_state(loader):
         return _OfState(loader, loader)
     if not isinstance(loader, DataLoader):
         what = f"run.batches() got {in_words(loader)}, which is neither a DataLoader nor has a state."
-        raise SessionError(what=what, fix="give it a torch.utils.data.DataLoader, or an object with state_dict.")
+        fix = (
+            "give it a torch.utils.data.DataLoader, an object with state_dict, or a range whose numbers the inner loop "
+            "takes its batches by."
+        )
+        raise SessionError(what=what, fix=fix)
     if not isinstance(loader.dataset, IterableDataset):
         return _OfSampler(loader, seed=seed)
     dataset: Any = loader.dataset
@@ -238,6 +284,8 @@ def _passes_of(loader: DataLoader[Any], *, seed: int) -> Passes:
 
 def _length_of(loader: Any) -> int | None:
     """Batches of a pass; not of loaders with a state, which may be in the middle of one."""
+    if isinstance(loader, range):
+        return len(loader)
     is_plain = isinstance(loader, DataLoader) and not _has_state(loader)
     if not is_plain or isinstance(loader.dataset, IterableDataset):
         return None

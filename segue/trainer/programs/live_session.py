@@ -15,8 +15,9 @@ import torch
 from torch import nn
 
 from segue.checkpoints.format.names import rank_of
+from segue.clock import SystemClock
 from segue.continuity.fingerprints import batch_fingerprint, input_fingerprint, streams_fingerprint
-from segue.continuity.recipe_diff import NOT_STATE, UNTRACKED
+from segue.continuity.recipe_diff import CODE, NOT_STATE, RANGE, UNTRACKED
 from segue.continuity.state_marks import Marks, begin_marks
 from segue.continuity.verdict import Prelude
 from segue.continuity.witness import StepRow
@@ -27,6 +28,8 @@ from segue.records import Finding, Notice, StopReason
 from segue.spec import RunSpec
 from segue.trainer.programs.batches import Batches, SessionBatch
 from segue.trainer.programs.folder import Folder
+from segue.trainer.programs.loaders import Loaders
+from segue.trainer.programs.loop_range import LoopRange, RangeRecord, require_continued, require_numbers
 from segue.trainer.programs.measures import Measures, PendingGradients
 from segue.trainer.programs.on_ranks import named_on, refuse_changing_sums, same_on_every_rank
 from segue.trainer.programs.outside import of_program
@@ -63,7 +66,7 @@ class LiveSession:
         self._outside: OutsideState | None = None
         self._measured: dict[str, Any] = {}
         self._folder: Folder | None = None
-        self._loaders: dict[int, tuple[Any, Batches]] = {}
+        self._loaders = Loaders(seed=spec.seed)
         self._measures = Measures()
         self._steps: Steps | None = None
         self._due: StepDue | None = None
@@ -101,13 +104,14 @@ class LiveSession:
             self._variables.add(name)
 
     def batches(self, loader: Any) -> Callable[[], Iterator[tuple[int, Any]]]:
-        known = self._loaders.get(id(loader))
-        if known is None:
-            batches = Batches(loader, seed=self._spec.seed)
-            name = _name_of_loader(len(self._loaders))
+        batches = self._loaders.known(loader)
+        if batches is None and self._steps is not None and self._epoch is not None:
+            batches = self._loaders.take_over(loader)
+        elif batches is None:
+            name, batches = self._loaders.new(loader)
             self._add(name, {name: batches}, call="run.batches(loader), for the first time")
-            known = self._loaders[id(loader)] = (loader, batches)  # Kept: another loader could get its id.
-        return partial(self._pass, known[1])
+            self._loaders.put(name, loader, batches)
+        return partial(self._pass, batches)
 
     def report(self, loss: Any, *, lr: Any, grad_norm: Any, metrics: Mapping[str, Any]) -> None:
         self._measures.report(loss, lr=lr, grad_norm=grad_norm, metrics=metrics)
@@ -169,8 +173,9 @@ class LiveSession:
 
     def steps(self, numbers: range | None) -> Iterator[int]:
         """The steps that are left; raises AttemptEnded where the attempt ends before the goal."""
+        self._enter("run.steps()", numbers)
         numbers = range(self._spec.steps) if numbers is None else numbers
-        self._enter("run.steps()", goal=len(numbers))
+        self._set_goal(len(numbers))
         while self._safe_point():
             self._open(None)
             yield numbers[self.progress.step]
@@ -179,10 +184,11 @@ class LiveSession:
     def epochs(self, numbers: range) -> Iterator[int]:
         """The epochs that are left. Their batches are the steps."""
         epoch = self._epoch = self._epoch or Epoch()
-        self._enter("run.epochs()", goal=math.inf)
+        self._enter("run.epochs()", numbers)
         self._add(_EPOCH, {_EPOCH: epoch}, call="run.epochs()")
         while self.reason is None and self._finish_reason is None and epoch.index < len(numbers):
             step = self._steps_so_far
+            self._loaders.begin_epoch()
             yield numbers[epoch.index]
             if self.reason is not None:
                 break
@@ -247,7 +253,7 @@ class LiveSession:
         return self._epoch.index if self._epoch is not None else 0
 
     def steps_to_epoch(self, epoch: int) -> float:
-        loaders = [batches for _, batches in self._loaders.values()]
+        loaders = list(self._loaders)
         if len(loaders) != 1:
             return math.inf
         left, length = loaders[0].left, loaders[0].length
@@ -305,15 +311,31 @@ class LiveSession:
         self.components |= named
         self._owner.restore(named)
 
-    def _enter(self, loop: str, *, goal: float) -> None:
+    def _enter(self, loop: str, numbers: range | None) -> None:
         if self._loop:
             what = f"{loop} was called after {self._loop}."
             raise SessionError(what=what, fix="use one loop over run.steps() or run.epochs() for the whole training.")
         if self._epoch is None and self._spec.segment.epochs is not None:
             what = f"segments end after epochs (segment.epochs), and a program with {loop} counts none."
             raise SessionError(what=what, fix="let it loop over run.epochs(n), or use segment.steps or segment.hours.")
-        self._loop, self._goal = loop, goal
-        if self._spec.steps < goal < math.inf:
+        self._loop = loop
+        assert self._spec.program is not None
+        looped = LoopRange.of(loop, numbers, command=self._spec.program.command)
+        record = self.components[RANGE] = RangeRecord(looped, at=SystemClock().now())
+        self._owner.restore({RANGE: record})
+        try:
+            if not self._owner.stored:
+                require_numbers(looped)
+            compares_code = self._record is not None
+            may_extend = not compares_code or CODE in self._spec.continuity.accept
+            require_continued(record, self._owner.own_files, may_extend=may_extend, compares_code=compares_code)
+        except SessionError as error:
+            self.error = error
+            raise
+
+    def _set_goal(self, goal: int) -> None:
+        self._goal = goal
+        if self._spec.steps < goal:
             log.warning("the run ends before the program's goal steps=%d goal=%d", self._spec.steps, goal)
 
     def _leave(self) -> None:
@@ -385,7 +407,7 @@ class LiveSession:
         # Everything, the random streams last: what the program did until here may have changed any of it.
         self._owner.restore(self.components)
         if ranks.is_leader:
-            self.components[UNTRACKED] = self._outside = of_program(self._objects, loaders=self._loaders_by_name())
+            self.components[UNTRACKED] = self._outside = of_program(self._objects, loaders=self._loaders.by_name)
         self._structure = structure_of_objects(self._objects)
         steps = self._steps = self._owner.begin(self)
         due = next(steps)
@@ -393,9 +415,6 @@ class LiveSession:
             return due
         self.progress.finish_reason = self._finish_reason
         return steps.send(None)
-
-    def _loaders_by_name(self) -> dict[str, Any]:
-        return {_name_of_loader(number): loader for number, (loader, _) in enumerate(self._loaders.values())}
 
     def _open(self, batch: SessionBatch | None) -> None:
         """Begin the step that is due."""
@@ -446,8 +465,3 @@ def _row_on(ranks: Ranks, prelude: Prelude, outcome: Outcome) -> StepRow:
         outcome, (samples, content) = combined(ranks, outcome, weight=1.0, fingerprints=fingerprints)
         prelude = prelude._replace(batch_fingerprint=samples, input_fingerprint=content)
     return row_of(prelude, outcome)
-
-
-def _name_of_loader(number: int) -> str:
-    """The component of a loader, counted from 0."""
-    return f"batches_{number + 1}" if number else "batches"

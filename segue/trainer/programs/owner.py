@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager
+from datetime import datetime
 from typing import Protocol
 
+from segue.trainer.programs.own_files import OwnFiles
 from segue.trainer.ranks.collectives import Ranks
 from segue.trainer.workloads.base import Steps, Workload
 from segue.trainer.workloads.components import Component
@@ -30,6 +32,10 @@ class Owner(Protocol):
     @property
     def stored(self) -> Collection[str]:
         """Names of the components that the checkpoint holds, if there is one."""
+        ...
+
+    def own_files(self, since: datetime) -> OwnFiles:
+        """The files that the run wrote in its earlier attempts, as far as the program has read them or could."""
         ...
 
     def begin(self, live: Workload) -> Steps:

@@ -40,7 +40,7 @@ class OutsideState:
         found = walk()
         self._surroundings = surroundings(found.functions, found.files)
         self._walk, self._metric_code = walk, dict(metric_code) if metric_code is not None else None
-        self._watch = Watch(self._reached, is_program=is_program)
+        self._watch, self._is_program = Watch(self._reached, is_program=is_program), is_program
         self._saves = self._known = 0
 
     def capture(self) -> Any:
@@ -88,7 +88,8 @@ class OutsideState:
         return self._metric_code is not None and committed.get(_METRIC) == self._metric_code
 
     def _add_opened_files(self) -> None:
-        opened = opened_files()
+        # A program opens files that it writes itself: logs, and checkpoints of its own.
+        opened = opened_files() if not self._is_program else ()
         if len(opened) > self._known:
             self._known = len(opened)
             found = {name: read for name, read in file_readers(opened).items() if name not in self._surroundings}

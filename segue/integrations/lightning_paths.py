@@ -1,0 +1,104 @@
+"""Paths in a Lightning checkpoint: of files that an attempt wrote, which another attempt or run has elsewhere.
+
+`ModelCheckpoint` keeps the paths of its files, below `lightning_logs/version_0` for example. The next attempt works in
+`version_1`, so equal runs would never have equal checkpoints, and a `ModelCheckpoint` that finds another folder in the
+state drops all but one of its files. The committed checkpoint therefore has names that mean the same everywhere; where
+the files are is noted in a file of this machine.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+_HERE = "segue:"
+"""Begins a name in place of a path; the name of the file follows."""
+_PATHS = ("best_model_path", "kth_best_model_path", "last_model_path")
+_COUNTED = re.compile(r"-v\d+(?=\.[^.]*$)")
+"""What Lightning adds to a name that is taken, by a file of an attempt before for example."""
+_END_BYTES, _MOST_NOTED = 64 * 2**10, 4
+
+
+def with_names(checkpoint: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """The checkpoint with names in place of the paths of `ModelCheckpoint`, and the paths by these names."""
+    paths: dict[str, str] = {}
+    states = dict(checkpoint.get("callbacks", {}))
+    for key, state in _with_files(states):
+        names = _named(state, start=len(paths))
+        paths |= {name: path for path, name in names.items()}
+        best = {names[path]: score for path, score in state["best_k_models"].items()}
+        own = {name: names.get(state[name], "") for name in _PATHS if name in state}
+        states[key] = {**state, **own, "dirpath": _HERE, "best_k_models": best}
+    return ({**checkpoint, "callbacks": states} if states else checkpoint), paths
+
+
+def put_paths(checkpoint: dict[str, Any], paths: dict[str, str], folders: dict[str, str]) -> None:
+    """Put paths in place of names again; `folders` are those of the callbacks of this attempt, by their keys.
+
+    A file of which `paths` knows nothing would be in that folder.
+    """
+    for key, state in _with_files(checkpoint.get("callbacks", {})):
+        if state["dirpath"] != _HERE:
+            continue  # A file of the user's own, or one from before there were names.
+        folder = folders.get(key, "")
+
+        def path_of(name: str, folder: str = folder) -> str:
+            return paths.get(name) or os.path.join(folder, name.rpartition("/")[2])  # noqa: PTH118 - as Lightning does
+
+        own = {name: path_of(state[name]) for name in _PATHS if state.get(name, "").startswith(_HERE)}
+        best = {path_of(name): score for name, score in state["best_k_models"].items()}
+        state.update(own, best_k_models=best, dirpath=folder)
+
+
+def note(beside: Path, checkpoint: Path, paths: dict[str, str]) -> None:
+    """Note where the files of this checkpoint are, in a file `beside` the folder that is committed."""
+    mark = _mark(checkpoint)
+    noted = {each: known for each, known in _noted(beside).items() if each != mark}
+    kept = dict(list(noted.items())[-_MOST_NOTED + 1 :]) | {mark: paths}
+    staged = beside.with_name(f"{beside.name}.new")
+    staged.write_text(json.dumps(kept, indent=1))
+    staged.replace(beside)
+
+
+def noted(beside: Path, checkpoint: Path) -> dict[str, str]:
+    """Where the files of this checkpoint are, those that are still there; nothing is known on another machine."""
+    paths = _noted(beside).get(_mark(checkpoint), {})
+    return {name: path for name, path in paths.items() if Path(path).exists()}
+
+
+def _noted(beside: Path) -> dict[str, dict[str, str]]:
+    try:
+        found = json.loads(beside.read_text())
+    except (OSError, ValueError):
+        return {}  # Only this machine's notes: without them the names alone are known.
+    return found if isinstance(found, dict) else {}
+
+
+def _mark(checkpoint: Path) -> str:
+    """Its size, and a hash of its end, where a zip file has the checksums of all that is in it."""
+    size = checkpoint.stat().st_size
+    with checkpoint.open("rb") as file:
+        file.seek(max(size - _END_BYTES, 0))
+        return f"{size}:{xxhash.xxh3_64_hexdigest(file.read())}"
+
+
+def _with_files(states: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The states of callbacks that keep files, by their keys."""
+    for key, state in list(states.items()):
+        if isinstance(state, dict) and "dirpath" in state and isinstance(state.get("best_k_models"), dict):
+            yield key, state
+
+
+def _named(state: dict[str, Any], *, start: int) -> dict[str, str]:
+    """A name for each path: its place among the files, and what Lightning would call it where no other file is."""
+    found = [*state["best_k_models"], *(state[name] for name in _PATHS if state.get(name))]
+    return {
+        path: f"{_HERE}{start + place}/{_COUNTED.sub('', os.path.basename(path))}"  # noqa: PTH119 - also of URLs
+        for place, path in enumerate(dict.fromkeys(found))
+    }

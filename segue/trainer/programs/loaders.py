@@ -1,0 +1,90 @@
+"""The loaders that a program hands to `run.batches`, each with the component that holds its position."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from segue.errors import SessionError
+from segue.trainer.programs.batches import Batches
+
+
+class _Slot(NamedTuple):
+    loader: Any
+    """Kept: another loader could get its id."""
+    batches: Batches
+
+
+class Loaders:
+    """Loaders by the names of their components, in the order in which the program first used them."""
+
+    def __init__(self, *, seed: int) -> None:
+        self._seed = seed
+        self._slots: dict[str, _Slot] = {}
+        self._used: set[str] = set()
+        """Names of those that were used in this epoch."""
+        self._replaced: list[weakref.ref[Any]] = []
+        self.by_name: dict[str, Any] = {}
+        """The loaders as of now, in one dict throughout."""
+
+    def __iter__(self) -> Iterator[Batches]:
+        return (slot.batches for slot in self._slots.values())
+
+    def begin_epoch(self) -> None:
+        """A program that makes loaders in each epoch uses them in the same order again."""
+        self._used.clear()
+
+    def known(self, loader: Any) -> Batches | None:
+        """The position in a loader that was used before; equal ranges are one loader.
+
+        Raises:
+            SessionError: another one has taken its place since, so that its generators and counters were not committed.
+        """
+        if any(each() is loader for each in self._replaced):
+            what = "run.batches(loader) got a loader again that another one had replaced in an epoch between."
+            raise SessionError(what=what, fix=_BEFORE_THE_LOOP)
+        for name, slot in self._slots.items():
+            if slot.loader is loader or (isinstance(loader, range) and slot.loader == loader):
+                self._used.add(name)
+                return slot.batches
+        return None
+
+    def new(self, loader: Any) -> tuple[str, Batches]:
+        """A name and a component for a loader that was not used before; `put` makes it known.
+
+        Raises:
+            SessionError: the loader cannot be resumed; names what would make it so.
+        """
+        count = len(self._slots)
+        return f"batches_{count + 1}" if count else "batches", Batches(loader, seed=self._seed)
+
+    def put(self, name: str, loader: Any, batches: Batches) -> None:
+        """Know the loader by this name from now on, and forget another one that had it."""
+        self._slots[name] = _Slot(loader, batches)
+        self.by_name[name] = loader
+        self._used.add(name)
+
+    def take_over(self, loader: Any) -> Batches:
+        """The position in a loader that was made in this epoch: it takes the place of the one from an earlier epoch.
+
+        Raises:
+            SessionError: there is none whose place it could take; or the loader cannot be resumed.
+        """
+        name = next((name for name in self._slots if name not in self._used), None)
+        if name is None:
+            what = "run.batches(loader) got one more loader than in the epoch in which training began."
+            raise SessionError(what=what, fix=_BEFORE_THE_LOOP)
+        before, batches = self._slots[name]
+        batches.go_on_with(loader, seed=self._seed)
+        self.put(name, loader, batches)
+        self._replaced = [each for each in self._replaced if each() is not None]
+        if type(before).__weakrefoffset__:  # Not a range, for example, which has nothing of its own.
+            self._replaced.append(weakref.ref(before))
+        return batches
+
+
+_BEFORE_THE_LOOP = (
+    "make all loaders before the loop, and call run.batches(loader) for each of them there; one that is made in each "
+    "epoch may only take the place of the one before it."
+)
