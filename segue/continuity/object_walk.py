@@ -26,6 +26,8 @@ import torch
 
 from segue.user_objects import default_arguments
 
+log = logging.getLogger(__name__)
+
 PLAIN = (bool, int, float, str, bytes, type(None))
 LONG_ITEMS = 256
 """A sequence with more items is one leaf: data, not settings."""
@@ -79,6 +81,12 @@ class Inspection:
         self._take(path, root, 0)
 
     def _take(self, path: str, value: Any, depth: int) -> None:
+        try:
+            self._follow(path, value, depth)
+        except Exception as error:  # Of an object that cannot be looked at, which must not end an attempt.
+            log.debug("value not followed path=%s error=%s", path, type(error).__name__)
+
+    def _follow(self, path: str, value: Any, depth: int) -> None:
         if isinstance(value, PLAIN):
             if len(self.plain) < _MOST_PLAIN:
                 self.plain[path] = value
@@ -118,7 +126,7 @@ def parts_of(value: Any) -> Iterator[tuple[str, Any]]:
         yield from _parts_of_function(value)
     elif isinstance(value, torch.nn.Module):
         yield from settings_of(value)
-        yield from (part for held in (value._buffers, value._parameters, value._modules) for part in held.items())
+        yield from (part for held in (value._buffers, value._parameters, value._modules) for part in [*held.items()])
     elif not isinstance(value, type):
         yield from attributes_of(value)
 

@@ -41,6 +41,7 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     ("sessions",),
     ("data", "recipe"),
     ("spec",),
+    ("variables",),
     ("parsing", "pool_prices", "policies", "signing", "user_objects"),
     ("errors",),
     ("records",),

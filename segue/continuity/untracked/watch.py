@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import date
 from typing import Any
 
 from segue.continuity.object_walk import is_telling
 from segue.continuity.recipe_diff import NOT_STATE
+from segue.continuity.untracked.advice import Advice, advice_for, fix_of
 from segue.continuity.untracked.coverage import Coverage
 from segue.continuity.untracked.marks import UNREADABLE, Mark, mark_of
-from segue.continuity.untracked.place import GONE, Leaf
+from segue.continuity.untracked.place import Leaf
 from segue.continuity.untracked.reach import Reach
 from segue.continuity.untracked.sentences import finding_of
 from segue.credentials import names_secret, redacted
@@ -32,6 +33,7 @@ class Watch:
     def __init__(self, walk: Walk, *, is_program: bool = False) -> None:
         """`walk` follows the objects of the training code; it is called now, and again at some of the saves."""
         self._walk, self._is_program = walk, is_program
+        self._reach: Reach | None = None
         self._leaves: dict[str, Leaf] = {}
         self._built: dict[str, Mark] = {}
         self._changed: dict[str, Leaf] = {}
@@ -42,7 +44,8 @@ class Watch:
 
     def known_before(self, paths: Iterable[str]) -> None:
         """An earlier attempt has reported the values at these paths."""
-        self._reported |= {self._leaves[path].owner if path in self._leaves else path for path in paths}
+        known = [self._leaves[path] for path in paths if path in self._leaves]
+        self._reported |= {*paths, *(self._key(leaf, self._advice(leaf)) for leaf in known)}
 
     def look(self, trees: Mapping[str, Any]) -> tuple[Finding, ...]:
         """Findings about values that were changed and are in none of these captured components, each value once."""
@@ -57,15 +60,8 @@ class Watch:
             for path, (value, mark) in found.items()
             if self._built.get(path, UNREADABLE) != mark and not coverage.has(self._leaves[path], value)
         }
-        fresh = {path: leaf for path, leaf in self._changed.items() if leaf.owner not in self._reported}
-        self._reported |= {leaf.owner for leaf in fresh.values()}
-        groups: dict[str, list[Leaf]] = {}
-        for leaf in fresh.values():
-            groups.setdefault(leaf.owner, []).append(leaf)
-        return tuple(
-            self._finding(leaves, self._built, {leaf.path: found[leaf.path][1] for leaf in leaves})
-            for leaves in groups.values()
-        )
+        marks = {path: mark for path, (_, mark) in found.items()}
+        return self._findings(list(self._changed.values()), self._built, marks, are_known_left_out=True)
 
     def changed(self) -> dict[str, Mark]:
         """The marks of what training has changed and no component holds, by path."""
@@ -81,7 +77,7 @@ class Watch:
         found: list[str] = []
         for leaf in self._leaves.values():
             if leaf.root in roots and len(found) < _MOST_SHOWN:
-                with suppress(*GONE):
+                with suppress(Exception):
                     value = leaf.get()
                     is_time = isinstance(value, float) and _is_read_from_clock(leaf.path, value)
                     if is_time or isinstance(value, (random.SystemRandom, date)):
@@ -90,19 +86,49 @@ class Watch:
 
     def findings_of(self, paths: Iterable[str], *, before: Mapping[str, Any]) -> tuple[Finding, ...]:
         """Findings about values that are not as they were; `before` are their marks at the commit."""
-        now = self.marks_of(paths)
-        groups: dict[str, list[Leaf]] = {}
-        for path in paths:
-            leaf = self._leaves.get(path) or Leaf(path, "", path.partition(".")[0], path, "", lambda: None)
-            groups.setdefault(leaf.owner, []).append(leaf)
-        return tuple(self._finding(leaves, before, now) for leaves in groups.values())
+        unknown = (Leaf(path, "", path.partition(".")[0], lambda: None) for path in paths if path not in self._leaves)
+        leaves = [*(self._leaves[path] for path in paths if path in self._leaves), *unknown]
+        return self._findings(leaves, before, self.marks_of(paths), are_known_left_out=False)
 
-    def _finding(self, leaves: Sequence[Leaf], before: Mapping[str, Any], now: Mapping[str, Mark]) -> Finding:
-        return finding_of(leaves, before=before, now=now, is_program=self._is_program)
+    def _findings(
+        self, leaves: Sequence[Leaf], before: Mapping[str, Any], now: Mapping[str, Mark], *, are_known_left_out: bool
+    ) -> tuple[Finding, ...]:
+        """One finding for each object or holder that is to be registered."""
+        groups: dict[tuple[str, ...], list[tuple[Leaf, Advice]]] = {}
+        for leaf in leaves:
+            if are_known_left_out and leaf.path in self._reported:
+                continue
+            advice = self._advice(leaf)
+            key = self._key(leaf, advice)
+            if not are_known_left_out or key not in self._reported:
+                group = (advice.expression, "" if advice.names else key)
+                groups.setdefault(group, []).append((leaf, advice))
+        found, taken = [], set(self._names_taken())
+        for group in groups.values():
+            leaves, advices = [leaf for leaf, _ in group], [advice for _, advice in group]
+            self._reported |= {self._key(*each) for each in group}
+            together = advices[0].together_with(advices[1:], taken=taken)
+            taken.add(together.component)
+            fix = fix_of(leaves[0], together, is_program=self._is_program, value=_value_of(leaves[0]))
+            found.append(finding_of(leaves, together, fix=fix, before=before, now=now))
+        return tuple(found)
+
+    def _advice(self, leaf: Leaf) -> Advice:
+        assert self._reach is not None
+        return advice_for(leaf, is_owned=self._reach.is_owned, rebound=frozenset(self._reach.rebound))
+
+    def _names_taken(self) -> Iterator[str]:
+        assert self._reach is not None
+        return (name.removeprefix("extra.") for name in self._reach.registered)
+
+    @staticmethod
+    def _key(leaf: Leaf, advice: Advice) -> str:
+        """What is reported once: an object that is to be registered whole, or one variable."""
+        return leaf.path if advice.names else advice.place
 
     def _walk_again(self) -> None:
         found = self._walk()
-        self._leaves = found.leaves
+        self._reach, self._leaves = found, found.leaves
         found.release()
 
     def _read(
@@ -116,14 +142,19 @@ class Watch:
                 if is_known(value):
                     continue
                 mark = mark_of(value)
-            except GONE:
-                continue
-            except RuntimeError:
-                log.debug("value not read because another thread changes it path=%s", leaf.path)
+            except Exception as error:  # It is gone, another thread changes it, or it cannot be looked at.
+                log.debug("value not read path=%s error=%s", leaf.path, type(error).__name__)
                 continue
             if mark != UNREADABLE and _counts(leaf.path, value, mark):
                 found[leaf.path] = (value, mark)
         return found
+
+
+def _value_of(leaf: Leaf) -> Any:
+    try:
+        return leaf.get()
+    except Exception:  # It is gone, or cannot be looked at.
+        return None
 
 
 def _is_read_from_clock(path: str, value: float) -> bool:

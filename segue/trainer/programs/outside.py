@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from types import FrameType, FunctionType, MethodType
 from typing import Any
@@ -14,12 +14,12 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from segue.continuity.code_hash import is_users
+from segue.continuity.live_tree import parts_held
 from segue.continuity.object_walk import STREAMS
 from segue.continuity.untracked.reach import Reach
-from segue.recipe import is_users_file
 from segue.trainer.ranks.ddp import bare
 from segue.trainer.workloads.outside import OutsideState, parts_of_loader
-from segue.user_objects import has
+from segue.user_objects import has, is_users_file
 
 _HOME = "__main__"
 _HOLDERS = (nn.Module, torch.optim.Optimizer, *STREAMS, dict, list, set, deque, FunctionType, MethodType, partial)
@@ -34,17 +34,23 @@ def of_program(tracked: Mapping[str, Any], *, loaders: Mapping[str, Any]) -> Out
 
 
 def _reached(tracked: Mapping[str, Any], loaders: Mapping[str, Any]) -> Reach:
-    found = Reach(_HOME)
+    found = Reach(_HOME, scopes=tuple(frame.f_code for frame in _frames_of_the_user()))
     for name, target in tracked.items():
-        found.own(name, bare(target).modules() if isinstance(target, nn.Module) else [target])
+        found.own(name, _owned_by(target))
     for name, target in {**tracked, **_held_by_the_loop()}.items():
-        found.add(name, lambda target=target: target)  # type: ignore[misc]
+        found.add(name, lambda target=target: target, expression=name)  # type: ignore[misc]
     for name, loader in loaders.items():
         for part, target in _parts_of(loader).items():
             path = f"{name}.{part}"
             root = path if part in _CALLED and not has(target, "state_dict", "load_state_dict") else name
             found.add(root, lambda target=target: target, path=path)  # type: ignore[misc]
     return found
+
+
+def _owned_by(target: Any) -> Iterable[Any]:
+    if isinstance(target, nn.Module):
+        return bare(target).modules()
+    return [target] if has(target, "state_dict", "load_state_dict") else parts_held(target)
 
 
 _CALLED = ("dataset", "collate_fn", "worker_init_fn")

@@ -1,80 +1,37 @@
-"""Components of values that have no state_dict: dicts of plain values, and random generators."""
+"""Components of values that have no state_dict: collections, arrays, tables, objects, variables, random generators."""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-import torch
-
-from segue.trainer.workloads.components import Component, PythonRng
-
-
-class PlainValues:
-    """A dict of plain values, restored in place."""
-
-    def __init__(self, values: dict[str, Any]) -> None:
-        self._values = values
-
-    def capture(self) -> Any:
-        return dict(self._values)
-
-    def restore(self, tree: Any) -> None:
-        restored = {key: placed(value, self._values.get(key)) for key, value in tree.items()}
-        self._values.clear()
-        self._values.update(restored)
+from segue.checkpoints.format.state_tree import encode_tree
+from segue.continuity.live_tree import put, tree_of
+from segue.trainer.workloads.components import Component
+from segue.user_objects import has
+from segue.variables import is_registrable
 
 
-class TorchGenerator:
-    """A random generator of torch."""
+class LiveValue:
+    """A value that is restored in place, so that all who share it, or a part of it, see what was restored."""
 
-    def __init__(self, generator: torch.Generator) -> None:
-        self._generator = generator
+    def __init__(self, value: Any, *, path: str) -> None:
+        self._value, self._path = value, path
 
     def capture(self) -> Any:
-        return self._generator.get_state()
+        return tree_of(self._value, path=self._path)
 
     def restore(self, tree: Any) -> None:
-        self._generator.set_state(tree)
+        put(self._value, tree)
 
 
-class NumpyGenerator:
-    """A random generator of NumPy."""
+def component_of_value(target: Any, *, path: str) -> Component | None:
+    """The component of a value that is restored in place; None for what has a state_dict, or no state at all.
 
-    def __init__(self, generator: np.random.Generator | np.random.RandomState) -> None:
-        self._generator = generator
-
-    def capture(self) -> Any:
-        if isinstance(self._generator, np.random.RandomState):
-            return self._generator.get_state(legacy=False)
-        return self._generator.bit_generator.state
-
-    def restore(self, tree: Any) -> None:
-        if isinstance(self._generator, np.random.RandomState):
-            self._generator.set_state(tree)
-        else:
-            self._generator.bit_generator.state = tree
-
-
-def component_of_value(target: Any) -> Component | None:
-    """The component of a dict or a random generator; None for anything else."""
-    if isinstance(target, torch.Generator):
-        return TorchGenerator(target)
-    if isinstance(target, (np.random.Generator, np.random.RandomState)):
-        return NumpyGenerator(target)
-    if isinstance(target, random.Random):
-        return PythonRng(target)
-    return PlainValues(target) if type(target) is dict else None
-
-
-def placed(value: Any, live: Any) -> Any:
-    """A restored value on the devices of the live one."""
-    if isinstance(value, torch.Tensor):
-        return value.to(live.device) if isinstance(live, torch.Tensor) else value
-    if type(value) in (list, tuple) and isinstance(live, (list, tuple)) and len(value) == len(live):
-        return type(value)(map(placed, value, live))
-    if isinstance(value, dict) and isinstance(live, Mapping):
-        return {key: placed(item, live.get(key)) for key, item in value.items()}
-    return value
+    Raises:
+        UnsupportedStateError: something in it cannot be saved; `path` is what it is called in messages.
+    """
+    if has(target, "state_dict", "load_state_dict") or not is_registrable(target):
+        return None
+    component = LiveValue(target, path=path)
+    encode_tree(component.capture(), path=path, tensors={})  # What cannot be saved is said now.
+    return component
