@@ -77,7 +77,7 @@ class Variables:
     def __init__(self, holder: Any, *names: str) -> None:
         self._holder = holder.__func__ if isinstance(holder, types.MethodType) else holder
         self.names = names
-        missing = [name for name in names if self.get(name, _ABSENT) is _ABSENT and not self._is_unset(name)]
+        missing = [name for name in names if self.get(name, _ABSENT) is _ABSENT and not self._may_come(name)]
         if missing or not names:
             what = f"segue.Variables got the name {missing[0]!r}, which its holder has not." if missing else _NO_NAMES
             raise SessionError(what=what, fix='name variables that it has: segue.Variables(loss, "calls").')
@@ -112,9 +112,11 @@ class Variables:
             else:
                 yield id(vars(holder) if isinstance(holder, types.ModuleType) else holder), name
 
-    def _is_unset(self, name: str) -> bool:
-        """Whether it is a variable that has no value yet."""
-        return isinstance(self._holder, types.FunctionType) and name in self._holder.__code__.co_freevars
+    def _may_come(self, name: str) -> bool:
+        """Whether it may get such a variable later: an object or a dict any, a function one that its code names."""
+        if not isinstance(self._holder, types.FunctionType):
+            return True
+        return name in (*self._holder.__code__.co_freevars, *self._holder.__code__.co_names)
 
 
 _NO_NAMES = "segue.Variables got no name."

@@ -12,7 +12,7 @@ import sys
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -21,6 +21,7 @@ import segue
 from benchmarks.continuity.blind.cases import PARENT_STEP, SAVE_EVERY_STEPS, WINDOW_STEPS, Case
 from benchmarks.continuity.blind.outcome import BlindOutcome
 from benchmarks.continuity.blind.trial import Bench, acts_after, outcome_of, parent_of, without_parent, workplace
+from benchmarks.continuity.scripts.rewritten import rewritten_recipe
 from segue.recipe import Recipe
 from segue.records import Finding, VerdictKind
 from segue.runlog.entries import CommitEntry
@@ -82,7 +83,8 @@ def followed(lines: Lines) -> Iterator[None]:
 
 def _frames_of_scripts(frame: FrameType | None) -> Iterator[FrameType]:
     while frame is not None:
-        if ".continuity.scripts." in frame.f_globals.get("__name__", ""):
+        name = frame.f_globals.get("__name__", "")
+        if ".continuity.scripts." in name and not name.endswith(".base"):  # Whose function is no place to add a line.
             yield frame
         frame = frame.f_back
 
@@ -98,46 +100,71 @@ def _evaluated(module: str, value: str, recipe: Recipe, places: list[FrameType])
             return eval(value, place.f_globals, {**place.f_locals, **names})  # noqa: S307 - what segue itself printed
         except NameError as caught:  # It stands further out.
             error = caught
-    raise error or NameError(value)
+    if error is not None:
+        raise error
+    return eval(value, names)  # noqa: S307 - on what `build` returned
 
 
 def run_advised(case: Case, *, seed: int = 0) -> BlindOutcome:
-    """The case again, with all that its first attempt, and else its resume, says is to be registered."""
-    outcome, fixes = BlindOutcome(case.name, case.axis, "none"), list[str]()
+    """The case again, with all that its first attempt, and its resume, say is to be registered.
+
+    Where the advice is no line of code, the case is one that was rewritten by hand as it says.
+    """
     lines: Lines = ()
+    tried, made = case, _resumed(case, lines, seed=seed)
+    if made.is_exact and not made.said:
+        return made.outcome  # Nothing was lost, and nothing was said.
+    other = rewritten_recipe(case.name)
     for _ in range(_ROUNDS):
-        with tempfile.TemporaryDirectory(prefix="segue-advice-", dir=workplace()) as name, followed(lines):
-            bench = Bench(case, Path(name), seed)
-            end = PARENT_STEP + max(case.window, SAVE_EVERY_STEPS)
-            whole = bench.attempt("whole", number=0, stop_step=end, measures=True)
-            parent = parent_of(whole.history)
-            if parent is None:
-                return without_parent(case, whole)
-            bench.copy("whole", "free")
-            free = bench.attempt("free", number=1, stop_step=end, parent=parent, is_judged=False, measures=True)
-            judged = bench.attempt("whole", number=1, stop_step=parent.step + WINDOW_STEPS, parent=parent)
-            said = [*_findings_of(bench.log("whole")), *_findings_of(bench.log("free"))]
-            outcome = replace(
-                outcome_of(case, judged),
-                acts_after=acts_after(case, whole, free, parent=parent.step),
-                fix="; ".join(fixes),
-            )
-        if not said:
+        if other is not None:
+            tried = replace(case, recipe=other)
+        else:
+            try:
+                lines = (*lines, *(line for line in lines_of(made.said) if line not in lines))
+            except NoAdviceError as error:
+                return replace(made.outcome, is_enough=False, problem=f"no line to follow: {error}")
+        made = _resumed(tried, lines, seed=seed)
+        if not made.said:
             break
-        try:
-            lines = (*lines, *(line for line in lines_of(said) if line not in lines))
-        except NoAdviceError as error:
-            return replace(outcome, problem=f"no line to follow: {error}")
-        fixes = [f"{name}={value}" for _, name, value in lines]
-    is_exact = outcome.verdict == VerdictKind.EXACT and outcome.acts_after is None
-    return replace(outcome, is_enough=is_exact and bool(lines), fix="; ".join(fixes))
+    fix = "rewritten by hand" if other is not None else "; ".join(f"{name}={value}" for _, name, value in lines)
+    is_followed = bool(lines) or other is not None
+    return replace(made.outcome, fix=fix, is_enough=is_followed and made.is_exact and not made.said)
 
 
-_ROUNDS = 3
-"""Attempts of a case: without the advice, with it, and with what is named only once the first advice was followed."""
+_ROUNDS = 2
+"""How often advice is followed: some values are named only once the others are registered."""
+
+
+@dataclass(frozen=True)
+class _Made:
+    """A case from its first attempt to a judged resume."""
+
+    outcome: BlindOutcome
+    said: tuple[Finding, ...] = ()
+    """Of state that no component holds, at the commits."""
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the resume was judged exact, and one that was not judged trained as the uninterrupted run did."""
+        return self.outcome.verdict == VerdictKind.EXACT and self.outcome.acts_after is None
+
+
+def _resumed(case: Case, lines: Lines, *, seed: int) -> _Made:
+    with tempfile.TemporaryDirectory(prefix="segue-advice-", dir=workplace()) as name, followed(lines):
+        bench = Bench(case, Path(name), seed)
+        end = PARENT_STEP + max(case.window, SAVE_EVERY_STEPS)
+        whole = bench.attempt("whole", number=0, stop_step=end, measures=True)
+        parent = parent_of(whole.history)
+        if parent is None:
+            return _Made(without_parent(case, whole))
+        bench.copy("whole", "free")
+        free = bench.attempt("free", number=1, stop_step=end, parent=parent, is_judged=False, measures=True)
+        judged = bench.attempt("whole", number=1, stop_step=parent.step + WINDOW_STEPS, parent=parent)
+        acts = acts_after(case, whole, free, parent=parent.step)
+        said = (*_findings_of(bench.log("whole")), *_findings_of(bench.log("free")))
+        return _Made(replace(outcome_of(case, judged), acts_after=acts), said)
 
 
 def _findings_of(log: RunLog) -> list[Finding]:
     commits = [slot.entry for slot in log.reload().slots if isinstance(slot.entry, CommitEntry)]
-    found = {finding.fix: finding for commit in commits for finding in commit.untracked}
-    return [*found.values()]
+    return [*{finding.fix: finding for commit in commits for finding in commit.untracked}.values()]

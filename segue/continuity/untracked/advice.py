@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.utils.data import Sampler
 
 from segue.checkpoints.format.collections import is_frame
 from segue.checkpoints.format.state_tree import encode_tree
@@ -63,21 +64,32 @@ class Advice(NamedTuple):
         return f'{before}extra={{"{self.component}": {self.value}}}'
 
 
-def advice_for(leaf: Leaf, *, is_owned: Callable[[Any], bool], rebound: frozenset[str]) -> Advice:
-    """How to register the value at this leaf: by the outermost object around it that can be, or as a variable.
+BY_ADDRESS = "dict by id"
+"""The kind of a dict with ids of objects as its keys, which are others in each process."""
 
-    `is_owned` says whether an object belongs to a component already, and `rebound` names the variables to which code
-    assigns: these are registered as variables, since what they hold now is soon another object.
-    """
+
+class Known(NamedTuple):
+    """What is known of the objects and the code around a value."""
+
+    is_owned: Callable[[Any], bool]
+    """Whether an object belongs to a component already."""
+    is_address: Callable[[Any], bool]
+    """Whether a key of a dict is the id of such an object."""
+    is_assigned: Callable[[Place], bool]
+    """Whether code gives the variable at a place another object: what it holds when the recipe is made is soon none."""
+
+
+def advice_for(leaf: Leaf, known: Known) -> Advice:
+    """How to register the value at this leaf: by the outermost object around it that can be, or as a variable."""
     for place in _outermost_first(leaf):
         try:
-            found = _of_place(place, is_owned=is_owned, rebound=rebound)
+            found = _of_place(place, known)
         except Exception as error:  # Of an object that cannot be looked at: another one around it may be registered.
             log.debug("no advice at path=%s error=%s", place.path, type(error).__name__)
             continue
         if found is not None:
             return found
-    return Advice(_name(leaf.path), "", leaf.path, _kind_of(leaf))
+    return Advice(_name(leaf.path), "", leaf.path, type(_value_at(leaf)).__name__)
 
 
 def _outermost_first(leaf: Leaf) -> Iterator[Place]:
@@ -89,19 +101,22 @@ def _outermost_first(leaf: Leaf) -> Iterator[Place]:
     yield from reversed(chain)
 
 
-def _of_place(place: Place, *, is_owned: Callable[[Any], bool], rebound: frozenset[str]) -> Advice | None:
+def _of_place(place: Place, known: Known) -> Advice | None:
     value = place.get()
-    if isinstance(value, CODE) or is_owned(value):
+    if isinstance(value, dict) and any(map(known.is_address, [*value])):
+        return Advice(_name(place.path), "", place.path, BY_ADDRESS)
+    if isinstance(value, CODE) or known.is_owned(value):
         return None
     is_stateful = has(value, "state_dict", "load_state_dict")
     is_whole = is_stateful or is_registrable(value)
-    if not _can_be_stored(value, path=place.path, is_owned=is_owned):
+    if not _can_be_stored(value, path=place.path, is_owned=known.is_owned):
         return None
     if place.what in _OF_ATTRIBUTES:  # What holds an object may be given another one: a list or a tensor, often.
         is_stable = is_stateful or isinstance(value, STREAMS) or not _is_collection(value)
     else:
-        is_stable = place.what != "item" and place.name not in rebound
-    if is_whole and is_stable and place.expression:
+        is_item_of_other = place.what == "item" and not (place.outer and isinstance(place.outer.get(), tuple))
+        is_stable = is_stateful or not is_item_of_other
+    if is_whole and is_stable and place.expression and not known.is_assigned(place):
         return Advice(_name(place.path), place.expression, place.path, type(value).__name__, _module_in(place))
     if place.holder and place.name:
         of = place.outer.get() if place.what == "attribute" and place.outer is not None else value
@@ -149,6 +164,10 @@ def fix_of(leaf: Leaf, advice: Advice, *, is_program: bool, value: Any = None) -
     if not advice.expression:
         return _without_code(leaf, advice, value)
     code = advice.code(is_program=is_program)
+    if _is_of_sampler(leaf):
+        return (
+            f"the order of an epoch follows from what its sampler holds then: change it in on_epoch alone, and {code}"
+        )
     if leaf.is_registered and leaf.root != "model":
         return (
             f"return {inner} from state_dict() of {leaf.root} and take it back in load_state_dict(), or register it: "
@@ -160,8 +179,25 @@ def fix_of(leaf: Leaf, advice: Advice, *, is_program: bool, value: Any = None) -
     return f"register it: {code}"
 
 
+def _is_of_sampler(leaf: Leaf) -> bool:
+    place = leaf.at
+    while place is not None:
+        if isinstance(_value_at(place), Sampler):
+            return True
+        place = place.outer
+    return False
+
+
 def _without_code(leaf: Leaf, advice: Advice, value: Any) -> str:
     name = advice.component
+    if advice.kind == BY_ADDRESS:
+        if leaf.root.startswith("optimizer"):
+            return f"an id is another number in each process: keep what {name} holds in self.state[p] of the optimizer"
+        return f"an id is another number in each process: let {name} have names as its keys, and register it"
+    if isinstance(value, list) and leaf.place == "item":
+        return (
+            f"an object is another one in each process: let a dict with names as its keys hold {name}, and register it"
+        )
     if is_iterator(value):
         return (
             f"no checkpoint can hold a generator: give what makes {name} a class with __next__ and attributes for what "
@@ -177,11 +213,11 @@ def _free_name(advice: Advice, taken: Collection[str]) -> str:
     return next(found, f"{advice.component}_{len(taken)}")
 
 
-def _kind_of(leaf: Leaf) -> str:
+def _value_at(place: Place | Leaf) -> Any:
     try:
-        return type(leaf.get()).__name__
+        return place.get()
     except Exception:  # It is gone, or cannot be looked at.
-        return ""
+        return None
 
 
 def _name(path: str) -> str:

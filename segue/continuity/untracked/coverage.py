@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from segue.checkpoints.format.collections import Fields
 from segue.checkpoints.format.dtensor import local_tensor
+from segue.continuity.iterators import position_of
 from segue.continuity.object_walk import STREAMS
 from segue.continuity.streams import state_of_stream
 from segue.continuity.untracked.marks import ARRAYS, Mark, is_table, mark_of
@@ -61,6 +63,10 @@ class Coverage:
         """Whether a component captured this value: the same memory, the same content, or its owner's entry of it."""
         if isinstance(value, STREAMS):
             return self._has_content(state_of_stream(value))
+        if (position := position_of(value)) is not None:
+            name = leaf.path.rpartition(".")[2]
+            held = (it for key in ("", _bare(name)) for it in self._values.get(leaf.root, {}).get(key, ()))
+            return any(isinstance(it, Fields) and it.get("position") == position for it in held)
         captured, name = self._values.get(leaf.root, {}), _bare(leaf.path.rpartition(".")[2])
         if self._has_array(value) or (_is_of_root(leaf) and any(_is_entry(it, value) for it in captured.get(name, ()))):
             return True
@@ -94,7 +100,7 @@ class Coverage:
         return bool(items) and all(map(self._has_array, items))
 
 
-_OF_OBJECTS = frozenset({"", "attribute", "item", "setting", "state"})
+_OF_OBJECTS = frozenset({"", "attribute", "attribute of this thread", "item", "setting", "state"})
 """Kinds of places within an object; what its code leads to, such as a hook's variables, is not in its state_dict."""
 
 

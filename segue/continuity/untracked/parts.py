@@ -172,13 +172,17 @@ def _wrapped(place: Place, value: Any) -> Iterator[Place]:
 def _cached_by(cache: Any) -> list[Any]:
     """The results that a function with a cache keeps. Python shows them only to its garbage collector."""
     referents = gc.get_referents(cache)
-    held = [each for inner in referents if type(inner) is dict and inner is not vars(cache) for each in inner.values()]
-    return [
-        each for each in (*referents, *held) if hasattr(type(each), "__dict__") and not isinstance(each, _OF_CACHES)
-    ]
+    tables = [found for found in referents if type(found) is dict]
+    arguments = {id(key) for table in tables for key in table}
+    held = [each for table in tables if "__wrapped__" not in table for each in table.values()]
+    apart = [found for found in referents if type(found) is not dict]
+    return [each for each in (*apart, *held) if id(each) not in arguments and _is_result(each)]
 
 
-_OF_CACHES = (type, types.FunctionType, functools._lru_cache_wrapper)
+def _is_result(found: Any) -> bool:
+    """Whether a cache holds it as a result, and not for itself."""
+    is_own = isinstance(found, (type, types.FunctionType, functools._lru_cache_wrapper)) or type(found) is object
+    return not is_own and type(found).__name__ != "_lru_list_elem"
 
 
 def _item_of(items: Callable[[Any], list[Any]], holder: Any, number: int) -> Any:

@@ -12,6 +12,7 @@ import types
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import islice
 from pathlib import PurePath
 from typing import Any
@@ -79,14 +80,34 @@ class Reach:
             self._owned[id(found)] = (root, found)
         self.registered.add(root)
 
-    def add(self, root: str, get: Get, *, path: str = "", expression: str = "") -> None:
-        """Follow one more object; `get` returns it. Its values are at the path of the root, or at this one."""
+    def add(
+        self, root: str, get: Get, *, path: str = "", expression: str = "", holder: str = "", of: Any = None
+    ) -> None:
+        """Follow one more object; `get` returns it. Its values are at the path of the root, or at this one.
+
+        It is an attribute of the object `of`, if one is given, which code writes as `holder`.
+        """
         self._root = root
-        self._take(Place(path or root, "", get, expression), 0)
+        name = root.rpartition(".")[2] if holder else ""
+        if (id(of), name) in self._variables:
+            return
+        self._take(Place(path or root, "attribute" if holder else "", get, expression, holder, name), 0)
 
     def is_owned(self, value: Any) -> bool:
         """Whether it belongs to a component."""
-        return id(value) in self._owned
+        return id(value) in self._owned or (isinstance(value, torch.Tensor) and id(value) in self._tensors_owned)
+
+    def is_address(self, key: Any) -> bool:
+        """Whether a key is the id of something that belongs to a component, and is another one in each process."""
+        return type(key) is int and (key in self._owned or key in self._tensors_owned)
+
+    @cached_property
+    def _tensors_owned(self) -> set[int]:
+        owned = [found for _, found in self._owned.values()]
+        tables = [held for each in owned if isinstance(each, nn.Module) for held in (each._parameters, each._buffers)]
+        groups = [group for each in owned if isinstance(each, torch.optim.Optimizer) for group in each.param_groups]
+        held = (tensor for table in tables for _, tensor in [*table.items()])
+        return {id(tensor) for tensor in (*held, *(each for group in groups for each in group["params"]))}
 
     def release(self) -> None:
         """Keep only the ways to the values, and what belongs to components, so that other objects can be freed."""

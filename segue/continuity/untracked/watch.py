@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import date
 from typing import Any
 
 from segue.continuity.object_walk import is_telling
 from segue.continuity.recipe_diff import NOT_STATE
-from segue.continuity.untracked.advice import Advice, advice_for, fix_of
+from segue.continuity.untracked.advice import Advice, Known, advice_for, fix_of
 from segue.continuity.untracked.coverage import Coverage
 from segue.continuity.untracked.marks import UNREADABLE, Mark, mark_of
-from segue.continuity.untracked.place import Leaf
+from segue.continuity.untracked.place import MODULE_VARIABLE, Leaf, Place
 from segue.continuity.untracked.reach import Reach
 from segue.continuity.untracked.sentences import finding_of
 from segue.credentials import names_secret, redacted
@@ -50,10 +50,7 @@ class Watch:
     def look(self, trees: Mapping[str, Any]) -> tuple[Finding, ...]:
         """Findings about values that were changed and are in none of these captured components, each value once."""
         self._walk_again()
-        coverage = Coverage(self._leaves.values())
-        for name, tree in trees.items():
-            if name not in NOT_STATE:
-                coverage.add(name, tree)
+        coverage = _coverage(self._leaves.values(), trees)
         found = self._read(self._leaves.values(), is_known=coverage.has_memory_of)
         self._changed = {
             path: self._leaves[path]
@@ -71,6 +68,17 @@ class Watch:
         """The marks that these values have now; those that are not there are left out."""
         leaves = [self._leaves[path] for path in paths if path in self._leaves]
         return {path: mark for path, (_, mark) in self._read(leaves).items()}
+
+    def changed_and_unknown(self, trees: Mapping[str, Any], *, known: Collection[str]) -> dict[str, str]:
+        """What is not as built and is in none of these captured components, in words, without the `known` paths."""
+        coverage = _coverage(self._leaves.values(), trees)
+        found = self._read(self._leaves.values(), is_known=coverage.has_memory_of)
+        return {
+            path: f"was {self._built[path]!r} as built, now {mark!r}"
+            for path, (value, mark) in found.items()
+            if path in self._built and self._built[path] != mark and path not in known
+            if _is_plain(mark) and not coverage.has(self._leaves[path], value)
+        }
 
     def of_process(self, roots: tuple[str, ...]) -> list[str]:
         """What these fields of the recipe lead to and each process has its own of: times, randomness of the system."""
@@ -115,7 +123,13 @@ class Watch:
 
     def _advice(self, leaf: Leaf) -> Advice:
         assert self._reach is not None
-        return advice_for(leaf, is_owned=self._reach.is_owned, rebound=frozenset(self._reach.rebound))
+        return advice_for(leaf, Known(self._reach.is_owned, self._reach.is_address, self._is_assigned))
+
+    def _is_assigned(self, place: Place) -> bool:
+        """Whether what a variable held as built is not what it holds since, as far as code and marks show."""
+        assert self._reach is not None
+        is_by_code = place.what in ("closure variable", MODULE_VARIABLE) and place.name in self._reach.rebound
+        return is_by_code or self._built.get(place.path, UNREADABLE) is None
 
     def _names_taken(self) -> Iterator[str]:
         assert self._reach is not None
@@ -148,6 +162,18 @@ class Watch:
             if mark != UNREADABLE and _counts(leaf.path, value, mark):
                 found[leaf.path] = (value, mark)
         return found
+
+
+def _coverage(leaves: Iterable[Leaf], trees: Mapping[str, Any]) -> Coverage:
+    coverage = Coverage(leaves)
+    for name, tree in trees.items():
+        if name not in NOT_STATE:
+            coverage.add(name, tree)
+    return coverage
+
+
+def _is_plain(mark: Mark) -> bool:
+    return not isinstance(mark, str) or not mark.startswith("#")
 
 
 def _value_of(leaf: Leaf) -> Any:

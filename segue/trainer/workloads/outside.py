@@ -22,6 +22,7 @@ from segue.recipe import Recipe
 from segue.records import Finding
 from segue.trainer.ranks.ddp import bare
 from segue.trainer.workloads.opened_files import opened_files
+from segue.trainer.workloads.other_hands import OtherHands
 from segue.trainer.workloads.surroundings import MOST_FILES, file_readers, machine, reader_of, surroundings
 from segue.user_objects import has
 
@@ -33,7 +34,12 @@ class OutsideState:
     """Recorded in each checkpoint and never restored: the values explain a replay that differs."""
 
     def __init__(
-        self, walk: Callable[[], Reach], *, metric_code: Mapping[str, str] | None = None, is_program: bool = False
+        self,
+        walk: Callable[[], Reach],
+        *,
+        metric_code: Mapping[str, str] | None = None,
+        is_program: bool = False,
+        others: OtherHands | None = None,
     ) -> None:
         """`walk` follows everything that the training code leads to; it is called now, and again at some saves.
 
@@ -45,6 +51,7 @@ class OutsideState:
         self._surroundings = surroundings(found.functions, found.files)
         self._walk, self._metric_code = walk, dict(metric_code) if metric_code is not None else None
         self._watch = Watch(self._reached, is_program=is_program)
+        self._others = others
         self._saves = self._known = 0
 
     def capture(self) -> Any:
@@ -81,6 +88,14 @@ class OutsideState:
         now = self._watch.marks_of(values)
         lost = [path for path, mark in values.items() if path not in now or now[path] != mark]
         return self._watch.findings_of(lost, before=values)
+
+    def by_another_hand(self, trees: Mapping[str, Any], committed: Mapping[str, Any]) -> tuple[Finding, ...]:
+        """Findings about what is not as built, and was as built at the commit; `trees` are the captured components."""
+        if self._others is None:
+            return ()
+        changed = self._watch.changed_and_unknown(trees, known=committed.get(VALUES, {}))
+        settings = {path: change for path, change in changed.items() if path.startswith("model.")}
+        return tuple(self._others.findings(settings))
 
     def of_process(self) -> tuple[Finding, ...]:
         """A finding about values that nobody compares, because each process has its own."""
@@ -122,12 +137,15 @@ def parts_of_loader(loader: DataLoader[Any]) -> dict[str, Any]:
     return parts
 
 
-def of_recipe(recipe: Recipe, *, build: Callable[..., Any]) -> OutsideState:
-    """What lies outside the components of a recipe that was just built."""
+def of_recipe(
+    recipe: Recipe, *, build: Callable[..., Any], structure: Callable[[], tuple[str, ...]] = tuple
+) -> OutsideState:
+    """What lies outside the components of a recipe that was just built; `structure` says how its modules changed."""
     home = str(build.__module__).partition(".")[0]
     metric_code = code_hashes([recipe.evaluate], home=home) if recipe.evaluate is not None else None
     scopes = (build.__code__,) if isinstance(build, FunctionType) else ()
-    return OutsideState(lambda: reached(recipe, home=home, scopes=scopes), metric_code=metric_code)
+    others = OtherHands(bare(recipe.model), structure)
+    return OutsideState(lambda: reached(recipe, home=home, scopes=scopes), metric_code=metric_code, others=others)
 
 
 def reached(recipe: Recipe, *, home: str, scopes: tuple[CodeType, ...] = ()) -> Reach:
@@ -149,7 +167,8 @@ def reached(recipe: Recipe, *, home: str, scopes: tuple[CodeType, ...] = ()) -> 
     fields |= {f"data.{name}": target for name, target in parts_of_loader(recipe.data).items()}
     for name, target in fields.items():
         if target is not None:
-            found.add(name, lambda target=target: target, expression=_expression(name, target, scopes))  # type: ignore[misc]
+            loader = {"holder": "recipe.data", "of": recipe.data} if name.startswith("data.") else {}
+            found.add(name, lambda target=target: target, expression=_expression(name, target, scopes), **loader)  # type: ignore[misc]
     return found
 
 

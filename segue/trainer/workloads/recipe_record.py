@@ -18,15 +18,17 @@ from torch.nn.parameter import is_lazy
 
 from segue.continuity.code_hash import code_hashes
 from segue.continuity.data_hash import data_hashes
+from segue.continuity.live_tree import parts_held
 from segue.continuity.object_walk import Inspection, is_telling, settings_of
-from segue.continuity.recipe_diff import BINDING, CODE, CONFIG, DATA, HYPERPARAMETERS, MODEL, NEXT_BATCHES
+from segue.continuity.recipe_diff import BINDING, CODE, CONFIG, DATA, HYPERPARAMETERS, MODEL, NEXT_BATCHES, RESTORED
 from segue.data.loader import Feed
 from segue.data.order import SampleOrder
 from segue.data.sampled import has_own_sampler
 from segue.recipe import Recipe
 from segue.trainer.ranks.ddp import bare
 from segue.trainer.workloads.components import Component, Progress
-from segue.user_objects import settings_shown
+from segue.user_objects import has, settings_shown
+from segue.variables import Variables
 
 _BATCHES_AHEAD, _GLANCED = 4, 64
 _OF_KERNELS = frozenset({"foreach", "fused", "capturable", "differentiable"})
@@ -64,6 +66,7 @@ def setup_components(
         CODE: kinds | code_hashes([build, *code, *classes], home=str(build.__module__).partition(".")[0]),
         CONFIG: {name: json.dumps(value, sort_keys=True) for name, value in config.items()},
         DATA: {"samples": feed.order.count} | data,
+        RESTORED: {"paths": sorted(set(_restored(found, recipe.extra)))},
     }
     looked: dict[str, Callable[[], Any]] = {name: lambda tree=tree: tree for name, tree in fixed.items()}  # type: ignore[misc]
     looked[BINDING] = lambda: binding(named_parameters(bare(recipe.model)), recipe.optimizers)
@@ -128,6 +131,19 @@ def _inspected(recipe: Recipe) -> Inspection:
     # Last: an object that another path reaches too gets that path as its name.
     found.add("after_step", recipe.after_step)
     return found
+
+
+def _restored(found: Inspection, extra: Mapping[str, Any]) -> Iterator[str]:
+    """Paths of what a resume restores, among the values that were found."""
+    for key, target in extra.items():
+        if isinstance(target, Variables):
+            yield from found.variables_at(target.places())
+        elif has(target, "state_dict", "load_state_dict"):
+            path = found.paths.get(id(target), f"extra.{key}")
+            yield from (f"{path}.{name}" for name in target.state_dict())
+        else:
+            yield f"extra.{key}"
+            yield from (found.paths[id(part)] for part in parts_held(target) if id(part) in found.paths)
 
 
 def _described(model: nn.Module) -> dict[str, Any]:
