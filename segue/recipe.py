@@ -23,7 +23,7 @@ from segue.user_objects import (
     takes_metric,
     text_of,
 )
-from segue.variables import is_registrable
+from segue.user_objects.variables import is_registrable
 
 if TYPE_CHECKING:  # Torch takes seconds to import, and a wrong path can be refused without it.
     import torch

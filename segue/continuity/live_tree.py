@@ -23,7 +23,7 @@ from segue.continuity.object_walk import PLAIN, STREAMS, attributes_of
 from segue.continuity.streams import set_state_of_stream, state_of_stream
 from segue.errors import UnsupportedStateError
 from segue.user_objects import has
-from segue.variables import CODE, Variables, is_registrable, is_users_class
+from segue.user_objects.variables import CODE, Variables, is_registrable, is_users_class
 
 _ABSENT: Any = object()
 _AS_THEY_ARE = (*PLAIN, complex, np.generic, torch.Tensor, np.ndarray, bytearray, array)
@@ -119,7 +119,7 @@ def put(live: Any, saved: Any) -> Any:
         live.clear()
         live.update(saved)
     elif isinstance(saved, (bytearray, array)) and type(live) is type(saved):
-        live[:] = saved
+        live[:] = saved  # type: ignore[assignment]
     else:
         return saved
     return live
@@ -197,8 +197,8 @@ def _put_object(live: Any, saved: Fields) -> Any:
     if issubclass(kind, Enum):
         return kind[saved["name"]]
     if issubclass(kind, tuple):
-        before = live if isinstance(live, kind) else (None,) * len(saved)
-        items = [put(old, new) for old, new in zip(before, saved.values(), strict=True)]
+        old = live if isinstance(live, kind) else (None,) * len(saved)
+        items = [put(*pair) for pair in zip(old, saved.values(), strict=True)]
         is_same = isinstance(live, kind) and all(map(_is_same, items, live))
         return live if is_same else tuple.__new__(kind, items)
     target = live if isinstance(live, kind) else object.__new__(kind)

@@ -41,7 +41,6 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     ("sessions",),
     ("data", "recipe"),
     ("spec",),
-    ("variables",),
     ("parsing", "pool_prices", "policies", "signing", "user_objects"),
     ("errors",),
     ("records",),

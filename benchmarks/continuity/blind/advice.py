@@ -20,8 +20,8 @@ from typing import Any
 import segue
 from benchmarks.continuity.blind.cases import PARENT_STEP, SAVE_EVERY_STEPS, WINDOW_STEPS, Case
 from benchmarks.continuity.blind.outcome import BlindOutcome
+from benchmarks.continuity.blind.rewritten import rewritten_recipe
 from benchmarks.continuity.blind.trial import Bench, acts_after, outcome_of, parent_of, without_parent, workplace
-from benchmarks.continuity.scripts.rewritten import rewritten_recipe
 from segue.recipe import Recipe
 from segue.records import Finding, VerdictKind
 from segue.runlog.entries import CommitEntry
@@ -74,7 +74,7 @@ def followed(lines: Lines) -> Iterator[None]:
             **{name: _evaluated(module, value, recipe, places) for module, name, value in due},
         }
 
-    Recipe.__post_init__ = registered  # type: ignore[method-assign]
+    Recipe.__post_init__ = registered  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:

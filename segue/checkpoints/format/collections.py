@@ -6,7 +6,7 @@ import base64
 import sys
 from array import array
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -128,7 +128,7 @@ def _decode_frame(tag: str, value: Json, *, decode: Callable[[Json], Any]) -> An
     return frame
 
 
-def _flat(index: Any, path: str) -> Iterable[Any]:
+def _flat(index: Any, path: str) -> Any:
     if index.nlevels > 1:
         raise UnsupportedStateError(path=path, type_name="table with several levels of labels", fix=_FLAT_FIX)
     return index
@@ -148,7 +148,8 @@ def _decode_index(value: Json, *, decode: Callable[[Json], Any]) -> Any:
 
     kind, name, content = value
     if kind == "range":
-        return pandas.RangeIndex(*content, name=decode(name))
+        start, stop, step = content
+        return pandas.RangeIndex(start, stop, step, name=decode(name))
     return pandas.Index(_decode_column(content, decode=decode), name=decode(name))
 
 

@@ -19,7 +19,7 @@ from segue.continuity.recipe_diff import SURROUNDINGS
 from segue.continuity.untracked.marks import is_iterator
 from segue.continuity.untracked.place import MODULE_VARIABLE, Leaf, Place
 from segue.user_objects import has
-from segue.variables import CODE, is_registrable
+from segue.user_objects.variables import CODE, is_registrable
 
 log = logging.getLogger(__name__)
 
@@ -81,15 +81,17 @@ class Known(NamedTuple):
 
 def advice_for(leaf: Leaf, known: Known) -> Advice:
     """How to register the value at this leaf: by the outermost object around it that can be, or as a variable."""
+    outermost: Advice | None = None
     for place in _outermost_first(leaf):
         try:
             found = _of_place(place, known)
         except Exception as error:  # Of an object that cannot be looked at: another one around it may be registered.
             log.debug("no advice at path=%s error=%s", place.path, type(error).__name__)
             continue
-        if found is not None:
+        if found is not None and (found.expression or found.kind == BY_ADDRESS):
             return found
-    return Advice(_name(leaf.path), "", leaf.path, type(_value_at(leaf)).__name__)
+        outermost = outermost or found
+    return outermost or Advice(_name(leaf.path), "", leaf.path, type(_value_at(leaf)).__name__)
 
 
 def _outermost_first(leaf: Leaf) -> Iterator[Place]:
@@ -120,8 +122,9 @@ def _of_place(place: Place, known: Known) -> Advice | None:
         return Advice(_name(place.path), place.expression, place.path, type(value).__name__, _module_in(place))
     if place.holder and place.name:
         of = place.outer.get() if place.what == "attribute" and place.outer is not None else value
-        return Advice(_name(place.path), place.holder, place.path, type(of).__name__, _module_in(place), (place.name,))
-    return None
+        kind = type(of).__name__
+        return Advice(_name(place.path), place.holder, place.path, kind, _module_in(place), (place.name,))
+    return Advice(_name(place.path), "", place.path, type(value).__name__)
 
 
 _OF_ATTRIBUTES = ("attribute", "class attribute", "function attribute", "default argument")

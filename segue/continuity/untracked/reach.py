@@ -38,7 +38,7 @@ from segue.continuity.untracked.parts import (
 )
 from segue.continuity.untracked.place import Get, Leaf, Place
 from segue.continuity.untracked.scope import is_variable_of, name_of_definition, names_rebound
-from segue.variables import Variables
+from segue.user_objects.variables import Variables
 
 log = logging.getLogger(__name__)
 

@@ -7,6 +7,7 @@ import sys
 import types
 from collections.abc import Iterable
 from functools import lru_cache
+from typing import Any
 
 from segue.continuity.code_hash import codes_of
 
@@ -15,9 +16,11 @@ _LOCAL = ".<locals>."
 
 def name_of_definition(found: types.FunctionType | type, scopes: Iterable[types.CodeType]) -> str:
     """The name of a function or class that one of these functions defines, or their module; empty otherwise."""
+    known: dict[str, Any]
     if isinstance(found, types.FunctionType):
         # Of its code: a decorator gives a function the name of another one.
-        full, file, known = found.__code__.co_qualname, found.__code__.co_filename, found.__globals__
+        full, known = found.__code__.co_qualname, found.__globals__
+        file: Any = found.__code__.co_filename
     else:
         full, known = found.__qualname__, vars(sys.modules.get(found.__module__, types))
         file = known.get("__file__")

@@ -112,9 +112,9 @@ class Watch:
                 group = (advice.expression, "" if advice.names else key)
                 groups.setdefault(group, []).append((leaf, advice))
         found, taken = [], set(self._names_taken())
-        for group in groups.values():
-            leaves, advices = [leaf for leaf, _ in group], [advice for _, advice in group]
-            self._reported |= {self._key(*each) for each in group}
+        for members in groups.values():
+            leaves, advices = [leaf for leaf, _ in members], [advice for _, advice in members]
+            self._reported |= {self._key(*each) for each in members}
             together = advices[0].together_with(advices[1:], taken=taken)
             taken.add(together.component)
             fix = fix_of(leaves[0], together, is_program=self._is_program, value=_value_of(leaves[0]))

@@ -89,7 +89,7 @@ def components_of_object(name: str, target: Any) -> dict[str, Component]:
         value = component_of_value(target, path=name)
     except UnsupportedStateError as error:
         what = f"run.track({name}=...) got {in_words(target)} with a value that is no data: {error.path} is "
-        raise SessionError(what=f"{what}{error.type_name}.", fix=f"{error.fix.removesuffix('.')}.") from None
+        raise SessionError(what=f"{what}{error.type_name}.", fix=error.fix or "") from None
     if value is not None:
         return {name: value}
     if not has(target, "state_dict", "load_state_dict"):

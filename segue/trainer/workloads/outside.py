@@ -121,7 +121,7 @@ class OutsideState:
         for name, read in self._surroundings.items():
             if name in self._opened and mark_of(read()) == self._opened[name]:
                 continue  # Training only reads it.
-            found.leaves[name] = Leaf(name, "", SURROUNDINGS, name, "", read)
+            found.leaves[name] = Leaf(name, "", SURROUNDINGS, read)
         return found
 
 
@@ -167,8 +167,9 @@ def reached(recipe: Recipe, *, home: str, scopes: tuple[CodeType, ...] = ()) -> 
     fields |= {f"data.{name}": target for name, target in parts_of_loader(recipe.data).items()}
     for name, target in fields.items():
         if target is not None:
-            loader = {"holder": "recipe.data", "of": recipe.data} if name.startswith("data.") else {}
-            found.add(name, lambda target=target: target, expression=_expression(name, target, scopes), **loader)  # type: ignore[misc]
+            expression = _expression(name, target, scopes)
+            holder, of = ("recipe.data", recipe.data) if name.startswith("data.") else ("", None)
+            found.add(name, lambda target=target: target, expression=expression, holder=holder, of=of)  # type: ignore[misc]
     return found
 
 

@@ -28,7 +28,7 @@ from segue.recipe import Recipe
 from segue.trainer.ranks.ddp import bare
 from segue.trainer.workloads.components import Component, Progress
 from segue.user_objects import has, settings_shown
-from segue.variables import Variables
+from segue.user_objects.variables import Variables
 
 _BATCHES_AHEAD, _GLANCED = 4, 64
 _OF_KERNELS = frozenset({"foreach", "fused", "capturable", "differentiable"})

@@ -8,7 +8,7 @@ from segue.checkpoints.format.state_tree import encode_tree
 from segue.continuity.live_tree import put, tree_of
 from segue.trainer.workloads.components import Component
 from segue.user_objects import has
-from segue.variables import is_registrable
+from segue.user_objects.variables import is_registrable
 
 
 class LiveValue:

@@ -121,7 +121,7 @@ def step_by_metric(scheduler: Any, metric: float) -> None:
 
 def is_users_file(file: str) -> bool:
     """Whether a source file is neither installed, nor Python's, nor segue's."""
-    here = Path(__file__).parent
+    here = Path(__file__).parents[1]
     path = Path(file)
     if path.is_relative_to(here) and not path.is_relative_to(here / "testing"):
         return False
