@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import itertools
 import operator
+import types
 import warnings
 from collections.abc import Iterator
 from typing import Any
 
 SEQUENCES = frozenset(
-    {"list_iterator", "tuple_iterator", "range_iterator", "longrange_iterator", "str_iterator", "bytes_iterator"}
+    {"list_iterator", "tuple_iterator", "range_iterator", "longrange_iterator", "str_iterator", "str_ascii_iterator"}
 )
 _MOST_DRAWN = 100_000_000
+
+
+def is_iterator(value: Any) -> bool:
+    """Whether it is an iterator of Python's own, or a running generator function."""
+    if isinstance(value, types.GeneratorType):
+        return True
+    return isinstance(value, Iterator) and type(value).__module__ in ("builtins", "itertools")
 
 
 def position_of(iterator: Any) -> int | float | None:

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from segue.checkpoints.format.collections import Fields, is_frame
-from segue.continuity.iterators import draw_until, position_of
+from segue.continuity.iterators import draw_until, is_iterator, position_of
 from segue.continuity.object_walk import PLAIN, STREAMS, attributes_of
 from segue.continuity.streams import set_state_of_stream, state_of_stream
 from segue.errors import UnsupportedStateError
@@ -30,6 +30,7 @@ _AS_THEY_ARE = (*PLAIN, complex, np.generic, torch.Tensor, np.ndarray, bytearray
 _NO_STATE = (*CODE, torch.device, torch.dtype, PurePath, logging.Logger, re.Pattern)
 """Attributes of objects that stay as they are: code and settings."""
 _ITERATOR = "iterator"
+_ITERATOR_FIX = "register an object with __next__ and attributes for what changes"
 _DEEPEST = 30
 _OBJECT_FIX = (
     "give the class state_dict() and load_state_dict(state), or register the variables that training changes: "
@@ -51,7 +52,9 @@ def tree_of(value: Any, *, path: str, depth: int = 0) -> Any:
         return value
     if isinstance(value, STREAMS):
         return state_of_stream(value)
-    if (position := position_of(value)) is not None:
+    if is_iterator(value):
+        if (position := position_of(value)) is None:
+            raise UnsupportedStateError(path=path, type_name=type(value).__qualname__, fix=_ITERATOR_FIX)
         return Fields(_ITERATOR, {"position": position})
     if isinstance(value, Variables):
         found = {name: value.get(name, _ABSENT) for name in value.names}
@@ -237,7 +240,7 @@ def parts_held(value: Any, *, depth: int = 0) -> Iterator[Any]:
     yield value
     if depth > _DEEPEST or isinstance(value, (*_AS_THEY_ARE, *STREAMS)) or is_frame(value):
         return
-    if has(value, "state_dict", "load_state_dict") or position_of(value) is not None:
+    if has(value, "state_dict", "load_state_dict") or is_iterator(value):
         return
     if isinstance(value, Variables):
         inner: Any = [value.get(name) for name in value.names]

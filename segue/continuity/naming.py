@@ -12,7 +12,7 @@ UNREGISTERED = "unregistered state"
 OUTSIDE = "outside the checkpoint"
 """The component of a difference whose cause is in none of the things that were compared."""
 
-UNSEEN_BATCHES = (
+NO_BATCHES_FIX = (
     "which batches the steps have is not seen here: give a framework a loader that continues (ResumableLoader, "
     "StatefulDataLoader), or take batches from run.batches"
 )

@@ -12,12 +12,12 @@ from segue.continuity.differences import STATE
 from segue.continuity.naming import (
     CONTENT,
     METRIC,
+    NO_BATCHES_FIX,
     ORDER,
     OUTSIDE,
     SCALE,
     SCHEDULE,
     UNREGISTERED,
-    UNSEEN_BATCHES,
     UPDATE,
     explained,
     unreplayed,
@@ -252,7 +252,7 @@ def row_findings(
             sentence = f"{what} (step {expected.step}, {channel} was {_show(before)}, now {_show(after)})"
             if channel == "state":
                 named, sentence = _of_parts(before, after, exact=exact, allowed=allowed)
-            fix = UNSEEN_BATCHES if is_unseen else ""
+            fix = NO_BATCHES_FIX if is_unseen else ""
             return (Finding(component=named, channel=channel, step=expected.step, sentence=sentence, fix=fix),)
     return ()
 

@@ -24,7 +24,10 @@ _OF_LIBRARIES = frozenset(
     | {"numpy.random.mtrand.RandomState", "pandas.DataFrame", "pandas.Series"}
     | {"pandas.core.frame.DataFrame", "pandas.core.series.Series"}
 )
-_ITERATORS = frozenset({"count", "cycle", "enumerate", "list_iterator", "tuple_iterator", "range_iterator"})
+_ITERATORS = frozenset(
+    {"count", "cycle", "enumerate", "list_iterator", "tuple_iterator", "range_iterator", "str_iterator"}
+    | {"str_ascii_iterator"}
+)
 _FIXED = (bool, int, float, complex, str, bytes, tuple, frozenset, types.NoneType, Enum)
 _FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, functools.partial)
 CODE = (*_FUNCTIONS, types.ModuleType, type)

@@ -12,7 +12,8 @@ from torch.utils.data import BatchSampler, DataLoader, Sampler, TensorDataset, W
 
 import segue
 from benchmarks.continuity.blind.cases import Build
-from benchmarks.continuity.scripts.base import SAMPLES, Batch, Config, loader, mse, recipe, samples
+from benchmarks.continuity.scripts.base import SAMPLES, Batch, Config, loader, mse, net, recipe, samples
+from benchmarks.continuity.scripts.training import ByAddress
 from segue.recipe import Recipe
 
 _RECIPES: dict[str, str] = {}
@@ -124,3 +125,15 @@ class _Growing(BatchSampler):
 @rewritten("passes that a batch sampler counts in its module")
 def batch_sampler(config: Config) -> Recipe:
     return recipe(data=DataLoader(TensorDataset(*samples()), batch_sampler=_Growing()))
+
+
+class _ByParameter(ByAddress):
+    def slot(self, parameter: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.state[parameter].setdefault("momentum", torch.zeros_like(parameter))
+        return found
+
+
+@rewritten("momenta by the id of a parameter")
+def momenta_in_state(config: Config) -> Recipe:
+    model = net()
+    return recipe(model, optimizer=_ByParameter(model.parameters()))

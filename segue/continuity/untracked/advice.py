@@ -13,10 +13,10 @@ from torch.utils.data import Sampler
 
 from segue.checkpoints.format.collections import is_frame
 from segue.checkpoints.format.state_tree import encode_tree
+from segue.continuity.iterators import is_iterator
 from segue.continuity.live_tree import parts_held, tree_of
 from segue.continuity.object_walk import STREAMS
 from segue.continuity.recipe_diff import SURROUNDINGS
-from segue.continuity.untracked.marks import is_iterator
 from segue.continuity.untracked.place import MODULE_VARIABLE, Leaf, Place
 from segue.user_objects import has
 from segue.user_objects.variables import CODE, is_registrable

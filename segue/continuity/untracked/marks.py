@@ -11,7 +11,6 @@ import types
 import warnings
 from array import array
 from collections import deque
-from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
@@ -22,6 +21,7 @@ import xxhash
 from segue.checkpoints.format.collections import is_frame
 from segue.checkpoints.format.dtensor import local_tensor
 from segue.checkpoints.format.snapshot import raw_bytes
+from segue.continuity.iterators import is_iterator
 from segue.continuity.object_walk import PLAIN, STREAMS
 from segue.continuity.streams import state_of_stream
 
@@ -40,14 +40,12 @@ UNREADABLE = "unreadable"
 
 def mark_of(value: Any) -> Mark:
     """The mark of a value."""
-    if isinstance(value, bool) or value is None:
-        return value
-    if type(value) in (int, float):
-        return value  # type: ignore[no-any-return]
-    if type(value) is str and len(value) <= _LONGEST:
-        return value
     hasher = xxhash.xxh3_64()
     try:
+        if isinstance(value, bool) or value is None or type(value) in (int, float):
+            return value
+        if type(value) is str and len(value) <= _LONGEST:
+            return value
         _feed(value, hasher, 0)
     except Exception:  # Of an object that cannot be looked at, which must not end an attempt.
         return UNREADABLE
@@ -140,13 +138,6 @@ def _feed_frame(value: Any, hasher: Any, depth: int) -> None:
     hasher.update(f"{getattr(value, 'columns', '')}{len(value)}".encode())
     rows = value[:: max(len(value) // _SAMPLED, 1)]
     _feed(pandas.util.hash_pandas_object(rows).to_numpy(), hasher, depth)
-
-
-def is_iterator(value: Any) -> bool:
-    """Whether it is an iterator of Python's own, or a running generator function."""
-    if isinstance(value, types.GeneratorType):
-        return True
-    return isinstance(value, Iterator) and type(value).__module__ in ("builtins", "itertools")
 
 
 def _position(value: Any) -> str:

@@ -21,8 +21,9 @@ import torch
 from torch import nn
 
 from segue.continuity.code_hash import codes_of, is_users, is_users_module
+from segue.continuity.iterators import is_iterator
 from segue.continuity.object_walk import PLAIN, STREAMS
-from segue.continuity.untracked.marks import ARRAYS, is_iterator, is_table
+from segue.continuity.untracked.marks import ARRAYS, is_table
 from segue.continuity.untracked.parts import (
     attribute,
     attributes_put_on,

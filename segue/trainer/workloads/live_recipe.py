@@ -93,9 +93,7 @@ class LiveRecipe:
         self._structure = structure_of(self.recipe)
         self.components |= regrouped(self.recipe, self.components)
         self.components |= setup_components(self.recipe, self.feed, self.progress, build=build, config=spec.config)
-        self.outside = (
-            of_recipe(self.recipe, build=build, structure=self._structure.changes) if ranks.is_leader else None
-        )
+        self.outside = of_recipe(self.recipe, build=build) if ranks.is_leader else None
         if self.outside is not None:
             self.components[UNTRACKED] = self.outside
         self._name, self._device, self._ranks = spec.recipe_path, device, ranks

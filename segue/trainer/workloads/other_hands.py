@@ -6,12 +6,13 @@ Looked at only where a replay differs, to name the cause.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import nn
 
 from segue.continuity.recipe_diff import HYPERPARAMETERS, MODEL
+from segue.recipe import in_words
 from segue.records import Finding
 
 _HOOKS_OF_MODULES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -48,11 +49,10 @@ def _is_segues(hook: Any) -> bool:
 
 
 class OtherHands:
-    """The hooks and the structure of a model as built, to be compared with what they are when a replay differs."""
+    """The hooks and the modules of a model as built, to be compared with what they are when a replay differs."""
 
-    def __init__(self, model: nn.Module, structure: Callable[[], tuple[str, ...]]) -> None:
-        """`structure` says what has changed in the modules."""
-        self._model, self._structure = model, structure
+    def __init__(self, model: nn.Module) -> None:
+        self._model, self._modules = model, dict(model.named_modules())
         self._built = hooks_of(model)
 
     def findings(self, settings: Mapping[str, str]) -> Iterator[Finding]:
@@ -62,7 +62,10 @@ class OtherHands:
             if now[path] != self._built[path]:
                 said = f"{path}: {self._built[path]} as built, now {now[path]}"
                 yield Finding(component=MODEL, channel=_CHANNEL, sentence=said, fix=FIX)
-        for change in self._structure():
-            yield Finding(component=MODEL, channel=_CHANNEL, sentence=f"model: {change}", fix=FIX)
+        modules = dict(self._model.named_modules())
+        for name, built in self._modules.items():
+            if (module := modules.get(name)) is not built:
+                said = f"{_path(name)} was a {type(built).__qualname__}, now {in_words(module)}"
+                yield Finding(component=MODEL, channel=_CHANNEL, sentence=said, fix=FIX)
         for path, change in settings.items():
             yield Finding(component=HYPERPARAMETERS, channel=_CHANNEL, sentence=f"{path} {change}", fix=FIX)

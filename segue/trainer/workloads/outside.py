@@ -137,14 +137,12 @@ def parts_of_loader(loader: DataLoader[Any]) -> dict[str, Any]:
     return parts
 
 
-def of_recipe(
-    recipe: Recipe, *, build: Callable[..., Any], structure: Callable[[], tuple[str, ...]] = tuple
-) -> OutsideState:
-    """What lies outside the components of a recipe that was just built; `structure` says how its modules changed."""
+def of_recipe(recipe: Recipe, *, build: Callable[..., Any]) -> OutsideState:
+    """What lies outside the components of a recipe that was just built."""
     home = str(build.__module__).partition(".")[0]
     metric_code = code_hashes([recipe.evaluate], home=home) if recipe.evaluate is not None else None
     scopes = (build.__code__,) if isinstance(build, FunctionType) else ()
-    others = OtherHands(bare(recipe.model), structure)
+    others = OtherHands(bare(recipe.model))
     return OutsideState(lambda: reached(recipe, home=home, scopes=scopes), metric_code=metric_code, others=others)
 
 
