@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.utils.data import Sampler
+from torch.utils.data import Dataset, Sampler
 
 from segue.checkpoints.format.collections import is_frame
 from segue.checkpoints.format.state_tree import encode_tree
@@ -18,7 +18,7 @@ from segue.continuity.live_tree import parts_held, tree_of
 from segue.continuity.object_walk import STREAMS
 from segue.continuity.recipe_diff import SURROUNDINGS
 from segue.continuity.untracked.place import MODULE_VARIABLE, Leaf, Place
-from segue.user_objects import has
+from segue.user_objects import attribute, has
 from segue.user_objects.variables import CODE, is_registrable
 
 log = logging.getLogger(__name__)
@@ -84,7 +84,7 @@ def advice_for(leaf: Leaf, known: Known) -> Advice:
     outermost: Advice | None = None
     for place in _outermost_first(leaf):
         try:
-            found = _of_place(place, known)
+            found = _of_place(place, leaf, known)
         except Exception as error:  # Of an object that cannot be looked at: another one around it may be registered.
             log.debug("no advice at path=%s error=%s", place.path, type(error).__name__)
             continue
@@ -103,7 +103,7 @@ def _outermost_first(leaf: Leaf) -> Iterator[Place]:
     yield from reversed(chain)
 
 
-def _of_place(place: Place, known: Known) -> Advice | None:
+def _of_place(place: Place, leaf: Leaf, known: Known) -> Advice | None:
     value = place.get()
     if isinstance(value, dict) and any(map(known.is_address, [*value])):
         return Advice(_name(place.path), "", place.path, BY_ADDRESS)
@@ -111,7 +111,7 @@ def _of_place(place: Place, known: Known) -> Advice | None:
         return None
     is_stateful = has(value, "state_dict", "load_state_dict")
     is_whole = is_stateful or is_registrable(value)
-    if not _can_be_stored(value, path=place.path, is_owned=known.is_owned):
+    if isinstance(value, Dataset) or not _can_be_stored(value, leaf, path=place.path, is_owned=known.is_owned):
         return None
     if place.what in _OF_ATTRIBUTES:  # What holds an object may be given another one: a list or a tensor, often.
         is_stable = is_stateful or isinstance(value, STREAMS) or not _is_collection(value)
@@ -143,19 +143,23 @@ def _is_collection(value: Any) -> bool:
     return isinstance(value, (dict, list, set, torch.Tensor)) or is_frame(value) or not hasattr(value, "__dict__")
 
 
-def _can_be_stored(value: Any, *, path: str, is_owned: Callable[[Any], bool]) -> bool:
-    """Whether a checkpoint can hold all of it, and nothing in it is a component's, or too large to be stored twice."""
+def _can_be_stored(value: Any, leaf: Leaf, *, path: str, is_owned: Callable[[Any], bool]) -> bool:
+    """Whether a checkpoint can hold all of it, and nothing in it is a component's, or large and did not change."""
     for number, part in enumerate(parts_held(value)):
         if number > _MOST_PARTS or (number and is_owned(part)):
             return False
+    tensors: dict[str, torch.Tensor] = {}
     try:
-        tensors: dict[str, torch.Tensor] = {}
         encode_tree(tree_of(value, path=path), path=path, tensors=tensors)
     except Exception:  # It is no data, or an object that cannot be looked at.
         return False
-    return True
+    changed = attribute(_value_at(leaf), "nbytes", 0)
+    is_small = sum(tensor.nbytes for tensor in tensors.values()) <= _MOST_BYTES + _MOST_TIMES * changed
+    return is_small or has(value, "state_dict", "load_state_dict") or _value_at(leaf) is value
 
 
+_MOST_BYTES, _MOST_TIMES = 1 << 20, 8
+"""How much an object may hold besides what changed, to be stored whole: a table of samples is not to be."""
 _MOST_PARTS = 5_000
 
 

@@ -40,11 +40,22 @@ def _reached(tracked: Mapping[str, Any], loaders: Mapping[str, Any]) -> Reach:
     for name, target in {**tracked, **_held_by_the_loop()}.items():
         found.add(name, lambda target=target: target, expression=name)  # type: ignore[misc]
     for name, loader in loaders.items():
+        variable = _variable_of(loader)
         for part, target in _parts_of(loader).items():
             path = f"{name}.{part}"
             root = path if part in _CALLED and not has(target, "state_dict", "load_state_dict") else name
-            found.add(root, lambda target=target: target, path=path)  # type: ignore[misc]
+            expression = f"{variable}.{part}" if variable else ""
+            found.add(root, lambda target=target: target, path=path, expression=expression)  # type: ignore[misc]
     return found
+
+
+def _variable_of(loader: Any) -> str:
+    """The name of a variable that holds it, where the loop stands; empty if there is none."""
+    for frame in _frames_of_the_user():
+        for name, value in [*frame.f_locals.items(), *frame.f_globals.items()]:
+            if value is loader:
+                return name
+    return ""
 
 
 def _owned_by(target: Any) -> Iterable[Any]:
