@@ -130,10 +130,10 @@ def test_what_is_tracked_is_not_named_and_a_list_of_losses_breaks_nothing(resume
 
 def test_what_the_loaders_data_set_counts_is_named(resumed):
     untracked, verdict = resumed(script=OF_LOADER, changed="")
-    assert [finding.sentence.partition(":")[0] for finding in untracked] == ["batches.dataset.fetched (attribute)"]
+    assert [finding.sentence.partition(":")[0] for finding in untracked] == ["batches.dataset (Rows)"]
     finding = verdict.findings[0]
     assert (verdict.kind, finding.component) == (VerdictKind.BROKEN, UNREGISTERED)
-    assert "batches.dataset.fetched" in finding.sentence
+    assert "batches.dataset (Rows): fetched was" in finding.sentence
 
 
 @pytest.mark.parametrize("script", [SCRIPT, OF_LOADER])

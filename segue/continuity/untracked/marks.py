@@ -42,8 +42,10 @@ def mark_of(value: Any) -> Mark:
     """The mark of a value."""
     hasher = xxhash.xxh3_64()
     try:
-        if isinstance(value, bool) or value is None or type(value) in (int, float):
+        if isinstance(value, bool) or value is None:
             return value
+        if type(value) in (int, float):
+            return value  # type: ignore[no-any-return]
         if type(value) is str and len(value) <= _LONGEST:
             return value
         _feed(value, hasher, 0)

@@ -27,6 +27,10 @@ _MOST_KEPT, _MOST_SHOWN = 500, 4
 _YEAR_2001, _DECIMALS_OF_SETTINGS = 1e9, 5
 
 
+_OF_SESSIONS = ("progress", "epoch", "folder", "gradients", "modes", "buffers", "batches")
+"""Names that a program cannot give to what it tracks."""
+
+
 class Watch:
     """The marks of everything that a recipe reaches: as built, and at each save."""
 
@@ -133,7 +137,9 @@ class Watch:
 
     def _names_taken(self) -> Iterator[str]:
         assert self._reach is not None
-        return (name.removeprefix("extra.") for name in self._reach.registered)
+        yield from (name.removeprefix("extra.") for name in self._reach.registered)
+        if self._is_program:
+            yield from _OF_SESSIONS
 
     @staticmethod
     def _key(leaf: Leaf, advice: Advice) -> str:

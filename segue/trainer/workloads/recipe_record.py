@@ -27,6 +27,7 @@ from segue.data.sampled import has_own_sampler
 from segue.recipe import Recipe
 from segue.trainer.ranks.ddp import bare
 from segue.trainer.workloads.components import Component, Progress
+from segue.trainer.workloads.values import RestoredValues
 from segue.user_objects import has, settings_shown
 from segue.user_objects.variables import Variables
 
@@ -49,9 +50,18 @@ class Looked:
 
 
 def setup_components(
-    recipe: Recipe, feed: Feed, progress: Progress, *, build: Callable[..., Any], config: Mapping[str, Any]
+    recipe: Recipe,
+    feed: Feed,
+    progress: Progress,
+    *,
+    build: Callable[..., Any],
+    config: Mapping[str, Any],
+    state: Mapping[str, Component],
 ) -> dict[str, Component]:
-    """The setup of a recipe that was just built, by the names of `segue.continuity.recipe_diff`."""
+    """The setup of a recipe that was just built, by the names of `segue.continuity.recipe_diff`.
+
+    `state` has the components that are restored.
+    """
     found = _inspected(recipe)
     code = [leaf.value for leaf in found.code]
     kinds = {leaf.path: f"{leaf.value.__module__}.{leaf.value.__qualname__}" for leaf in found.code}
@@ -66,12 +76,12 @@ def setup_components(
         CODE: kinds | code_hashes([build, *code, *classes], home=str(build.__module__).partition(".")[0]),
         CONFIG: {name: json.dumps(value, sort_keys=True) for name, value in config.items()},
         DATA: {"samples": feed.order.count} | data,
-        RESTORED: {"paths": sorted(set(_restored(found, recipe.extra)))},
     }
     looked: dict[str, Callable[[], Any]] = {name: lambda tree=tree: tree for name, tree in fixed.items()}  # type: ignore[misc]
     looked[BINDING] = lambda: binding(named_parameters(bare(recipe.model)), recipe.optimizers)
     looked[NEXT_BATCHES] = lambda: next_batches(feed.order, progress.samples_seen)
-    return {name: Looked(look) for name, look in looked.items()}
+    setup: dict[str, Component] = {name: Looked(look) for name, look in looked.items()}
+    return setup | {RESTORED: RestoredValues(state, paths=sorted(set(_restored(found, recipe.extra))))}
 
 
 def named_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:

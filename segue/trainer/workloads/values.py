@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from segue.checkpoints.format.state_tree import encode_tree
+import torch
+
+from segue.checkpoints.format.state_tree import decode_tree, encode_tree
 from segue.continuity.live_tree import put, tree_of
 from segue.trainer.workloads.components import Component
 from segue.user_objects import has
@@ -22,6 +25,38 @@ class LiveValue:
 
     def restore(self, tree: Any) -> None:
         put(self._value, tree)
+
+    def devices(self) -> dict[str, str]:
+        """Types of the devices of its tensors that are not on the CPU, by their paths."""
+        return {path: tensor.device.type for path, tensor in self._encoded()[1].items() if tensor.device.type != "cpu"}
+
+    def move(self, devices: Mapping[str, str]) -> None:
+        """Put tensors on these devices: a restored one that nothing here stood for is on the CPU."""
+        skeleton, tensors = self._encoded()
+        moved = {path: tensor.to(devices.get(path, tensor.device)) for path, tensor in tensors.items()}
+        put(self._value, decode_tree(skeleton, moved))
+
+    def _encoded(self) -> tuple[Any, dict[str, torch.Tensor]]:
+        tensors: dict[str, torch.Tensor] = {}
+        return encode_tree(self.capture(), path=self._path, tensors=tensors), tensors
+
+
+class RestoredValues:
+    """What is known of registered values beside their contents: where tensors were, and which settings they are."""
+
+    def __init__(self, components: Mapping[str, Component], *, paths: Sequence[str] = ()) -> None:
+        """`paths` are those of registered values among the settings."""
+        self._values = {name: each for name, each in components.items() if isinstance(each, LiveValue)}
+        self._paths = list(paths)
+
+    def capture(self) -> Any:
+        devices = {name: found for name, value in self._values.items() if (found := value.devices())}
+        return {"paths": self._paths} | ({"devices": devices} if devices else {})
+
+    def restore(self, tree: Any) -> None:
+        for name, devices in tree.get("devices", {}).items():
+            if name in self._values:
+                self._values[name].move(devices)
 
 
 def component_of_value(target: Any, *, path: str) -> Component | None:

@@ -24,7 +24,7 @@ from segue.checkpoints.format.state_tree import decode_tree, encode_tree
 from segue.errors import RecipeError, SessionError, UnsupportedStateError
 from segue.recipe import built_recipe
 from segue.trainer.programs.tracked import components_of_object
-from segue.trainer.workloads.values import component_of_value
+from segue.trainer.workloads.values import RestoredValues, component_of_value
 from tests.continuity.test_hostile_objects import hostile
 
 LEVEL = 0
@@ -160,6 +160,16 @@ def test_a_registered_value_is_restored_in_place(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_program_can_track_it(kind):
     assert components_of_object("x", KINDS[kind][0]()).keys() == {"x"}
+
+
+def test_tensors_that_training_has_made_come_back_on_their_device():
+    before, fresh = deque([torch.ones(2), torch.ones(3, device="meta")]), deque()
+    state = {"extra.x": component_of_value(before, path="extra.x")}
+    recorded = RestoredValues(state).capture()
+    assert recorded["devices"] == {"extra.x": {"extra.x.1": "meta"}}
+    fresh.extend(torch.ones(n) for n in (2, 3))  # As restored from a checkpoint, whose tensors are on the CPU.
+    RestoredValues({"extra.x": component_of_value(fresh, path="extra.x")}).restore(recorded)
+    assert [tensor.device.type for tensor in fresh] == ["cpu", "meta"]
 
 
 def counted():
