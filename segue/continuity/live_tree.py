@@ -150,6 +150,8 @@ def _put_by_its_own_way(live: Any, saved: Any) -> bool:
 
 def _put_array(live: Any, saved: Any) -> Any:
     if isinstance(saved, torch.Tensor) and isinstance(live, torch.Tensor):
+        if saved.device.type not in ("cpu", live.device.type):
+            return saved  # It was moved to the device on which it was.
         if live.shape != saved.shape or live.dtype != saved.dtype or live.layout is not torch.strided:
             return saved.to(live.device)
         with torch.no_grad():
