@@ -8,6 +8,7 @@ from collections import deque
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, Dataset
 
 from benchmarks.continuity.blind.advice import run_advised
 from benchmarks.continuity.blind.cases import Axis, case_of, cases
@@ -30,6 +31,7 @@ def level():
 ALL = [case.name for case in cases(Axis.UNREGISTERED, Axis.LATE) if case.names]
 FEW = [
     "counter in a closure",
+    "tensor that a closure replaces",
     "module's counter, rebound by global",
     "dict bound by functools.partial",
     "deque of past batches",
@@ -131,3 +133,45 @@ def test_addresses_are_never_to_be_saved():
     assert found.component == UNREGISTERED
     assert "self.state[p]" in found.fix
     assert "Variables" not in found.fix
+
+
+class Rows(Dataset):
+    def __init__(self):
+        self.x, self.fetched = torch.rand(32, 4), 0
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, index):
+        self.fetched += 1
+        return [self.x[index]]
+
+
+def build_rows(config):
+    recipe = recipe_with(lambda _: None)
+    recipe.data = DataLoader(Rows(), batch_size=8)
+    return recipe
+
+
+def test_for_a_counter_of_a_data_set_no_checkpoint_stores_the_data_set():
+    (found,) = findings(build_rows)
+    assert 'segue.Variables(recipe.data.dataset, "fetched")' in found.fix
+
+
+class Curriculum:
+    def __init__(self):
+        self.order, self.stage = torch.rand(1 << 20), 0
+
+
+def build_curriculum(config):
+    curriculum = Curriculum()
+
+    def step(_):
+        curriculum.stage += 1
+
+    return recipe_with(step)
+
+
+def test_what_is_large_and_did_not_change_is_not_stored_with_what_did():
+    (found,) = findings(build_curriculum)
+    assert '"stage")' in found.fix

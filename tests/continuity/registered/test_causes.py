@@ -50,6 +50,13 @@ def test_a_dict_of_a_hook_with_the_names_of_layers_is_named():
     assert all(name in said for name in ("kept", "ACT", "means"))
 
 
+def test_a_variable_of_a_hook_with_the_name_of_a_parameter_is_named():
+    model, bias = nn.Linear(4, 1), [0.0]
+    model.register_forward_hook(lambda module, given, found: bias.append(1.0))
+    (finding,) = trained(recipe_with(lambda _: None, model=model))
+    assert "hook.bias" in finding.sentence
+
+
 def of_plain(config):
     return recipe(net())
 
