@@ -13,8 +13,8 @@ OUTSIDE = "outside the checkpoint"
 """The component of a difference whose cause is in none of the things that were compared."""
 
 NO_BATCHES_FIX = (
-    "which batches the steps have is not seen here: give a framework a loader that continues (ResumableLoader, "
-    "StatefulDataLoader), or take batches from run.batches"
+    "batches are seen only where run.epochs loops over run.batches: if they can be others, give a framework a loader "
+    "that continues (ResumableLoader, StatefulDataLoader), and a loop run.batches"
 )
 """The fix of a loss that differs in a framework, or in a program without `run.batches`."""
 

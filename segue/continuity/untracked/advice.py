@@ -17,7 +17,7 @@ from segue.continuity.iterators import is_iterator
 from segue.continuity.live_tree import parts_held, tree_of
 from segue.continuity.object_walk import STREAMS
 from segue.continuity.recipe_diff import SURROUNDINGS
-from segue.continuity.untracked.place import MODULE_VARIABLE, Leaf, Place
+from segue.continuity.untracked.place import MODULE_VARIABLE, Leaf, Place, fetched
 from segue.user_objects import attribute, has
 from segue.user_objects.variables import CODE, is_registrable
 
@@ -118,7 +118,8 @@ def _of_place(place: Place, leaf: Leaf, known: Known) -> Advice | None:
     else:
         is_item_of_other = place.what == "item" and not (place.outer and isinstance(place.outer.get(), tuple))
         is_stable = is_stateful or not is_item_of_other
-    if is_whole and is_stable and place.expression and not known.is_assigned(place):
+    has_name = place.expression not in ("", fetched(place.holder, place.name))
+    if is_whole and is_stable and has_name and not known.is_assigned(place):
         return Advice(_name(place.path), place.expression, place.path, type(value).__name__, _module_in(place))
     if place.holder and place.name:
         of = place.outer.get() if place.what == "attribute" and place.outer is not None else value
@@ -169,7 +170,7 @@ def fix_of(leaf: Leaf, advice: Advice, *, is_program: bool, value: Any = None) -
         return "a resume may find another value there: keep what training changes in registered state"
     inner = leaf.path.rpartition(".")[2]
     if not advice.expression:
-        return _without_code(leaf, advice, value)
+        return _without_code(leaf, advice, value, is_program=is_program)
     code = advice.code(is_program=is_program)
     if _is_of_sampler(leaf):
         return (
@@ -195,7 +196,7 @@ def _is_of_sampler(leaf: Leaf) -> bool:
     return False
 
 
-def _without_code(leaf: Leaf, advice: Advice, value: Any) -> str:
+def _without_code(leaf: Leaf, advice: Advice, value: Any, *, is_program: bool) -> str:
     name = advice.component
     if advice.kind == BY_ADDRESS:
         if leaf.root.startswith("optimizer"):
@@ -210,7 +211,8 @@ def _without_code(leaf: Leaf, advice: Advice, value: Any) -> str:
             f"no checkpoint can hold a generator: give what makes {name} a class with __next__ and attributes for what "
             "changes, and register its object"
         )
-    return f'keep it in a dict and register that: state = {{"{name}": ...}}, and extra={{"state": state}}'
+    line = Advice("state", "state", "").code(is_program=is_program)
+    return f'keep it in a dict and register that: state = {{"{name}": ...}}, and {line}'
 
 
 def _free_name(advice: Advice, taken: Collection[str]) -> str:

@@ -23,6 +23,11 @@ class Leaf(NamedTuple):
     """Its place, with those around it; None for one that this process has not reached."""
 
 
+def fetched(function: str, name: str) -> str:
+    """How code writes a variable of a function that has no name where the recipe is made."""
+    return f'segue.Variables({function}, "{name}").get("{name}")' if function else ""
+
+
 MODULE_VARIABLE = "module variable"
 
 

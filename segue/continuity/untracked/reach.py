@@ -37,7 +37,7 @@ from segue.continuity.untracked.parts import (
     within_module,
     within_object,
 )
-from segue.continuity.untracked.place import Get, Leaf, Place
+from segue.continuity.untracked.place import Get, Leaf, Place, fetched
 from segue.continuity.untracked.scope import is_variable_of, name_of_definition, names_rebound
 from segue.user_objects.variables import Variables
 
@@ -200,7 +200,8 @@ class Reach:
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             if id(cell) not in self._seen:  # A variable that several functions share has one name.
                 self._seen[id(cell)] = cell
-                expression = name if is_variable_of(function, name, self.scopes) else ""
+                is_here = is_variable_of(function, name, self.scopes)
+                expression = name if is_here else fetched(place.expression, name)
                 if (id(cell), "") not in self._variables:
                     get = attribute(cell, "cell_contents")
                     yield place.part(name, "closure variable", get, expression=expression)

@@ -6,7 +6,7 @@ import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
-from types import FrameType, FunctionType, MethodType
+from types import FrameType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from segue.continuity.object_walk import STREAMS
 from segue.continuity.untracked.reach import Reach
 from segue.trainer.ranks.ddp import bare
 from segue.trainer.workloads.outside import OutsideState, parts_of_loader
-from segue.user_objects import has, is_users_file
+from segue.user_objects import attribute, has, is_users_file
 
 _HOME = "__main__"
 _HOLDERS = (nn.Module, torch.optim.Optimizer, *STREAMS, dict, list, set, deque, FunctionType, MethodType, partial)
@@ -37,8 +37,10 @@ def _reached(tracked: Mapping[str, Any], loaders: Mapping[str, Any]) -> Reach:
     found = Reach(_HOME, scopes=tuple(frame.f_code for frame in _frames_of_the_user()))
     for name, target in tracked.items():
         found.own(name, _owned_by(target))
-    for name, target in {**tracked, **_held_by_the_loop()}.items():
-        found.add(name, lambda target=target: target, expression=name)  # type: ignore[misc]
+    held = _held_by_the_loop()
+    for name, target in {**tracked, **held}.items():
+        expression = name if held.get(name) is target else _variable_of(target)
+        found.add(name, lambda target=target: target, expression=expression)  # type: ignore[misc]
     for name, loader in loaders.items():
         variable = _variable_of(loader)
         for part, target in _parts_of(loader).items():
@@ -49,12 +51,17 @@ def _reached(tracked: Mapping[str, Any], loaders: Mapping[str, Any]) -> Reach:
     return found
 
 
-def _variable_of(loader: Any) -> str:
-    """The name of a variable that holds it, where the loop stands; empty if there is none."""
+def _variable_of(target: Any) -> str:
+    """How the code around the loop writes it: a variable, or an attribute of one; empty if there is none."""
     for frame in _frames_of_the_user():
-        for name, value in [*frame.f_locals.items(), *frame.f_globals.items()]:
-            if value is loader:
-                return name
+        held = {**frame.f_globals, **frame.f_locals}
+        if found := next((name for name, value in held.items() if value is target), ""):
+            return found
+        for name, value in held.items():
+            attributes = {} if isinstance(value, ModuleType) else attribute(value, "__dict__", {})
+            pairs = attributes.items() if isinstance(attributes, dict) else ()
+            if found := next((each for each, inner in pairs if inner is target), ""):
+                return f"{name}.{found}"
     return ""
 
 
