@@ -18,6 +18,7 @@ _HOMES = {
     "RunSpec": "segue.spec",
     "SegueError": "segue.errors",
     "StoreSpec": "segue.spec",
+    "Variables": "segue.user_objects.variables",
     "check_curve": "segue.curves.expectations",
     "curve": "segue.curves.frame",
     "drill": "segue.resume_drill",
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
     from segue.spec import RunSpec as RunSpec
     from segue.spec import StoreSpec as StoreSpec
     from segue.stores import open_store as open_store
+    from segue.user_objects.variables import Variables as Variables
 
 
 def __getattr__(name: str) -> Any:

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import importlib
-import random
 import re
-import site
 import sys
-import sysconfig
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,7 +13,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from segue.errors import RecipeError
-from segue.user_objects import attribute, can_be_called, has, has_parameter, needed_arguments, takes_metric, text_of
+from segue.user_objects import (
+    attribute,
+    can_be_called,
+    has,
+    has_parameter,
+    is_users_file,
+    needed_arguments,
+    takes_metric,
+    text_of,
+)
+from segue.user_objects.variables import is_registrable
 
 if TYPE_CHECKING:  # Torch takes seconds to import, and a wrong path can be refused without it.
     import torch
@@ -206,20 +213,9 @@ def _problems(recipe: Recipe) -> Iterator[tuple[str, str, str]]:
         yield "extra", "not a dict", 'extra={"ema": ema}'
         return
     for name, value in recipe.extra.items():
-        if not isinstance(name, str) or not (_is_plain(value) or has(value, "state_dict", "load_state_dict")):
+        if not isinstance(name, str) or not (is_registrable(value) or has(value, "state_dict", "load_state_dict")):
             what = f"its item {name!r} ({in_words(value)}) has no state_dict and load_state_dict"
-            fix = f"give what extra[{name!r}] holds these two methods, or keep its values in a dict and pass that"
-            yield "extra", what, fix
-
-
-def _is_plain(value: object) -> bool:
-    """Whether it is a dict of values or a random generator, which segue can save without a state_dict."""
-    import numpy as np
-    import torch
-
-    return type(value) is dict or isinstance(
-        value, (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
-    )
+            yield "extra", what, f'name the variable that holds it: extra={{{name!r}: segue.Variables(loss, "name")}}'
 
 
 def _problems_of_optimizers(recipe: Recipe) -> Iterator[tuple[str, str, str]]:
@@ -342,21 +338,6 @@ def users_line(text: str) -> str:
 
 
 _FRAME = re.compile(r'^\s*(?:\|\s*)?File "(.+?)", line (\d+)(?:, in (.+))?$', re.MULTILINE)
-
-
-def is_users_file(file: str) -> bool:
-    """Whether a source file is neither installed, nor Python's, nor segue's."""
-    here = Path(__file__).parent
-    path = Path(file)
-    if path.is_relative_to(here) and not path.is_relative_to(here / "testing"):
-        return False
-    return not any(path.is_relative_to(folder) for folder in installed_folders())
-
-
-def installed_folders() -> tuple[str, ...]:
-    """Folders of Python's own modules and of installed packages."""
-    paths = sysconfig.get_paths()
-    return (paths["purelib"], paths["platlib"], paths["stdlib"], *site.getsitepackages(), site.getusersitepackages())
 
 
 def short_path(file: Path) -> Path:

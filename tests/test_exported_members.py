@@ -17,6 +17,7 @@ PUBLIC = {
     "RunSpec",
     "SegueError",
     "StoreSpec",
+    "Variables",
     "check_curve",
     "curve",
     "drill",

@@ -27,6 +27,8 @@ class Trial:
     """Whether the finding names what was lost. "Outside the checkpoint" is no name."""
     is_advised: bool = False
     """Whether the finding says what to do."""
+    is_enough: bool | None = None
+    """Whether a resume is exact once the advice was followed to the letter; None: that was not tried."""
     is_foregone: bool = False
     """Whether it edits what a component loads, so that the component's own digest shows it."""
     acts_after: int | None = 1
@@ -48,6 +50,7 @@ def figures(trials: Iterable[Trial]) -> dict[str, Any]:
         "false_alarms": sum(trial.is_sound and trial.is_found for trial in counted),
         "axes": {name: _axis([trial for trial in counted if trial.axis == name]) for name in names},
         "foregone": _shares([trial for trial in made if trial.is_foregone]),
+        **_of_advice([trial for trial in counted if trial.is_enough is not None]),
     }
 
 
@@ -66,6 +69,7 @@ def _axis(trials: Sequence[Trial]) -> dict[str, Any]:
     if stateful:
         row["named_at_first_commit_share"] = _share(stateful, lambda trial: bool(trial.is_named_at_commit))
         row["unnamed_at_first_commit"] = _kinds(stateful, lambda trial: not trial.is_named_at_commit)
+    row |= _of_advice([trial for trial in trials if trial.is_enough is not None])
     if later:
         row["later"] = {**_shares(later), "missed": _kinds(later, lambda trial: not trial.is_found)}
     without = _kinds(trials, lambda trial: not trial.is_sound and trial.acts_after is None)
@@ -75,6 +79,14 @@ def _axis(trials: Sequence[Trial]) -> dict[str, Any]:
     if by_noise:
         row["by_noise"] = {name: _of_noise(found) for name, found in by_noise.items()}
     return row
+
+
+def _of_advice(trials: Sequence[Trial]) -> dict[str, Any]:
+    """Of those whose advice was followed: for how many it is enough."""
+    if not trials:
+        return {}
+    short = _kinds(trials, lambda trial: not trial.is_enough)
+    return {"enough_share": _share(trials, lambda trial: bool(trial.is_enough)), "advice_not_enough": short}
 
 
 def _of_noise(trials: Sequence[Trial]) -> dict[str, Any]:

@@ -116,10 +116,19 @@ def _kinds_table(rows: Mapping[str, Mapping[str, Any]]) -> Table:
 
 
 def _axes_table(report: Mapping[str, Any]) -> Table:
-    titles = ("kinds", "found", "named\nright", "with\nadvice", "at first\ncommit", "clean", "false\nalarms")
+    titles = (
+        "kinds",
+        "found",
+        "named\nright",
+        "with\nadvice",
+        "advice\nenough",
+        "at first\ncommit",
+        "clean",
+        "false\nalarms",
+    )
     table = _table("axis", *titles)
     for name, row in report["axes"].items():
-        shares = ("detected_share", "named_share", "advised_share", "named_at_first_commit_share")
+        shares = ("detected_share", "named_share", "advised_share", "enough_share", "named_at_first_commit_share")
         is_short = bool(row["missed"] or row["false_alarms"])
         table.add_row(
             name,

@@ -103,6 +103,7 @@ def trials_of(scripts: Sequence[BlindOutcome]) -> list[Trial]:
             is_found=each.is_found,
             is_named=each.is_named,
             is_advised=each.is_advised,
+            is_enough=each.is_enough,
             acts_after=each.acts_after,
             is_named_at_commit=each.is_named_at_commit,
             noise=each.noise,

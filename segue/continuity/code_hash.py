@@ -20,7 +20,7 @@ import xxhash
 from segue.continuity.object_walk import PLAIN, is_telling
 from segue.continuity.recipe_diff import GLOBALS
 from segue.credentials import names_secret
-from segue.recipe import installed_folders
+from segue.user_objects import installed_folders
 
 
 def code_hashes(roots: Iterable[Any], *, home: str) -> dict[str, str]:

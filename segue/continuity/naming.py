@@ -12,6 +12,12 @@ UNREGISTERED = "unregistered state"
 OUTSIDE = "outside the checkpoint"
 """The component of a difference whose cause is in none of the things that were compared."""
 
+NO_BATCHES_FIX = (
+    "batches are seen only where run.epochs loops over run.batches: if they can be others, give a framework a loader "
+    "that continues (ResumableLoader, StatefulDataLoader), and a loop run.batches"
+)
+"""The fix of a loss that differs in a framework, or in a program without `run.batches`."""
+
 PROCESS = "values of the process"
 """The component of times and unseeded randomness, which no two processes have alike, so that nobody compares them."""
 
@@ -25,7 +31,7 @@ ORDER, CONTENT, SCHEDULE, SCALE, UPDATE, METRIC = (
 )
 REACHED_FROM = "reached from "
 """Precedes the field of the recipe that leads to an untracked value, where the value's path does not begin with it."""
-_MOST_CAUSES, _MOST_FIXES = 6, 3
+_MOST_CAUSES, _MOST_FIXES = 6, 6
 _OF_DATA = ("data.", "batches")
 """Of a recipe, and of the loaders of a program."""
 _NEAREST = {
@@ -102,6 +108,7 @@ def explained(
         sentence = f"{first.sentence}; {what}: {'; '.join(causes[:_MOST_CAUSES] + more)}"
         same = untracked if named.component == UNREGISTERED else (named,)
         fixes = list(dict.fromkeys(with_fix(finding).fix for finding in same))[:_MOST_FIXES]
+        fixes += [first.fix] if first.fix else []
         update = {"component": named.component, "sentence": sentence, "fix": "; ".join(fixes)}
         first = first.model_copy(update=update)
     elif first.channel in _OF_NUMBERS:
@@ -111,6 +118,17 @@ def explained(
     elif causes:
         first = first.model_copy(update={"sentence": "; ".join((first.sentence, *causes[:_MOST_CAUSES], *more))})
     return (with_fix(first), *map(with_fix, others))
+
+
+def unreplayed(*, untracked: Sequence[Finding], noted: Sequence[Finding]) -> tuple[Finding, ...]:
+    """The finding about a resume of which no step was replayed: what is not as it was recorded at the commit."""
+    known = [*untracked, *(finding for finding in noted if finding.component != PROCESS)]
+    if not known:
+        return ()
+    said = [finding.sentence for finding in known]
+    more = [f"{len(said) - _MOST_CAUSES} more"] if len(said) > _MOST_CAUSES else []
+    sentence = f"no step was replayed, and this is not as it was at the commit: {'; '.join(said[:_MOST_CAUSES] + more)}"
+    return (with_fix(known[0]).model_copy(update={"sentence": sentence}),)
 
 
 def with_causes(finding: Finding, *, untracked: Sequence[Finding], noted: Sequence[Finding]) -> Finding:
@@ -136,7 +154,7 @@ def _cause_of(first: Finding, untracked: Sequence[Finding], noted: Sequence[Find
         candidates = list(untracked)
     else:
         # Another number than the loss has a cause of its own, unless something changed where it is made.
-        candidates = [finding for finding in untracked if _is_near(finding, first.channel)]
+        candidates = [finding for finding in (*untracked, *noted) if _is_near(finding, first.channel)]
     return with_fix(candidates[0]) if candidates else None
 
 

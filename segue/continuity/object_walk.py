@@ -26,6 +26,8 @@ import torch
 
 from segue.user_objects import default_arguments
 
+log = logging.getLogger(__name__)
+
 PLAIN = (bool, int, float, str, bytes, type(None))
 LONG_ITEMS = 256
 """A sequence with more items is one leaf: data, not settings."""
@@ -67,6 +69,8 @@ class Inspection:
     """Tensors, arrays, frames and long sequences."""
     code: list[Leaf] = field(default_factory=list)
     """Functions and classes."""
+    paths: dict[int, str] = field(default_factory=dict)
+    """Where each object was found, by its id."""
     _seen: dict[int, Any] = field(default_factory=dict)
     """Visited objects by id; held, because a new object could get the id of a freed one."""
 
@@ -78,14 +82,31 @@ class Inspection:
         """Take apart one more object."""
         self._take(path, root, 0)
 
+    def variables_at(self, places: Iterable[tuple[int, str]]) -> Iterator[str]:
+        """Paths of variables, each given by the id of what holds it and its name there, or by that of a cell."""
+        for holder, name in places:
+            if name and holder in self.paths:
+                middle = "defaults." if isinstance(self._seen[holder], types.FunctionType) else ""
+                yield f"{self.paths[holder]}.{middle}{name}"
+            functions = (each for each in self._seen.values() if isinstance(each, types.FunctionType) and not name)
+            for function in functions:
+                cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+                yield from (f"{self.paths[id(function)]}.{free}" for free, cell in cells if id(cell) == holder)
+
     def _take(self, path: str, value: Any, depth: int) -> None:
+        try:
+            self._follow(path, value, depth)
+        except Exception as error:  # Of an object that cannot be looked at, which must not end an attempt.
+            log.debug("value not followed path=%s error=%s", path, type(error).__name__)
+
+    def _follow(self, path: str, value: Any, depth: int) -> None:
         if isinstance(value, PLAIN):
             if len(self.plain) < _MOST_PLAIN:
                 self.plain[path] = value
         elif isinstance(value, _SKIPPED) or depth > _DEEPEST or id(value) in self._seen or _is_of_one_process(value):
             return
         elif len(self._seen) < _MOST_OBJECTS:
-            self._seen[id(value)] = value
+            self._seen[id(value)], self.paths[id(value)] = value, path
             if _is_data(value):
                 self.arrays.append(Leaf(path, value))
             else:
@@ -118,7 +139,7 @@ def parts_of(value: Any) -> Iterator[tuple[str, Any]]:
         yield from _parts_of_function(value)
     elif isinstance(value, torch.nn.Module):
         yield from settings_of(value)
-        yield from (part for held in (value._buffers, value._parameters, value._modules) for part in held.items())
+        yield from (part for held in (value._buffers, value._parameters, value._modules) for part in [*held.items()])
     elif not isinstance(value, type):
         yield from attributes_of(value)
 

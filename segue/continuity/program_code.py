@@ -17,7 +17,7 @@ from pathlib import Path
 import xxhash
 
 from segue.continuity.code_hash import bytes_of, merged
-from segue.recipe import installed_folders
+from segue.user_objects import installed_folders
 
 _MOST_FILES = 500
 """Files that are read of one program; a larger one is compared as far as these."""

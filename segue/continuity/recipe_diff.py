@@ -31,6 +31,8 @@ CONFIG = "setup.config"
 """What the run spec passes to the recipe or the program. A change of it has been accepted before (`--accept-drift`)."""
 RANGE = "setup.range"
 """What a program loops over. It is compared where the loop begins, and another range is refused there."""
+RESTORED = "setup.restored"
+"""Paths of registered values among the settings: how they begin is no setting, since a resume restores them."""
 UNTRACKED = "loose"
 """Untracked state: values that training changed and no component holds. They explain a replay that differs."""
 VALUES = "values"
@@ -46,7 +48,7 @@ CHANNEL = "setup"
 CHANGEABLE = (MODEL, HYPERPARAMETERS, CODE, DATA, BINDING)
 """What a person may change on purpose during a run, and accept by name."""
 COMPARED = (*CHANGEABLE, NEXT_BATCHES)
-NOT_STATE = frozenset((*COMPARED, CONFIG, RANGE, UNTRACKED))
+NOT_STATE = frozenset((*COMPARED, CONFIG, RANGE, RESTORED, UNTRACKED))
 """Components that are compared and not restored: their digests are not judged like those of state."""
 
 _OF_VERSIONS = ("torch", "python")
@@ -85,7 +87,7 @@ def setup_changes(
     other_config = CONFIG in committed and committed[CONFIG] != live.get(CONFIG)
     found: dict[str, list[Finding]] = {"findings": [], "accepted": [], "noted": []}
     # What training changes is state: how it begins is no setting, and the replay shows whether it matters.
-    states = tuple(committed.get(UNTRACKED, {}).get(VALUES, {}))
+    states = {*committed.get(UNTRACKED, {}).get(VALUES, {}), *live.get(RESTORED, {}).get("paths", ())}
     committed, live = _with_parts(committed), _with_parts(live)
     for component in (*COMPARED, SURROUNDINGS):
         if component not in committed or component not in live:

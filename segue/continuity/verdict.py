@@ -12,6 +12,7 @@ from segue.continuity.differences import STATE
 from segue.continuity.naming import (
     CONTENT,
     METRIC,
+    NO_BATCHES_FIX,
     ORDER,
     OUTSIDE,
     SCALE,
@@ -19,6 +20,7 @@ from segue.continuity.naming import (
     UNREGISTERED,
     UPDATE,
     explained,
+    unreplayed,
     with_causes,
     with_fix,
 )
@@ -74,6 +76,9 @@ _CAUSES = {
 """In the order of cause and effect inside a step: the first channel that differs is the one to name."""
 
 
+_UNSEEN = "the loss differs with the same weights, on a batch that is not seen here"
+
+
 class Prelude(NamedTuple):
     """What is known of a step before it is made."""
 
@@ -122,7 +127,9 @@ def judge(
     proves_nothing = (*_of_randomness(environment_changes), *(() if _is_lost(of_rows) else (METRIC,)))
     is_other = any(finding.channel not in proves_nothing for finding in of_rows)
     unmatched = _streams_of_another_device(committed, restored, environment_changes)
-    findings = (*before_steps, *(setup.accepted if is_other else ()), *of_rows, *unmatched)
+    is_known = bool(pairs or before_steps or of_rows)
+    unproven = () if is_known else unreplayed(untracked=untracked, noted=setup.noted)
+    findings = (*before_steps, *(setup.accepted if is_other else ()), *of_rows, *unmatched, *unproven)
     if before_steps or (is_other and not setup.accepted and not is_unreproducible):
         kind = VerdictKind.BROKEN
     elif findings or not pairs:
@@ -240,10 +247,13 @@ def row_findings(
             named = component
             if channel == "streams":
                 named, before, after = _of_first_stream(before, after)
-            sentence = f"{meaning} (step {expected.step}, {channel} was {_show(before)}, now {_show(after)})"
+            is_unseen = channel == "loss" and not (expected.batch_fingerprint or expected.input_fingerprint)
+            what = _UNSEEN if is_unseen else meaning
+            sentence = f"{what} (step {expected.step}, {channel} was {_show(before)}, now {_show(after)})"
             if channel == "state":
                 named, sentence = _of_parts(before, after, exact=exact, allowed=allowed)
-            return (Finding(component=named, channel=channel, step=expected.step, sentence=sentence),)
+            fix = NO_BATCHES_FIX if is_unseen else ""
+            return (Finding(component=named, channel=channel, step=expected.step, sentence=sentence, fix=fix),)
     return ()
 
 

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import dropwhile, takewhile
+from typing import Any
 
 import torch
 
@@ -64,6 +65,8 @@ class Resume:
         """Whom to ask before a resume is called broken; None: nobody."""
         self._accept, self._setup = accept, SetupChanges()
         self._untracked: tuple[Finding, ...] = ()
+        self._components: Mapping[str, Component] = {}
+        self._values_at_commit: Mapping[str, Any] = {}
         self._metric = MetricCheck()
         self._early: tuple[Finding, ...] = ()
         self.is_order_of_sums_relevant = True
@@ -174,6 +177,7 @@ class Resume:
         """
         if self._source is None:
             return
+        self._components = components
         manifest, tensors = self._source.checkpoint.manifest, self._source.snapshot.tensors.values()
         # Tensors of which this rank read only a part are on torch's meta device, without that part.
         read = sum(tensor.nbytes for tensor in tensors if not tensor.is_meta)
@@ -272,6 +276,9 @@ class Resume:
         manifest = self._source.checkpoint.manifest
         noise = known_noise(self._history(), self.environment) if self._ranks.is_leader else NONE
         verdict = self._judged(noise)
+        if self._ranks.is_leader and _may_be_noise(verdict):
+            self._look_for_other_hands()
+            verdict = self._judged(noise)
         if self.opinion is not None and _may_be_noise(verdict):
             found = self.opinion.noise(
                 self._source.checkpoint,
@@ -301,6 +308,14 @@ class Resume:
         if is_broken:
             finding = verdict.findings[0]
             raise BrokenResumeError(component=finding.component, detail=finding.sentence, fix=finding.fix)
+
+    def _look_for_other_hands(self) -> None:
+        """Note what somebody changed after the restore, as the cause of a replay that differs."""
+        outside = self._components.get(UNTRACKED)
+        if isinstance(outside, OutsideState):
+            trees = capture({name: each for name, each in self._components.items() if not self._is_left_out(name)})
+            found = outside.by_another_hand(trees, self._values_at_commit)
+            self._setup = replace(self._setup, noted=(*found, *self._setup.noted))
 
     def _noise_of_earlier_attempts(self) -> Noise:
         """What attempts from the same checkpoint differ in: after a first broken resume there is a second one."""
@@ -352,7 +367,8 @@ class Resume:
             self._setup = self._setup_changes(live, (*known, *own))
         outside = components.get(UNTRACKED)
         if isinstance(outside, OutsideState):
-            self._untracked = outside.lost(committed.get(UNTRACKED, {}))
+            self._values_at_commit = committed.get(UNTRACKED, {})
+            self._untracked = outside.lost(self._values_at_commit)
             self._setup = replace(self._setup, noted=(*self._setup.noted, *outside.of_process()))
         for finding in self._setup.accepted:
             log.info("accepted change component=%s detail=%s", finding.component, finding.sentence)

@@ -101,7 +101,7 @@ def test_two_names_that_make_one_path_do_not_overwrite_each_other():
     [
         ({"a": [lambda: 1]}, "state.a.0"),
         ({"a": {"b": object()}}, "state.a.b"),
-        ({(1, 2): 3}, "state"),
+        ({(1, object()): 3}, "state"),
         ({"s": torch.eye(2).to_sparse()}, "state.s"),
         ({"o": np.array([object()])}, "state.o"),
         ({"l": np.longdouble(1)}, "state.l"),

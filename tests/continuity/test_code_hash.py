@@ -140,7 +140,7 @@ from segue.trainer.workloads.components import Progress
 
 recipe = mine.build({})
 feed = Feed(recipe.data, recipe="mine", seed=0)
-components = setup_components(recipe, feed, Progress(), build=mine.build, config={})
+components = setup_components(recipe, feed, Progress(), build=mine.build, config={}, state={})
 print(json.dumps(components[CODE].capture()))
 """
 

@@ -32,7 +32,7 @@ from segue.trainer.workloads.recipe_record import binding, named_parameters, nex
 
 def captured(recipe, *, config=None, build=tiny, samples_seen=0):
     feed = Feed(recipe.data, recipe="tiny", seed=0)
-    components = setup_components(recipe, feed, Progress(0, samples_seen), build=build, config=config or {})
+    components = setup_components(recipe, feed, Progress(0, samples_seen), build=build, config=config or {}, state={})
     return {name: component.capture() for name, component in components.items()}
 
 

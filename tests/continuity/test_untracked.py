@@ -163,7 +163,7 @@ def teacher():
         with torch.no_grad():
             module.weight.mul_(0.9)
 
-    return step, 'extra={"module": module}'
+    return step, 'extra={"module": segue.Variables(step, "module")}'
 
 
 def second_optimizer():
@@ -174,7 +174,7 @@ def second_optimizer():
         weight.grad = torch.ones(3)
         other.step()
 
-    return step, 'extra={"other": other}'
+    return step, 'segue.Variables(step, "other", "weight")'
 
 
 def partial():
@@ -329,7 +329,7 @@ def test_a_plain_attribute_and_a_hidden_tensor_of_a_module_are_found():
 
     one, other = trained(recipe_with(step, model=model))
     assert "level was 0, now 3" in one.sentence
-    assert "register_buffer" in one.fix
+    assert 'segue.Variables(recipe.model, "level")' in one.fix
     assert "hidden" in other.sentence
 
 
@@ -345,7 +345,7 @@ def test_attributes_put_on_a_parameter_and_on_the_loader_are_found():
     plain = recipe.loss
     recipe.loss = lambda model, batch: (step(model), plain(model, batch))[1]
     found = " ".join(finding.sentence for finding in trained(recipe))
-    assert "weight.score" in found
+    assert "weight (Parameter): score" in found
     assert "data.difficulty" in found
 
 

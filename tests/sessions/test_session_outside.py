@@ -99,10 +99,10 @@ def resumed(fork_server, make_spec, open_log, tmp_path, monkeypatch):
     """Kill the program after a commit and resume it: what the first commit named, and the verdict."""
     monkeypatch.chdir(tmp_path)
 
-    def run(tracked="", *, script=SCRIPT, **parts):
+    def run(tracked="", *, script=SCRIPT, run_id="run", **parts):
         (tmp_path / "train.py").write_text(script.format(tracked=tracked, **parts))
         program = {"command": ["python", str(tmp_path / "train.py")]}
-        spec = make_spec(program=program, recipe=None, steps=60, checkpoints={"every_steps": 10})
+        spec = make_spec(program=program, recipe=None, run_id=run_id, steps=60, checkpoints={"every_steps": 10})
         runlog = open_log(spec)
         fork_server.run_attempt(runlog, spec, observer=stop_when_proven(signal.SIGKILL))
         commits = [slot.entry for slot in runlog.reload().slots if isinstance(slot.entry, CommitEntry)]
@@ -130,10 +130,22 @@ def test_what_is_tracked_is_not_named_and_a_list_of_losses_breaks_nothing(resume
 
 def test_what_the_loaders_data_set_counts_is_named(resumed):
     untracked, verdict = resumed(script=OF_LOADER, changed="")
-    assert [finding.sentence.partition(":")[0] for finding in untracked] == ["batches.dataset.fetched (attribute)"]
+    assert [finding.sentence.partition(":")[0] for finding in untracked] == ["batches.dataset (Rows)"]
     finding = verdict.findings[0]
     assert (verdict.kind, finding.component) == (VerdictKind.BROKEN, UNREGISTERED)
-    assert "batches.dataset.fetched" in finding.sentence
+    assert "batches.dataset (Rows): fetched was" in finding.sentence
+
+
+@pytest.mark.parametrize("script", [SCRIPT, OF_LOADER])
+def test_a_resume_is_exact_once_the_advice_was_followed(resumed, script):
+    untracked, _ = resumed(script=script, changed="")
+    lines = [finding.fix.partition("register it: ")[2] for finding in untracked]
+    assert all(line.startswith("run.track(") for line in lines)
+    followed = script.replace(
+        "        for step in", "".join(f"        {line}\n" for line in lines) + "        for step in"
+    )
+    untracked, verdict = resumed(script=followed.replace("marker", "other"), run_id="followed", changed="")
+    assert (untracked, verdict.kind, verdict.rows_compared) == ((), VerdictKind.EXACT, 8)
 
 
 def test_what_the_loop_puts_on_its_loader_goes_on_from_the_commit(resumed):

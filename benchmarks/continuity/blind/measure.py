@@ -6,8 +6,9 @@ import logging
 import multiprocessing as mp
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from benchmarks.continuity.blind.advice import run_advised
 from benchmarks.continuity.blind.alone import run_alone
 from benchmarks.continuity.blind.cases import Axis, Case, case_of, cases
 from benchmarks.continuity.blind.noise import NoisyRun, lost_under_noise
@@ -67,7 +68,10 @@ def resumed(name: str, rounds: Rounds = Rounds()) -> list[BlindOutcome]:
         return run_sound(case, rounds=rounds.sound)
     is_chosen = zlib.crc32(name.encode()) % rounds.lost_every == 0
     is_also_noisy = is_chosen and case.axis is Axis.UNREGISTERED and case.acts_on == "loss"
-    return [run_case(case), *(lost_under_noise(case) if is_also_noisy else ())]
+    outcome = run_case(case)
+    if case.axis in (Axis.UNREGISTERED, Axis.LATE) and case.names and outcome.acts_after is not None:
+        outcome = replace(outcome, is_enough=run_advised(case).is_enough)
+    return [outcome, *(lost_under_noise(case) if is_also_noisy else ())]
 
 
 def _done(tasks: Sequence[tuple[str, Rounds]], *, jobs: int) -> Iterator[list[BlindOutcome]]:

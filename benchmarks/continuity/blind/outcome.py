@@ -28,6 +28,8 @@ class BlindOutcome:
     window: int = 8
     is_named_at_commit: bool | None = None
     """Whether a commit of the first attempt names the state; None: it is no state that training changes."""
+    is_enough: bool | None = None
+    """Whether the resume is exact once all its advice was followed; None: that was not tried."""
     noise: str = ""
     """The recipe under whose noise the resume was made; empty: kernels are deterministic."""
     drill: str | None = None

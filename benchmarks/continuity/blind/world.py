@@ -56,6 +56,8 @@ def new_world(case: Case, scratch: Path, *, attempt: int) -> Iterator[None]:
 def _forget_scripts() -> None:
     for name in [name for name in sys.modules if name.startswith(f"{_SCRIPTS}.")]:
         del sys.modules[name]
+        # An import takes a module from its package, too.
+        vars(sys.modules[_SCRIPTS]).pop(name.rpartition(".")[2], None)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ witness. Programs look at the functions that called them, so nothing of the benc
 
 from __future__ import annotations
 
+import json
 import logging
 import multiprocessing as mp
 import os
@@ -21,6 +22,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from benchmarks.continuity.blind.advice import Lines, NoAdviceError, lines_of
 from benchmarks.continuity.blind.cases import PARENT_STEP, SAVE_EVERY_STEPS, Axis, Case, case_of, cases
 from benchmarks.continuity.blind.outcome import BlindOutcome
 from benchmarks.continuity.blind.trial import outcome_of, workplace
@@ -31,7 +33,7 @@ from segue.clock import SystemClock
 from segue.errors import SegueError
 from segue.launch.assignment import Assignment
 from segue.notices.board import NoticeBoard
-from segue.records import Capacity, CheckpointRef, SegmentPlan
+from segue.records import Capacity, CheckpointRef, Finding, SegmentPlan, VerdictKind
 from segue.runlog.entries import CommitEntry
 from segue.runlog.history import History, read_history
 from segue.runlog.log import RunLog
@@ -98,23 +100,37 @@ def _be_trial(name: str, level: Level, sender: Connection) -> None:
 
 
 def resumed(case: Case, level: Level) -> BlindOutcome:
-    """Both attempts of one script, in this process."""
+    """Both attempts of one script, in this process; of a program that loses state once more, with its advice."""
+    outcome, said = _made(case, level)
+    if level is not Level.PROGRAM or outcome.problem or outcome.acts_after is None:
+        return outcome
+    try:
+        followed, left = _made(case, level, lines=lines_of(said, is_program=True))
+    except NoAdviceError:
+        return replace(outcome, is_enough=False)
+    is_exact = followed.verdict == VerdictKind.EXACT and followed.acts_after is None
+    return replace(outcome, is_enough=is_exact and not left)
+
+
+def _made(case: Case, level: Level, *, lines: Lines = ()) -> tuple[BlindOutcome, tuple[Finding, ...]]:
+    """What became of both attempts, and what the commits of the first one named."""
     with tempfile.TemporaryDirectory(prefix="segue-level-", dir=workplace()) as name:
         folder = Path(name)
         os.chdir(folder)  # A framework writes its checkpoints there.
         log = RunLog(LocalStore(folder / "store").create(), RUN_ID)
-        spec = _spec(case, level, folder / "store")
+        spec = _spec(case, level, folder / "store", lines)
         first = _attempt(case, spec, log, number=0, parent=None)
         parent = next((each.ref for each in first.history.usable if each.rows), None)
         if parent is None:
-            return BlindOutcome(case.name, level, "none", problem="the first attempt left nothing to resume")
+            return BlindOutcome(case.name, level, "none", problem="the first attempt left nothing to resume"), ()
         judged = _attempt(case, spec, log, number=1, parent=parent)
         commits = [slot.entry for slot in log.reload().slots if isinstance(slot.entry, CommitEntry)]
         early = (found for commit in commits[:1] for found in commit.untracked)
         is_named_early = any(case.names_rightly(found.component, found.sentence) for found in early)
         acts_after = None if _ends_alike(judged.history) else 1
         made = replace(outcome_of(case, judged), axis=level, acts_after=acts_after)
-        return replace(made, is_named_at_commit=is_named_early)
+        said = {finding.fix: finding for commit in commits for finding in commit.untracked}
+        return replace(made, is_named_at_commit=is_named_early), tuple(said.values())
 
 
 def _ends_alike(history: History) -> bool:
@@ -145,10 +161,11 @@ def _attempt(case: Case, spec: RunSpec, log: RunLog, *, number: int, parent: Che
     return watched
 
 
-def _spec(case: Case, level: Level, store: Path) -> RunSpec:
+def _spec(case: Case, level: Level, store: Path, lines: Lines) -> RunSpec:
+    more = [json.dumps(lines)] if lines else []
     fields: dict[str, Any] = {
         "run_id": RUN_ID,
-        "program": {"command": ["python", str(_SCRIPTS / f"{level}.py"), case.recipe]},
+        "program": {"command": ["python", str(_SCRIPTS / f"{level}.py"), case.recipe, *more]},
         "steps": _GOAL,
         "threads": case.threads,
         "device": "cpu",

@@ -1,8 +1,12 @@
-"""A script of the benchmark with a training loop of its own: `python program.py RECIPE`."""
+"""A script of the benchmark with a training loop of its own: `python program.py RECIPE [LINES]`.
+
+LINES, as JSON, are what advice says to track: a module to import, a name and an expression each.
+"""
 
 from __future__ import annotations
 
 import importlib
+import json
 import sys
 
 import segue
@@ -17,6 +21,9 @@ def main() -> None:
         schedulers = {"scheduler": made.scheduler} if made.scheduler is not None else {}
         run.track(model=model, optimizer=optimizer, **schedulers, **made.extra)
         batches = run.batches(made.data)
+        for module, name, value in json.loads(sys.argv[2]) if len(sys.argv) > 2 else ():
+            known = {module.partition(".")[0]: importlib.import_module(module.partition(".")[0])} if module else {}
+            run.track(**{name: eval(value, globals(), {**locals(), **known})})  # noqa: S307 - what segue itself printed
         for step in run.steps():
             value = loss(model, next(batches))
             optimizer.zero_grad()

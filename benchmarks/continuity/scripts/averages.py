@@ -201,3 +201,26 @@ def moving_anchor(config: Config) -> Recipe:
                 kept.copy_(parameter.detach())
 
     return recipe(model, loss, after_step=after_step)
+
+
+class _Distillation:
+    """An algorithm that holds the model that it trains, its teacher, and how often it was updated."""
+
+    def __init__(self, student: nn.Module) -> None:
+        self.student, self.teacher, self.updates = student, copy.deepcopy(student), 0
+
+    def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+        with torch.no_grad():
+            target = self.teacher(batch[0])
+        return mse(model, batch) + 0.3 * functional.mse_loss(model(batch[0]), target)
+
+    def update(self, step: int) -> None:
+        self.updates += 1
+        _follow(self.teacher, self.student, min(0.95, self.updates / 10))
+
+
+@unregistered("teacher in an object that also holds the model", "teacher", "updates")
+def teacher_of_an_algorithm(config: Config) -> Recipe:
+    model = net()
+    algorithm = _Distillation(model)
+    return recipe(model, algorithm.loss, after_step=algorithm.update)

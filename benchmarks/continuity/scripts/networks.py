@@ -288,3 +288,40 @@ class _Recurrent(nn.Module):
 @unregistered("hidden state carried over batches", "hidden", components=_MODEL)
 def carried_hidden(config: Config) -> Recipe:
     return recipe(_Recurrent())
+
+
+class _InList(nn.Module):
+    """Keeps its normalisations where torch does not look for them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.leave = nn.Linear(FEATURES, WIDTH), nn.Linear(WIDTH, 1)
+        self.norms = [nn.BatchNorm1d(WIDTH, affine=False, momentum=0.2)]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found = self.enter(x)
+        for norm in self.norms:
+            norm.train(self.training)
+            norm(found)
+            found = (found - norm.running_mean) / (1e-3 + norm.running_var) ** 0.5  # type: ignore[operator]
+        answer: torch.Tensor = self.leave(found)
+        return answer
+
+
+@unregistered("normalisation in a plain list of the model", "norms", "running_mean", components=_MODEL)
+def module_in_list(config: Config) -> Recipe:
+    return recipe(_InList())
+
+
+@unregistered("forward hook that keeps activations by the name of their layer", "activations")
+def activations_by_name(config: Config) -> Recipe:
+    model = net()
+    activations: dict[str, torch.Tensor] = {}
+
+    def keep(module: nn.Module, given: Any, found: torch.Tensor) -> torch.Tensor:
+        before = activations.get("0")
+        activations["0"] = found.detach().mean(0)
+        return found if before is None else found - 0.1 * before
+
+    model[0].register_forward_hook(keep)
+    return recipe(model)

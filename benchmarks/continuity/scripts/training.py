@@ -338,3 +338,28 @@ def adaptive_penalty(config: Config) -> Recipe:
         return mse(model, batch) + controller.beta * size
 
     return recipe(loss=loss)
+
+
+class ByAddress(torch.optim.SGD):
+    """Keeps its momenta by the addresses of the parameters."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, lr=0.02)
+        self.momenta: dict[int, torch.Tensor] = {}
+
+    def slot(self, parameter: torch.Tensor) -> torch.Tensor:
+        return self.momenta.setdefault(id(parameter), torch.zeros_like(parameter))
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.grad.lerp_(self.slot(parameter), 0.5)
+                self.slot(parameter).copy_(parameter.grad)
+        return super().step(closure)
+
+
+@unregistered("momenta by the id of a parameter", "momenta", components=_OPTIMIZER)
+def momenta_by_id(config: Config) -> Recipe:
+    model = net()
+    return recipe(model, optimizer=ByAddress(model.parameters()))

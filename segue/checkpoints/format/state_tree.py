@@ -5,13 +5,22 @@ from __future__ import annotations
 import base64
 import math
 import operator
-from collections import Counter
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
+from segue.checkpoints.format.collections import (
+    COLLECTION_TAGS,
+    COLLECTIONS,
+    decode_collection,
+    encode_collection,
+    encode_frame,
+    is_frame,
+    is_key,
+)
 from segue.checkpoints.format.dtensor import sharded_types
 from segue.checkpoints.format.layout import DTYPES
 from segue.errors import UnsupportedStateError
@@ -56,14 +65,16 @@ def encode_tree(tree: Any, *, path: str, tensors: dict[str, torch.Tensor]) -> Js
         return float(tree) if math.isfinite(tree) else {f"{_TAG}float": repr(float(tree))}
     if isinstance(tree, bytes):
         return {f"{_TAG}bytes": base64.b64encode(tree).decode()}
-    if isinstance(tree, Counter):
-        return {f"{_TAG}counter": [[key, value] for key, value in tree.items()]}
+    if isinstance(tree, COLLECTIONS):
+        return encode_collection(tree, path=path, encode=partial(encode_tree, tensors=tensors))
     if isinstance(tree, Mapping):
         return _encode_mapping(tree, path=path, tensors=tensors)
     if type(tree) in (list, tuple, set):
         items = _in_order(tree, path=path) if isinstance(tree, set) else tree
         encoded = [encode_tree(item, path=f"{path}.{n}", tensors=tensors) for n, item in enumerate(items)]
         return encoded if isinstance(tree, list) else {f"{_TAG}{type(tree).__name__}": encoded}
+    if is_frame(tree):
+        return encode_frame(tree, path=path, encode=partial(encode_tree, tensors=tensors))
     raise UnsupportedStateError(path=path, type_name=type(tree).__qualname__)
 
 
@@ -130,9 +141,12 @@ def _put(tensor: torch.Tensor, path: str, tensors: dict[str, torch.Tensor]) -> s
 def _encode_mapping(tree: Mapping[Any, Any], *, path: str, tensors: dict[str, torch.Tensor]) -> Json:
     if (many := _encode_tensors(tree, path, tensors)) is not None:
         return many
-    for key in tree:  # First: a key of another type may raise when it is shown in a path.
-        if not isinstance(key, (str, int, float)):
+    strange = [key for key in tree if not isinstance(key, (str, int, float))]
+    for key in strange:  # First: a key of another type may raise when it is shown in a path.
+        if not is_key(key):
             raise UnsupportedStateError(path=path, type_name=f"dict with a {type(key).__qualname__} key")
+    if strange:
+        return {f"{_TAG}items": encode_tree([[*pair] for pair in tree.items()], path=path, tensors=tensors)}
     encoded = [(key, encode_tree(value, path=f"{path}.{key}", tensors=tensors)) for key, value in tree.items()]
     if all(type(key) is str and not key.startswith(_TAG) for key in tree):
         return dict(encoded)
@@ -157,6 +171,8 @@ def _encode_tensors(tree: Mapping[Any, Any], path: str, tensors: dict[str, torch
 
 
 def _decode_tagged(tag: str, value: Json, tensors: Mapping[str, torch.Tensor]) -> Any:
+    if tag in COLLECTION_TAGS:
+        return decode_collection(tag, value, decode=lambda item: decode_tree(item, tensors))
     match tag:
         case "tensor":
             return tensors[value]
@@ -175,8 +191,6 @@ def _decode_tagged(tag: str, value: Json, tensors: Mapping[str, torch.Tensor]) -
             return tuple(decode_tree(item, tensors) for item in value)
         case "set":
             return {decode_tree(item, tensors) for item in value}
-        case "counter":
-            return Counter(dict(value))
         case "pairs":
             return {key: decode_tree(item, tensors) for key, item in value}
     raise ValueError(f"unknown tag {tag!r}")

@@ -6,15 +6,19 @@ from array import array
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import numpy as np
 import torch
 
+from segue.checkpoints.format.collections import Fields
 from segue.checkpoints.format.dtensor import local_tensor
+from segue.continuity.iterators import position_of
 from segue.continuity.object_walk import STREAMS
-from segue.continuity.untracked.marks import ARRAYS, Mark, mark_of, state_of_stream
-from segue.continuity.untracked.place import MODULE_VARIABLE, Leaf
+from segue.continuity.streams import state_of_stream
+from segue.continuity.untracked.marks import ARRAYS, Mark, is_table, mark_of
+from segue.continuity.untracked.place import Leaf
 
 _MOST_ITEMS = 10_000
 
@@ -42,10 +46,12 @@ class Coverage:
     def add(self, component: str, tree: Any) -> None:
         """Add what one component captured."""
         values = self._values.setdefault(component, {})
-        for name, value in _nodes(tree, ""):
+        # Of a model the names of modules and their versions say nothing about values.
+        is_model = isinstance(tree, Mapping) and tree.keys() >= {"state", "metadata"}
+        for name, value in _nodes(tree["state"] if is_model else tree, ""):
             if isinstance(value, ARRAYS):
                 self._places.add(_address(value))
-            if isinstance(value, (*ARRAYS, Mapping, list, tuple, set)):
+            if isinstance(value, (*ARRAYS, *_COLLECTIONS)) or is_table(value):
                 self._contents.append(value)
             values.setdefault(_bare(name), []).append(value)
 
@@ -57,9 +63,15 @@ class Coverage:
         """Whether a component captured this value: the same memory, the same content, or its owner's entry of it."""
         if isinstance(value, STREAMS):
             return self._has_content(state_of_stream(value))
+        if (position := position_of(value)) is not None:
+            name = leaf.path.rpartition(".")[2]
+            held = (it for key in ("", _bare(name)) for it in self._values.get(leaf.root, {}).get(key, ()))
+            return any(isinstance(it, Fields) and it.get("position") == position for it in held)
         captured, name = self._values.get(leaf.root, {}), _bare(leaf.path.rpartition(".")[2])
-        if (name in captured and leaf.place != MODULE_VARIABLE) or self._has_array(value):
+        if self._has_array(value) or (_is_of_root(leaf) and any(_is_entry(it, value) for it in captured.get(name, ()))):
             return True
+        if is_table(value):
+            return self._has_content(value)
         if isinstance(value, _COLLECTIONS):
             return self._has_all_arrays_of(value) or self._has_content(value)
         if not isinstance(value, (int, float, str, bytes)) or isinstance(value, bool) or value in (0, 1):
@@ -88,6 +100,26 @@ class Coverage:
         return bool(items) and all(map(self._has_array, items))
 
 
+_OF_OBJECTS = frozenset({"", "attribute", "attribute of this thread", "item", "setting", "state"})
+"""Kinds of places within an object; what its code leads to, such as a hook's variables, is not in its state_dict."""
+
+
+def _is_of_root(leaf: Leaf) -> bool:
+    """Whether a value lies within the object of its root, which may have an entry of it in its state_dict."""
+    place = leaf.at
+    while place is not None and place.what in _OF_OBJECTS:
+        place = place.outer
+    return place is None
+
+
+def _is_entry(held: Any, value: Any) -> bool:
+    """Whether an entry of a state_dict can be this value. One of another type may be the same in other words."""
+    if type(held) is not type(value) or not isinstance(value, _COMPARED):
+        return True
+    return mark_of(held) == mark_of(value)
+
+
+_COMPARED = (bool, int, float, str, torch.Tensor, np.ndarray, list, tuple)
 _COLLECTIONS = (Mapping, list, tuple, set, frozenset, deque)
 
 
@@ -111,8 +143,8 @@ def _nodes(tree: Any, name: str) -> Iterator[tuple[str, Any]]:
     if isinstance(tree, Mapping):
         for key, value in list(tree.items())[:_MOST_ITEMS]:
             yield from _nodes(value, str(key))
-    elif isinstance(tree, (list, tuple)):
-        for value in tree[:_MOST_ITEMS]:
+    elif isinstance(tree, (list, tuple, deque)):
+        for value in islice(tree, _MOST_ITEMS):
             yield from _nodes(value, name)
 
 

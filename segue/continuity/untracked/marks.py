@@ -11,7 +11,6 @@ import types
 import warnings
 from array import array
 from collections import deque
-from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
@@ -19,9 +18,12 @@ import numpy as np
 import torch
 import xxhash
 
+from segue.checkpoints.format.collections import is_frame
 from segue.checkpoints.format.dtensor import local_tensor
 from segue.checkpoints.format.snapshot import raw_bytes
+from segue.continuity.iterators import is_iterator
 from segue.continuity.object_walk import PLAIN, STREAMS
+from segue.continuity.streams import state_of_stream
 
 Mark = bool | int | float | str | None
 """A plain value itself, or the hash of anything larger."""
@@ -38,16 +40,16 @@ UNREADABLE = "unreadable"
 
 def mark_of(value: Any) -> Mark:
     """The mark of a value."""
-    if isinstance(value, bool) or value is None:
-        return value
-    if type(value) in (int, float):
-        return value  # type: ignore[no-any-return]
-    if type(value) is str and len(value) <= _LONGEST:
-        return value
     hasher = xxhash.xxh3_64()
     try:
+        if isinstance(value, bool) or value is None:
+            return value
+        if type(value) in (int, float):
+            return value  # type: ignore[no-any-return]
+        if type(value) is str and len(value) <= _LONGEST:
+            return value
         _feed(value, hasher, 0)
-    except (TypeError, ValueError, RuntimeError, OSError, BufferError):
+    except Exception:  # Of an object that cannot be looked at, which must not end an attempt.
         return UNREADABLE
     return f"#{hasher.hexdigest()}"
 
@@ -65,7 +67,7 @@ def _feed(value: Any, hasher: Any, depth: int) -> None:
         _feed(state_of_stream(value), hasher, depth)
     elif isinstance(value, (dict, types.MappingProxyType, set, frozenset, list, tuple, deque)):
         _feed_items(value, hasher, depth)
-    elif is_frame(value):
+    elif is_table(value):
         _feed_frame(value, hasher, depth)
     elif isinstance(value, ctypes._SimpleCData | ctypes.Array):
         hasher.update(bytes(value))
@@ -127,10 +129,10 @@ def _feed_array(value: np.ndarray[Any, Any], hasher: Any, depth: int) -> None:
     hasher.update(np.ascontiguousarray(flat).view(np.uint8))
 
 
-def is_frame(value: Any) -> bool:
-    """Whether it is a table or a column of pandas."""
+def is_table(value: Any) -> bool:
+    """Whether it is a table, a column or the labels of one, of pandas."""
     pandas = sys.modules.get("pandas")
-    return pandas is not None and isinstance(value, (pandas.DataFrame, pandas.Series, pandas.Index))
+    return is_frame(value) or (pandas is not None and isinstance(value, pandas.Index))
 
 
 def _feed_frame(value: Any, hasher: Any, depth: int) -> None:
@@ -138,24 +140,6 @@ def _feed_frame(value: Any, hasher: Any, depth: int) -> None:
     hasher.update(f"{getattr(value, 'columns', '')}{len(value)}".encode())
     rows = value[:: max(len(value) // _SAMPLED, 1)]
     _feed(pandas.util.hash_pandas_object(rows).to_numpy(), hasher, depth)
-
-
-def state_of_stream(stream: Any) -> Any:
-    """The state of a random generator, as data."""
-    if isinstance(stream, torch.Generator):
-        return stream.get_state()
-    if isinstance(stream, np.random.Generator):
-        return stream.bit_generator.state
-    if isinstance(stream, np.random.RandomState):
-        return stream.get_state(legacy=False)
-    return stream.getstate()
-
-
-def is_iterator(value: Any) -> bool:
-    """Whether it is an iterator of Python's own, or a running generator function."""
-    if isinstance(value, types.GeneratorType):
-        return True
-    return isinstance(value, Iterator) and type(value).__module__ in ("builtins", "itertools")
 
 
 def _position(value: Any) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextvars
 import functools
 import gc
+import operator
 import threading
 import types
 import weakref
@@ -19,7 +20,7 @@ from torch import nn
 
 from segue.continuity.object_walk import attributes_of, settings_of
 from segue.continuity.untracked.place import MODULE_VARIABLE, Get, Place
-from segue.user_objects import default_arguments
+from segue.user_objects import default_arguments, needed_arguments
 
 _LIFE_CYCLE = ("__init__", "__call__", "__getitem__", "__getitems__", "__iter__", "__next__", "__len__", "__enter__")
 """Special methods whose code is followed like that of others."""
@@ -37,11 +38,15 @@ def defaults_of(place: Place, function: types.FunctionType) -> Iterator[Place]:
         yield place.part(name, "function attribute", lambda name=name: vars(function)[name])  # type: ignore[misc]
 
 
-def module_variable(module: str, name: str, known: dict[str, Any]) -> Place:
-    return Place(f"{module}.{name}", MODULE_VARIABLE, lambda: known[name])
+def module_variable(module: str, name: str, known: dict[str, Any], *, is_here: bool) -> Place:
+    """A variable of a module; `is_here`: it is the one in which the recipe or the loop stands."""
+    expression = name if is_here else f"{module}.{name}"
+    return Place(
+        f"{module}.{name}", MODULE_VARIABLE, lambda: known[name], expression, "globals()" if is_here else module, name
+    )
 
 
-def within_class(owner: type) -> Iterator[Place]:
+def within_class(owner: type, expression: str) -> Iterator[Place]:
     """The attributes and methods of a class of the user's, and what it inherits."""
     if issubclass(owner, Enum):
         return
@@ -51,10 +56,14 @@ def within_class(owner: type) -> Iterator[Place]:
             continue
         function = _function_of(value)
         if function is not None:
-            yield Place(f"{start}.{name}", "method", lambda function=function: function)  # type: ignore[misc]
+            method = f"{expression}.{name}" if expression else ""
+            yield Place(f"{start}.{name}", "method", lambda function=function: function, method)  # type: ignore[misc]
         elif not _is_descriptor(value):
-            yield Place(f"{start}.{name}", "class attribute", _of_class(owner, name))
-    yield from (Place(start, "class", lambda base=base: base) for base in owner.__mro__[1:])  # type: ignore[misc]
+            inner = f"{expression}.{name}" if expression else ""
+            yield Place(f"{start}.{name}", "class attribute", _of_class(owner, name), inner, expression, name)
+    for number, base in enumerate(owner.__mro__[1:], start=1):
+        above = f"{expression}.__mro__[{number}]" if expression else ""
+        yield Place(start, "class", lambda base=base: base, above)  # type: ignore[misc]
 
 
 def _of_class(owner: type, name: str) -> Get:
@@ -76,8 +85,10 @@ def _is_descriptor(value: Any) -> bool:
 def hooks_of(place: Place, holder: Any, names: Iterable[str]) -> Iterator[Place]:
     for name in names:
         hooks = getattr(holder, name, None)
+        held = f"{place.expression}.{name}" if place.expression else ""
         for number, hook in enumerate(list(hooks.values()) if isinstance(hooks, dict) else ()):
-            yield place.code().part(f"hook{number or ''}", "hook", lambda hook=hook: hook)  # type: ignore[misc]
+            expression = f"[*{held}.values()][{number}]" if held else ""
+            yield place.part(f"hook{number or ''}", "hook", lambda hook=hook: hook, expression=expression)  # type: ignore[misc]
 
 
 _HOOKS_OF_MODULES = tuple(name for name in vars(nn.Module()) if "hooks" in name)
@@ -85,12 +96,17 @@ _HOOKS_OF_OPTIMIZERS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks
 
 
 def within_module(place: Place, module: nn.Module) -> Iterator[Place]:
-    for name, _ in settings_of(module):
-        yield place.part(name, "attribute", _entry(module, name))
+    if isinstance(module, torch.jit.ScriptModule):
+        for name in module._concrete_type.get_attributes():
+            yield place.part(name, "attribute", attribute(module, name), expression=place.dotted(name))
+    else:
+        for name, _ in settings_of(module):
+            yield place.part(name, "attribute", _entry(module, name), expression=place.dotted(name))
     for group in ("_parameters", "_buffers", "_modules"):
-        held = vars(module)[group]
-        for name in held:
-            yield place.part(name, "attribute", lambda held=held, name=name: held[name])  # type: ignore[misc]
+        held = getattr(module, group)  # Of a module that torch has compiled to TorchScript, it is no dict.
+        for name, _ in [*held.items()]:
+            get = partial(operator.getitem, held, name)
+            yield place.part(name, "attribute", get, expression=place.dotted(name))
     yield from hooks_of(place, module, _HOOKS_OF_MODULES)
 
 
@@ -108,13 +124,14 @@ def within_object(place: Place, value: Any) -> Iterator[Place]:
         yield from _wrapped(place, value)
     elif type(value).__module__.startswith("multiprocessing"):
         if hasattr(type(value), "get_obj"):
-            yield place.part("value", "shared value", lambda: bytes(value.get_obj()))
+            yield place.part("value", "shared value", lambda: bytes(value.get_obj()), holder="")
     elif isinstance(value, threading.local):
         for name in list(vars(value)):
-            yield place.part(name, "attribute of this thread", lambda name=name: vars(value)[name])  # type: ignore[misc]
+            get = partial(_item, vars(value), name)
+            yield place.part(name, "attribute of this thread", get, expression=place.dotted(name))
     else:
         for name, _ in attributes_of(value):
-            yield place.part(name, "attribute", _read(value, name))
+            yield place.part(name, "attribute", _read(value, name), expression=place.dotted(name))
 
 
 _WRAPPERS = (
@@ -130,33 +147,42 @@ _WRAPPERS = (
 
 def _wrapped(place: Place, value: Any) -> Iterator[Place]:
     if isinstance(value, types.MethodType):
-        yield place._replace(get=lambda: value.__self__)
-        yield place._replace(get=lambda: value.__func__)
+        yield place.within(lambda: value.__self__, place.dotted("__self__"))
+        yield place.within(lambda: value.__func__, place.dotted("__func__"))
     elif isinstance(value, functools.partial):
-        yield from (place.part(name, "argument", attribute(value, name)) for name in ("args", "keywords"))
-        yield place._replace(get=lambda: value.func)
+        for name in ("args", "keywords"):
+            yield place.part(name, "argument", attribute(value, name), expression=place.dotted(name), holder="")
+        yield place.within(lambda: value.func, place.dotted("func"))
     elif isinstance(value, functools._lru_cache_wrapper):
-        yield place._replace(get=lambda: value.__wrapped__)
+        yield place.within(lambda: value.__wrapped__, place.dotted("__wrapped__"))
+        is_only = value.cache_info().currsize == 1 and not needed_arguments(value.__wrapped__)
+        call = f"{place.expression}()" if place.expression and is_only else ""
         for number, _ in enumerate(_cached_by(value)):
-            yield place.part(f"cached{number or ''}", "cached result", partial(_item_of, _cached_by, value, number))
+            get = partial(_item_of, _cached_by, value, number)
+            name = f"cached{number or ''}"
+            yield place.part(name, "cached result", get, expression=call, holder="")
     elif isinstance(value, weakref.ref):
-        yield place._replace(get=value)
+        yield place.within(value, f"{place.expression}()" if place.expression else "")
     elif isinstance(value, contextvars.ContextVar):
-        yield place._replace(what="context variable", get=value.get)
+        yield place._replace(what="context variable", get=value.get, outer=place)
     else:
-        yield place.part("values", "item", lambda: list(value.values()))
+        yield place.part("values", "item", lambda: list(value.values()), holder="")
 
 
 def _cached_by(cache: Any) -> list[Any]:
     """The results that a function with a cache keeps. Python shows them only to its garbage collector."""
     referents = gc.get_referents(cache)
-    held = [each for inner in referents if type(inner) is dict and inner is not vars(cache) for each in inner.values()]
-    return [
-        each for each in (*referents, *held) if hasattr(type(each), "__dict__") and not isinstance(each, _OF_CACHES)
-    ]
+    tables = [found for found in referents if type(found) is dict]
+    arguments = {id(key) for table in tables for key in table}
+    held = [each for table in tables if "__wrapped__" not in table for each in table.values()]
+    apart = [found for found in referents if type(found) is not dict]
+    return [each for each in (*apart, *held) if id(each) not in arguments and _is_result(each)]
 
 
-_OF_CACHES = (type, types.FunctionType, functools._lru_cache_wrapper)
+def _is_result(found: Any) -> bool:
+    """Whether a cache holds it as a result, and not for itself."""
+    is_own = isinstance(found, (type, types.FunctionType, functools._lru_cache_wrapper)) or type(found) is object
+    return not is_own and type(found).__name__ != "_lru_list_elem"
 
 
 def _item_of(items: Callable[[Any], list[Any]], holder: Any, number: int) -> Any:
@@ -167,7 +193,7 @@ def attributes_put_on(place: Place, tensor: torch.Tensor) -> Iterator[Place]:
     """Attributes that somebody has put on a tensor."""
     for name in list(vars(tensor)):
         if not name.startswith(("__", "_dynamo_")):
-            yield place.part(name, "attribute", _entry(tensor, name))
+            yield place.part(name, "attribute", _entry(tensor, name), expression=place.dotted(name))
 
 
 def is_torchs_own(value: Any) -> bool:
@@ -179,27 +205,39 @@ def is_torchs_own(value: Any) -> bool:
 def compiled_by_torch(place: Place, value: Any) -> Iterator[Place]:
     """The module from which torch has compiled this one."""
     if isinstance(value, nn.Module) and (compiled := vars(value)["_modules"].get("_orig_mod")) is not None:
-        yield place._replace(get=lambda: compiled)
+        yield place.within(lambda: compiled, place.dotted("_orig_mod"))
 
 
 def _items_of(place: Place, value: Any) -> Iterator[Place]:
     if isinstance(value, (dict, types.MappingProxyType)):
         for number, key in enumerate(list(value)):
-            name = str(key) if isinstance(key, (str, int)) else str(number)
-            yield place.part(name, "item", lambda key=key: place.get()[key])  # type: ignore[misc]
+            is_plain = isinstance(key, (str, int))
+            expression = f"{place.expression}[{key!r}]" if place.expression and is_plain else ""
+            name = str(key) if is_plain else str(number)
+            yield place.part(name, "item", partial(_item, value, key), expression=expression, holder="")
     elif isinstance(value, (set, frozenset)):
         for number, item in enumerate(list(value)):
-            yield place.part(str(number), "item", lambda item=item: item)  # type: ignore[misc]
+            yield place.part(str(number), "item", lambda item=item: item, holder="")  # type: ignore[misc]
     else:
         for number in range(len(value)):
-            yield place.part(str(number), "item", lambda number=number: place.get()[number])  # type: ignore[misc]
+            expression = f"{place.expression}[{number}]" if place.expression else ""
+            get = _item_again(place, number)
+            yield place.part(str(number), "item", get, expression=expression, holder="")
+
+
+def _item(holder: Any, key: Any) -> Any:
+    return holder[key]
+
+
+def _item_again(place: Place, number: int) -> Get:
+    return lambda: place.get()[number]
 
 
 def functions_within(place: Place, value: Any) -> Iterator[Place]:
     """The functions that an object holds, such as those of a LambdaLR, and its hooks."""
     for name, held in attributes_of(value):
         if name != "step" and (callable(held) or (isinstance(held, list) and any(map(callable, held)))):
-            yield place.part(name, "attribute", _read(value, name))
+            yield place.part(name, "attribute", _read(value, name), expression=place.dotted(name))
     yield from hooks_of(place, value, _HOOKS_OF_OPTIMIZERS)
 
 
@@ -237,10 +275,10 @@ def _within_optimizer(place: Place, optimizer: torch.optim.Optimizer) -> Iterato
         group = f"param_groups.{number}"
         for name in optimizer.param_groups[number]:
             if name != "params":
-                yield place.part(f"{group}.{name}", "setting", _setting(optimizer, number, name))
+                yield place.part(f"{group}.{name}", "setting", _setting(optimizer, number, name), holder="")
     for number, parameter in enumerate(list(optimizer.state)):
-        yield place.part(f"state.{number}", "state", partial(optimizer.state.__getitem__, parameter))
+        yield place.part(f"state.{number}", "state", partial(optimizer.state.__getitem__, parameter), holder="")
     for name, _ in attributes_of(optimizer):
         if name not in _OF_OPTIMIZERS:
-            yield place.part(name, "attribute", _entry(optimizer, name))
+            yield place.part(name, "attribute", _entry(optimizer, name), expression=place.dotted(name))
     yield from hooks_of(place, optimizer, _HOOKS_OF_OPTIMIZERS)

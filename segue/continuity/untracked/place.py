@@ -1,4 +1,4 @@
-"""Places of values: where each is, and how to read it again."""
+"""Places of values: where each is, how to read it again, and how the user's own code would write it."""
 
 from __future__ import annotations
 
@@ -6,11 +6,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 Get = Callable[[], Any]
-
-RANDOM = "random generator"
-"""The kind of an owner that is a generator of random numbers."""
-GONE = (LookupError, AttributeError, ValueError, ReferenceError)
-"""What reading a value again raises where it is no longer there."""
 
 
 class Leaf(NamedTuple):
@@ -21,13 +16,16 @@ class Leaf(NamedTuple):
     """What kind of place holds it: a closure variable, an attribute, ..."""
     root: str
     """The component or the field of the recipe from which it was reached first."""
-    owner: str
-    """Path of the nearest object around it that has a state_dict, or its own path."""
-    kind: str
-    """Of the owner: its class."""
     get: Get
     is_registered: bool = False
     """Whether the root is a component."""
+    at: Place | None = None
+    """Its place, with those around it; None for one that this process has not reached."""
+
+
+def fetched(function: str, name: str) -> str:
+    """How code writes a variable of a function that has no name where the recipe is made."""
+    return f'segue.Variables({function}, "{name}").get("{name}")' if function else ""
 
 
 MODULE_VARIABLE = "module variable"
@@ -39,13 +37,32 @@ class Place(NamedTuple):
     path: str
     what: str
     get: Get
-    owner: str = ""
-    kind: str = ""
+    expression: str = ""
+    """How code of the user's writes the value here; empty where it has no name for it."""
+    holder: str = ""
+    """How it writes what holds the variable `name`: a function, a module, a class, an object."""
+    name: str = ""
+    """Of the variable, within its holder."""
+    outer: Place | None = None
 
-    def part(self, name: str, what: str, get: Get) -> Place:
-        """The place of something within the object here."""
-        return self._replace(path=f"{self.path}.{name}" if self.path else name, what=what, get=get)
+    def part(self, name: str, what: str, get: Get, *, expression: str = "", holder: str | None = None) -> Place:
+        """The place of something within the object here, which is its holder unless another one is given."""
+        return Place(
+            f"{self.path}.{name}" if self.path else name,
+            what,
+            get,
+            expression,
+            self.expression if holder is None else holder,
+            name,
+            self,
+        )
 
-    def code(self) -> Place:
-        """The same place, where what follows belongs to code and no longer to the object around it."""
-        return self._replace(owner="", kind="")
+    def within(self, get: Get, expression: str) -> Place:
+        """The place of what the object here wraps, under the same path."""
+        return self._replace(get=get, expression=expression)
+
+    def dotted(self, name: str) -> str:
+        """How code writes an attribute of the object here."""
+        if not self.expression:
+            return ""
+        return f"{self.expression}.{name}" if name.isidentifier() else f'{self.expression}.get_submodule("{name}")'

@@ -12,6 +12,7 @@ import types
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import islice
 from pathlib import PurePath
 from typing import Any
@@ -20,8 +21,9 @@ import torch
 from torch import nn
 
 from segue.continuity.code_hash import codes_of, is_users, is_users_module
+from segue.continuity.iterators import is_iterator
 from segue.continuity.object_walk import PLAIN, STREAMS
-from segue.continuity.untracked.marks import ARRAYS, is_frame, is_iterator
+from segue.continuity.untracked.marks import ARRAYS, is_table
 from segue.continuity.untracked.parts import (
     attribute,
     attributes_put_on,
@@ -35,7 +37,11 @@ from segue.continuity.untracked.parts import (
     within_module,
     within_object,
 )
-from segue.continuity.untracked.place import GONE, RANDOM, Get, Leaf, Place
+from segue.continuity.untracked.place import Get, Leaf, Place, fetched
+from segue.continuity.untracked.scope import is_variable_of, name_of_definition, names_rebound
+from segue.user_objects.variables import Variables
+
+log = logging.getLogger(__name__)
 
 _DEEPEST = 12
 _MOST_OBJECTS = 20_000
@@ -57,28 +63,65 @@ class Reach:
     _seen: dict[int, Any] = field(default_factory=dict)
     """Visited objects by id; held, because a new object could get the id of a freed one."""
     _owned: dict[int, tuple[str, Any]] = field(default_factory=dict)
-    _registered: set[str] = field(default_factory=set)
+    registered: set[str] = field(default_factory=set)
+    """Names of the components."""
+    scopes: tuple[types.CodeType, ...] = ()
+    """The functions in which the recipe is made, or the loop stands: their variables have names there."""
+    rebound: set[str] = field(default_factory=set)
+    """Names of variables that a function of the user's gives another object."""
+    _variables: set[tuple[int, str]] = field(default_factory=set)
+    """Those that are registered, by what holds them and their name there."""
     _root: str = ""
 
     def own(self, root: str, objects: Iterable[Any]) -> None:
         """These are of this root, a component, whatever else leads to them."""
-        self._owned |= {id(found): (root, found) for found in objects}
-        self._registered.add(root)
+        for found in objects:
+            if isinstance(found, Variables):
+                self._variables.update(found.places())
+            self._owned[id(found)] = (root, found)
+        self.registered.add(root)
 
-    def add(self, root: str, get: Get, *, path: str = "") -> None:
-        """Follow one more object; `get` returns it. Its values are at the path of the root, or at this one."""
+    def add(
+        self, root: str, get: Get, *, path: str = "", expression: str = "", holder: str = "", of: Any = None
+    ) -> None:
+        """Follow one more object; `get` returns it. Its values are at the path of the root, or at this one.
+
+        It is an attribute of the object `of`, if one is given, which code writes as `holder`.
+        """
         self._root = root
-        self._take(Place(path or root, "", get), 0)
+        name = root.rpartition(".")[2] if holder else ""
+        if (id(of), name) in self._variables:
+            return
+        self._take(Place(path or root, "attribute" if holder else "", get, expression, holder, name), 0)
+
+    def is_owned(self, value: Any) -> bool:
+        """Whether it belongs to a component."""
+        return id(value) in self._owned or (isinstance(value, torch.Tensor) and id(value) in self._tensors_owned)
+
+    def is_address(self, key: Any) -> bool:
+        """Whether a key is the id of something that belongs to a component, and is another one in each process."""
+        return type(key) is int and (key in self._owned or key in self._tensors_owned)
+
+    @cached_property
+    def _tensors_owned(self) -> set[int]:
+        owned = [found for _, found in self._owned.values()]
+        tables = [held for each in owned if isinstance(each, nn.Module) for held in (each._parameters, each._buffers)]
+        groups = [group for each in owned if isinstance(each, torch.optim.Optimizer) for group in each.param_groups]
+        held = (tensor for table in tables for _, tensor in [*table.items()])
+        return {id(tensor) for tensor in (*held, *(each for group in groups for each in group["params"]))}
 
     def release(self) -> None:
-        """Keep only the ways to the values, so that other objects can be freed."""
-        self._seen, self._owned, self.functions = {}, {}, []
+        """Keep only the ways to the values, and what belongs to components, so that other objects can be freed."""
+        self._seen, self.functions = {}, []
 
     def _take(self, place: Place, depth: int) -> None:
         try:
-            value = place.get()
-        except GONE:
-            return
+            self._follow(place, depth)
+        except Exception as error:  # Of an object that cannot be looked at, which must not end an attempt.
+            log.debug("value not followed path=%s error=%s", place.path, type(error).__name__)
+
+    def _follow(self, place: Place, depth: int) -> None:
+        value = place.get()
         if isinstance(value, (PLAIN, complex)):
             self._leaf(place, value)
             return
@@ -90,18 +133,15 @@ class Reach:
         if self._owned.get(id(value), (self._root,))[0] != self._root or self._is_segues(value):
             return
         self._seen[id(value)] = value
-        if _is_registrable(value):
-            place = place._replace(owner=place.path, kind=type(value).__name__)
-        elif is_named_values(value) and not place.owner:
-            place = place._replace(owner=place.path, kind="dict")
-        elif isinstance(value, STREAMS):
-            place = place._replace(owner=place.path, kind=RANDOM)
+        if isinstance(value, Variables):
+            return
         if self._is_value(value):
             self._leaf(place, value)
             if not isinstance(value, (nn.Parameter, torch.Tensor)):
                 return
         for inner in self._within(place, value):
-            self._take(inner, depth + 1)
+            if (id(value), inner.name) not in self._variables:
+                self._take(inner, depth + 1)
 
     def _is_segues(self, value: Any) -> bool:
         """Whether it belongs to segue, which hooks itself into torch."""
@@ -111,15 +151,14 @@ class Reach:
 
     def _leaf(self, place: Place, value: Any) -> None:
         if len(self.leaves) < _MOST_LEAVES and place.path not in self.leaves:
-            owner = (place.owner or place.path, place.kind or type(value).__name__)
-            is_registered = self._root in self._registered
-            self.leaves[place.path] = Leaf(place.path, place.what, self._root, *owner, place.get, is_registered)
+            is_registered = self._root in self.registered
+            self.leaves[place.path] = Leaf(place.path, place.what, self._root, place.get, is_registered, place)
         if isinstance(value, str) and ("/" in value or "." in value):
             self.files.append(value)
 
     def _is_value(self, value: Any) -> bool:
         """Whether it is one value, and not taken apart."""
-        if isinstance(value, (*ARRAYS, *STREAMS)) or is_frame(value) or is_iterator(value):
+        if isinstance(value, (*ARRAYS, *STREAMS)) or is_table(value) or is_iterator(value):
             return True
         if is_named_values(value):
             return False
@@ -142,25 +181,34 @@ class Reach:
             yield from self._within_function(place, value)
         elif isinstance(value, type):
             if is_users(value, home=self.home):
-                yield from within_class(value)
+                yield from within_class(value, place.expression)
         elif isinstance(value, nn.Module):
             yield from within_module(place, value)
-            yield place._replace(get=lambda: type(value))
+            yield self._class_of(place, value)
         elif id(value) in self._owned and type(value).__module__.startswith("torch."):
             yield from functions_within(place, value)  # The rest is in its state_dict.
         else:
             yield from within_object(place, value)
-            yield place._replace(get=lambda: type(value))
+            yield self._class_of(place, value)
+
+    def _class_of(self, place: Place, value: Any) -> Place:
+        name = name_of_definition(type(value), self.scopes)
+        return place.within(lambda: type(value), name or (f"type({place.expression})" if place.expression else ""))
 
     def _within_function(self, place: Place, function: types.FunctionType) -> Iterator[Place]:
-        place = place.code()
+        place = place._replace(expression=name_of_definition(function, self.scopes) or place.expression)
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             if id(cell) not in self._seen:  # A variable that several functions share has one name.
                 self._seen[id(cell)] = cell
-                yield place.part(name, "closure variable", attribute(cell, "cell_contents"))
+                is_here = is_variable_of(function, name, self.scopes)
+                expression = name if is_here else fetched(place.expression, name)
+                if (id(cell), "") not in self._variables:
+                    get = attribute(cell, "cell_contents")
+                    yield place.part(name, "closure variable", get, expression=expression)
         yield from defaults_of(place, function)
         if is_users(function, home=self.home):
             self.functions.append(function)
+            self.rebound |= names_rebound(function.__code__)
             yield from self._globals_of(function)
 
     def _globals_of(self, function: types.FunctionType) -> Iterator[Place]:
@@ -169,10 +217,16 @@ class Reach:
         for name in sorted(names & known.keys()):
             value = known[name]
             if not isinstance(value, types.ModuleType):
-                yield module_variable(function.__module__, name, known)
+                yield from self._variable(function.__module__, name, known)
             elif is_users_module(value, home=self.home):
                 held = vars(value)
-                yield from (module_variable(value.__name__, inner, held) for inner in sorted(names & held.keys()))
+                for inner in sorted(names & held.keys()):
+                    yield from self._variable(value.__name__, inner, held)
+
+    def _variable(self, module: str, name: str, known: dict[str, Any]) -> Iterator[Place]:
+        if (id(known), name) not in self._variables:
+            file = known.get("__file__")
+            yield module_variable(module, name, known, is_here=file in {code.co_filename for code in self.scopes})
 
 
 _SKIPPED = (
@@ -208,10 +262,3 @@ def _is_simple(item: Any, depth: int = 0) -> bool:
 def is_named_values(value: Any) -> bool:
     """Whether it is a dict by names, as programs keep their state in."""
     return type(value) is dict and 0 < len(value) <= _LONG_ITEMS and all(type(key) is str for key in list(value))
-
-
-def _is_registrable(value: Any) -> bool:
-    kind = type(value)
-    return isinstance(value, nn.Module) or (
-        not isinstance(value, type) and hasattr(kind, "state_dict") and hasattr(kind, "load_state_dict")
-    )

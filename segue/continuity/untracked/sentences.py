@@ -1,15 +1,14 @@
-"""Sentences about state outside every component: what it is, how it changed, and the line that registers it. Pure."""
+"""Sentences about state outside every component: what it is, and how it changed. Pure."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from segue.continuity.naming import REACHED_FROM, UNREGISTERED
-from segue.continuity.recipe_diff import SURROUNDINGS
+from segue.continuity.untracked.advice import Advice
 from segue.continuity.untracked.marks import Mark
-from segue.continuity.untracked.place import RANDOM, Leaf
+from segue.continuity.untracked.place import Leaf
 from segue.records import Finding
 
 CHANNEL = "untracked"
@@ -19,22 +18,32 @@ _ABSENT = object()
 
 
 def finding_of(
-    leaves: Sequence[Leaf], *, before: Mapping[str, Any], now: Mapping[str, Mark], is_program: bool = False
+    leaves: Sequence[Leaf], advice: Advice, *, fix: str, before: Mapping[str, Any], now: Mapping[str, Mark]
 ) -> Finding:
-    """The finding about the changed values of one owner, in a recipe or in a program with a loop of its own."""
-    first = leaves[0]
-    inner = [leaf.path.removeprefix(f"{first.owner}.") for leaf in leaves if leaf.path != first.owner]
-    changes = [_change(leaf, before, now) for leaf in leaves[:_SHOWN]]
+    """The finding about the changed values that one piece of advice is for."""
+    first, owner = leaves[0], owner_of(leaves[0], advice)
+    changes = [_change(leaf, owner, before, now) for leaf in leaves[:_SHOWN]]
     more = f" and {len(leaves) - _SHOWN} more" if len(leaves) > _SHOWN else ""
-    what = [first.kind if first.kind and inner else first.place]
+    what = [first.place if owner == first.path else advice.kind]
     what += [] if f"{first.path}.".startswith(f"{first.root}.") else [f"{REACHED_FROM}{first.root}"]
     said = ", ".join(filter(None, what))
-    sentence = f"{first.owner.replace('<locals>.', '')}{f' ({said})' if said else ''}: {'; '.join(changes)}{more}"
-    return Finding(component=UNREGISTERED, channel=CHANNEL, sentence=sentence, fix=fix_of(first, is_program=is_program))
+    sentence = f"{owner.replace('<locals>.', '')}{f' ({said})' if said else ''}: {'; '.join(changes)}{more}"
+    return Finding(component=UNREGISTERED, channel=CHANNEL, sentence=sentence, fix=fix)
 
 
-def _change(leaf: Leaf, before: Mapping[str, Any], now: Mapping[str, Mark]) -> str:
-    name = leaf.path.removeprefix(f"{leaf.owner}.") if leaf.path != leaf.owner else ""
+def owner_of(leaf: Leaf, advice: Advice) -> str:
+    """Path of what is named for a value: of the object to register, or of the one whose attribute it is."""
+    if not advice.names:
+        return advice.place
+    holder = leaf.at
+    while holder is not None and holder.path != advice.place:
+        holder = holder.outer
+    is_attribute = holder is not None and holder.what == "attribute" and holder.outer is not None
+    return holder.outer.path if is_attribute else advice.place  # type: ignore[union-attr]
+
+
+def _change(leaf: Leaf, owner: str, before: Mapping[str, Any], now: Mapping[str, Mark]) -> str:
+    name = leaf.path.removeprefix(f"{owner}.") if leaf.path != owner else ""
     old, new = before.get(leaf.path, _ABSENT), now.get(leaf.path, _ABSENT)
     said = "changed" if _is_hash(old) or _is_hash(new) else f"was {_show(old)}, now {_show(new)}"
     return f"{name} {said}" if name else said
@@ -47,41 +56,3 @@ def _is_hash(mark: Any) -> bool:
 def _show(mark: Any) -> str:
     text = "not there" if mark is _ABSENT else repr(mark)
     return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def fix_of(leaf: Leaf, *, is_program: bool) -> str:
-    """The line that registers the value, or what to do where none can."""
-    if leaf.root == SURROUNDINGS:
-        return "a resume may find another value there: keep what training changes in registered state"
-    name, inner = _name(leaf.owner), leaf.path.rpartition(".")[2]
-    if leaf.is_registered and leaf.owner == leaf.root != leaf.path and leaf.root != "model":
-        return f"return {inner} from state_dict() of {leaf.root} and take it back in load_state_dict()"
-    if leaf.is_registered and leaf.root == "model" and leaf.owner.startswith("model") and leaf.owner != leaf.path:
-        return f"make {inner} a buffer (register_buffer), or return it from get_extra_state() of its module"
-    if leaf.kind in _ITERATORS:
-        return f"no checkpoint can hold an iterator: compute what {name} gives from the number of the step"
-    if leaf.kind == RANDOM:
-        return f"register it: {_call(name, is_program)}; or seed it in each step with the number of the step"
-    if leaf.owner != leaf.path or leaf.kind not in _VALUES:
-        return f"register it: {_call(name, is_program)}"
-    return f'keep it in a dict and register that: state = {{"{name}": ...}}, and {_call("state", is_program)}'
-
-
-def _call(name: str, is_program: bool) -> str:
-    return f"run.track({name}={name})" if is_program else f'extra={{"{name}": {name}}}'
-
-
-_ITERATORS = frozenset(
-    {"generator", "count", "cycle", "chain", "islice", "zip", "map", "enumerate", "filter", "repeat"}
-)
-_ITERATORS |= {"list_iterator", "tuple_iterator", "range_iterator", "dict_keyiterator", "accumulate", "product"}
-_VALUES = frozenset(
-    {"int", "float", "str", "bool", "bytes", "NoneType", "complex", "list", "tuple", "set", "frozenset"}
-)
-_VALUES |= {"deque", "Tensor", "Parameter", "ndarray", "bytearray", "array", "DataFrame", "Series", "Buffer"}
-
-
-def _name(path: str) -> str:
-    """The last part of a path that can be the name of a variable."""
-    parts = [part for part in path.split(".") if part.isidentifier() and part not in ("self", "hook")]
-    return re.sub(r"\W", "_", parts[-1].lstrip("_")) if parts else "state"

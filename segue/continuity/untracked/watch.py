@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import date
 from typing import Any
 
 from segue.continuity.object_walk import is_telling
 from segue.continuity.recipe_diff import NOT_STATE
+from segue.continuity.untracked.advice import Advice, Known, advice_for, fix_of
 from segue.continuity.untracked.coverage import Coverage
 from segue.continuity.untracked.marks import UNREADABLE, Mark, mark_of
-from segue.continuity.untracked.place import GONE, Leaf
+from segue.continuity.untracked.place import MODULE_VARIABLE, Leaf, Place
 from segue.continuity.untracked.reach import Reach
 from segue.continuity.untracked.sentences import finding_of
 from segue.credentials import names_secret, redacted
@@ -26,12 +27,17 @@ _MOST_KEPT, _MOST_SHOWN = 500, 4
 _YEAR_2001, _DECIMALS_OF_SETTINGS = 1e9, 5
 
 
+_OF_SESSIONS = ("progress", "epoch", "folder", "gradients", "modes", "buffers", "batches")
+"""Names that a program cannot give to what it tracks."""
+
+
 class Watch:
     """The marks of everything that a recipe reaches: as built, and at each save."""
 
     def __init__(self, walk: Walk, *, is_program: bool = False) -> None:
         """`walk` follows the objects of the training code; it is called now, and again at some of the saves."""
         self._walk, self._is_program = walk, is_program
+        self._reach: Reach | None = None
         self._leaves: dict[str, Leaf] = {}
         self._built: dict[str, Mark] = {}
         self._changed: dict[str, Leaf] = {}
@@ -42,30 +48,21 @@ class Watch:
 
     def known_before(self, paths: Iterable[str]) -> None:
         """An earlier attempt has reported the values at these paths."""
-        self._reported |= {self._leaves[path].owner if path in self._leaves else path for path in paths}
+        known = [self._leaves[path] for path in paths if path in self._leaves]
+        self._reported |= {*paths, *(self._key(leaf, self._advice(leaf)) for leaf in known)}
 
     def look(self, trees: Mapping[str, Any]) -> tuple[Finding, ...]:
         """Findings about values that were changed and are in none of these captured components, each value once."""
         self._walk_again()
-        coverage = Coverage(self._leaves.values())
-        for name, tree in trees.items():
-            if name not in NOT_STATE:
-                coverage.add(name, tree)
+        coverage = _coverage(self._leaves.values(), trees)
         found = self._read(self._leaves.values(), is_known=coverage.has_memory_of)
         self._changed = {
             path: self._leaves[path]
             for path, (value, mark) in found.items()
             if self._built.get(path, UNREADABLE) != mark and not coverage.has(self._leaves[path], value)
         }
-        fresh = {path: leaf for path, leaf in self._changed.items() if leaf.owner not in self._reported}
-        self._reported |= {leaf.owner for leaf in fresh.values()}
-        groups: dict[str, list[Leaf]] = {}
-        for leaf in fresh.values():
-            groups.setdefault(leaf.owner, []).append(leaf)
-        return tuple(
-            self._finding(leaves, self._built, {leaf.path: found[leaf.path][1] for leaf in leaves})
-            for leaves in groups.values()
-        )
+        marks = {path: mark for path, (_, mark) in found.items()}
+        return self._findings(list(self._changed.values()), self._built, marks, are_known_left_out=True)
 
     def changed(self) -> dict[str, Mark]:
         """The marks of what training has changed and no component holds, by path."""
@@ -76,12 +73,23 @@ class Watch:
         leaves = [self._leaves[path] for path in paths if path in self._leaves]
         return {path: mark for path, (_, mark) in self._read(leaves).items()}
 
+    def changed_and_unknown(self, trees: Mapping[str, Any], *, known: Collection[str]) -> dict[str, str]:
+        """What is not as built and is in none of these captured components, in words, without the `known` paths."""
+        coverage = _coverage(self._leaves.values(), trees)
+        found = self._read(self._leaves.values(), is_known=coverage.has_memory_of)
+        return {
+            path: f"was {self._built[path]!r} as built, now {mark!r}"
+            for path, (value, mark) in found.items()
+            if path in self._built and self._built[path] != mark and path not in known
+            if _is_plain(mark) and not coverage.has(self._leaves[path], value)
+        }
+
     def of_process(self, roots: tuple[str, ...]) -> list[str]:
         """What these fields of the recipe lead to and each process has its own of: times, randomness of the system."""
         found: list[str] = []
         for leaf in self._leaves.values():
             if leaf.root in roots and len(found) < _MOST_SHOWN:
-                with suppress(*GONE):
+                with suppress(Exception):
                     value = leaf.get()
                     is_time = isinstance(value, float) and _is_read_from_clock(leaf.path, value)
                     if is_time or isinstance(value, (random.SystemRandom, date)):
@@ -90,19 +98,57 @@ class Watch:
 
     def findings_of(self, paths: Iterable[str], *, before: Mapping[str, Any]) -> tuple[Finding, ...]:
         """Findings about values that are not as they were; `before` are their marks at the commit."""
-        now = self.marks_of(paths)
-        groups: dict[str, list[Leaf]] = {}
-        for path in paths:
-            leaf = self._leaves.get(path) or Leaf(path, "", path.partition(".")[0], path, "", lambda: None)
-            groups.setdefault(leaf.owner, []).append(leaf)
-        return tuple(self._finding(leaves, before, now) for leaves in groups.values())
+        unknown = (Leaf(path, "", path.partition(".")[0], lambda: None) for path in paths if path not in self._leaves)
+        leaves = [*(self._leaves[path] for path in paths if path in self._leaves), *unknown]
+        return self._findings(leaves, before, self.marks_of(paths), are_known_left_out=False)
 
-    def _finding(self, leaves: Sequence[Leaf], before: Mapping[str, Any], now: Mapping[str, Mark]) -> Finding:
-        return finding_of(leaves, before=before, now=now, is_program=self._is_program)
+    def _findings(
+        self, leaves: Sequence[Leaf], before: Mapping[str, Any], now: Mapping[str, Mark], *, are_known_left_out: bool
+    ) -> tuple[Finding, ...]:
+        """One finding for each object or holder that is to be registered."""
+        groups: dict[tuple[str, ...], list[tuple[Leaf, Advice]]] = {}
+        for leaf in leaves:
+            if are_known_left_out and leaf.path in self._reported:
+                continue
+            advice = self._advice(leaf)
+            key = self._key(leaf, advice)
+            if not are_known_left_out or key not in self._reported:
+                group = (advice.expression, "" if advice.names else key)
+                groups.setdefault(group, []).append((leaf, advice))
+        found, taken = [], set(self._names_taken())
+        for members in groups.values():
+            leaves, advices = [leaf for leaf, _ in members], [advice for _, advice in members]
+            self._reported |= {self._key(*each) for each in members}
+            together = advices[0].together_with(advices[1:], taken=taken)
+            taken.add(together.component)
+            fix = fix_of(leaves[0], together, is_program=self._is_program, value=_value_of(leaves[0]))
+            found.append(finding_of(leaves, together, fix=fix, before=before, now=now))
+        return tuple(found)
+
+    def _advice(self, leaf: Leaf) -> Advice:
+        assert self._reach is not None
+        return advice_for(leaf, Known(self._reach.is_owned, self._reach.is_address, self._is_assigned))
+
+    def _is_assigned(self, place: Place) -> bool:
+        """Whether what a variable held as built is not what it holds since, as far as code and marks show."""
+        assert self._reach is not None
+        is_by_code = place.what in ("closure variable", MODULE_VARIABLE) and place.name in self._reach.rebound
+        return is_by_code or self._built.get(place.path, UNREADABLE) is None
+
+    def _names_taken(self) -> Iterator[str]:
+        assert self._reach is not None
+        yield from (name.removeprefix("extra.") for name in self._reach.registered)
+        if self._is_program:
+            yield from _OF_SESSIONS
+
+    @staticmethod
+    def _key(leaf: Leaf, advice: Advice) -> str:
+        """What is reported once: an object that is to be registered whole, or one variable."""
+        return leaf.path if advice.names else advice.place
 
     def _walk_again(self) -> None:
         found = self._walk()
-        self._leaves = found.leaves
+        self._reach, self._leaves = found, found.leaves
         found.release()
 
     def _read(
@@ -116,14 +162,31 @@ class Watch:
                 if is_known(value):
                     continue
                 mark = mark_of(value)
-            except GONE:
-                continue
-            except RuntimeError:
-                log.debug("value not read because another thread changes it path=%s", leaf.path)
+            except Exception as error:  # It is gone, another thread changes it, or it cannot be looked at.
+                log.debug("value not read path=%s error=%s", leaf.path, type(error).__name__)
                 continue
             if mark != UNREADABLE and _counts(leaf.path, value, mark):
                 found[leaf.path] = (value, mark)
         return found
+
+
+def _coverage(leaves: Iterable[Leaf], trees: Mapping[str, Any]) -> Coverage:
+    coverage = Coverage(leaves)
+    for name, tree in trees.items():
+        if name not in NOT_STATE:
+            coverage.add(name, tree)
+    return coverage
+
+
+def _is_plain(mark: Mark) -> bool:
+    return not isinstance(mark, str) or not mark.startswith("#")
+
+
+def _value_of(leaf: Leaf) -> Any:
+    try:
+        return leaf.get()
+    except Exception:  # It is gone, or cannot be looked at.
+        return None
 
 
 def _is_read_from_clock(path: str, value: float) -> bool:

@@ -17,7 +17,7 @@ from torch import nn
 from segue.checkpoints.format.names import rank_of
 from segue.clock import SystemClock
 from segue.continuity.fingerprints import batch_fingerprint, input_fingerprint, streams_fingerprint
-from segue.continuity.recipe_diff import CODE, NOT_STATE, RANGE, UNTRACKED
+from segue.continuity.recipe_diff import CODE, NOT_STATE, RANGE, RESTORED, UNTRACKED
 from segue.continuity.state_marks import Marks, begin_marks
 from segue.continuity.verdict import Prelude
 from segue.continuity.witness import StepRow
@@ -44,6 +44,7 @@ from segue.trainer.workloads.outside import OutsideState
 from segue.trainer.workloads.state import PROGRESS, RNG_PREFIX, changed_by_optimizer, marked_parts, rng_components
 from segue.trainer.workloads.steps.step_result import row_of
 from segue.trainer.workloads.structure import Structure, structure_of_objects
+from segue.trainer.workloads.values import RestoredValues
 
 log = logging.getLogger(__name__)
 
@@ -404,6 +405,7 @@ class LiveSession:
         self._is_same_everywhere = same_on_every_rank(self._objects)
         if self._record is not None:
             self.components |= self._record.components(self._objects)
+        self.components[RESTORED] = RestoredValues(self.components)
         # Everything, the random streams last: what the program did until here may have changed any of it.
         self._owner.restore(self.components)
         if ranks.is_leader:

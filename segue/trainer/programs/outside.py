@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
-from types import FrameType, FunctionType, MethodType
+from types import FrameType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -14,12 +14,12 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from segue.continuity.code_hash import is_users
+from segue.continuity.live_tree import parts_held
 from segue.continuity.object_walk import STREAMS
 from segue.continuity.untracked.reach import Reach
-from segue.recipe import is_users_file
 from segue.trainer.ranks.ddp import bare
 from segue.trainer.workloads.outside import OutsideState, parts_of_loader
-from segue.user_objects import has
+from segue.user_objects import attribute, has, is_users_file
 
 _HOME = "__main__"
 _HOLDERS = (nn.Module, torch.optim.Optimizer, *STREAMS, dict, list, set, deque, FunctionType, MethodType, partial)
@@ -34,17 +34,41 @@ def of_program(tracked: Mapping[str, Any], *, loaders: Mapping[str, Any]) -> Out
 
 
 def _reached(tracked: Mapping[str, Any], loaders: Mapping[str, Any]) -> Reach:
-    found = Reach(_HOME)
+    found = Reach(_HOME, scopes=tuple(frame.f_code for frame in _frames_of_the_user()))
     for name, target in tracked.items():
-        found.own(name, bare(target).modules() if isinstance(target, nn.Module) else [target])
-    for name, target in {**tracked, **_held_by_the_loop()}.items():
-        found.add(name, lambda target=target: target)  # type: ignore[misc]
+        found.own(name, _owned_by(target))
+    held = _held_by_the_loop()
+    for name, target in {**tracked, **held}.items():
+        expression = name if held.get(name) is target else _variable_of(target)
+        found.add(name, lambda target=target: target, expression=expression)  # type: ignore[misc]
     for name, loader in loaders.items():
+        variable = _variable_of(loader)
         for part, target in _parts_of(loader).items():
             path = f"{name}.{part}"
             root = path if part in _CALLED and not has(target, "state_dict", "load_state_dict") else name
-            found.add(root, lambda target=target: target, path=path)  # type: ignore[misc]
+            expression = f"{variable}.{part}" if variable else ""
+            found.add(root, lambda target=target: target, path=path, expression=expression)  # type: ignore[misc]
     return found
+
+
+def _variable_of(target: Any) -> str:
+    """How the code around the loop writes it: a variable, or an attribute of one; empty if there is none."""
+    for frame in _frames_of_the_user():
+        held = {**frame.f_globals, **frame.f_locals}
+        if found := next((name for name, value in held.items() if value is target), ""):
+            return found
+        for name, value in held.items():
+            attributes = {} if isinstance(value, ModuleType) else attribute(value, "__dict__", {})
+            pairs = attributes.items() if isinstance(attributes, dict) else ()
+            if found := next((each for each, inner in pairs if inner is target), ""):
+                return f"{name}.{found}"
+    return ""
+
+
+def _owned_by(target: Any) -> Iterable[Any]:
+    if isinstance(target, nn.Module):
+        return bare(target).modules()
+    return [target] if has(target, "state_dict", "load_state_dict") else parts_held(target)
 
 
 _CALLED = ("dataset", "collate_fn", "worker_init_fn")

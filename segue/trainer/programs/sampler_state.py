@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
-import torch
 from torch import nn
 from torch.utils.data import DataLoader, Sampler, TensorDataset
 
+from segue.continuity.object_walk import STREAMS
 from segue.trainer.ranks.collectives import Ranks
-from segue.trainer.workloads.components import Component, PythonRng
+from segue.trainer.workloads.components import Component
 from segue.trainer.workloads.state import rng_components
-from segue.trainer.workloads.values import NumpyGenerator, TorchGenerator
+from segue.trainer.workloads.values import LiveValue
 from segue.user_objects import attribute
 
 _MOST_DEPTH = 4
@@ -59,13 +57,5 @@ def _samplers(path: str, holder: Any, depth: int) -> Iterator[tuple[str, Any]]:
 
 
 def _generators(path: str, holder: Any) -> dict[str, Component]:
-    streams = ((name, _stream_of(value)) for name, value in attribute(holder, "__dict__", {}).items())
-    return {f"{path}.{name}": stream for name, stream in streams if stream is not None}
-
-
-def _stream_of(value: Any) -> Component | None:
-    if isinstance(value, torch.Generator):
-        return TorchGenerator(value)
-    if isinstance(value, (np.random.Generator, np.random.RandomState)):
-        return NumpyGenerator(value)
-    return PythonRng(value) if isinstance(value, random.Random) else None
+    held = ((f"{path}.{name}", value) for name, value in attribute(holder, "__dict__", {}).items())
+    return {name: LiveValue(value, path=name) for name, value in held if isinstance(value, STREAMS)}

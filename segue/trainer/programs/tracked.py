@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from segue.checkpoints.format.state_tree import encode_tree
+from segue.continuity.live_tree import put, tree_of
 from segue.errors import SessionError, UnsupportedStateError
 from segue.recipe import in_words
 from segue.trainer.ranks.ddp import bare
@@ -22,7 +22,7 @@ from segue.trainer.workloads.components import (
     StatefulComponent,
     UnsavedBuffers,
 )
-from segue.trainer.workloads.values import PlainValues, component_of_value, placed
+from segue.trainer.workloads.values import component_of_value
 from segue.user_objects import has
 
 _LOADER_FIX = (
@@ -38,14 +38,15 @@ class Variable:
         self._namespace, self._name = namespace, name
 
     def capture(self) -> Any:
-        return {"value": self._namespace[self._name]} if self._name in self._namespace else {}
+        if self._name not in self._namespace:
+            return {}
+        return {"value": tree_of(self._namespace[self._name], path=self._name)}
 
     def restore(self, tree: Any) -> None:
         if "value" not in tree:
             self._namespace.pop(self._name, None)
             return
-        live = self._namespace.get(self._name)
-        self._namespace[self._name] = placed(tree["value"], live)
+        self._namespace[self._name] = put(self._namespace.get(self._name), tree["value"])
 
 
 @dataclass
@@ -84,9 +85,12 @@ def components_of_object(name: str, target: Any) -> dict[str, Component]:
         return dict(_of_module(name, target))
     if isinstance(target, torch.optim.Optimizer):
         return {name: OptimizerState(target)}
-    if type(target) is dict:
-        return {name: _plain(name, target)}
-    if (value := component_of_value(target)) is not None:
+    try:
+        value = component_of_value(target, path=name)
+    except UnsupportedStateError as error:
+        what = f"run.track({name}=...) got {in_words(target)} with a value that is no data: {error.path} is "
+        raise SessionError(what=f"{what}{error.type_name}.", fix=error.fix or "") from None
+    if value is not None:
         return {name: value}
     if not has(target, "state_dict", "load_state_dict"):
         what = f"run.track({name}=...) got {in_words(target)}, which has no state_dict and load_state_dict."
@@ -104,12 +108,3 @@ def _of_module(name: str, module: nn.Module) -> Iterator[tuple[str, Component]]:
     unsaved = UnsavedBuffers(module)
     if unsaved.is_needed():
         yield buffers, unsaved
-
-
-def _plain(name: str, values: dict[str, Any]) -> Component:
-    try:
-        encode_tree(values, path=name, tensors={})
-    except UnsupportedStateError as error:
-        what = f"run.track({name}=...) got a dict with a value that is not plain: {error.path} is {error.type_name}."
-        raise SessionError(what=what, fix="track that object under a name of its own.") from None
-    return PlainValues(values)

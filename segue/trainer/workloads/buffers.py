@@ -50,7 +50,8 @@ def _is_unset(model: nn.Module, path: str) -> bool:
     at: Any = model
     *where, name = path.split(".")
     for step in where:
-        at = vars(at).get("_modules", {}).get(step)
+        children = vars(at).get("_modules")
+        at = children.get(step) if isinstance(children, dict) else None  # One of TorchScript has all its buffers.
         if at is None:
             return False
     table = vars(at).get("_buffers", {})

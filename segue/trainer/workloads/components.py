@@ -15,6 +15,7 @@ from torch.nn.parameter import is_lazy
 
 from segue.checkpoints.format.dtensor import is_sharded, placed_like, wholly_read
 from segue.checkpoints.format.state_tree import is_storable
+from segue.continuity.streams import set_state_of_stream, state_of_stream
 from segue.recipe import EarlyStop, Stateful
 from segue.trainer.workloads import buffers
 
@@ -269,18 +270,13 @@ class CudaRng:
 
 
 class PythonRng:
-    """The random stream of the `random` module, or of a generator of it."""
-
-    def __init__(self, generator: random.Random | None = None) -> None:
-        source = generator or random
-        self._get, self._set = source.getstate, source.setstate
+    """The random stream of the `random` module."""
 
     def capture(self) -> Any:
-        version, words, gauss = self._get()
-        return {"version": version, "words": np.array(words, np.int64), "gauss": gauss}
+        return state_of_stream(random)
 
     def restore(self, tree: Any) -> None:
-        self._set((tree["version"], tuple(int(word) for word in tree["words"]), tree["gauss"]))
+        set_state_of_stream(random, tree)
 
 
 class NumpyRng:

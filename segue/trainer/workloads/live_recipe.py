@@ -92,7 +92,9 @@ class LiveRecipe:
         )
         self._structure = structure_of(self.recipe)
         self.components |= regrouped(self.recipe, self.components)
-        self.components |= setup_components(self.recipe, self.feed, self.progress, build=build, config=spec.config)
+        self.components |= setup_components(
+            self.recipe, self.feed, self.progress, build=build, config=spec.config, state=self.components
+        )
         self.outside = of_recipe(self.recipe, build=build) if ranks.is_leader else None
         if self.outside is not None:
             self.components[UNTRACKED] = self.outside

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from segue.credentials import names_secret
-from segue.recipe import installed_folders
+from segue.user_objects import installed_folders
 
 _MOST_FILES, _MOST_ALIKE = 64, 8
 """Files of one folder with one suffix are most likely samples of one data set."""

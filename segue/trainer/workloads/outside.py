@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from types import CodeType, FunctionType
 from typing import Any
 
 from torch.utils.data import DataLoader
 
 from segue.continuity.code_hash import code_hashes
+from segue.continuity.live_tree import parts_held
 from segue.continuity.naming import PROCESS
 from segue.continuity.recipe_diff import MACHINE, SURROUNDINGS, UNTRACKED, VALUES
 from segue.continuity.untracked.marks import Mark, mark_of
 from segue.continuity.untracked.place import Leaf
 from segue.continuity.untracked.reach import Reach
+from segue.continuity.untracked.scope import name_of_definition
 from segue.continuity.untracked.watch import Watch
 from segue.data.sampled import has_own_sampler
 from segue.recipe import Recipe
 from segue.records import Finding
 from segue.trainer.ranks.ddp import bare
 from segue.trainer.workloads.opened_files import opened_files
+from segue.trainer.workloads.other_hands import OtherHands
 from segue.trainer.workloads.surroundings import MOST_FILES, file_readers, machine, reader_of, surroundings
+from segue.user_objects import has
 
 _METRIC = "evaluate"
 _OF_STEPS = ("loss", "step", "after_step", "data.dataset", "data.collate_fn")
@@ -29,7 +34,12 @@ class OutsideState:
     """Recorded in each checkpoint and never restored: the values explain a replay that differs."""
 
     def __init__(
-        self, walk: Callable[[], Reach], *, metric_code: Mapping[str, str] | None = None, is_program: bool = False
+        self,
+        walk: Callable[[], Reach],
+        *,
+        metric_code: Mapping[str, str] | None = None,
+        is_program: bool = False,
+        others: OtherHands | None = None,
     ) -> None:
         """`walk` follows everything that the training code leads to; it is called now, and again at some saves.
 
@@ -41,6 +51,7 @@ class OutsideState:
         self._surroundings = surroundings(found.functions, found.files)
         self._walk, self._metric_code = walk, dict(metric_code) if metric_code is not None else None
         self._watch, self._is_program = Watch(self._reached, is_program=is_program), is_program
+        self._others = others
         self._saves = self._known = 0
 
     def capture(self) -> Any:
@@ -78,6 +89,14 @@ class OutsideState:
         lost = [path for path, mark in values.items() if path not in now or now[path] != mark]
         return self._watch.findings_of(lost, before=values)
 
+    def by_another_hand(self, trees: Mapping[str, Any], committed: Mapping[str, Any]) -> tuple[Finding, ...]:
+        """Findings about what is not as built, and was as built at the commit; `trees` are the captured components."""
+        if self._others is None:
+            return ()
+        changed = self._watch.changed_and_unknown(trees, known=committed.get(VALUES, {}))
+        settings = {path: change for path, change in changed.items() if path.startswith("model.")}
+        return tuple(self._others.findings(settings))
+
     def of_process(self) -> tuple[Finding, ...]:
         """A finding about values that nobody compares, because each process has its own."""
         found = self._watch.of_process(_OF_STEPS)
@@ -103,7 +122,7 @@ class OutsideState:
         for name, read in self._surroundings.items():
             if name in self._opened and mark_of(read()) == self._opened[name]:
                 continue  # Training only reads it.
-            found.leaves[name] = Leaf(name, "", SURROUNDINGS, name, "", read)
+            found.leaves[name] = Leaf(name, "", SURROUNDINGS, read)
         return found
 
 
@@ -123,24 +142,39 @@ def of_recipe(recipe: Recipe, *, build: Callable[..., Any]) -> OutsideState:
     """What lies outside the components of a recipe that was just built."""
     home = str(build.__module__).partition(".")[0]
     metric_code = code_hashes([recipe.evaluate], home=home) if recipe.evaluate is not None else None
-    return OutsideState(lambda: reached(recipe, home=home), metric_code=metric_code)
+    scopes = (build.__code__,) if isinstance(build, FunctionType) else ()
+    others = OtherHands(bare(recipe.model))
+    return OutsideState(lambda: reached(recipe, home=home, scopes=scopes), metric_code=metric_code, others=others)
 
 
-def reached(recipe: Recipe, *, home: str) -> Reach:
-    """Everything that the objects and functions of a recipe lead to, what belongs to a component under its name."""
-    found = Reach(home)
+def reached(recipe: Recipe, *, home: str, scopes: tuple[CodeType, ...] = ()) -> Reach:
+    """Everything that the objects and functions of a recipe lead to, what belongs to a component under its name.
+
+    `scopes` has the code of the function that makes the recipe.
+    """
+    found = Reach(home, scopes=scopes)
     model = bare(recipe.model)
     found.own("recipe", [recipe])
     found.own("model", model.modules())
     components = {**recipe.optimizers, **recipe.schedulers, "scaler": recipe.scaler}
     extra = {f"extra.{key}": target for key, target in recipe.extra.items()}
     for name, target in {**components, **extra}.items():
-        found.own(name, [target])
+        found.own(name, [target] if has(target, "state_dict", "load_state_dict") else parts_held(target))
     # What `evaluate` reads is its own, so that a metric that differs can be told from steps that do.
     fields = {**extra, **components, "model": model, "evaluate": recipe.evaluate, "loss": recipe.loss}
     fields |= {"step": recipe.step, "after_step": recipe.after_step, "on_epoch": recipe.on_epoch}
     fields |= {f"data.{name}": target for name, target in parts_of_loader(recipe.data).items()}
     for name, target in fields.items():
         if target is not None:
-            found.add(name, lambda target=target: target)  # type: ignore[misc]
+            expression = _expression(name, target, scopes)
+            holder, of = ("recipe.data", recipe.data) if name.startswith("data.") else ("", None)
+            found.add(name, lambda target=target: target, expression=expression, holder=holder, of=of)  # type: ignore[misc]
     return found
+
+
+def _expression(name: str, target: Any, scopes: tuple[CodeType, ...]) -> str:
+    """How code writes a field of the recipe: by the name of its function, or as a part of what `build` returns."""
+    if isinstance(target, FunctionType) and (known := name_of_definition(target, scopes)):
+        return known
+    kind, _, key = name.partition(".")
+    return f'recipe.{kind}["{key}"]' if key and kind != "data" else f"recipe.{name}"

@@ -18,15 +18,18 @@ from torch.nn.parameter import is_lazy
 
 from segue.continuity.code_hash import code_hashes
 from segue.continuity.data_hash import data_hashes
+from segue.continuity.live_tree import parts_held
 from segue.continuity.object_walk import Inspection, is_telling, settings_of
-from segue.continuity.recipe_diff import BINDING, CODE, CONFIG, DATA, HYPERPARAMETERS, MODEL, NEXT_BATCHES
+from segue.continuity.recipe_diff import BINDING, CODE, CONFIG, DATA, HYPERPARAMETERS, MODEL, NEXT_BATCHES, RESTORED
 from segue.data.loader import Feed
 from segue.data.order import SampleOrder
 from segue.data.sampled import has_own_sampler
 from segue.recipe import Recipe
 from segue.trainer.ranks.ddp import bare
 from segue.trainer.workloads.components import Component, Progress
-from segue.user_objects import settings_shown
+from segue.trainer.workloads.values import RestoredValues
+from segue.user_objects import has, settings_shown
+from segue.user_objects.variables import Variables
 
 _BATCHES_AHEAD, _GLANCED = 4, 64
 _OF_KERNELS = frozenset({"foreach", "fused", "capturable", "differentiable"})
@@ -47,9 +50,18 @@ class Looked:
 
 
 def setup_components(
-    recipe: Recipe, feed: Feed, progress: Progress, *, build: Callable[..., Any], config: Mapping[str, Any]
+    recipe: Recipe,
+    feed: Feed,
+    progress: Progress,
+    *,
+    build: Callable[..., Any],
+    config: Mapping[str, Any],
+    state: Mapping[str, Component],
 ) -> dict[str, Component]:
-    """The setup of a recipe that was just built, by the names of `segue.continuity.recipe_diff`."""
+    """The setup of a recipe that was just built, by the names of `segue.continuity.recipe_diff`.
+
+    `state` has the components that are restored.
+    """
     found = _inspected(recipe)
     code = [leaf.value for leaf in found.code]
     kinds = {leaf.path: f"{leaf.value.__module__}.{leaf.value.__qualname__}" for leaf in found.code}
@@ -68,7 +80,8 @@ def setup_components(
     looked: dict[str, Callable[[], Any]] = {name: lambda tree=tree: tree for name, tree in fixed.items()}  # type: ignore[misc]
     looked[BINDING] = lambda: binding(named_parameters(bare(recipe.model)), recipe.optimizers)
     looked[NEXT_BATCHES] = lambda: next_batches(feed.order, progress.samples_seen)
-    return {name: Looked(look) for name, look in looked.items()}
+    setup: dict[str, Component] = {name: Looked(look) for name, look in looked.items()}
+    return setup | {RESTORED: RestoredValues(state, paths=sorted(set(_restored(found, recipe.extra))))}
 
 
 def named_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
@@ -128,6 +141,19 @@ def _inspected(recipe: Recipe) -> Inspection:
     # Last: an object that another path reaches too gets that path as its name.
     found.add("after_step", recipe.after_step)
     return found
+
+
+def _restored(found: Inspection, extra: Mapping[str, Any]) -> Iterator[str]:
+    """Paths of what a resume restores, among the values that were found."""
+    for key, target in extra.items():
+        if isinstance(target, Variables):
+            yield from found.variables_at(target.places())
+        elif has(target, "state_dict", "load_state_dict"):
+            path = found.paths.get(id(target), f"extra.{key}")
+            yield from (f"{path}.{name}" for name in target.state_dict())
+        else:
+            yield f"extra.{key}"
+            yield from (found.paths[id(part)] for part in parts_held(target) if id(part) in found.paths)
 
 
 def _described(model: nn.Module) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from torch import nn
 from segue.checkpoints.format.dtensor import is_sharded, local_tensor
 from segue.checkpoints.format.names import of_rank
 from segue.checkpoints.format.snapshot import Snapshot
-from segue.checkpoints.format.state_tree import decode_tree, encode_tree
+from segue.checkpoints.format.state_tree import decode_tree
 from segue.continuity.recipe_diff import NOT_STATE
 from segue.errors import RecipeError
 from segue.recipe import Recipe
@@ -62,7 +62,7 @@ def components_of(
 
     Raises:
         RecipeError: the optimizer trains tensors that are not parameters of the model.
-        UnsupportedStateError: a dict in `extra` holds something that is not data.
+        UnsupportedStateError: a value in `extra` holds something that is not data.
     """
     _check_binding(recipe, name=name)
     model = bare(recipe.model)
@@ -81,9 +81,8 @@ def components_of(
         components[EARLY_STOP] = Stopper(recipe.early_stop)
     for key, target in recipe.extra.items():
         # As for the recipe's own optimizer: before its first step no state of it shows how to spread the stored one.
-        value = component_of_value(target)
+        value = component_of_value(target, path=f"extra.{key}")
         if value is not None:
-            encode_tree(value.capture(), path=f"extra.{key}", tensors={})  # What cannot be saved is said now.
             components[f"extra.{key}"] = value
         elif isinstance(target, torch.optim.Optimizer):
             components[f"extra.{key}"] = OptimizerState(target)

@@ -74,7 +74,7 @@ class Watched(NamedTuple):
     @classmethod
     def of(cls, shape: Shape, optimizers: Mapping[str, Any], *, plain: tuple[str, ...]) -> Watched:
         # A ScriptModule has no tables, and its structure cannot change.
-        named = {name: vars(each) for name, each in shape.modules.items() if vars(each).keys() >= _TABLES}
+        named = {name: vars(each) for name, each in shape.modules.items() if _has_tables(vars(each))}
         attributes = [*named.values()]
         parameters = [each["_parameters"] for each in attributes]
         buffers = [each["_buffers"] for name, each in named.items() if f"{name}.".startswith(plain)]
@@ -100,6 +100,10 @@ class Watched(NamedTuple):
 
 
 _TABLES = {"_parameters", "_modules", "_buffers"}
+
+
+def _has_tables(attributes: Mapping[str, Any]) -> bool:
+    return all(isinstance(attributes.get(name), dict) for name in _TABLES)
 
 
 def kept_buffers(module: nn.Module) -> set[str]:

@@ -1,80 +1,72 @@
-"""Components of values that have no state_dict: dicts of plain values, and random generators."""
+"""Components of values that have no state_dict: collections, arrays, tables, objects, variables, random generators."""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
-from segue.trainer.workloads.components import Component, PythonRng
+from segue.checkpoints.format.state_tree import decode_tree, encode_tree
+from segue.continuity.live_tree import put, tree_of
+from segue.trainer.workloads.components import Component
+from segue.user_objects import has
+from segue.user_objects.variables import is_registrable
 
 
-class PlainValues:
-    """A dict of plain values, restored in place."""
+class LiveValue:
+    """A value that is restored in place, so that all who share it, or a part of it, see what was restored."""
 
-    def __init__(self, values: dict[str, Any]) -> None:
-        self._values = values
-
-    def capture(self) -> Any:
-        return dict(self._values)
-
-    def restore(self, tree: Any) -> None:
-        restored = {key: placed(value, self._values.get(key)) for key, value in tree.items()}
-        self._values.clear()
-        self._values.update(restored)
-
-
-class TorchGenerator:
-    """A random generator of torch."""
-
-    def __init__(self, generator: torch.Generator) -> None:
-        self._generator = generator
+    def __init__(self, value: Any, *, path: str) -> None:
+        self._value, self._path = value, path
 
     def capture(self) -> Any:
-        return self._generator.get_state()
+        return tree_of(self._value, path=self._path)
 
     def restore(self, tree: Any) -> None:
-        self._generator.set_state(tree)
+        put(self._value, tree)
+
+    def devices(self) -> dict[str, str]:
+        """Types of the devices of its tensors that are not on the CPU, by their paths."""
+        return {path: tensor.device.type for path, tensor in self._encoded()[1].items() if tensor.device.type != "cpu"}
+
+    def move(self, devices: Mapping[str, str]) -> None:
+        """Put tensors on these devices: a restored one that nothing here stood for is on the CPU."""
+        skeleton, tensors = self._encoded()
+        moved = {path: tensor.to(devices.get(path, tensor.device)) for path, tensor in tensors.items()}
+        put(self._value, decode_tree(skeleton, moved))
+
+    def _encoded(self) -> tuple[Any, dict[str, torch.Tensor]]:
+        tensors: dict[str, torch.Tensor] = {}
+        return encode_tree(self.capture(), path=self._path, tensors=tensors), tensors
 
 
-class NumpyGenerator:
-    """A random generator of NumPy."""
+class RestoredValues:
+    """What is known of registered values beside their contents: where tensors were, and which settings they are."""
 
-    def __init__(self, generator: np.random.Generator | np.random.RandomState) -> None:
-        self._generator = generator
+    def __init__(self, components: Mapping[str, Component], *, paths: Sequence[str] = ()) -> None:
+        """`paths` are those of registered values among the settings."""
+        self._values = {name: each for name, each in components.items() if isinstance(each, LiveValue)}
+        self._paths = list(paths)
 
     def capture(self) -> Any:
-        if isinstance(self._generator, np.random.RandomState):
-            return self._generator.get_state(legacy=False)
-        return self._generator.bit_generator.state
+        devices = {name: found for name, value in self._values.items() if (found := value.devices())}
+        return {"paths": self._paths} | ({"devices": devices} if devices else {})
 
     def restore(self, tree: Any) -> None:
-        if isinstance(self._generator, np.random.RandomState):
-            self._generator.set_state(tree)
-        else:
-            self._generator.bit_generator.state = tree
+        for name, devices in tree.get("devices", {}).items():
+            if name in self._values:
+                self._values[name].move(devices)
 
 
-def component_of_value(target: Any) -> Component | None:
-    """The component of a dict or a random generator; None for anything else."""
-    if isinstance(target, torch.Generator):
-        return TorchGenerator(target)
-    if isinstance(target, (np.random.Generator, np.random.RandomState)):
-        return NumpyGenerator(target)
-    if isinstance(target, random.Random):
-        return PythonRng(target)
-    return PlainValues(target) if type(target) is dict else None
+def component_of_value(target: Any, *, path: str) -> Component | None:
+    """The component of a value that is restored in place; None for what has a state_dict, or no state at all.
 
-
-def placed(value: Any, live: Any) -> Any:
-    """A restored value on the devices of the live one."""
-    if isinstance(value, torch.Tensor):
-        return value.to(live.device) if isinstance(live, torch.Tensor) else value
-    if type(value) in (list, tuple) and isinstance(live, (list, tuple)) and len(value) == len(live):
-        return type(value)(map(placed, value, live))
-    if isinstance(value, dict) and isinstance(live, Mapping):
-        return {key: placed(item, live.get(key)) for key, item in value.items()}
-    return value
+    Raises:
+        UnsupportedStateError: something in it cannot be saved; `path` is what it is called in messages.
+    """
+    if has(target, "state_dict", "load_state_dict") or not is_registrable(target):
+        return None
+    component = LiveValue(target, path=path)
+    encode_tree(component.capture(), path=path, tensors={})  # What cannot be saved is said now.
+    return component

@@ -6,8 +6,11 @@
 from __future__ import annotations
 
 import inspect
+import site
+import sysconfig
 import types
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 _METRIC_WORDS = frozenset(
@@ -114,3 +117,18 @@ def step_by_metric(scheduler: Any, metric: float) -> None:
         scheduler.step(**{name: metric})
     else:
         scheduler.step(metric)
+
+
+def is_users_file(file: str) -> bool:
+    """Whether a source file is neither installed, nor Python's, nor segue's."""
+    here = Path(__file__).parents[1]
+    path = Path(file)
+    if path.is_relative_to(here) and not path.is_relative_to(here / "testing"):
+        return False
+    return not any(path.is_relative_to(folder) for folder in installed_folders())
+
+
+def installed_folders() -> tuple[str, ...]:
+    """Folders of Python's own modules and of installed packages."""
+    paths = sysconfig.get_paths()
+    return (paths["purelib"], paths["platlib"], paths["stdlib"], *site.getsitepackages(), site.getusersitepackages())

@@ -1,0 +1,55 @@
+"""Positions of Python's own iterators, whose items are the same in each process: how many were drawn."""
+
+from __future__ import annotations
+
+import itertools
+import operator
+import types
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+SEQUENCES = frozenset(
+    {"list_iterator", "tuple_iterator", "range_iterator", "longrange_iterator", "str_iterator", "str_ascii_iterator"}
+)
+_MOST_DRAWN = 100_000_000
+
+
+def is_iterator(value: Any) -> bool:
+    """Whether it is an iterator of Python's own, or a running generator function."""
+    if isinstance(value, types.GeneratorType):
+        return True
+    return isinstance(value, Iterator) and type(value).__module__ in ("builtins", "itertools")
+
+
+def position_of(iterator: Any) -> int | float | None:
+    """A number that grows with each item drawn; None of an iterator that does not show it, such as a generator.
+
+    Of an iterator over a sequence it is the negative number of items that are left.
+    """
+    kind = type(iterator)
+    if kind.__module__ == "builtins" and kind.__name__ in SEQUENCES:
+        return -operator.length_hint(iterator, 0)
+    if kind not in (itertools.count, itertools.cycle, enumerate):
+        return None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Copies of some will not be possible in later versions of Python.
+        try:
+            parts: Any = iterator.__reduce__()
+        except (TypeError, AttributeError):
+            return None
+    if kind is itertools.count:
+        start, *steps = parts[1]
+        return start / (steps[0] if steps else 1)  # type: ignore[no-any-return]
+    if kind is enumerate:
+        return parts[1][1] if position_of(parts[1][0]) is not None else None
+    kept, is_first_pass_over = parts[2]
+    return len(kept) - operator.length_hint(parts[1][0], 0) if is_first_pass_over else len(kept)
+
+
+def draw_until(iterator: Iterator[Any], position: float) -> None:
+    """Draw items until the iterator is at a position that another one of its kind had."""
+    now = position_of(iterator)
+    left = round(position - now) if now is not None else 0
+    for _ in itertools.islice(iterator, max(0, min(left, _MOST_DRAWN))):
+        pass

@@ -1,0 +1,237 @@
+"""What to do about a value that no component holds: the line of code that registers it, as data and in words."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.utils.data import Dataset, Sampler
+
+from segue.checkpoints.format.collections import is_frame
+from segue.checkpoints.format.state_tree import encode_tree
+from segue.continuity.iterators import is_iterator
+from segue.continuity.live_tree import parts_held, tree_of
+from segue.continuity.object_walk import STREAMS
+from segue.continuity.recipe_diff import SURROUNDINGS
+from segue.continuity.untracked.place import MODULE_VARIABLE, Leaf, Place, fetched
+from segue.user_objects import attribute, has
+from segue.user_objects.variables import CODE, is_registrable
+
+log = logging.getLogger(__name__)
+
+_OF_RECIPE = "recipe."
+"""Begins expressions that start with what `build` returns."""
+
+
+class Advice(NamedTuple):
+    """The registration of a value: under a name, by an expression of the user's code, where the expression is known."""
+
+    component: str
+    expression: str
+    """Empty: no line of code can register the value."""
+    place: str
+    """Path of what is registered."""
+    kind: str = ""
+    """Class of what is registered; of variables, that of the object whose attributes they are."""
+    imports: str = ""
+    """The module that the expression needs."""
+    names: tuple[str, ...] = ()
+    """Variables of `expression`, their holder; none where it is registered itself."""
+
+    @property
+    def value(self) -> str:
+        """The code of what is registered."""
+        if not self.names:
+            return self.expression
+        return f"segue.Variables({self.expression}, {', '.join(map(repr, self.names))})".replace("'", '"')
+
+    def together_with(self, others: Iterable[Advice], *, taken: Collection[str]) -> Advice:
+        """One registration for all these variables of one holder, under a name that is not taken."""
+        names = tuple(dict.fromkeys(name for each in (self, *others) for name in each.names))
+        return self._replace(names=names, component=_free_name(self, taken))
+
+    def code(self, *, is_program: bool) -> str:
+        """The line that registers it."""
+        before = f"import {self.imports}, and " if self.imports else ""
+        if is_program:
+            return f"{before}run.track({self.component}={self.value})"
+        if _OF_RECIPE in self.expression:
+            return f'{before}recipe.extra["{self.component}"] = {self.value}, where recipe is what build returns'
+        return f'{before}extra={{"{self.component}": {self.value}}}'
+
+
+BY_ADDRESS = "dict by id"
+"""The kind of a dict with ids of objects as its keys, which are others in each process."""
+
+
+class Known(NamedTuple):
+    """What is known of the objects and the code around a value."""
+
+    is_owned: Callable[[Any], bool]
+    """Whether an object belongs to a component already."""
+    is_address: Callable[[Any], bool]
+    """Whether a key of a dict is the id of such an object."""
+    is_assigned: Callable[[Place], bool]
+    """Whether code gives the variable at a place another object: what it holds when the recipe is made is soon none."""
+
+
+def advice_for(leaf: Leaf, known: Known) -> Advice:
+    """How to register the value at this leaf: by the outermost object around it that can be, or as a variable."""
+    outermost: Advice | None = None
+    for place in _outermost_first(leaf):
+        try:
+            found = _of_place(place, leaf, known)
+        except Exception as error:  # Of an object that cannot be looked at: another one around it may be registered.
+            log.debug("no advice at path=%s error=%s", place.path, type(error).__name__)
+            continue
+        if found is not None and (found.expression or found.kind == BY_ADDRESS):
+            return found
+        outermost = outermost or found
+    return outermost or Advice(_name(leaf.path), "", leaf.path, type(_value_at(leaf)).__name__)
+
+
+def _outermost_first(leaf: Leaf) -> Iterator[Place]:
+    chain = []
+    place = leaf.at
+    while place is not None:
+        chain.append(place)
+        place = place.outer
+    yield from reversed(chain)
+
+
+def _of_place(place: Place, leaf: Leaf, known: Known) -> Advice | None:
+    value = place.get()
+    if isinstance(value, dict) and any(map(known.is_address, [*value])):
+        return Advice(_name(place.path), "", place.path, BY_ADDRESS)
+    if isinstance(value, CODE) or known.is_owned(value):
+        return None
+    is_stateful = has(value, "state_dict", "load_state_dict")
+    is_whole = is_stateful or is_registrable(value)
+    if isinstance(value, Dataset) or not _can_be_stored(value, leaf, path=place.path, is_owned=known.is_owned):
+        return None
+    if place.what in _OF_ATTRIBUTES:  # What holds an object may be given another one: a list or a tensor, often.
+        is_stable = is_stateful or isinstance(value, STREAMS) or not _is_collection(value)
+    else:
+        is_item_of_other = place.what == "item" and not (place.outer and isinstance(place.outer.get(), tuple))
+        is_stable = is_stateful or not is_item_of_other
+    has_name = place.expression not in ("", fetched(place.holder, place.name))
+    if is_whole and is_stable and has_name and not known.is_assigned(place):
+        return Advice(_name(place.path), place.expression, place.path, type(value).__name__, _module_in(place))
+    if place.holder and place.name:
+        of = place.outer.get() if place.what == "attribute" and place.outer is not None else value
+        kind = type(of).__name__
+        return Advice(_name(place.path), place.holder, place.path, kind, _module_in(place), (place.name,))
+    return Advice(_name(place.path), "", place.path, type(value).__name__)
+
+
+_OF_ATTRIBUTES = ("attribute", "class attribute", "function attribute", "default argument")
+
+
+def _module_in(place: Place) -> str:
+    """The module by which an expression begins, if that has to be imported."""
+    first = place
+    while first.outer is not None:
+        first = first.outer
+    is_other = first.what == MODULE_VARIABLE and first.holder != "globals()"
+    return first.holder if is_other else ""
+
+
+def _is_collection(value: Any) -> bool:
+    return isinstance(value, (dict, list, set, torch.Tensor)) or is_frame(value) or not hasattr(value, "__dict__")
+
+
+def _can_be_stored(value: Any, leaf: Leaf, *, path: str, is_owned: Callable[[Any], bool]) -> bool:
+    """Whether a checkpoint can hold all of it, and nothing in it is a component's, or large and did not change."""
+    for number, part in enumerate(parts_held(value)):
+        if number > _MOST_PARTS or (number and is_owned(part)):
+            return False
+    tensors: dict[str, torch.Tensor] = {}
+    try:
+        encode_tree(tree_of(value, path=path), path=path, tensors=tensors)
+    except Exception:  # It is no data, or an object that cannot be looked at.
+        return False
+    changed = attribute(_value_at(leaf), "nbytes", 0)
+    is_small = sum(tensor.nbytes for tensor in tensors.values()) <= _MOST_BYTES + _MOST_TIMES * changed
+    return is_small or has(value, "state_dict", "load_state_dict") or _value_at(leaf) is value
+
+
+_MOST_BYTES, _MOST_TIMES = 1 << 20, 8
+"""How much an object may hold besides what changed, to be stored whole: a table of samples is not to be."""
+_MOST_PARTS = 5_000
+
+
+def fix_of(leaf: Leaf, advice: Advice, *, is_program: bool, value: Any = None) -> str:
+    """What to do, in words."""
+    if leaf.root == SURROUNDINGS:
+        return "a resume may find another value there: keep what training changes in registered state"
+    inner = leaf.path.rpartition(".")[2]
+    if not advice.expression:
+        return _without_code(leaf, advice, value, is_program=is_program)
+    code = advice.code(is_program=is_program)
+    if _is_of_sampler(leaf):
+        return (
+            f"the order of an epoch follows from what its sampler holds then: change it in on_epoch alone, and {code}"
+        )
+    if leaf.is_registered and leaf.root != "model":
+        return (
+            f"return {inner} from state_dict() of {leaf.root} and take it back in load_state_dict(), or register it: "
+            f"{code}"
+        )
+    is_tensor = isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter)
+    if leaf.root == "model" and is_tensor and advice.names:
+        return f"make {inner} a buffer (register_buffer), or register it: {code}"
+    return f"register it: {code}"
+
+
+def _is_of_sampler(leaf: Leaf) -> bool:
+    place = leaf.at
+    while place is not None:
+        if isinstance(_value_at(place), Sampler):
+            return True
+        place = place.outer
+    return False
+
+
+def _without_code(leaf: Leaf, advice: Advice, value: Any, *, is_program: bool) -> str:
+    name = advice.component
+    if advice.kind == BY_ADDRESS:
+        if leaf.root.startswith("optimizer"):
+            return f"an id is another number in each process: keep what {name} holds in self.state[p] of the optimizer"
+        return f"an id is another number in each process: let {name} have names as its keys, and register it"
+    if isinstance(value, list) and leaf.place == "item":
+        return (
+            f"an object is another one in each process: let a dict with names as its keys hold {name}, and register it"
+        )
+    if is_iterator(value):
+        return (
+            f"no checkpoint can hold a generator: give what makes {name} a class with __next__ and attributes for what "
+            "changes, and register its object"
+        )
+    line = Advice("state", "state", "").code(is_program=is_program)
+    return f'keep it in a dict and register that: state = {{"{name}": ...}}, and {line}'
+
+
+def _free_name(advice: Advice, taken: Collection[str]) -> str:
+    parts = [re.sub(r"\W", "_", part) for part in advice.place.split(".")]
+    longer = ("_".join(parts[-count:]) for count in range(2, len(parts) + 1))
+    found = (name for name in (advice.component, *longer) if name.isidentifier() and name not in taken)
+    return next(found, f"{advice.component}_{len(taken)}")
+
+
+def _value_at(place: Place | Leaf) -> Any:
+    try:
+        return place.get()
+    except Exception:  # It is gone, or cannot be looked at.
+        return None
+
+
+def _name(path: str) -> str:
+    """The last part of a path that can be the name of a variable."""
+    left_out = ("self", "hook", "value", "__self__")
+    parts = [part for part in path.split(".") if part.isidentifier() and part not in left_out]
+    name = re.sub(r"\W", "_", parts[-1].strip("_")) if parts else ""
+    return name or "state"

@@ -1,0 +1,57 @@
+"""Which names values have where a recipe is made, or a loop stands: by code objects alone."""
+
+from __future__ import annotations
+
+import dis
+import sys
+import types
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Any
+
+from segue.continuity.code_hash import codes_of
+
+_LOCAL = ".<locals>."
+
+
+def name_of_definition(found: types.FunctionType | type, scopes: Iterable[types.CodeType]) -> str:
+    """The name of a function or class that one of these functions defines, or their module; empty otherwise."""
+    known: dict[str, Any]
+    if isinstance(found, types.FunctionType):
+        # Of its code: a decorator gives a function the name of another one.
+        full, known = found.__code__.co_qualname, found.__globals__
+        file: Any = found.__code__.co_filename
+    else:
+        full, known = found.__qualname__, vars(sys.modules.get(found.__module__, types))
+        file = known.get("__file__")
+    for scope in scopes:
+        name = full.removeprefix(f"{scope.co_qualname}{_LOCAL}")
+        is_local = name != full and name.isidentifier() and name in (*scope.co_varnames, *scope.co_cellvars)
+        if file == scope.co_filename and (is_local or known.get(full) is found):
+            return name if is_local else full
+    return ""
+
+
+def is_variable_of(function: types.FunctionType, name: str, scopes: Iterable[types.CodeType]) -> bool:
+    """Whether a closure variable of a function is one of these functions' own, and not of one in between."""
+    for scope in scopes:
+        if name not in scope.co_cellvars or function.__code__.co_filename != scope.co_filename:
+            continue
+        between = function.__code__.co_qualname.removeprefix(f"{scope.co_qualname}{_LOCAL}")
+        if between == function.__code__.co_qualname:
+            continue
+        *outer, _ = between.split(_LOCAL)
+        if not any(name in code.co_cellvars for code in codes_of(scope) if code is not scope and code.co_name in outer):
+            return True
+    return False
+
+
+@lru_cache(maxsize=4096)
+def names_rebound(code: types.CodeType) -> frozenset[str]:
+    """Variables outside a function to which it, or a function within it, assigns."""
+    return frozenset(
+        str(each.argval)
+        for inner in codes_of(code)
+        for each in dis.get_instructions(inner)
+        if each.opname == "STORE_GLOBAL" or (each.opname == "STORE_DEREF" and each.argval in inner.co_freevars)
+    )
