@@ -41,7 +41,7 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     ("sessions",),
     ("data", "recipe"),
     ("spec",),
-    ("parsing", "pool_prices", "policies", "signing", "user_objects"),
+    ("parsing", "policies", "signing", "user_objects"),
     ("errors",),
     ("records",),
     ("clock", "credentials", "process", "shard", "units"),

@@ -20,7 +20,7 @@ from typing import Any, cast
 from segue.clock import Clock
 from segue.controller.costs.command_output import CommandFailedError, output_of
 from segue.errors import LogMovedError, PriceSourceError
-from segue.pool_prices import PoolSpec, PriceSource
+from segue.spec.pool_prices import PoolSpec, PriceSource
 from segue.runlog.entries import Entry, PricesEntry
 from segue.runlog.history import History, read_history
 from segue.runlog.log import RunLog, Stamp
