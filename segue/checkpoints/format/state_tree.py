@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from segue.checkpoints.format.dtensor import sharded_types
-from segue.checkpoints.format.layout import DTYPES
+from segue.checkpoints.format.layout import DTYPES, MOST_LEVELS
 from segue.errors import UnsupportedStateError
 
 Json = Any
@@ -31,13 +31,14 @@ _dtype_of = operator.attrgetter("dtype")
 _layout_of = operator.attrgetter("layout")
 
 
-def encode_tree(tree: Any, *, path: str, tensors: dict[str, torch.Tensor]) -> Json:
+def encode_tree(tree: Any, *, path: str, tensors: dict[str, torch.Tensor], level: int = 0) -> Json:
     """The JSON skeleton of a state tree; its tensors are put into `tensors` under their path.
 
-    Tensors are referenced, not copied.
+    Tensors are referenced, not copied. `level` is that of a part of a tree.
 
     Raises:
-        UnsupportedStateError: something in it is not data; names it by its path.
+        UnsupportedStateError: something in it is not data, or is deeper than what can be read back; names it by its
+            path.
     """
     if tree is None or isinstance(tree, bool):
         return tree
@@ -58,11 +59,14 @@ def encode_tree(tree: Any, *, path: str, tensors: dict[str, torch.Tensor]) -> Js
         return {f"{_TAG}bytes": base64.b64encode(tree).decode()}
     if isinstance(tree, Counter):
         return {f"{_TAG}counter": [[key, value] for key, value in tree.items()]}
+    if level == MOST_LEVELS:
+        raise UnsupportedStateError(path=path, type_name=f"{type(tree).__qualname__} inside {MOST_LEVELS} others")
     if isinstance(tree, Mapping):
-        return _encode_mapping(tree, path=path, tensors=tensors)
+        return _encode_mapping(tree, path=path, tensors=tensors, level=level)
     if type(tree) in (list, tuple, set):
         items = _in_order(tree, path=path) if isinstance(tree, set) else tree
-        encoded = [encode_tree(item, path=f"{path}.{n}", tensors=tensors) for n, item in enumerate(items)]
+        parts = ((f"{path}.{number}", item) for number, item in enumerate(items))
+        encoded = [encode_tree(item, path=name, tensors=tensors, level=level + 1) for name, item in parts]
         return encoded if isinstance(tree, list) else {f"{_TAG}{type(tree).__name__}": encoded}
     raise UnsupportedStateError(path=path, type_name=type(tree).__qualname__)
 
@@ -127,13 +131,14 @@ def _put(tensor: torch.Tensor, path: str, tensors: dict[str, torch.Tensor]) -> s
     return path
 
 
-def _encode_mapping(tree: Mapping[Any, Any], *, path: str, tensors: dict[str, torch.Tensor]) -> Json:
+def _encode_mapping(tree: Mapping[Any, Any], *, path: str, tensors: dict[str, torch.Tensor], level: int) -> Json:
     if (many := _encode_tensors(tree, path, tensors)) is not None:
         return many
     for key in tree:  # First: a key of another type may raise when it is shown in a path.
         if not isinstance(key, (str, int, float)):
             raise UnsupportedStateError(path=path, type_name=f"dict with a {type(key).__qualname__} key")
-    encoded = [(key, encode_tree(value, path=f"{path}.{key}", tensors=tensors)) for key, value in tree.items()]
+    parts = ((key, f"{path}.{key}", value) for key, value in tree.items())
+    encoded = [(key, encode_tree(value, path=name, tensors=tensors, level=level + 1)) for key, name, value in parts]
     if all(type(key) is str and not key.startswith(_TAG) for key in tree):
         return dict(encoded)
     return {f"{_TAG}pairs": [[key, value] for key, value in encoded]}
@@ -156,6 +161,13 @@ def _encode_tensors(tree: Mapping[Any, Any], path: str, tensors: dict[str, torch
     return {f"{_TAG}tensors": [path, list(tree)]}
 
 
+def _scalar(dtype: np.dtype[Any], value: Any) -> Any:
+    # A void of a number takes that many bytes of memory.
+    if dtype.kind not in "biufS" or not isinstance(value, bytes if dtype.kind == "S" else (bool, int, float)):
+        raise ValueError(f"no scalar has the type {dtype.str!r}")
+    return dtype.type(value)
+
+
 def _decode_tagged(tag: str, value: Json, tensors: Mapping[str, torch.Tensor]) -> Any:
     match tag:
         case "tensor":
@@ -166,7 +178,7 @@ def _decode_tagged(tag: str, value: Json, tensors: Mapping[str, torch.Tensor]) -
         case "array":
             return tensors[value].numpy()
         case "scalar":
-            return np.dtype(value[0]).type(decode_tree(value[1], tensors))
+            return _scalar(np.dtype(value[0]), decode_tree(value[1], tensors))
         case "float":
             return float(value)
         case "bytes":
