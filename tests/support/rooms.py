@@ -44,7 +44,7 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     ("parsing", "policies", "signing", "user_objects"),
     ("errors",),
     ("records",),
-    ("clock", "credentials", "process", "shard", "units"),
+    ("clock", "credentials", "markup", "process", "shard", "units"),
 )
 """Top to bottom. A room imports those below it, and none of its own line or above."""
 APART = ("testing",)
