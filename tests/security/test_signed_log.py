@@ -161,6 +161,24 @@ def test_a_record_that_was_signed_for_its_slot_and_lost_the_race_cannot_replace_
     assert (caught.value.slot, caught.value.later_slot) == (2, 3)
 
 
+def test_a_record_that_lost_the_race_is_not_taken_where_the_winner_is_damaged(store, key, tmp_path):
+    log = signed(store, key, records=2)
+    branch = LocalStore(tmp_path / "branch").create()
+    for slot in range(2):
+        put(branch, slot, record(store, slot))
+    signed(branch, key).append(note(77))
+    log.append(note(2))
+    log.append(note(3))
+    put(store, 2, b"rot")
+    reader = signed(store, key).reload()
+    assert [damage.slot for damage in reader.damage] == [2]
+    put(store, 2, record(branch, 2))
+    for read in (reader.reload, signed(store, key).reload):
+        with pytest.raises(BrokenChainError) as caught:
+            read()
+        assert (caught.value.slot, caught.value.later_slot) == (2, 3)
+
+
 @pytest.mark.parametrize("spoil", ["remove", "damage"])
 def test_a_record_that_is_gone_or_damaged_is_damage_and_the_rest_is_used(store, key, spoil):
     signed(store, key, records=4)
