@@ -15,7 +15,11 @@ from tests.runlog.test_log import RUN, note, numbers
 class RefusesItsOwn(FaultyStore):
     """Its client repeated a put whose answer was lost, and the repetition was refused: as S3 answers 412."""
 
+    puts = 0
+
     def put_if_absent(self, key: str, data: bytes) -> bool:
+        self.puts += 1
+        assert self.puts < 10, "its writer does not recognize its own records"
         self.inner.put_if_absent(key, data)
         return False
 

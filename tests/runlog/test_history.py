@@ -156,6 +156,11 @@ def test_records_of_the_controller_do_not_end_commits() -> None:
     assert steps(history_of(committed(1, 10), reported(0), decided(1), committed(1, 20))) == [10, 20]
 
 
+def test_records_of_the_controller_do_not_let_an_earlier_epoch_commit_again() -> None:
+    history = history_of(committed(2, 10), reported(0), decided(1), committed(1, 99), committed(2, 20))
+    assert steps(history) == [10, 20]
+
+
 def test_a_quarantined_checkpoint_stays_in_the_history_and_no_attempt_resumes_from_it() -> None:
     flipped = entry(QuarantineEntry, slot=2, checkpoint=ref(2, 20), reason="flipped")
     again = entry(QuarantineEntry, slot=2, checkpoint=ref(2, 20), reason="seen again")

@@ -138,6 +138,14 @@ def test_a_record_of_another_run_is_a_copy(store, key):
         signed(store, key).reload()
 
 
+def test_the_whole_log_of_another_run_is_a_copy(store, key):
+    signed(store, key, run="run-2", records=4)
+    for slot in range(4):
+        put(store, slot, record(store, slot, run="run-2"))
+    with pytest.raises(ReplayedRecordError, match="run run-2"):
+        signed(store, key).reload()
+
+
 def test_a_record_of_an_earlier_log_of_the_same_run_is_a_copy(store, key, tmp_path):
     earlier = LocalStore(tmp_path / "earlier").create()
     signed(earlier, key, records=4)
