@@ -174,3 +174,13 @@ def test_a_heartbeat_with_any_number_is_read_and_shown():
             view = RunView(spec, book.history, cost_report(spec, book.history), book.now, beat=beat)
             assert page(view), (path, value)
     assert good.beat_at == datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def test_a_hand_over_that_lacks_a_figure_is_read():
+    book = Logbook(make_spec(deadline_in=86_400.0, policy={"step_seconds": 1.0}))
+    plan = book.decide().plan
+    facts = {"segment": plan.segment, "attempt": plan.attempt, "deployment": plan.deployment, "reason": "spot"}
+    book.write(HandoverEntry, spare="s1", numbers={"waited_seconds": 20.0}, **facts)
+    taken_over = book.plan(standby="s1")
+    book.report(taken_over, StopReason.LOST, attempt_id=book.claim(taken_over), seconds=60.0)
+    assert book.ask().action == "run"

@@ -197,6 +197,15 @@ def test_a_deep_tree_is_refused_before_it_ends_the_recursion_of_a_restore(saved,
     is_read_or_refused(store, with_bytes(store, manifest, ".json", text.encode()))
 
 
+def test_the_levels_are_counted_where_the_index_is_read(saved):
+    """Between what a save permits and what ends the recursion here, a tree would be read, and end that of a restore."""
+    store, manifest = saved
+    data = json.loads(object_of(store, manifest, ".json"))
+    data["skeletons"]["progress"] = json.loads(nested(3 * MOST_LEVELS + 2))
+    with pytest.raises(MalformedCheckpointError, match="more than 300 levels"):
+        read_checkpoint(store, run_id="run", manifest=with_bytes(store, manifest, ".json", json.dumps(data).encode()))
+
+
 def deep(count, make):
     tree = 1
     for _ in range(count):

@@ -54,7 +54,7 @@ MUTANTS = (
     ),
     Mutants(
         "segue/continuity/differences.py",
-        ("tests/continuity/noise/test_noise.py",),
+        ("tests/continuity/noise/test_differences.py",),
         (
             ("    return abs(before - after) / max(abs(before), abs(after))", "    return abs(before - after)"),
             ("        return math.inf\n", "        return None\n"),

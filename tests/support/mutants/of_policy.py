@@ -81,8 +81,12 @@ MUTANTS = (
                 "    return median(seen[-_USUAL_OF:]) if seen else None",
                 "    return max(seen[-_USUAL_OF:]) if seen else None",
             ),
-            ("    return seconds if longest is None else min(seconds, longest)", "    return seconds"),
         ),
+    ),
+    Mutants(
+        "segue/policy/estimates.py",
+        ("tests/policy/test_queueing.py::test_a_wait_in_a_queue_is_no_changeover_beyond_the_time_of_the_plan",),
+        (("    return seconds if longest is None else min(seconds, longest)", "    return seconds"),),
     ),
     Mutants(
         "segue/policy/save_interval.py",
@@ -130,9 +134,13 @@ MUTANTS = (
     ),
     Mutants(
         "segue/policy/decide.py",
+        ("tests/policy/test_failure_classes.py::test_a_cancelled_segment_ends_the_run_and_the_next_start_goes_on",),
+        (("    if last is not None and last.stop_reason is StopReason.CANCELLED:", "    if False:"),),
+    ),
+    Mutants(
+        "segue/policy/decide.py",
         (_DECIDE,),
         (
-            ("    if last is not None and last.stop_reason is StopReason.CANCELLED:", "    if False:"),
             (
                 "    return (last.segment, last.attempt + 1) if parent == last.parent else (last.segment + 1, 1)",
                 "    return (last.segment, last.attempt + 1)",
@@ -143,7 +151,10 @@ MUTANTS = (
     ),
     Mutants(
         "segue/units.py",
-        (_ANY,),
+        (
+            f"{_ANY}::test_seconds_are_within_bounds",
+            f"{_ANY}::test_a_price_that_is_none_is_not_known_and_the_pool_keeps_its_own",
+        ),
         (
             (
                 "    return least if math.isnan(value) else min(max(value, least), most)",
@@ -153,14 +164,20 @@ MUTANTS = (
                 "    return least if math.isnan(value) else min(max(value, least), most)",
                 "    return least if math.isnan(value) else max(value, least)",
             ),
-            ("    return min(max(value, 0), MOST_COUNT)", "    return max(value, 0)"),
-            ("if EARLIEST <= value <= LATEST else", "if True else"),
             ("for name, price in values.items() if price > 0}", "for name, price in values.items()}"),
         ),
     ),
     Mutants(
+        "segue/units.py",
+        (f"{_ANY}::test_it_is_decided_what_happens_next",),
+        (
+            ("    return min(max(value, 0), MOST_COUNT)", "    return max(value, 0)"),
+            ("if EARLIEST <= value <= LATEST else", "if True else"),
+        ),
+    ),
+    Mutants(
         "segue/policy/availability.py",
-        (_ANY,),
+        (f"{_ANY}::test_a_hand_over_that_lacks_a_figure_is_read",),
         (('handover.numbers.get("held_seconds", 0.0)', 'handover.numbers["held_seconds"]'),),
     ),
 )
