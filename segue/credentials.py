@@ -63,8 +63,10 @@ _CODE = re.compile(r"[A-Za-z_][\w.]*[(\[]|[A-Za-z_]+(\.[A-Za-z_]+)+$")
 """A call, an index or an attribute, as in `password=load()`."""
 
 _SECRET_WORDS = {"password", "passwd", "passphrase", "secret", "credential", "apikey"}
-_SECRET_ENDINGS = ("password", "passwd", "passphrase", "apikey", "clientsecret", "accesskey", "secretkey")
-_SECRET_ENDINGS += ("privatekey", "accountkey", "accesstoken", "authtoken", "apitoken")
+_SECRET_ENDINGS = (
+    *("password", "passwd", "passphrase", "apikey", "clientsecret", "accesskey", "secretkey"),
+    *("privatekey", "accountkey", "accesstoken", "authtoken", "apitoken"),
+)
 _SECRET_PAIRS = {(first, "key") for first in ("api", "access", "private", "secret", "auth", "signing", "account")}
 _SECRET_PAIRS |= {(first, "key") for first in ("encryption", "master", "shared", "subscription", "storage", "wandb")}
 _SECRET_PAIRS |= {(first, "pass") for first in ("db", "user", "mysql", "smtp", "redis", "ftp", "http", "admin", "root")}

@@ -69,11 +69,6 @@ MUTANTS = (
         (("            board.hold()", "            pass"),),
     ),
     Mutants(
-        "segue/trainer/safe_points.py",
-        (f"{_NOTICES}::test_each_hint_saves_once_training_goes_on_and_the_result_is_that_of_an_undisturbed_run",),
-        (("            self._notices.follow_hints()", "            pass"),),
-    ),
-    Mutants(
         "segue/trainer/loop.py",
         (f"{_ENDINGS}::test_sigterm_commits_at_the_next_safe_point_and_ends_as_notice",),
         (("            self._save(evaluate=reason is StopReason.FINISHED, is_last=True)", "            pass"),),
