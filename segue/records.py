@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import re
-from datetime import datetime
 from enum import StrEnum
 from typing import Any, Literal
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, field_serializer
+from pydantic import BaseModel, ConfigDict, Field, field_serializer
 
 from segue.shard import Shard
+from segue.units import MOST_COUNT, Count, Moment, Seconds, SecondsAboveZero, SecondsOrEndless
 
 
 class Value(BaseModel):
@@ -86,9 +86,9 @@ class Notice(Value):
         description="Source of the notice: sigterm, sigint, sigusr1, file, recall, orphaned, aws, gce or azure; "
         "rebalance for a hint, which only `Recipe.on_notice` gets."
     )
-    received_at: AwareDatetime
-    grace_seconds: float = Field(
-        ge=0, description="Seconds from the notice to the kill, as far as is known; inf for a hint."
+    received_at: Moment
+    grace_seconds: SecondsOrEndless = Field(
+        description="Seconds from the notice to the kill, as far as is known; inf for a hint."
     )
     phase: str | None = Field(
         None,
@@ -101,8 +101,8 @@ class Notice(Value):
 class CheckpointRef(Value):
     """A reference to a committed checkpoint, by the log slot of its commit."""
 
-    slot: int = Field(ge=0)
-    step: int = Field(ge=0)
+    slot: int = Field(ge=0, le=MOST_COUNT)
+    step: int = Field(ge=0, le=MOST_COUNT)
     attempt_id: str
 
 
@@ -177,9 +177,9 @@ class Fork(Value):
 class Manifest(Value):
     """The record by which one checkpoint is found, checked and restored."""
 
-    step: int = Field(ge=0)
-    samples_seen: int = Field(ge=0)
-    epoch: int = Field(ge=0, description="Pass over the data to which the next sample belongs.")
+    step: int = Field(ge=0, le=MOST_COUNT)
+    samples_seen: int = Field(ge=0, le=MOST_COUNT)
+    epoch: int = Field(ge=0, le=MOST_COUNT, description="Pass over the data to which the next sample belongs.")
     parent: CheckpointRef | None = Field(None, description="Checkpoint from which the attempt resumed.")
     shards: tuple[Shard, ...]
     tensor_count: int = Field(ge=0, description="Tensors in the state; their types and digests are in the index.")
@@ -337,21 +337,21 @@ class SegmentPlan(Record):
     at_most: CheckpointRef | None = Field(
         None, description="Newest checkpoint from which to resume, because resumes from newer ones were broken."
     )
-    max_seconds: float | None = Field(
-        None, gt=0, description="Wall-clock bound in seconds; the loop commits and stops before it. None: no bound."
+    max_seconds: SecondsAboveZero | None = Field(
+        None, description="Wall-clock bound in seconds; the loop commits and stops before it. None: no bound."
     )
     stop_at_step: int | None = Field(
         None, gt=0, description="Step at which the segment commits and ends; None: no end."
     )
     stop_at_epoch: int | None = Field(None, gt=0, description="Pass over the data before which it does; None: no end.")
-    start_within_seconds: float | None = Field(
-        None, gt=0, description="Longest wait for capacity in seconds, until the attempt claims the run."
+    start_within_seconds: SecondsAboveZero | None = Field(
+        None, description="Longest wait for capacity in seconds, until the attempt claims the run."
     )
     skips: tuple[Skip, ...] = Field((), description="Ranges of the sample order that this and later attempts skip.")
     standby: str | None = Field(
         None, alias="spare", description="Standby that runs this attempt on its booted machine; None: a new machine."
     )
-    delay_seconds: float = Field(0.0, ge=0, description="Back-off: seconds from the decision to the attempt's start.")
+    delay_seconds: Seconds = Field(0.0, description="Back-off: seconds from the decision to the attempt's start.")
     keeps_machine: bool = Field(
         False, description="Whether the machine is kept at a planned end, for the segment after this one."
     )
@@ -380,19 +380,19 @@ class SegmentReport(Record):
     attempt_id: str | None = Field(description="Id of the attempt; None when it never claimed the run.")
     capacity: Capacity
     stop_reason: StopReason
-    from_step: int = Field(ge=0)
-    to_step: int = Field(ge=0, description="Last step reached, committed or not.")
+    from_step: Count
+    to_step: Count = Field(description="Last step reached, committed or not.")
     checkpoint: CheckpointRef | None = Field(None, description="Newest checkpoint that this attempt committed.")
-    samples_seen: int = Field(0, ge=0)
-    lost_steps: int = Field(0, ge=0, description="Steps after the last commit that must be done again.")
-    seconds: float = Field(0.0, ge=0, description="Seconds from claim to end, by the writer's clock.")
-    train_seconds: float = Field(0.0, ge=0, description="Seconds from the first new step to the last, with saves.")
-    train_steps: int = Field(0, ge=0, description="Steps in `train_seconds`.")
-    startup_seconds: float = Field(0.0, ge=0, description="Seconds from claim to the first new step.")
-    save_seconds: float | None = Field(
-        None, ge=0, description="Usual seconds from a snapshot to its commit; None: no checkpoint was committed."
+    samples_seen: Count = 0
+    lost_steps: Count = Field(0, description="Steps after the last commit that must be done again.")
+    seconds: Seconds = Field(0.0, description="Seconds from claim to end, by the writer's clock.")
+    train_seconds: Seconds = Field(0.0, description="Seconds from the first new step to the last, with saves.")
+    train_steps: Count = Field(0, description="Steps in `train_seconds`.")
+    startup_seconds: Seconds = Field(0.0, description="Seconds from claim to the first new step.")
+    save_seconds: Seconds | None = Field(
+        None, description="Usual seconds from a snapshot to its commit; None: no checkpoint was committed."
     )
-    save_cost_seconds: float | None = Field(None, ge=0, description="Usual seconds of training that a save took away.")
+    save_cost_seconds: Seconds | None = Field(None, description="Usual seconds of training that a save took away.")
     got_capacity: bool = Field(
         True, description="False when it had no machine of a pool: the wait ended without one, or it was an import."
     )
@@ -404,8 +404,8 @@ class SegmentReport(Record):
     notice: Notice | None = None
     failure: CodeFailure | None = None
     anomaly: Anomaly | None = Field(None, description="Anomaly that ended the attempt.")
-    peak_memory_bytes: int | None = Field(
-        None, ge=0, description="Largest resident memory of the trainer; None: not measured."
+    peak_memory_bytes: Count | None = Field(
+        None, description="Largest resident memory of the trainer; None: not measured."
     )
     note: str | None = Field(None, description="Further information for a person.")
     finish_reason: str | None = Field(
@@ -427,26 +427,26 @@ class Heartbeat(Record):
     """A sign of life, overwritten in place. A changing counter shows that the attempt is alive, not a timestamp."""
 
     attempt_id: str
-    counter: int = Field(ge=0)
+    counter: Count
     phase: Literal["starting", "restoring", "training", "stopping"]
-    step: int = Field(ge=0)
+    step: Count
     loss: float | None = None
-    step_seconds: float | None = None
-    last_commit_step: int | None = None
-    ends_in_seconds: float | None = Field(
+    step_seconds: Seconds | None = None
+    last_commit_step: Count | None = None
+    ends_in_seconds: Seconds | None = Field(
         None, description="Seconds to the planned end of the segment at its pace; None: no such end, or not known."
     )
     trainer_pid: int
     cadence: str | None = Field(None, description="Current save interval and its reason.")
-    saves_delayed: int = Field(0, ge=0, description="Saves that had to wait until the previous one was written.")
+    saves_delayed: Count = Field(0, description="Saves that had to wait until the previous one was written.")
     trouble: str | None = Field(None, description="Reason why a save is being retried; None without a failure.")
-    peak_memory_bytes: int | None = Field(None, ge=0, description="Largest resident memory of the trainer so far.")
-    memory_bytes: int | None = Field(None, ge=0, description="Memory of the trainer now that cannot be reclaimed.")
+    peak_memory_bytes: Count | None = Field(None, description="Largest resident memory of the trainer so far.")
+    memory_bytes: Count | None = Field(None, description="Memory of the trainer now that cannot be reclaimed.")
     memory_limit_bytes: int | None = Field(None, gt=0, description="Memory limit of its control group; None: none.")
     rows: tuple[WitnessRow, ...] = Field(
         (), description="Rows after saves that are not sealed yet, for a resume after a kill."
     )
-    beat_at: datetime
+    beat_at: Moment
 
 
 class ParentRecord(Record):
@@ -463,5 +463,5 @@ class ParentRecord(Record):
     has_left: bool = Field(False, description="Whether this parent ended before the run did.")
     waiting: str | None = Field(None, description="What an attempt without a machine waits for; None: for nothing.")
     unguarded: str | None = Field(None, description="Why nothing would start this parent again; None: recovery looks.")
-    timeout_seconds: float = Field(gt=0, description="Without a new heartbeat for this long, the parent is dead.")
-    beat_at: datetime
+    timeout_seconds: SecondsAboveZero = Field(description="Without a new heartbeat for this long, the parent is dead.")
+    beat_at: Moment

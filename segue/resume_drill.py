@@ -23,7 +23,6 @@ from segue.launch.launcher import Trainer
 from segue.launch.output import Line
 from segue.notices.disturbance import DisturbanceKind
 from segue.policy.decide import Decision
-from segue.pool_prices import PoolSpec
 from segue.recipe import import_build
 from segue.records import SegmentPlan, VerdictKind
 from segue.runlog.history import History, read_history
@@ -31,6 +30,7 @@ from segue.runlog.log import RunLog
 from segue.runlog.open import open_log
 from segue.sessions import require_program
 from segue.spec import BudgetSpec, RunSpec, StoreSpec
+from segue.spec.pool_prices import PoolSpec
 from segue.trainer.replays.fresh import FreshProcesses, ReplayRequest
 from segue.verification.comparison import FOLDER, differing, differing_before, resumes_of, worst
 from segue.verification.drill_report import DrillReport

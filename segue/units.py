@@ -1,8 +1,28 @@
-"""How numbers with a unit are written for people. Durations are parsed by `segue.cli.durations`."""
+"""Numbers with a unit: their bounds where records are read, and how they are written for people.
+
+Records come from other processes. A clock that jumped, a broken disk or another writer can leave a time of 1e12
+seconds, nan, infinity, or less than nothing. Such a record still says what happened; refused as damaged it would be
+missing. So its numbers are brought within bounds, and nobody who calculates with them has to think of them. Durations
+that people write are parsed by `segue.cli.durations`.
+"""
 
 from __future__ import annotations
 
+import math
+from datetime import UTC, datetime
+from typing import Annotated
+
+from pydantic import AfterValidator, AwareDatetime
+
 _MINUTE, _HOUR, _DAY = 60.0, 3600.0, 86400.0
+MOST_SECONDS = 10 * 366 * 86_400.0
+"""Ten years: no attempt takes longer, and any moment of the clock can be moved by it."""
+LEAST_SECONDS = 1e-3
+MOST_COUNT = 2**53
+"""Beyond it floating point does not tell whole numbers apart."""
+MOST_MONEY = 1e12
+EARLIEST, LATEST = datetime(2000, 1, 1, tzinfo=UTC), datetime(2100, 1, 1, tzinfo=UTC)
+"""Of a clock."""
 
 
 def duration(seconds: float) -> str:
@@ -33,3 +53,58 @@ def size(count_bytes: float) -> str:
     while value >= 1000 and len(units) > 1:
         value, units = value / 1000, units[1:]
     return f"{value:.2g} {units[0]}" if value < 10 and units[0] != "B" else f"{value:.0f} {units[0]}"
+
+
+def within(value: float, *, least: float, most: float) -> float:
+    """The nearest number that is within these bounds; the least one for what is none."""
+    return least if math.isnan(value) else min(max(value, least), most)
+
+
+def _seconds(value: float) -> float:
+    return within(value, least=0.0, most=MOST_SECONDS)
+
+
+def _seconds_above_zero(value: float) -> float:
+    return within(value, least=LEAST_SECONDS, most=MOST_SECONDS)
+
+
+def _seconds_or_endless(value: float) -> float:
+    return value if value == float("inf") else _seconds(value)
+
+
+def _count(value: int) -> int:
+    return min(max(value, 0), MOST_COUNT)
+
+
+def _money(value: float) -> float:
+    return within(value, least=0.0, most=MOST_MONEY)
+
+
+def _moment(value: datetime) -> datetime:
+    return value if EARLIEST <= value <= LATEST else min(max(value, EARLIEST), LATEST)
+
+
+def _figures(values: dict[str, float]) -> dict[str, float]:
+    return {name: _figure(name, value) for name, value in values.items()}
+
+
+def _figure(name: str, value: float) -> float:
+    most = MOST_SECONDS if name.endswith("seconds") else MOST_MONEY
+    return 0.0 if math.isnan(value) else within(value, least=-most, most=most)
+
+
+def _prices(values: dict[str, float]) -> dict[str, float]:
+    # One that is none is not known: the pool keeps the price of its spec.
+    return {name: min(price, MOST_MONEY) for name, price in values.items() if price > 0}
+
+
+Seconds = Annotated[float, AfterValidator(_seconds)]
+SecondsAboveZero = Annotated[float, AfterValidator(_seconds_above_zero)]
+SecondsOrEndless = Annotated[float, AfterValidator(_seconds_or_endless)]
+Count = Annotated[int, AfterValidator(_count)]
+Money = Annotated[float, AfterValidator(_money)]
+Moment = Annotated[AwareDatetime, AfterValidator(_moment)]
+Figures = Annotated[dict[str, float], AfterValidator(_figures)]
+"""Numbers behind a decision, by name; those whose names end in `seconds` may be negative, as a slack is."""
+Prices = Annotated[dict[str, float], AfterValidator(_prices)]
+"""Prices per hour, by deployment."""

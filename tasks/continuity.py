@@ -15,6 +15,7 @@ from segue.tasks.prefect_api import SILENCE, quick_client, wait_for_api
 from segue.tasks.run_artifact import LiveArtifact, artifact_key
 
 from segue.controller.steps import settle_verdict
+from segue.markup import inline
 from segue.notices.disturbance import DisturbanceKind
 from segue.records import SegmentReport, Verdict, VerdictKind
 from segue.runlog.history import read_history
@@ -86,7 +87,7 @@ def publish_verification(spec: RunSpec, history: Sequence[Verification]) -> None
             with quick_client() as client:
                 announcer.announce(client, [event_of(history, store=store.url, now=now)], now=now)
                 page = verifications_page(history, store=store.url, now=now)
-                artifact.write(client, page, description=headline(history, now=now))
+                artifact.write(client, page, description=inline(headline(history, now=now)))
             is_published = True
         except SILENCE as error:
             if clock.monotonic() > give_up_at:

@@ -12,6 +12,7 @@ from segue.tasks.run_artifact import artifact_key
 from segue.curves.expectations import CurveReport
 from segue.curves.expectations import check_curve as check_curve_here
 from segue.curves.resume_plot import draw_resume
+from segue.markup import Markup, blocks, table
 from segue.runlog.open import open_log
 from segue.spec import RunSpec
 
@@ -31,13 +32,12 @@ def check_curve(spec: RunSpec) -> CurveReport:
 def publish_resume(spec: RunSpec, segment: int | None = None) -> None:
     """Plot the newest resume of a segment, or of the run, in the artifact `segue-<run>-resume-point`."""
     png = base64.b64encode(draw_resume(open_log(spec), segment=segment)).decode()
-    text = f"![loss before and after the resume](data:image/png;base64,{png})"
+    text = Markup(f"![loss before and after the resume](data:image/png;base64,{png})")
     key = artifact_key(f"{spec.run_id}-resume-point")
     create_markdown_artifact(text, key=key, description=f"Newest resume of {spec.run_id}")
 
 
 def summary(report: CurveReport) -> str:
     """The report as a markdown table."""
-    lines = [report.sentence, "", "| expectation | outcome | meaning |", "|---|---|---|"]
-    lines += [f"| {item.name} | {item.outcome} | {item.sentence} |" for item in report.expectations]
-    return "\n".join(lines)
+    rows = [(item.name, item.outcome, item.sentence) for item in report.expectations]
+    return blocks(report.sentence, table(("expectation", "outcome", "meaning"), rows))

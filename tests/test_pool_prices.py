@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from segue.errors import SpecError
-from segue.pool_prices import PoolSpec
 from segue.records import Capacity
 from segue.spec import RunSpec
+from segue.spec.pool_prices import PoolSpec
 
 LEAST = {"run_id": "r", "recipe": "a.b:c", "steps": 3}
 SPOT, ON_DEMAND = Capacity.SPOT, Capacity.ON_DEMAND

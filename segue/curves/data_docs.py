@@ -10,11 +10,11 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable
-from html import escape
 from pathlib import Path
 from typing import Any
 
 from segue.curves.data_docs_style import STYLE
+from segue.markup import html
 
 _SCRIPT = re.compile(r"<script\b.*?</script>", re.DOTALL | re.IGNORECASE)
 _LOADED = re.compile(r"<link\b[^>]*>", re.IGNORECASE)
@@ -82,14 +82,14 @@ def _sign_of_row(row: dict[str, Any]) -> str:
 
 
 def _link(row: dict[str, Any], text: object) -> str:
-    return f'<a href="{escape(str(row.get("_table_row_link_path", "#")))}">{escape(str(text))}</a>'
+    return f'<a href="{html(row.get("_table_row_link_path", "#"))}">{html(text)}</a>'
 
 
 _COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
     "Status": _sign_of_row,
     "Run": lambda row: _link(row, row.get("run_time")),
-    "Run name": lambda row: escape(str(row.get("run_name", ""))),
-    "Data": lambda row: escape(str(row.get("_batch_identifier_sort", ""))),
-    "Suite": lambda row: escape(str(row.get("_expectation_suite_name_sort", ""))),
+    "Run name": lambda row: html(row.get("run_name", "")),
+    "Data": lambda row: html(row.get("_batch_identifier_sort", "")),
+    "Suite": lambda row: html(row.get("_expectation_suite_name_sort", "")),
 }
 """The columns of the index, by their title."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from segue.curves.data_docs import complete
 from segue.errors import MissingExtraError, OutputError
+from segue.markup import html
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -83,9 +84,31 @@ def validate(
 
 
 def build_docs(context: Any, folder: Path) -> None:
-    """Write the Data Docs of a context with a site into its folder, complete without internet."""
+    """Write the Data Docs of a context with a site into its folder, complete without internet.
+
+    What the context holds is shown as text from here on: Great Expectations writes names and values into its pages as
+    they are, so a column could be named to run a script there.
+    """
+    _escape_texts(context)
     context.build_data_docs(site_names=[SITE])
     complete(folder)
+
+
+def _escape_texts(context: Any) -> None:
+    results, suites = context.validation_results_store, context.expectations_store
+    for key in results.list_keys():
+        results.set(key, results.deserialize(_as_html(results.get(key).to_json_dict())))
+    for key in suites.list_keys():
+        suite = suites.deserialize_suite_dict(suites.get(key)).to_json_dict()
+        suites.update(key, suites.deserialize_suite_dict(_as_html(suite)))
+
+
+def _as_html(value: Any) -> Any:
+    if isinstance(value, str):
+        return html(value)
+    if isinstance(value, dict):
+        return {_as_html(name): _as_html(inner) for name, inner in value.items()}
+    return [_as_html(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _expectation(gx: Any, item: Expected) -> Any:

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import IO, Any, NamedTuple
 
+from segue.credentials import redacted
 from segue.doctor.check import Result, fail, ok
 from segue.doctor.scratch import Scratch
 from segue.process import Parent, end_with
@@ -72,7 +73,7 @@ def understood(said: list[Any], how: str, recipe: str | None) -> Probed:
 
 
 def _ended(code: int, errors: IO[bytes]) -> str:
-    last = (_lines(errors) or [""])[-1]
+    last = redacted((_lines(errors) or [""])[-1])
     return f"the process ended with code {code}{f': {last}' if last else ''}"
 
 
@@ -83,7 +84,8 @@ def _lines(file: IO[bytes]) -> list[str]:
 
 
 def _result(said: dict[str, Any]) -> Result:
-    return ok(said["reason"]) if not said["fix"] else fail(said["reason"], fix=said["fix"])
+    reason = redacted(said["reason"])
+    return ok(reason) if not said["fix"] else fail(reason, fix=said["fix"])
 
 
 def _say(answers: int, facts: dict[str, Any]) -> None:

@@ -13,11 +13,11 @@ from segue.doctor.subject import Rehearsed, Subject
 from segue.errors import DrillFailedError
 from segue.launch.launcher import Trainer
 from segue.launch.output import Line
-from segue.pool_prices import PoolSpec
 from segue.records import SegmentPlan
 from segue.runlog.history import History, read_history
 from segue.runlog.log import RunLog
 from segue.spec import BudgetSpec, RunSpec, SegmentSpec
+from segue.spec.pool_prices import PoolSpec
 from segue.units import duration, size
 from segue.verification.failures import failure_in, failure_in_words
 from segue.verification.place import Place, scratch_place

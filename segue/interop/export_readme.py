@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from segue.markup import Markup, code, table
+
 _INTRODUCTION = """\
 # A segue checkpoint as plain files
 
 One checkpoint of one training run: everything that is needed to continue from it, in files that need no segue.
 Every byte of it was verified against its checksum when these files were written.
 
-| file | holds |
-| --- | --- |
 """
+_COLUMNS = ("file", "holds")
 
 _NEXT_TO_STATE = {
     "data_position.json": "step, samples seen, epoch and seed, and how the order of the samples follows from them",
@@ -139,11 +140,11 @@ _LINES = {
 
 def readme(files: Mapping[str, tuple[str, ...]], *, as_torch: bool) -> str:
     """The text for an export of these components, each given with the names of its files."""
-    rows = [f"| {', '.join(f'`{file}`' for file in names)} | {_meaning(name)} |" for name, names in files.items()]
-    rows += [f"| `{name}` | {meaning} |" for name, meaning in _NEXT_TO_STATE.items()]
+    rows = [(Markup(", ".join(map(code, names))), _meaning(name)) for name, names in files.items()]
+    rows += [(code(name), meaning) for name, meaning in _NEXT_TO_STATE.items()]
     lines = [_loading(name, names[0].rpartition(".")[0], as_torch=as_torch) for name, names in files.items()]
     head = _TORCH_HEAD if as_torch else _SAFETENSORS_HEAD
-    return _INTRODUCTION + "\n".join(rows) + "\n" + head + "".join(lines) + "```\n"
+    return _INTRODUCTION + table(_COLUMNS, rows) + "\n" + head + "".join(lines) + "```\n"
 
 
 def _meaning(component: str) -> str:
@@ -161,8 +162,9 @@ def _loading(component: str, stem: str, *, as_torch: bool) -> str:
     return f'{owner}.load_state_dict(component("{stem}"))\n'
 
 
+_DCP_FILES = (Markup("`.metadata`, `*.distcp`"), "the state, in the format of torch.distributed.checkpoint")
+
 _DCP = """\
-| `.metadata`, `*.distcp` | the state, in the format of torch.distributed.checkpoint |
 
 Components: COMPONENTS.
 
@@ -186,5 +188,6 @@ of the folder; for weights that came from elsewhere, use a format that does not.
 
 def readme_of_dcp(components: Sequence[str]) -> str:
     """The text for a folder of torch.distributed.checkpoint."""
-    rows = "".join(f"| `{name}` | {text} |\n" for name, text in _NEXT_TO_STATE.items())
-    return _INTRODUCTION + rows + _DCP.replace("COMPONENTS", ", ".join(f"`{name}`" for name in components))
+    rows = [*((code(name), meaning) for name, meaning in _NEXT_TO_STATE.items()), _DCP_FILES]
+    names = ", ".join(map(code, components))
+    return _INTRODUCTION + table(_COLUMNS, rows) + "\n" + _DCP.replace("COMPONENTS", names)

@@ -74,7 +74,7 @@ def _wait_of(history: History, entry: DecisionEntry, claimed_at: datetime) -> tu
     handover = next((each for each in reversed(history.handovers) if each.standby == standby), None)
     if handover is None or "waited_seconds" not in handover.numbers:
         return entry.written_at, _taken_at(history, entry) or claimed_at
-    up_at = handover.written_at - timedelta(seconds=handover.numbers["held_seconds"])
+    up_at = handover.written_at - timedelta(seconds=handover.numbers.get("held_seconds", 0.0))
     return up_at - timedelta(seconds=handover.numbers["waited_seconds"]), up_at
 
 

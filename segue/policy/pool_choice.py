@@ -24,9 +24,9 @@ from datetime import datetime
 from segue.policy.availability import Interval, intervals
 from segue.policy.estimates import Situation
 from segue.policy.spending import pools_now
-from segue.pool_prices import PoolSpec
 from segue.runlog.history import History
 from segue.spec import RunSpec
+from segue.spec.pool_prices import PoolSpec
 
 PRIOR_WEIGHT = 1.0
 """How many intervals the priors count for, in each pool."""

@@ -10,10 +10,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta, tzinfo
 
-from segue.pool_prices import PoolSpec
 from segue.records import Capacity, SegmentReport
 from segue.runlog.history import History
 from segue.spec import RunSpec
+from segue.spec.pool_prices import PoolSpec
 
 HOUR = 3600.0
 

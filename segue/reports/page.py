@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, NamedTuple
 
+from segue.markup import Markup, blocks, bold, bullets, code, heading, inline, table
 from segue.records import Heartbeat, VerdictKind
 from segue.reports.budget_text import budget_facts
 from segue.reports.cost import CostReport
@@ -67,29 +68,29 @@ def page(view: RunView, *, picture: Picture | None = None) -> str:
     """The whole page."""
     parts = [
         headline(view),
-        "\n".join(f"* {name}: {_one_line(text)}" for name, text in facts(view).items()),
+        bullets(f"{name}: {text}" for name, text in facts(view).items()),
         _section("Segments", _segments(view)),
         _section("Preemptions and lost machines", _preemptions(view)),
         _section("Checkpoints", _checkpoints(view)),
         _section("Findings about resumes", _list(finding_lines(view.history), _MOST_FINDINGS, view)),
         _section("Cost", _cost_table(view)),
         _section("Decisions, newest first", _list(decision_lines(view.history), _MOST_DECISIONS, view)),
-        _section(f"Plot, drawn at {picture.drawn_at:%H:%M:%S %Z}", f"![the run]({picture.address})") if picture else "",
+        _plot(picture) if picture is not None else "",
     ]
-    return "\n\n".join(part for part in parts if part)
+    return blocks(*parts)
 
 
-def headline(view: RunView) -> str:
+def headline(view: RunView) -> Markup:
     """One sentence: on time or late, step, when it is finished, where it runs."""
     spec, run = view.spec, view.summary
     share = f"{run.step / spec.steps:.0%}" if run.step < spec.steps else "100%"
-    parts = [f"**{_punctuality(spec, run)}**", f"step {run.step} of {spec.steps} ({share})"]
+    parts = [bold(_punctuality(spec, run)), f"step {run.step} of {spec.steps} ({share})"]
     if run.is_over or run.state == "finished":
         parts.append(f"{run.state} at {_moment(run.finish_at)}" if run.state == "finished" else run.state)
     else:
         parts += [f"expected to finish at about {_moment(run.finish_at)}"] if run.finish_at is not None else []
         parts.append(_where(view))
-    return "; ".join(parts) + "."
+    return Markup("; ".join(map(inline, parts)) + ".")
 
 
 def facts(view: RunView) -> dict[str, str]:
@@ -139,19 +140,19 @@ def finding_lines(history: History) -> list[str]:
     return lines + [f"rehearsal from step {drill.checkpoint.step}, {drill.verdict.sentence}" for drill in drills]
 
 
-def decision_lines(history: History) -> list[str]:
+def decision_lines(history: History) -> list[Markup]:
     """Every decision: when, what, why, and the two numbers that matter; oldest first."""
     return [_decision_line(entry) for entry in history.decisions]
 
 
-def _decision_line(entry: DecisionEntry) -> str:
+def _decision_line(entry: DecisionEntry) -> Markup:
     what = entry.plan.capacity.value if entry.plan is not None and entry.action == "run" else entry.action
     names = {"slack_seconds": "slack", "work_seconds": "work left"}
     told = [key for key, name in names.items() if key in entry.numbers and name not in entry.reason]
     numbers = [f"{names[key]} {duration(entry.numbers[key])}" for key in told]
     shown = f" ({', '.join(numbers)})" if numbers else ""
     reason = entry.reason.removeprefix(f"{what}: ").removeprefix(f"{what}, ").removeprefix(f"{what}; ")
-    return f"{entry.written_at:%m-%d %H:%M:%S} **{what}**: {reason}{shown}"
+    return Markup(f"{entry.written_at:%m-%d %H:%M:%S} {bold(what)}: {inline(f'{reason}{shown}')}")
 
 
 def _punctuality(spec: RunSpec, run: RunSummary) -> str:
@@ -206,64 +207,53 @@ def _live_rows(view: RunView) -> list[dict[str, Any]]:
     return [row | {"lost_steps": None, "verdict": verdict.kind if verdict else None, "seconds": round(seconds, 1)}]
 
 
-def _segments(view: RunView) -> str:
+def _segments(view: RunView) -> Markup:
     rows = [*segment_rows(view.history), *_live_rows(view)]
     rows = [row | {"stop_reason": row["stop_reason"].replace("_", " ")} for row in rows]
     return _with_rest(_table(rows[-_MOST_ROWS:]), len(rows) - _MOST_ROWS, f"segue status {view.spec.run_id} --json")
 
 
-def _preemptions(view: RunView) -> str:
+def _preemptions(view: RunView) -> Markup:
     taken = preemptions(view.spec, view.history, beat=view.beat)
     rows = [one.row(view.spec.pools.currency) for one in taken]
-    table = _with_rest(_table(rows[-_MOST_ROWS:]), len(rows) - _MOST_ROWS, f"segue status {view.spec.run_id} --json")
+    shown = _with_rest(_table(rows[-_MOST_ROWS:]), len(rows) - _MOST_ROWS, f"segue status {view.spec.run_id} --json")
     counts = notice_counts(taken)
-    return f"{table}\n\nNotices: {counts}." if counts else table
+    return blocks(shown, f"Notices: {counts}." if counts else "")
 
 
-def _checkpoints(view: RunView) -> str:
+def _checkpoints(view: RunView) -> Markup:
     rows, left_out = lineage_rows(view.history)
     return _with_rest(_table(rows), left_out, f"segue checkpoints {view.spec.run_id}")
 
 
-def _cost_table(view: RunView) -> str:
-    if not view.history.attempts:
-        return ""
-    rows = [f"| {name} | {_cell(text)} |" for name, text in view.cost.rows().items()]
-    return "\n".join(["| what | how much |", "|---|---|", *rows])
+def _cost_table(view: RunView) -> Markup:
+    return table(("what", "how much"), view.cost.rows().items() if view.history.attempts else ())
 
 
-def _section(title: str, body: str) -> str:
-    return f"### {title}\n\n{body}" if body else ""
+def _plot(picture: Picture) -> Markup:
+    return _section(f"Plot, drawn at {picture.drawn_at:%H:%M:%S %Z}", Markup(f"![the run]({picture.address})"))
 
 
-def _table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Rows as a markdown table; None is shown as a dash."""
-    if not rows:
-        return ""
-    lines = ["| " + " | ".join(name.replace("_", " ") for name in rows[0]) + " |", "|" + "---|" * len(rows[0])]
-    lines += ["| " + " | ".join(_cell("-" if v is None else str(v)) for v in row.values()) + " |" for row in rows]
-    return "\n".join(lines)
+def _section(title: str, body: Markup) -> Markup:
+    return blocks(heading(title, level=3), body) if body else body
 
 
-def _list(lines: list[str], most: int, view: RunView) -> str:
+def _table(rows: Sequence[Mapping[str, Any]]) -> Markup:
+    """Rows as a markdown table."""
+    names = [name.replace("_", " ") for name in rows[0]] if rows else []
+    return table(names, [list(row.values()) for row in rows])
+
+
+def _list(lines: Sequence[str], most: int, view: RunView) -> Markup:
     """The newest lines as a markdown list, the newest first."""
-    shown = "\n".join(f"* {_one_line(line)}" for line in reversed(lines[-most:]))
+    shown = bullets(reversed(lines[-most:]))
     return _with_rest(shown, len(lines) - most, f"segue status {view.spec.run_id} --json")
 
 
-def _with_rest(shown: str, left_out: int, command: str) -> str:
+def _with_rest(shown: Markup, left_out: int, command: str) -> Markup:
     """What is shown, and where the rest is."""
-    return f"{shown}\n\n{left_out} earlier ones: `{command}`." if left_out > 0 else shown
+    return blocks(shown, Markup(f"{left_out} earlier ones: {code(command)}.")) if left_out > 0 else shown
 
 
 def _moment(moment: datetime | None) -> str:
     return f"{moment:%Y-%m-%d %H:%M %Z}" if moment is not None else "an unknown time"
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
-
-
-def _cell(text: str) -> str:
-    """The text for one cell of a table: a reason may quote an exception with line breaks and bars."""
-    return _one_line(text).replace("|", "\\|")

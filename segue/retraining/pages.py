@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Sequence
-from datetime import UTC, tzinfo
+from datetime import UTC, datetime, tzinfo
 
-from segue.retraining.gate.record import GateResult
-from segue.retraining.model_record import Candidate, Choice, Comparison, Interval, SlotStart
+from segue.markup import Markup, blocks, bold, bullets, code, heading, inline, table
+from segue.retraining.gate.record import Finding, GateResult
+from segue.retraining.model_record import Artifact, Candidate, Choice, Comparison, Interval, SlotStart
 from segue.retraining.models import Models, SlotState
 from segue.retraining.spec import Window
 from segue.units import duration, money
@@ -23,26 +24,22 @@ def card(models: Models, number: int, *, zone: tzinfo = UTC) -> str:
     version = models.version(number)
     start = models.slots[version.slot].start
     status = "in service" if models.in_service == number else version_status(models, number)
-    lines = [
-        f"# {models.name}, version {number}",
-        "",
-        f"**{status}**: {version.why}.",
-        "",
-        "| | |",
-        "|---|---|",
-        f"| slot | {version.slot.astimezone(zone):%Y-%m-%d %H:%M %Z} |",
-        f"| run | `{version.run_id}`, step {version.step}, attempt `{version.attempt_id}` |",
-        f"| begins with | {_beginning(start)} |",
-        *(f"| {name} | {value} |" for name, value in _training_rows(version)),
-        f"| weights | `{version.weights.key}`, SHA-256 `{version.weights.sha256}` |",
-    ]
+    run = Markup(f"{code(version.run_id)}, step {version.step}, attempt {code(version.attempt_id)}")
+    rows = [("slot", _moment(version.slot, zone)), ("run", run), ("begins with", _beginning(start))]
+    rows += [*_training_rows(version), ("weights", _file(version.weights))]
     if version.program is not None:
-        lines.append(f"| program | `{version.program.key}`, SHA-256 `{version.program.sha256}` |")
-    lines += ["", "## Evaluation", "", *comparison_lines(version.comparisons, version.compared_with)]
+        rows.append(("program", _file(version.program)))
+    parts = [
+        heading(f"{models.name}, version {number}", level=1),
+        Markup(f"{bold(status)}: {inline(version.why)}."),
+        table(("", ""), rows),
+        heading("Evaluation"),
+        *comparison_lines(version.comparisons, version.compared_with),
+    ]
     if start is not None:
-        lines += ["", "## Data", "", *window_lines(start.window, start.changes)]
-        lines += ["", "## Check of the data", "", *gate_lines(start.gate)]
-    return "\n".join(lines) + "\n"
+        parts += [heading("Data"), *window_lines(start.window, start.changes)]
+        parts += [heading("Check of the data"), *gate_lines(start.gate)]
+    return f"{blocks(*parts)}\n"
 
 
 def version_status(models: Models, number: int) -> str:
@@ -53,98 +50,82 @@ def version_status(models: Models, number: int) -> str:
     return "was in service" if was else "never in service"
 
 
-def comparison_lines(comparisons: Sequence[Comparison], compared_with: int | None) -> Iterator[str]:
+def comparison_lines(comparisons: Sequence[Comparison], compared_with: int | None) -> Iterator[Markup]:
     """A table of metrics, and one of subgroups."""
     if not comparisons:
-        yield "Not evaluated."
+        yield inline("Not evaluated.")
         return
     there = f"version {compared_with}" if compared_with is not None else "in service"
-    yield f"| metric (less is better) | candidate | {there} | gain |"
-    yield "|---|---|---|---|"
+    rows = []
     for each in comparisons:
-        gain = _interval(each.gain, as_percent=True) if each.gain is not None else "-"
-        other = _interval(each.in_service) if each.in_service is not None else "-"
-        yield f"| {each.metric} | {_interval(each.candidate)} | {other} | {gain} |"
+        gain = _interval(each.gain, as_percent=True) if each.gain is not None else None
+        other = _interval(each.in_service) if each.in_service is not None else None
+        rows.append((each.metric, _interval(each.candidate), other, gain))
+    yield table(("metric (less is better)", "candidate", there, "gain"), rows)
     groups = {name: gain for each in comparisons for name, gain in each.groups.items()}
-    if groups:
-        yield ""
-        yield "| subgroup | gain |"
-        yield "|---|---|"
-        yield from (f"| {name} | {100 * gain:+.2f} % |" for name, gain in sorted(groups.items(), key=lambda g: g[1]))
+    by_gain = sorted(groups.items(), key=lambda group: group[1])
+    yield table(("subgroup", "gain"), [(name, f"{100 * gain:+.2f} %") for name, gain in by_gain])
 
 
-def window_lines(window: Window, changes: Sequence[str]) -> Iterator[str]:
+def window_lines(window: Window, changes: Sequence[str]) -> Iterator[Markup]:
     """The files of a window with their rows and hashes, and what has changed since the window before."""
-    yield "| period | file | rows | SHA-256, first 16 of 64 digits | used for |"
-    yield "|---|---|---|---|---|"
+    rows: list[tuple[object, ...]] = []
     for file in window.files[-_MOST_FILES:]:
         use = "evaluation" if file.is_held_back else "training"
-        yield f"| {file.period} | `{file.path}` | {file.rows} | `{file.sha256[:16]}` | {use} |"
-    for missing in window.missing:
-        yield f"| {missing.period} | missing: `{missing.pattern}` | | | |"
+        rows.append((file.period, code(file.path), file.rows, code(file.sha256[:16]), use))
+    rows += [(each.period, Markup(f"missing: {code(each.pattern)}"), "", "", "") for each in window.missing]
+    yield table(("period", "file", "rows", "SHA-256, first 16 of 64 digits", "used for"), rows)
     if len(window.files) > _MOST_FILES:
-        yield ""
-        yield f"The newest {_MOST_FILES} of {len(window.files)} files."
-    if changes:
-        yield ""
-        yield from (f"* {change}" for change in changes)
+        yield inline(f"The newest {_MOST_FILES} of {len(window.files)} files.")
+    yield bullets(changes)
 
 
-def gate_lines(gate: GateResult) -> Iterator[str]:
+def gate_lines(gate: GateResult) -> Iterator[Markup]:
     """What the check found."""
-    yield f"{gate.outcome}: {gate.expectations} expectations over {gate.rows:,} rows, {len(gate.findings)} not met."
-    if gate.findings:
-        yield ""
-        yield "| about | expectation | found | where |"
-        yield "|---|---|---|---|"
-    for finding in gate.findings[:_MOST_FINDINGS]:
-        level = " (warning)" if finding.is_warning else ""
-        where = "; ".join(finding.places[:3])
-        yield f"| {finding.about}{level} | {finding.expectation} | {_cell(finding.observed)} | {_cell(where)} |"
+    counts = f"{gate.expectations} expectations over {gate.rows:,} rows, {len(gate.findings)} not met."
+    yield inline(f"{gate.outcome}: {counts}")
+    yield table(("about", "expectation", "found", "where"), map(_finding_row, gate.findings[:_MOST_FINDINGS]))
     if len(gate.findings) > _MOST_FINDINGS:
-        yield ""
-        yield f"and {len(gate.findings) - _MOST_FINDINGS} more."
+        yield inline(f"and {len(gate.findings) - _MOST_FINDINGS} more.")
 
 
 def gate_page(start: SlotStart, *, name: str, zone: tzinfo, docs: str | None) -> str:
     """The check of a slot's window."""
     gate = start.gate
     verdict = {"passed": "Data passed", "warned": "Data passed with warnings", "failed": "Data refused"}[gate.outcome]
-    lines = [f"**{verdict}** for the slot {start.slot.astimezone(zone):%Y-%m-%d %H:%M %Z} of {name}.", ""]
+    parts = [Markup(f"{bold(verdict)} for the slot {_moment(start.slot, zone)} of {inline(name)}.")]
     if gate.outcome == "failed":
-        lines += ["Nothing was bought, and the model in service is unchanged.", ""]
-    lines += [*gate_lines(gate), ""]
+        parts.append(inline("Nothing was bought, and the model in service is unchanged."))
+    parts += gate_lines(gate)
     if docs is not None:
-        lines += [f"Data Docs: `{docs}` in the store; `segue data docs` opens them.", ""]
-    return "\n".join([*lines, *window_lines(start.window, start.changes)]) + "\n"
+        parts.append(Markup(f"Data Docs: {code(docs)} in the store; `segue data docs` opens them."))
+    return f"{blocks(*parts, *window_lines(start.window, start.changes))}\n"
 
 
 def history_page(models: Models, *, zone: tzinfo) -> str:
     """All slots, versions and promotions of a model, newest first."""
     now = f"version {models.in_service} is in service" if models.in_service is not None else "none is in service"
-    lines = [
-        f"**{models.name}**: {now}.",
-        "",
-        "## Slots",
-        "",
-        "| slot | outcome | version | why |",
-        "|---|---|---|---|",
-    ]
-    lines += [_slot_row(state, zone) for state in reversed([*models.slots.values()])]
-    lines += ["", "## In service", "", "| since | version | why |", "|---|---|---|"]
-    before, rows = None, []
+    slots = table(
+        ("slot", "outcome", "version", "why"), [_slot_row(state, zone) for state in reversed([*models.slots.values()])]
+    )
+    before, rows = None, list[tuple[object, ...]]()
     for event in models.events:
         if event.in_service != before or isinstance(event.record, Choice):
-            why = _short(event.record.why)
-            rows.append(f"| {event.at.astimezone(zone):%Y-%m-%d %H:%M %Z} | {event.in_service} | {why} |")
+            rows.append((_moment(event.at, zone), event.in_service, _short(event.record.why)))
             before = event.in_service
-    return "\n".join([*lines, *reversed(rows)]) + "\n"
+    in_service = table(("since", "version", "why"), rows[::-1])
+    head = Markup(f"{bold(models.name)}: {now}.")
+    return f"{blocks(head, heading('Slots'), slots, heading('In service'), in_service)}\n"
 
 
-def _slot_row(state: SlotState, zone: tzinfo) -> str:
+def _slot_row(state: SlotState, zone: tzinfo) -> tuple[object, ...]:
     why = _short(state.end.why) if state.end is not None else ""
-    version = state.version if state.version is not None else "-"
-    return f"| {state.slot.astimezone(zone):%Y-%m-%d %H:%M %Z} | {state.outcome_in_words} | {version} | {why} |"
+    return (_moment(state.slot, zone), state.outcome_in_words, state.version, why)
+
+
+def _finding_row(finding: Finding) -> tuple[str, ...]:
+    level = " (warning)" if finding.is_warning else ""
+    return (f"{finding.about}{level}", finding.expectation, finding.observed, "; ".join(finding.places[:3]))
 
 
 def _training_rows(version: Candidate) -> Iterator[tuple[str, str]]:
@@ -156,7 +137,7 @@ def _training_rows(version: Candidate) -> Iterator[tuple[str, str]]:
     if training.late_seconds is not None:
         side = "late" if training.late_seconds > 0 else "early"
         yield "deadline", f"{duration(abs(training.late_seconds))} {side}"
-    yield from ((f"hash of {name}", f"`{value}`") for name, value in training.hashes.items())
+    yield from ((f"hash of {name}", code(value)) for name, value in training.hashes.items())
 
 
 def _compared_cost(saved_share: float | None) -> str:
@@ -181,9 +162,12 @@ def _interval(interval: Interval, *, as_percent: bool = False) -> str:
 
 def _short(text: str) -> str:
     """The beginning of a reason: Prefect cuts off what is wider than the page. Cards and states have all of it."""
-    return _cell(textwrap.shorten(text, _WIDEST, placeholder=" ..."))
+    return textwrap.shorten(text, _WIDEST, placeholder=" ...")
 
 
-def _cell(text: str) -> str:
-    """Text that does not break a row of a table."""
-    return text.replace("|", "\\|").replace("\n", " ")
+def _file(artifact: Artifact) -> Markup:
+    return Markup(f"{code(artifact.key)}, SHA-256 {code(artifact.sha256)}")
+
+
+def _moment(moment: datetime, zone: tzinfo) -> str:
+    return f"{moment.astimezone(zone):%Y-%m-%d %H:%M %Z}"

@@ -11,6 +11,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from pydantic import Field, JsonValue, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
+from segue.credentials import secrets_in
 from segue.errors import SpecError
 from segue.parsing import parsed
 from segue.records import FiniteValue, Record
@@ -252,9 +253,13 @@ class RetrainSpec(Record):
         """Read a TOML file.
 
         Raises:
-            SpecError: the file cannot be read, is not TOML, or has wrong fields.
+            SpecError: the file cannot be read, is not TOML, has wrong fields, or holds credentials.
         """
-        return parsed(cls, read_toml(path), source=str(path))
+        spec = parsed(cls, read_toml(path), source=str(path))
+        problems = secrets_in(spec.model_dump(mode="json"))
+        if problems:
+            raise SpecError(source=str(path), problems=problems)
+        return spec
 
 
 class WindowFile(DataFile):

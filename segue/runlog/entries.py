@@ -6,7 +6,7 @@ import json
 from typing import Annotated, Literal
 
 import crc32c
-from pydantic import AwareDatetime, Field, JsonValue, TypeAdapter, ValidationError
+from pydantic import Field, JsonValue, TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError
 
 from segue.errors import DamagedRecordError
@@ -23,13 +23,14 @@ from segue.records import (
     WitnessRow,
 )
 from segue.spec import RunSpec
+from segue.units import Figures, Moment, Money, Prices, Seconds
 
 
 class Entry(Record):
     """Common to all records of the log."""
 
     entry_id: str = Field(description="Unique id, by which a writer recognizes its own record when an answer was lost.")
-    written_at: AwareDatetime = Field(description="Time of writing, for people; no decision depends on it.")
+    written_at: Moment = Field(description="Time of writing, for people; no decision depends on it.")
     epoch: int = Field(0, ge=0, description="Claim epoch of the writer; 0 for the controller.")
     log_id: str = Field(
         "",
@@ -57,7 +58,7 @@ class DecisionEntry(Entry):
     plan: SegmentPlan | None = Field(description="Plan of the next segment; None when the run ends.")
     action: Action
     reason: str
-    numbers: dict[str, float] = Field(default_factory=dict)
+    numbers: Figures = Field(default_factory=dict)
 
 
 class ClaimEntry(Entry):
@@ -87,8 +88,8 @@ class StartEntry(Entry):
         description="`slow`: another start was asked for beside it; `claimed`: it trains the attempt; `start_failed`: "
         "it was given up; `withdrawn`: it was not needed any more."
     )
-    seconds: float = Field(
-        ge=0, description="Seconds from the moment a worker took it to the claim, or so far; 0: none took it."
+    seconds: Seconds = Field(
+        description="Seconds from the moment a worker took it to the claim, or so far; 0: none took it."
     )
     reason: str = Field("", description="What was compared, for a person.")
 
@@ -131,7 +132,7 @@ class DrillEntry(Entry):
     kind: Literal["drill"] = "drill"
     checkpoint: CheckpointRef
     verdict: Verdict
-    seconds: float = Field(ge=0, description="Seconds from the start of the rehearsal's process to the verdict.")
+    seconds: Seconds = Field(description="Seconds from the start of the rehearsal's process to the verdict.")
     process_values: tuple[str, ...] = Field(
         (), description="Values of the setup that are another in each process, by component and path."
     )
@@ -153,7 +154,7 @@ class HandoverEntry(Entry):
     segment: int
     attempt: int
     reason: str
-    numbers: dict[str, float] = Field(
+    numbers: Figures = Field(
         default_factory=dict,
         description="`waited_seconds`: how long the standby waited for spot; `held_seconds`: since it got a machine.",
     )
@@ -188,8 +189,8 @@ class PricesEntry(Entry):
 
     kind: Literal["prices"] = "prices"
     source: str = Field(description="`pools.prices` of the run spec that was asked.")
-    prices: dict[str, float] = Field(description="Price per hour by deployment.")
-    taken_at: AwareDatetime = Field(description="When the source gave these prices.")
+    prices: Prices = Field(description="Price per hour by deployment.")
+    taken_at: Moment = Field(description="When the source gave these prices.")
     problem: str | None = Field(
         None, description="Why the source gave none this time, so that the last known prices go on to hold."
     )
@@ -200,9 +201,9 @@ class SpendingEntry(Entry):
 
     kind: Literal["spending"] = "spending"
     month: str = Field(description="The calendar month, as 2026-11.")
-    others_cost: float = Field(ge=0, description="Cost of all other runs of the store in that month.")
-    standby_cost: float = Field(0.0, ge=0, description="Cost of this run's standbys so far.")
-    standby_month_cost: float = Field(0.0, ge=0, description="The part of it in that month.")
+    others_cost: Money = Field(description="Cost of all other runs of the store in that month.")
+    standby_cost: Money = Field(0.0, description="Cost of this run's standbys so far.")
+    standby_month_cost: Money = Field(0.0, description="The part of it in that month.")
 
 
 class ModelEntry(Entry):

@@ -16,12 +16,12 @@ from pydantic_core import PydanticCustomError
 from segue.credentials import secrets_in
 from segue.errors import DeadlinePassedError, SpecError
 from segue.parsing import parsed
-from segue.pool_prices import PoolSpec
 from segue.records import FiniteValue, Record
 from segue.spec.budget import Budget, BudgetSpec
 from segue.spec.data import DataSpec
 from segue.spec.launchers import RaySpec, SlurmSpec, range_of_ranks
 from segue.spec.policy import PolicySpec
+from segue.spec.pool_prices import PoolSpec
 from segue.spec.section import read_toml, warn_of_old_names
 from segue.spec.sections import (
     AnomalySpec,

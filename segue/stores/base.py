@@ -225,6 +225,8 @@ MARKER = ".segue-store"
 STAGED = ".staged-"
 """Prefix of the names of files being written. No key may begin with it, or a reader would not find its object."""
 
+_MOST_KEY_BYTES, _MOST_PART_BYTES = 1024, 255
+"""What buckets and file systems take."""
 _PART = re.compile(r"[\w=.,@+-][\w=.,@+ -]*")
 
 
@@ -244,7 +246,10 @@ def is_key(name: str) -> bool:
     """Whether an object of a store can have this name."""
     parts = name.split("/")
     reserved = {".", "..", MARKER}
-    return all(_PART.fullmatch(part) and part not in reserved and not part.startswith(STAGED) for part in parts)
+    if not all(_PART.fullmatch(part) and part not in reserved and not part.startswith(STAGED) for part in parts):
+        return False
+    # A store that cannot have the name would answer that it cannot be read, and the reader would ask for ever.
+    return len(name.encode()) <= _MOST_KEY_BYTES and all(len(part.encode()) <= _MOST_PART_BYTES for part in parts)
 
 
 def checked_range(start: int, length: int) -> tuple[int, int]:

@@ -31,6 +31,8 @@ _LARGE_BYTES = 2**20
 """From this size on a durable object is written without the page cache."""
 
 _IN_MEMORY = ("tmpfs", "ramfs")
+_MOST_SYNCED = 1000
+"""Folders that are remembered as synced: each checkpoint has one of its own."""
 _TRIES = 100
 """How often a folder that other processes remove as empty is created again before that counts as an error."""
 
@@ -45,6 +47,8 @@ class LocalStore:
     def __init__(self, root: Path) -> None:
         self.root = root.expanduser().absolute()
         self._known: bytes | None = None
+        self._synced: set[Path] = set()
+        """Folders that a power cut leaves, as this process knows."""
 
     @property
     def url(self) -> str:
@@ -61,7 +65,7 @@ class LocalStore:
             StoreUnreachableError: the folder cannot be created or written.
         """
         try:
-            self.root.mkdir(parents=True, exist_ok=True)
+            _make_folders(self.root)
             marker = self.root / MARKER
             if not marker.exists():
                 staged = self.root / f"{STAGED}{uuid.uuid4().hex}"
@@ -242,12 +246,18 @@ class LocalStore:
                     raise
 
     def _make_folder(self, folder: Path, *, durable: bool) -> None:
-        if folder == self.root or folder.is_dir():  # Only `create` makes the root.
+        if folder == self.root:  # Only `create` makes it.
+            return
+        # One that is there may have been made a moment ago by somebody who has not synced it, or never will.
+        if folder.is_dir() and (not durable or folder in self._synced):
             return
         self._make_folder(folder.parent, durable=durable)
         folder.mkdir(exist_ok=True)
         if durable:
             _sync_folder(folder.parent)
+            if len(self._synced) == _MOST_SYNCED:
+                self._synced.clear()
+            self._synced.add(folder)
 
     def _drop_empty_folders(self, folder: Path) -> None:
         while folder != self.root and folder.is_relative_to(self.root):
@@ -302,6 +312,15 @@ def _file_system(folder: Path) -> str:
 def _raise_unless_gone(error: OSError) -> None:
     if not isinstance(error, (FileNotFoundError, NotADirectoryError)):
         raise error
+
+
+def _make_folders(folder: Path) -> None:
+    """Create a folder and those above it, so that they are there after a power cut, too."""
+    if folder.is_dir():
+        return
+    _make_folders(folder.parent)
+    folder.mkdir(exist_ok=True)
+    _sync_folder(folder.parent)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -7,8 +7,9 @@ from datetime import datetime
 from typing import NamedTuple
 from xml.etree import ElementTree
 
+from segue.markup import Markup, blocks, bullets, code, heading, inline, table
 from segue.records import VerdictKind
-from segue.verification.comparison import Problem, Resume, problems_of
+from segue.verification.comparison import Problem, problems_of
 from segue.verification.drill_report import DrillReport
 
 _SUITE = "segue drill"
@@ -80,21 +81,21 @@ def _is_permitted(code: int) -> bool:
 def summary_of(report: DrillReport) -> str:
     """The drill in Markdown, for the page of a CI job."""
     mark = "passed" if report.passed else ("failed" if report.is_broken else "not proven")
-    lines = [f"### segue drill: {mark}", ""]
-    lines += [f"`{report.recipe}`, {report.steps} steps: after {report.disturbances} {report.outcome}.", ""]
-    lines += ["| resume | from step | after | verdict |", "| --- | --- | --- | --- |"]
-    lines += [_row(number, resume) for number, resume in enumerate(report.resumes, 1)]
-    lines += ["", *(f"* {p.sentence.rstrip('.')}. Fix: {p.fix}" for p in report.problems)]
+    outcome = inline(f", {report.steps} steps: after {report.disturbances} {report.outcome}.")
+    rows = [(number, one.step, one.after, one.sentence) for number, one in enumerate(report.resumes, 1)]
+    notes = [f"{p.sentence.rstrip('.')}. Fix: {p.fix}" for p in report.problems]
     if report.verdict is VerdictKind.EQUIVALENT:
-        lines += ["* The resumes are equal within tolerances only, because the environment differs."]
-    return "\n".join(lines).rstrip() + "\n"
+        notes.append("The resumes are equal within tolerances only, because the environment differs.")
+    shown = blocks(
+        heading(f"segue drill: {mark}", level=3),
+        Markup(f"{code(report.recipe)}{outcome}"),
+        table(("resume", "from step", "after", "verdict"), rows),
+        bullets(notes),
+    )
+    return f"{shown}\n"
 
 
 def summary_of_error(workload: str, message: str, *, fix: str) -> str:
     """A drill that could not be made, in Markdown."""
-    return f"### segue drill: not made\n\n`{workload}` fails without a kill: {message.rstrip('.')}. Fix: {fix}\n"
-
-
-def _row(number: int, resume: Resume) -> str:
-    said = resume.sentence.replace("|", "\\|")
-    return f"| {number} | {resume.step} | {resume.after} | {said} |"
+    said = Markup(f"{code(workload)} fails without a kill: {inline(message.rstrip('.'))}. Fix: {inline(fix)}")
+    return f"{blocks(heading('segue drill: not made', level=3), said)}\n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
+from segue.markup import Markup, blocks, bold, bullets, code, inline, table
 from segue.units import duration, money
 from segue.verification.record import Verification, green
 
@@ -25,20 +26,25 @@ def headline(history: Sequence[Verification], *, now: datetime) -> str:
 def verifications_page(history: Sequence[Verification], *, store: str, now: datetime) -> str:
     """The page: newest outcome, its problems with what to do, its resumes, and the last verifications."""
     newest = history[-1]
-    lines = [f"**{newest.run_id}** {headline(history, now=now)}", ""]
-    lines += [f"* {problem.sentence.rstrip('.')}. Fix: {problem.fix}" for problem in newest.problems]
+    problems: list[str] = [f"{problem.sentence.rstrip('.')}. Fix: {problem.fix}" for problem in newest.problems]
     if not newest.is_green:
-        lines += [f"* kept as evidence in {store}: the runs `{newest.undisturbed}` and `{newest.disturbed}`"]
-    lines += ["", f"{newest.workload}, {newest.steps} steps, on {store}", ""]
-    lines += [f"* resume from step {one.step} after {one.after}: {one.sentence}" for one in newest.resumes]
-    lines += ["", "| when | outcome | verdict | identical | kills | notices | preempted by the pool | time | cost |"]
-    lines += ["| --- | --- | --- | --- | --- | --- | --- | --- | --- |"]
-    lines += [_row(one) for one in reversed(history[-_SHOWN:])]
-    return "\n".join(lines) + "\n"
+        runs = f"{code(newest.undisturbed)} and {code(newest.disturbed)}"
+        problems.append(Markup(f"kept as evidence in {inline(store)}: the runs {runs}"))
+    shown = blocks(
+        Markup(f"{bold(newest.run_id)} {inline(headline(history, now=now))}"),
+        bullets(problems),
+        f"{newest.workload}, {newest.steps} steps, on {store}",
+        bullets(f"resume from step {one.step} after {one.after}: {one.sentence}" for one in newest.resumes),
+        table(_COLUMNS, [_row(one) for one in reversed(history[-_SHOWN:])]),
+    )
+    return f"{shown}\n"
 
 
-def _row(one: Verification) -> str:
-    cells = (
+_COLUMNS = ("when", "outcome", "verdict", "identical", "kills", "notices", "preempted by the pool", "time", "cost")
+
+
+def _row(one: Verification) -> tuple[str, ...]:
+    return (
         f"{one.slot:%Y-%m-%d %H:%M %Z}",
         one.outcome.value,
         one.verdict.value,
@@ -49,4 +55,3 @@ def _row(one: Verification) -> str:
         duration(one.seconds),
         money(one.cost, one.currency),
     )
-    return f"| {' | '.join(cells)} |"

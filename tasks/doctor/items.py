@@ -21,7 +21,7 @@ from segue.doctor.pools.judgement import JUDGES, judge
 from segue.doctor.pools.state import Needs
 from segue.doctor.server import judge_database, judge_recovery, judge_refusals, judge_sqlalchemy, judge_version
 from segue.doctor.subject import Subject
-from segue.pool_prices import PoolSpec
+from segue.spec.pool_prices import PoolSpec
 
 _SERVER = "prefect.server"
 

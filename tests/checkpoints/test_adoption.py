@@ -185,6 +185,8 @@ def test_a_save_of_several_ranks_is_adopted_when_all_of_them_completed_the_same_
     _, second = run.begin()
     found = newest_valid(run.log, epoch=second.epoch)
     assert (found.checkpoint.manifest.step if found else None) == adopted
+    # Not even a record is written that would have to be quarantined.
+    assert [c.manifest.step for c in read_history(run.log).checkpoints] == ([] if adopted is None else [adopted])
     if found is not None:
         assert set(found.snapshot.tensors) == {"model.a", "model.b"}
 

@@ -7,18 +7,19 @@ import pytest
 from segue.checkpoints.retention import slots_to_keep, slots_to_prune
 from segue.records import CheckpointRef, Environment, Manifest
 from segue.runlog.history import Checkpoint
+from segue.shard import Shard
 
 ENVIRONMENT = Environment(torch="2", device="cpu", instruction_set="AVX2", threads=1)
 
 
-def checkpoint(slot, *, metric=None, quarantined=None, is_pruned=False):
+def checkpoint(slot, *, metric=None, quarantined=None, is_pruned=False, shards=()):
     return Checkpoint(
         ref=CheckpointRef(slot=slot, step=slot * 10, attempt_id="seg000-a1-e1"),
         manifest=Manifest(
             step=slot * 10,
             samples_seen=0,
             epoch=0,
-            shards=(),
+            shards=tuple(Shard(key=f"{name}.json", size_bytes=0, chunk_bytes=1, chunk_crc32c=()) for name in shards),
             tensor_count=0,
             components={},
             environment=ENVIRONMENT,
@@ -61,3 +62,10 @@ def test_the_last_verified_boundary_is_pinned_until_its_successor_is_verified():
 def test_what_was_pruned_is_neither_kept_nor_pruned_again():
     ring = [checkpoint(1, is_pruned=True), checkpoint(2), checkpoint(3), checkpoint(4)]
     assert slots_to_prune(ring, kept=frozenset(kept(ring))) == (2,)
+
+
+def test_the_newest_that_shares_no_bytes_with_the_newest_of_all_is_kept():
+    shards = {1: "a", 2: "b", 3: "bc", 4: "d", 5: "de", 6: "df"}
+    ring = [checkpoint(n, shards=names) for n, names in shards.items()]
+    assert kept(ring) == [3, 5, 6]
+    assert kept(ring[3:]) == [5, 6], "there is none"

@@ -19,7 +19,7 @@ from segue.errors import UnsupportedStateError
 
 def there_and_back(tree):
     tensors: dict[str, torch.Tensor] = {}
-    skeleton = json.loads(json.dumps(encode_tree(tree, path="state", tensors=tensors)))
+    skeleton = json.loads(json.dumps(encode_tree(tree, path="state", tensors=tensors), allow_nan=False))
     return decode_tree(skeleton, tensors)
 
 

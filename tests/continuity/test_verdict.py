@@ -206,3 +206,31 @@ def test_the_state_after_the_replay_is_compared_bit_for_bit_or_by_its_norms(afte
     assert found.kind is kind
     if kind is VerdictKind.BROKEN:
         assert (found.findings[0].component, found.findings[0].channel) == ("extra.average", "state")
+
+
+@pytest.mark.parametrize("replay", [[], [row(step) for step in range(11, 19)]])
+def test_a_component_that_was_not_restored_is_broken_whatever_the_rows_show(replay):
+    restored = Digests(components=SAME.components | {"scheduler": "another"}, tensors=TENSORS)
+    found = verdict(replay=replay, restored=restored)
+    assert found.kind is VerdictKind.BROKEN
+    assert found.findings[0].component == "scheduler"
+
+
+def test_a_component_that_only_the_live_recipe_has_is_named_and_a_stream_of_its_own_is_not():
+    restored = Digests(components=SAME.components | {"extra.ema": "9", "rng.more": "8"}, tensors=TENSORS)
+    found = verdict(replay=[row(step) for step in range(11, 19)], restored=restored)
+    assert found.kind is VerdictKind.BROKEN
+    assert [finding.component for finding in found.findings] == ["extra.ema"]
+
+
+def test_the_first_step_that_differs_is_named_in_whatever_order_the_rows_come():
+    witness = [row(step) for step in (14, 11, 13, 12)]
+    found = verdict(witness=witness, replay=[row(13, loss=0.6), row(11), row(12, loss=0.6), row(14, loss=0.6)])
+    assert found.findings[0].step == 12
+
+
+def test_a_loss_scale_has_no_tolerance_in_another_environment():
+    witness = [row(11, loss_scale=1024.0)]
+    for scale, kind in ((1024.0, VerdictKind.EQUIVALENT), (1024.0001, VerdictKind.BROKEN)):
+        found = verdict(witness=witness, replay=[row(11, loss_scale=scale)], changes=("torch",))
+        assert found.kind is kind

@@ -59,3 +59,19 @@ def test_a_name_with_html_is_text_in_the_table_of_the_index():
     page = completed(f'<head></head><table id="t" class="x"></table>{script}')
     assert "&lt;img src=x onerror=alert(1)&gt;" in page
     assert not re.search(r"<img|<b>", page)
+
+
+def test_a_column_a_value_and_a_promise_with_html_are_text_on_every_page(tmp_path):
+    evil = f"a | b\n# c {HOSTILE}</td><script>alert(2)</script>$x"
+    frame = pd.DataFrame({"step": [1, 2, 3], evil: [HOSTILE, HOSTILE, None]})
+    expected = [
+        Expected("null", "ExpectColumnValuesToNotBeNull", {"column": evil}, f"No nulls in {evil}"),
+        Expected("set", "ExpectColumnValuesToBeInSet", {"column": evil, "value_set": [f"{HOSTILE}2"]}, HOSTILE),
+    ]
+    found = validate({"rows": (frame, expected)}, run_id="mine", docs=tmp_path)
+    assert not found["null"].met
+    pages = {path: path.read_text() for path in tmp_path.rglob("*.html")}
+    assert len(pages) == 3
+    for path, page in pages.items():
+        assert not re.search(r"<img\b|<script\b|\bonerror=[^&]*>", page), path
+    assert any("&lt;img src=x" in page for page in pages.values()), "it is shown as text"

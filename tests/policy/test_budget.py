@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from segue.errors import SpecError
-from segue.policy.budget import Cap, expected_cost, purse_of
+from segue.policy.budget import Cap, Purse, expected_cost, purse_of
 from segue.policy.decide import decide
 from segue.policy.estimates import situation
 from segue.records import Capacity, StopReason
@@ -309,3 +309,12 @@ def test_the_estimate_of_every_policy_is_at_most_that_of_on_demand_alone():
         alone = (24 * HOUR + 120) * 3 / HOUR
         assert 24 <= expected <= alone + 1e-9
         assert np.isclose(expected, alone) == (name == "on_demand_only")
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_what_is_left_is_what_the_tightest_cap_leaves(order):
+    caps = [Cap(10.0, 9.0, "the run"), Cap(100.0, 20.0, "all runs in 2026-01")][::order]
+    purse = Purse(tuple(caps), expected_cost=None)
+    assert purse.left == 1.0
+    assert purse.in_words() == "9.00 USD of 10.00 USD for the run are spent"
+    assert purse.numbers() == {"budget_left": 1.0}

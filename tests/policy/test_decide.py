@@ -79,6 +79,7 @@ def test_nothing_is_recalled_without_a_deadline_or_a_rate(here):
 @pytest.mark.parametrize(("left", "late"), [(1059.9, True), (1060.0, False), (1060.1, False)])
 def test_late_means_that_on_demand_from_now_on_does_not_fit(left, late):
     assert clamp.is_late(replace(HERE, remaining_seconds=left)) is late
+    assert clamp.is_late(replace(HERE, remaining_seconds=left + 30), in_seconds=30.0) is late
 
 
 @pytest.mark.parametrize(("left", "late"), [(59.9, True), (60.0, False), (-100.0, True)])

@@ -186,6 +186,11 @@ def test_a_lifted_quarantine_is_as_if_it_had_not_been_and_may_be_made_again() ->
     assert (history_of(named).named_damage, history_of(named, lifted).named_damage) == ({5}, {5})
 
 
+def test_records_of_the_controller_do_not_let_an_earlier_epoch_commit_again() -> None:
+    history = history_of(committed(2, 10), reported(0), decided(1), committed(1, 99), committed(2, 20))
+    assert steps(history) == [10, 20]
+
+
 def test_a_quarantined_checkpoint_stays_in_the_history_and_no_attempt_resumes_from_it() -> None:
     flipped = entry(QuarantineEntry, slot=2, checkpoint=ref(2, 20), reason="flipped")
     again = entry(QuarantineEntry, slot=2, checkpoint=ref(2, 20), reason="seen again")

@@ -138,6 +138,14 @@ def test_a_record_of_another_run_is_a_copy(store, key):
         signed(store, key).reload()
 
 
+def test_the_whole_log_of_another_run_is_a_copy(store, key):
+    signed(store, key, run="run-2", records=4)
+    for slot in range(4):
+        put(store, slot, record(store, slot, run="run-2"))
+    with pytest.raises(ReplayedRecordError, match="run run-2"):
+        signed(store, key).reload()
+
+
 def test_a_record_of_an_earlier_log_of_the_same_run_is_a_copy(store, key, tmp_path):
     earlier = LocalStore(tmp_path / "earlier").create()
     signed(earlier, key, records=4)
@@ -159,6 +167,24 @@ def test_a_record_that_was_signed_for_its_slot_and_lost_the_race_cannot_replace_
     with pytest.raises(BrokenChainError) as caught:
         signed(store, key).reload()
     assert (caught.value.slot, caught.value.later_slot) == (2, 3)
+
+
+def test_a_record_that_lost_the_race_is_not_taken_where_the_winner_is_damaged(store, key, tmp_path):
+    log = signed(store, key, records=2)
+    branch = LocalStore(tmp_path / "branch").create()
+    for slot in range(2):
+        put(branch, slot, record(store, slot))
+    signed(branch, key).append(note(77))
+    log.append(note(2))
+    log.append(note(3))
+    put(store, 2, b"rot")
+    reader = signed(store, key).reload()
+    assert [damage.slot for damage in reader.damage] == [2]
+    put(store, 2, record(branch, 2))
+    for read in (reader.reload, signed(store, key).reload):
+        with pytest.raises(BrokenChainError) as caught:
+            read()
+        assert (caught.value.slot, caught.value.later_slot) == (2, 3)
 
 
 @pytest.mark.parametrize("spoil", ["remove", "damage"])

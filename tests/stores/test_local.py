@@ -87,6 +87,13 @@ def test_a_file_left_half_written_is_not_listed_and_not_in_the_way(store: LocalS
     assert store.put_if_absent("run/log/1", b"y")
 
 
+def test_a_listing_after_a_key_begins_with_the_one_behind_it(store: LocalStore) -> None:
+    for number in range(3):
+        store.put(f"run/log/{number}", b"x")
+    assert [item.key for item in store.list_objects("run/log/", after="run/log/1")] == ["run/log/2"]
+    assert store.list_objects("run/log/", after="run/log/2") == []
+
+
 def test_a_full_disk_leaves_the_object_as_it_was(store: LocalStore) -> None:
     store.put("run/a", b"before")
     for write in (store.put, store.put_if_absent):

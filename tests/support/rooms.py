@@ -41,10 +41,10 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     ("sessions",),
     ("data", "recipe"),
     ("spec",),
-    ("parsing", "pool_prices", "policies", "signing", "user_objects"),
+    ("parsing", "policies", "signing", "user_objects"),
     ("errors",),
     ("records",),
-    ("clock", "credentials", "process", "shard", "units"),
+    ("clock", "credentials", "markup", "process", "shard", "units"),
 )
 """Top to bottom. A room imports those below it, and none of its own line or above."""
 APART = ("testing",)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from contextlib import contextmanager
+import time
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from types import SimpleNamespace
 
@@ -458,3 +459,22 @@ def test_the_decision_on_a_last_save_includes_the_save_that_is_being_written(tmp
             assert "the save in flight" in saving.on_notice(seconds_left=120).reason
         finally:
             way_free.set()
+
+
+@pytest.mark.parametrize(
+    ("saved_at", "now", "is_refused"), [(10, 70, False), (10, 99, False), (60, 105, False), (60, 111, True)]
+)
+def test_a_save_that_the_store_refuses_gets_half_of_the_time_that_may_be_at_risk(tmp_path, saved_at, now, is_refused):
+    clock = FakeClock()
+    refuses = {"fails": lambda operation, key: operation == "put", "max_work_at_risk_seconds": 100}
+    with saves(tmp_path, clock, **refuses) as (progress, saving, writer):
+        clock.advance(saved_at)
+        progress.step = 10
+        saving.save(evaluate=False)
+        give_up_at = time.monotonic() + 60
+        while writer.trouble is None:
+            assert time.monotonic() < give_up_at
+            time.sleep(0.01)
+        clock.advance(now - saved_at)
+        with pytest.raises(WorkAtRiskError, match="injected") if is_refused else nullcontext():
+            saving.refuse_risk()

@@ -8,7 +8,7 @@ import pytest
 
 from segue.notices.board import NoticeBoard
 from segue.testing.clock import FakeClock
-from segue.trainer.time_left import TimeLeft
+from segue.trainer.time_left import Pace, TimeLeft
 
 
 @pytest.mark.parametrize(
@@ -27,3 +27,37 @@ def test_without_a_bound_no_bound_is_near():
     left = TimeLeft(NoticeBoard(clock), bound_seconds=None, grace_seconds=30, started_at=0.0, clock=clock)
     clock.sleep(1e6)
     assert not left.is_bound_near(step_seconds=0.5, save_seconds=1.0)
+
+
+def test_the_pace_is_that_of_the_steps_after_the_first_with_what_is_between_them():
+    clock = FakeClock(datetime(2026, 1, 1, tzinfo=UTC))
+    pace = Pace(clock)
+    assert pace.step_seconds is None
+    for seconds in (60.0, 2.0, 4.0, 3.0):
+        clock.sleep(seconds)
+        pace.step_done()
+        if seconds == 60.0:
+            assert pace.step_seconds is None
+    assert (pace.train_steps, pace.train_seconds, pace.step_seconds) == (3, 9.0, 3.0)
+
+
+@pytest.mark.parametrize(("step_seconds", "allows"), [(3.9, True), (4.1, False)])
+def test_after_a_notice_a_witness_step_may_not_use_the_time_of_the_last_save(step_seconds, allows):
+    clock = FakeClock(datetime(2026, 1, 1, tzinfo=UTC))
+    board = NoticeBoard(clock)
+    left = TimeLeft(board, bound_seconds=None, grace_seconds=30, started_at=clock.monotonic(), clock=clock)
+    assert left.allows_witness(step_seconds=1e6, save_seconds=1.0)
+    board.leave("sigterm", grace_seconds=30)
+    assert left.allows_witness(step_seconds=step_seconds, save_seconds=1.0) is allows
+
+
+def test_the_time_for_the_report_is_not_waited_away():
+    clock = FakeClock(datetime(2026, 1, 1, tzinfo=UTC))
+    board = NoticeBoard(clock)
+    left = TimeLeft(board, bound_seconds=None, grace_seconds=30, started_at=clock.monotonic(), clock=clock)
+    board.leave("sigterm", grace_seconds=30)
+    assert left.patience_seconds == 0.5
+    clock.sleep(27.8)
+    assert 0 < left.patience_seconds < 0.5
+    clock.sleep(0.3)
+    assert left.patience_seconds == 0

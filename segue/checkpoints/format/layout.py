@@ -22,6 +22,8 @@ LENGTH_BYTES = 8
 MAX_HEADER_BYTES = 100_000_000
 """The most that the safetensors library reads."""
 MOST_TENSORS = 1_000_000
+MOST_LEVELS = 100
+"""Of a component's tree: whoever reads it goes down by recursion. Its JSON has at most three times as many."""
 
 DTYPES: Mapping[str, tuple[str, int]] = {
     "float64": ("F64", 8),

@@ -22,7 +22,7 @@ from segue.checkpoints.format.collections import (
     is_key,
 )
 from segue.checkpoints.format.dtensor import sharded_types
-from segue.checkpoints.format.layout import DTYPES
+from segue.checkpoints.format.layout import DTYPES, MOST_LEVELS
 from segue.errors import UnsupportedStateError
 
 Json = Any
@@ -40,13 +40,14 @@ _dtype_of = operator.attrgetter("dtype")
 _layout_of = operator.attrgetter("layout")
 
 
-def encode_tree(tree: Any, *, path: str, tensors: dict[str, torch.Tensor]) -> Json:
+def encode_tree(tree: Any, *, path: str, tensors: dict[str, torch.Tensor], level: int = 0) -> Json:
     """The JSON skeleton of a state tree; its tensors are put into `tensors` under their path.
 
-    Tensors are referenced, not copied.
+    Tensors are referenced, not copied. `level` is that of a part of a tree.
 
     Raises:
-        UnsupportedStateError: something in it is not data; names it by its path.
+        UnsupportedStateError: something in it is not data, or is deeper than what can be read back; names it by its
+            path.
     """
     if tree is None or isinstance(tree, bool):
         return tree
@@ -59,23 +60,31 @@ def encode_tree(tree: Any, *, path: str, tensors: dict[str, torch.Tensor]) -> Js
         return _encode_array(tree, path=path, tensors=tensors)
     if isinstance(tree, np.generic) and not isinstance(tree.item(), np.generic):  # As of a long double.
         return {f"{_TAG}scalar": [tree.dtype.str, encode_tree(tree.item(), path=path, tensors=tensors)]}
-    if isinstance(tree, int):
-        return int(tree)
-    if isinstance(tree, float):
-        return float(tree) if math.isfinite(tree) else {f"{_TAG}float": repr(float(tree))}
-    if isinstance(tree, bytes):
-        return {f"{_TAG}bytes": base64.b64encode(tree).decode()}
+    if isinstance(tree, (int, float, bytes)):
+        return _encode_plain(tree)
+    if level == MOST_LEVELS:
+        raise UnsupportedStateError(path=path, type_name=f"{type(tree).__qualname__} inside {MOST_LEVELS} others")
+    deeper = partial(encode_tree, tensors=tensors, level=level + 1)
     if isinstance(tree, COLLECTIONS):
-        return encode_collection(tree, path=path, encode=partial(encode_tree, tensors=tensors))
+        return encode_collection(tree, path=path, encode=deeper)
     if isinstance(tree, Mapping):
-        return _encode_mapping(tree, path=path, tensors=tensors)
+        return _encode_mapping(tree, path=path, tensors=tensors, level=level)
     if type(tree) in (list, tuple, set):
         items = _in_order(tree, path=path) if isinstance(tree, set) else tree
-        encoded = [encode_tree(item, path=f"{path}.{n}", tensors=tensors) for n, item in enumerate(items)]
+        parts = ((f"{path}.{number}", item) for number, item in enumerate(items))
+        encoded = [deeper(item, path=name) for name, item in parts]
         return encoded if isinstance(tree, list) else {f"{_TAG}{type(tree).__name__}": encoded}
     if is_frame(tree):
-        return encode_frame(tree, path=path, encode=partial(encode_tree, tensors=tensors))
+        return encode_frame(tree, path=path, encode=deeper)
     raise UnsupportedStateError(path=path, type_name=type(tree).__qualname__)
+
+
+def _encode_plain(value: float | bytes) -> Json:
+    if isinstance(value, bytes):
+        return {f"{_TAG}bytes": base64.b64encode(value).decode()}
+    if isinstance(value, int):
+        return int(value)
+    return float(value) if math.isfinite(value) else {f"{_TAG}float": repr(float(value))}
 
 
 def _refuse_unstorable(tensor: torch.Tensor, path: str) -> None:
@@ -138,7 +147,7 @@ def _put(tensor: torch.Tensor, path: str, tensors: dict[str, torch.Tensor]) -> s
     return path
 
 
-def _encode_mapping(tree: Mapping[Any, Any], *, path: str, tensors: dict[str, torch.Tensor]) -> Json:
+def _encode_mapping(tree: Mapping[Any, Any], *, path: str, tensors: dict[str, torch.Tensor], level: int) -> Json:
     if (many := _encode_tensors(tree, path, tensors)) is not None:
         return many
     strange = [key for key in tree if not isinstance(key, (str, int, float))]
@@ -146,8 +155,10 @@ def _encode_mapping(tree: Mapping[Any, Any], *, path: str, tensors: dict[str, to
         if not is_key(key):
             raise UnsupportedStateError(path=path, type_name=f"dict with a {type(key).__qualname__} key")
     if strange:
-        return {f"{_TAG}items": encode_tree([[*pair] for pair in tree.items()], path=path, tensors=tensors)}
-    encoded = [(key, encode_tree(value, path=f"{path}.{key}", tensors=tensors)) for key, value in tree.items()]
+        pairs = [[*pair] for pair in tree.items()]
+        return {f"{_TAG}items": encode_tree(pairs, path=path, tensors=tensors, level=level + 1)}
+    parts = ((key, f"{path}.{key}", value) for key, value in tree.items())
+    encoded = [(key, encode_tree(value, path=name, tensors=tensors, level=level + 1)) for key, name, value in parts]
     if all(type(key) is str and not key.startswith(_TAG) for key in tree):
         return dict(encoded)
     return {f"{_TAG}pairs": [[key, value] for key, value in encoded]}
@@ -170,6 +181,13 @@ def _encode_tensors(tree: Mapping[Any, Any], path: str, tensors: dict[str, torch
     return {f"{_TAG}tensors": [path, list(tree)]}
 
 
+def _scalar(dtype: np.dtype[Any], value: Any) -> Any:
+    # A void of a number takes that many bytes of memory.
+    if dtype.kind not in "biufS" or not isinstance(value, bytes if dtype.kind == "S" else (bool, int, float)):
+        raise ValueError(f"no scalar has the type {dtype.str!r}")
+    return dtype.type(value)
+
+
 def _decode_tagged(tag: str, value: Json, tensors: Mapping[str, torch.Tensor]) -> Any:
     if tag in COLLECTION_TAGS:
         return decode_collection(tag, value, decode=lambda item: decode_tree(item, tensors))
@@ -182,7 +200,7 @@ def _decode_tagged(tag: str, value: Json, tensors: Mapping[str, torch.Tensor]) -
         case "array":
             return tensors[value].numpy()
         case "scalar":
-            return np.dtype(value[0]).type(decode_tree(value[1], tensors))
+            return _scalar(np.dtype(value[0]), decode_tree(value[1], tensors))
         case "float":
             return float(value)
         case "bytes":

@@ -16,6 +16,7 @@ import crc32c
 from segue.checkpoints.format.base import Base
 from segue.checkpoints.format.digests import Digests, TensorDigest, digests_of
 from segue.checkpoints.format.gc_pause import paused_collector
+from segue.checkpoints.format.index import Index
 from segue.checkpoints.format.layout import (
     LENGTH_BYTES,
     MalformedShardError,
@@ -26,6 +27,7 @@ from segue.checkpoints.format.layout import (
     read_layout,
 )
 from segue.checkpoints.format.limits import refuse_absurd, refuse_larger_than_memory, refuse_more_than
+from segue.checkpoints.format.untrusted import untrusted
 from segue.errors import (
     CheckpointError,
     CorruptShardError,
@@ -92,21 +94,12 @@ def read_stored(
         MachineTooSmallError: what has to be read needs more memory; nothing but the index was read.
     """
     refuse_absurd(manifest)
-    skeletons: dict[str, Any] = {}
-    expected: dict[str, TensorDigest] = {}
-    homes: dict[str, Shard] = {}
-    slices: dict[str, TensorSlice] = {}
+    index = Index()
     shard_files = {shard.key: shard for shard in manifest.shards if shard.key.endswith(".safetensors")}
     for shard in (shard for shard in manifest.shards if shard.key not in shard_files):
-        try:
-            index = json.loads(bytes(_from_first(tiers, run_id, shard, _Arriving.whole)[0]))
-            skeletons = index["skeletons"] | skeletons  # Rank 0's comes first and takes precedence.
-            for name, (dtype, shape, digest, number) in index["tensors"].items():
-                expected[name] = TensorDigest(dtype, tuple(shape), digest)
-                homes[name] = shard_files[index["images"][number]]
-            slices |= {name: _slice(*place) for name, place in index.get("pieces", {}).items()}
-        except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
-            raise MalformedCheckpointError(key=shard.key, why=f"cannot be parsed ({error!r})") from None
+        data = bytes(_from_first(tiers, run_id, shard, _Arriving.whole)[0])
+        index.add(data, key=shard.key, shard_files=shard_files)
+    skeletons, expected, homes, slices = index.skeletons, index.tensors, index.homes, index.slices
     shapes = {name: expected[name].shape for name in slices if name in expected}
     unread = (
         frozenset(own.others(slices, shapes)) if own is not None and shapes.keys() == slices.keys() else frozenset()
@@ -126,8 +119,9 @@ def read_stored(
         raise MalformedCheckpointError(
             key="manifest", why=f"its components differ from those of the stored state: {odd}"
         )
-    # Not those of the manifest: an older version hashed mappings in another order.
-    digests = digests_of({name: json.dumps(tree).encode() for name, tree in skeletons.items()}, expected)
+    with untrusted("manifest", what="its state"):
+        # Not those of the manifest: an older version hashed mappings in another order.
+        digests = digests_of({name: json.dumps(tree).encode() for name, tree in skeletons.items()}, expected)
     base = Base(expected, homes, manifest.saves_since_full)
     return Stored(skeletons, tensors, digests, base, slices, {name: expected[name] for name in unread})
 
@@ -239,14 +233,6 @@ def _read_chunk(store: Store, key: str, shard: Shard, number: int, memory: memor
         signed, sha256 = shard.chunk_sha256[number], hashlib.sha256(chunk).hexdigest()
         if signed != sha256:
             raise ForgedShardError(key=shard.key, chunk=number, expected=signed, found=sha256)
-
-
-def _slice(tensor: str, shape: list[int], offsets: list[int]) -> TensorSlice:
-    if not all(type(number) is int and number >= 0 for number in (*shape, *offsets)) or len(shape) != len(offsets):
-        raise ValueError("the place of a slice is not made of whole numbers")
-    if type(tensor) is not str:
-        raise TypeError("the tensor of a slice is not a name")
-    return TensorSlice(tensor, tuple(shape), tuple(offsets))
 
 
 def _tensors_of(memory: memoryview, wanted: Mapping[str, Placed]) -> Iterator[tuple[str, Placed, memoryview]]:

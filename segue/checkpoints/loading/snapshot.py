@@ -10,10 +10,10 @@ from segue.checkpoints.format.gc_pause import paused_collector
 from segue.checkpoints.format.names import rank_of
 from segue.checkpoints.format.snapshot import Snapshot
 from segue.checkpoints.format.state_tree import decode_tree
+from segue.checkpoints.format.untrusted import untrusted
 from segue.checkpoints.loading.assemble import whole_tensors
 from segue.checkpoints.loading.live_digest import digest
 from segue.checkpoints.loading.read import Stored, read_stored
-from segue.errors import MalformedCheckpointError
 from segue.records import Manifest
 from segue.stores.base import Store
 
@@ -37,23 +37,26 @@ def snapshot_of(stored: Stored) -> Snapshot:
     Raises:
         MalformedCheckpointError: the state refers to a tensor that is not there.
     """
+    with untrusted("manifest", what="its state"):
+        tensors = _tensors_of(stored)
+    tensors = whole_tensors(tensors, stored.slices)
+    with untrusted("manifest", what="its state"):
+        for skeleton in stored.skeletons.values():
+            decode_tree(skeleton, tensors)
+    return Snapshot(skeletons=stored.skeletons, tensors=tensors)
+
+
+def _tensors_of(stored: Stored) -> dict[str, torch.Tensor]:
     tensors = {
         name: torch.frombuffer(data, dtype=getattr(torch, placed.spec.dtype)).view(placed.spec.shape)
         if placed.size_bytes
         else torch.empty(placed.spec.shape, dtype=getattr(torch, placed.spec.dtype))
         for name, (placed, data) in stored.tensors.items()
     }
-    tensors |= {
+    return tensors | {
         name: torch.empty(shape, dtype=getattr(torch, dtype), device="meta")
         for name, (dtype, shape, _) in stored.unread.items()
     }
-    tensors = whole_tensors(tensors, stored.slices)
-    try:
-        for skeleton in stored.skeletons.values():
-            decode_tree(skeleton, tensors)
-    except (KeyError, ValueError, TypeError, OverflowError, RecursionError) as error:
-        raise MalformedCheckpointError(key="manifest", why=f"the state cannot be decoded ({error!r})") from None
-    return Snapshot(skeletons=stored.skeletons, tensors=tensors)
 
 
 def committed_as(live: Snapshot, stored: Snapshot) -> Digests:

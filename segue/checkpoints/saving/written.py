@@ -80,6 +80,16 @@ class PreparedCommit:
             return None
         try:
             content = json.loads(body)
-            return cls(dict(content["facts"]), Written.from_json(content["written"]), str(content["partition_hash"]))
+            written = Written.from_json(content["written"])
+            _refuse_other_types(written)
+            return cls(dict(content["facts"]), written, str(content["partition_hash"]))
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
             return None
+
+
+def _refuse_other_types(written: Written) -> None:
+    """The rest is checked with the manifest; parts of several ranks are put together before that."""
+    texts = [*written.components.items(), *((shard.key, "") for shard in written.shards)]
+    numbers = (written.tensor_count, written.new_bytes, written.saves_since_full)
+    if not {str}.issuperset(type(text) for pair in texts for text in pair) or not {int}.issuperset(map(type, numbers)):
+        raise TypeError("a name is no text, or a number no whole number")

@@ -7,7 +7,7 @@ from typing import Any
 
 from segue.clock import SystemClock
 from segue.errors import MissingExtraError, PriceSourceError
-from segue.pool_prices import PoolSpec
+from segue.spec.pool_prices import PoolSpec
 
 try:
     import boto3

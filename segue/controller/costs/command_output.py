@@ -8,11 +8,14 @@ import subprocess
 import tempfile
 from contextlib import suppress
 
-_LAST_CHARACTERS = 200
+from segue.credentials import redacted_end
+
+_LAST_CHARACTERS, _LAST_BYTES = 200, 64 * 1024
+"""Of what a command says about its failure: shown, and read to redact it before it is cut."""
 
 
 class CommandFailedError(Exception):
-    """The command gave no output that can be used."""
+    """The command gave no output that can be used. What it said is in the reason, without secrets."""
 
     def __init__(self, why: str) -> None:
         self.why = why
@@ -47,8 +50,8 @@ def output_of(command: str, *, timeout_seconds: float, most_bytes: int) -> bytes
             process.wait()
         output.seek(0)
         data = output.read(most_bytes)
-        errors.seek(max(errors.seek(0, os.SEEK_END) - 4 * _LAST_CHARACTERS, 0))
-        said = errors.read().decode("utf-8", "replace").strip()[-_LAST_CHARACTERS:]
+        errors.seek(max(errors.seek(0, os.SEEK_END) - _LAST_BYTES, 0))
+        said = redacted_end(errors.read(), most_characters=_LAST_CHARACTERS)
     if code is None:
         raise CommandFailedError(f"the command did not end within {timeout_seconds:g} s{_quoted(said)}")
     if code != 0:

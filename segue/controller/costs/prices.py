@@ -19,12 +19,13 @@ from typing import Any, cast
 
 from segue.clock import Clock
 from segue.controller.costs.command_output import CommandFailedError, output_of
+from segue.credentials import redacted
 from segue.errors import LogMovedError, PriceSourceError
-from segue.pool_prices import PoolSpec, PriceSource
 from segue.runlog.entries import Entry, PricesEntry
 from segue.runlog.history import History, read_history
 from segue.runlog.log import RunLog, Stamp
 from segue.spec import RunSpec
+from segue.spec.pool_prices import PoolSpec, PriceSource
 
 log = logging.getLogger(__name__)
 
@@ -152,7 +153,7 @@ def _parsed(text: str, pools: PoolSpec) -> Mapping[str, Any]:
     try:
         found = json.loads(text) if text.lstrip().startswith("{") else tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # Both parsers raise ValueErrors.
-        raise _error(pools, f"the answer {text[:60]!r} cannot be read ({error})", _SHAPE + ".") from None
+        raise _error(pools, f"the answer {redacted(text)[:60]!r} cannot be read ({error})", _SHAPE + ".") from None
     return cast("Mapping[str, Any]", found)
 
 
@@ -161,11 +162,11 @@ def _checked(given: Mapping[str, Any], pools: PoolSpec) -> dict[str, float]:
     missing = [name for name in pools.deployments if name not in given]
     if missing:
         there = f"it has {', '.join(map(repr, given))}" if given else "it is empty"
-        why = f"the answer has no price for {' and '.join(missing)} ({there[:200]})"
+        why = f"the answer has no price for {' and '.join(missing)} ({redacted(there)[:200]})"
         raise _error(pools, why, "name each deployment of [pools], with its price per hour.")
     wrong = {name: given[name] for name in pools.deployments if not _is_price(given[name])}
     if wrong:
-        shown = ", ".join(f"{name} = {value!r}"[:80] for name, value in wrong.items())
+        shown = ", ".join(redacted(f"{name} = {value!r}")[:80] for name, value in wrong.items())
         raise _error(pools, f"no prices above 0: {shown}", "give numbers, per hour.")
     return {name: float(given[name]) for name in pools.deployments}
 
@@ -176,4 +177,4 @@ def _is_price(value: object) -> bool:
 
 
 def _error(pools: PoolSpec, why: str, fix: str) -> PriceSourceError:
-    return PriceSourceError(source=pools.prices or "", why=why, fix=fix)
+    return PriceSourceError(source=redacted(pools.prices or ""), why=redacted(why), fix=fix)

@@ -13,6 +13,7 @@ import sys
 
 from pydantic import TypeAdapter
 
+from segue.credentials import redacted
 from segue.errors import RaySetupError
 from segue.launch.problem import Problem, refusals
 from segue.launch.ray.problems import failed_check, unreachable
@@ -57,7 +58,7 @@ def ray_problems(spec: RunSpec, *, longest_seconds: float = _LONGEST_SECONDS) ->
         return [unreachable(spec.ray.address, seconds=longest_seconds)]
     if done.returncode == 0:
         return _PROBLEMS.validate_json(done.stdout)
-    written = done.stderr.decode(errors="replace")
+    written = redacted(done.stderr.decode(errors="replace"))
     log.warning("the Ray cluster was not checked: %s", written.strip())
     if done.returncode == _NO_ANSWER:
         return [unreachable(spec.ray.address)]

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from segue.credentials import redacted
 from segue.launch.slurm.job import Job, job_accounted, job_completed, job_shown
 
 _LONGEST_SECONDS = 60.0
@@ -85,7 +86,8 @@ def ask(command: Sequence[str], *, given: str = "", longest_seconds: float = _LO
         return Answer(1, "", "unable to contact slurm controller: no answer")
     except OSError as error:
         return Answer(127, "", f"{command[0]}: {error.strerror}")
-    return Answer(done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace"))
+    trouble = redacted(done.stderr.decode(errors="replace"))
+    return Answer(done.returncode, done.stdout.decode(errors="replace"), trouble)
 
 
 def _environment() -> dict[str, str]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from segue.continuity.recipe_diff import CODE
+from segue.credentials import redacted
 from segue.data.files import checked_copies
 from segue.data.frames import read_frame
 from segue.errors import PublishError, RunBegunError, SegueError
@@ -55,7 +56,8 @@ def main() -> None:
     except SegueError as error:
         done = JobResult(error=str(error))
     except Exception as error:  # The user's code may raise anything; the flow shows it.
-        done = JobResult(error=f"{type(error).__name__}: {error}", traceback=traceback.format_exc())
+        said = redacted(f"{type(error).__name__}: {error}")
+        done = JobResult(error=said, traceback=redacted(traceback.format_exc()))
     result.write_text(done.model_dump_json())
 
 

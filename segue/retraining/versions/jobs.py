@@ -15,6 +15,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
 
+from segue.credentials import redacted
 from segue.errors import RetrainJobError, RetrainStoreError
 from segue.records import Record
 from segue.retraining.model_record import Candidate, SlotStart
@@ -91,7 +92,7 @@ def _run(command: list[str], on_line: Callable[[str], None]) -> list[str]:
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "stdin": subprocess.DEVNULL}
     with subprocess.Popen(command, text=True, errors="replace", **pipes) as process:  # type: ignore[call-overload]
         try:
-            for line in process.stdout:
+            for line in map(redacted, process.stdout):
                 on_line(line.rstrip("\n"))
                 lines = [*lines, line.strip()][-_LINES_KEPT:]
         except BaseException:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from segue.errors import MissingExtraError
+from segue.markup import inline
 from segue.retraining.model_record import Candidate
 from segue.retraining.models import Models
 from segue.retraining.pages import card
@@ -37,7 +38,7 @@ def mirror(registry: RegistrySpec, models: Models, store: Store) -> None:
         if number not in known:
             source, run_id = _logged(client, models, number, store)
             tags = _tags(version, number, store)
-            made = client.create_model_version(name, source, run_id=run_id, tags=tags, description=version.why)
+            made = client.create_model_version(name, source, run_id=run_id, tags=tags, description=inline(version.why))
             known[number] = str(made.version)
             log.info("version registered name=%s version=%d as=%s", name, number, made.version)
     if models.in_service is not None:

@@ -11,8 +11,8 @@ import pytest
 
 from segue.controller.costs.prices import read_prices
 from segue.errors import PriceSourceError, SpecError
-from segue.pool_prices import PoolSpec
 from segue.spec import RunSpec
+from segue.spec.pool_prices import PoolSpec
 
 MARKETS = [
     {"deployment": "segment/spot-a", "market": "m5.large us-east-1a"},

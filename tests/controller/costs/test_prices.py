@@ -16,12 +16,12 @@ from segue.controller.costs.command_output import CommandFailedError, output_of
 from segue.controller.costs.prices import at_current_prices, read_prices
 from segue.controller.steps import check_start, decide_next, declare_lost, open_run
 from segue.errors import PriceSourceError
-from segue.pool_prices import PoolSpec
 from segue.records import Capacity
 from segue.runlog.entries import PricesEntry
 from segue.runlog.history import read_history
 from segue.runlog.log import RunLog
 from segue.spec import RunSpec
+from segue.spec.pool_prices import PoolSpec
 from segue.testing.clock import FakeClock
 
 START = datetime(2026, 1, 1, tzinfo=UTC)

@@ -1,0 +1,61 @@
+"""The index of a checkpoint: skeletons, and what each tensor is and where it lies. No torch here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from segue.checkpoints.format.digests import TensorDigest
+from segue.checkpoints.format.layout import DTYPES, TensorSlice
+from segue.checkpoints.format.untrusted import refuse_deep, untrusted
+from segue.shard import Shard
+
+
+@dataclass(frozen=True)
+class Index:
+    """The indexes of all ranks together."""
+
+    skeletons: dict[str, Any] = field(default_factory=dict)
+    tensors: dict[str, TensorDigest] = field(default_factory=dict)
+    homes: dict[str, Shard] = field(default_factory=dict)
+    """The shard file that holds each tensor."""
+    slices: dict[str, TensorSlice] = field(default_factory=dict)
+    """Which of the tensors are slices of larger ones."""
+
+    def add(self, data: bytes, *, key: str, shard_files: Mapping[str, Shard]) -> None:
+        """Add the index of one rank, of which the first takes precedence.
+
+        Raises:
+            MalformedCheckpointError: it is none; names it by its key.
+        """
+        with untrusted(key):
+            found = json.loads(data)
+            for name, skeleton in found["skeletons"].items():
+                refuse_deep(skeleton)
+                self.skeletons.setdefault(name, skeleton)
+            for name, row in found["tensors"].items():
+                dtype, shape, digest, number = row
+                self.tensors[name] = _tensor(dtype, shape, digest)
+                self.homes[name] = shard_files[found["images"][_whole(number)]]
+            for name, place in found.get("pieces", {}).items():
+                self.slices[name] = _slice(*place)
+
+
+def _tensor(dtype: object, shape: object, digest: object) -> TensorDigest:
+    if dtype not in DTYPES or not isinstance(digest, str) or not isinstance(shape, list):
+        raise ValueError("a tensor has no type, shape and digest")
+    return TensorDigest(str(dtype), tuple(map(_whole, shape)), digest)
+
+
+def _slice(tensor: object, shape: list[object], offsets: list[object]) -> TensorSlice:
+    if not isinstance(tensor, str) or len(shape) != len(offsets):
+        raise ValueError("a slice has no tensor, or another number of offsets than sides")
+    return TensorSlice(tensor, tuple(map(_whole, shape)), tuple(map(_whole, offsets)))
+
+
+def _whole(number: object) -> int:
+    if type(number) is not int or number < 0:
+        raise ValueError("what has to be a whole number is none")
+    return number

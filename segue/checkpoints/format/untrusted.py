@@ -1,0 +1,46 @@
+"""Reading what lies in a store as data that others may have written. No torch here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from segue.checkpoints.format.layout import MOST_LEVELS
+from segue.errors import MalformedCheckpointError, SegueError
+
+_MOST_SHOWN = 200
+
+
+@contextmanager
+def untrusted(key: str, *, what: str = "it") -> Iterator[None]:
+    """A block that only parses: whatever it raises is a damage of the checkpoint, by the name of the object `key`.
+
+    Which exceptions a lie can raise nobody can list, and one that is missing from the list ends every resume of the
+    run. What is about this machine, its memory and its files, is no damage and passes.
+
+    Raises:
+        MalformedCheckpointError: it cannot be parsed.
+    """
+    try:
+        yield
+    except (SegueError, MemoryError, OSError):
+        raise
+    except Exception as error:
+        why = f"{what} cannot be parsed ({type(error).__name__}: {str(error)[:_MOST_SHOWN]!r})"
+        raise MalformedCheckpointError(key=key, why=why) from None
+
+
+def refuse_deep(tree: Any) -> None:
+    """Check that a tree of JSON has no more levels than a save writes: deeper ones end the recursion of a restore.
+
+    Raises:
+        ValueError: it is deeper.
+    """
+    level = [tree]
+    for _ in range(3 * MOST_LEVELS + 1):
+        lists = (node.values() if isinstance(node, dict) else node for node in level if isinstance(node, (dict, list)))
+        level = [inner for nodes in lists for inner in nodes if isinstance(inner, (dict, list))]
+        if not level:
+            return
+    raise ValueError(f"it has more than {3 * MOST_LEVELS} levels")

@@ -1,0 +1,118 @@
+"""Markdown and HTML of pages. Everything that comes from data, specs, files or people's code passes through here.
+
+Prefect's UI, GitHub and browsers show these pages. A column, a file or an exception may be named so that it would break
+out of its table, add a heading, a link or an image: it is shown as the text that it is. `Markup` is text that is ready;
+tables and lists escape everything else.
+"""
+
+from __future__ import annotations
+
+import html as _html
+import re
+from collections.abc import Iterable, Sequence
+
+_MOST_CHARACTERS = 4_000
+_MOST_OF_A_CELL = 1_000
+_ODD = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Controls of terminals and of the direction of writing, and halves of characters."""
+_SPAN = re.compile(r"(?<!`)`(?!`)([^`<>|]+)`(?!`)")
+"""Code between two backticks, as sentences of segue have it."""
+_SPECIAL = re.compile(
+    r"""
+    (?P<backslash>\\(?=[!-/:-@\[-`{-~]|$)) | (?P<entity>&(?=\#?\w+;)) | (?P<tag><(?=[A-Za-z/!?]))
+    | (?P<plain>` | \](?=[(\[:]) | (?<=!)\[ | ~(?=\S) | (?<=\S)~ | \*(?=\S) | (?<=\S)\*
+      | (?<![^\W_])_ | _(?![^\W]))
+    """,
+    re.VERBOSE,
+)
+_BAR = re.compile(r"(?<!\\)((?:\\\\)*)\|")
+"""One that is not escaped: it would begin another cell."""
+_BLOCK = re.compile(r"(#{1,6}(?:\s|$)|>|[-+*](?:\s|$)|[-=_*]{2,}\s*$|\d+(?=[.)](?:\s|$)))")
+"""What makes a heading, a quotation, a list or a rule of a line that begins with it."""
+
+
+class Markup(str):
+    """Markdown that is ready: what comes from elsewhere is escaped in it."""
+
+    __slots__ = ()
+
+
+def inline(text: object) -> Markup:
+    """A text in one line that markdown shows as it is; code in single backticks stays code. Markup is left alone."""
+    if isinstance(text, Markup):
+        return text
+    shown = _line(text, most_characters=_MOST_CHARACTERS)
+    block = _BLOCK.match(shown)
+    if block is None:
+        return Markup(shown)
+    is_number = block[1].isdigit()
+    return Markup(f"{block[1]}\\{shown[block.end() :]}" if is_number else f"\\{shown}")
+
+
+def _line(text: object, *, most_characters: int) -> str:
+    """The same, for a place at which no block begins."""
+    line = _ODD.sub("?", " ".join(str(text).split()))
+    if len(line) > most_characters:
+        line = f"{line[:most_characters]} ..."
+    found, end = [], 0
+    for span in _SPAN.finditer(line):
+        if "](" not in span[1]:
+            found += [_escaped(line[end : span.start()]), span[0]]
+            end = span.end()
+    return "".join([*found, _escaped(line[end:])])
+
+
+def code(text: object) -> Markup:
+    """A name as code, or as plain text where it has characters that no code in one line can have."""
+    plain = str(text)
+    is_code = _SPAN.fullmatch(f"`{plain}`") and plain.isprintable() and "](" not in plain
+    return Markup(f"`{plain}`") if is_code else inline(plain)
+
+
+def bold(text: object) -> Markup:
+    return Markup(f"**{inline(text)}**")
+
+
+def heading(text: object, *, level: int = 2) -> Markup:
+    return Markup(f"{'#' * level} {inline(text)}")
+
+
+def table(columns: Sequence[object], rows: Iterable[Sequence[object]]) -> Markup:
+    """A table; every cell is escaped, and None is a dash. Empty without rows."""
+    body = [_row(row) for row in rows]
+    return Markup("\n".join([_row(columns), "|" + "---|" * len(columns), *body]) if body else "")
+
+
+def bullets(items: Iterable[object]) -> Markup:
+    """A list, each item in one line; empty without items."""
+    return Markup("\n".join(f"* {inline(item)}" for item in items))
+
+
+def blocks(*parts: object) -> Markup:
+    """A page of paragraphs, headings, tables and lists; empty parts are left out."""
+    return Markup("\n\n".join(shown for part in parts if (shown := inline(part))))
+
+
+def html(text: object) -> str:
+    """A text as HTML shows it, also in an attribute."""
+    return _html.escape(_ODD.sub("?", str(text)))
+
+
+def _row(cells: Sequence[object]) -> str:
+    return f"| {' | '.join(map(_cell, cells))} |"
+
+
+def _cell(cell: object) -> str:
+    if cell is None:
+        return "-"
+    shown = cell if isinstance(cell, Markup) else _line(cell, most_characters=_MOST_OF_A_CELL)
+    return _BAR.sub(r"\1\|", shown)
+
+
+def _escaped(text: str) -> str:
+    return _SPECIAL.sub(_as_text, text)
+
+
+def _as_text(found: re.Match[str]) -> str:
+    kind = found.lastgroup
+    return {"tag": "&lt;", "entity": "&amp;"}.get(kind or "", f"\\{found[0]}")
