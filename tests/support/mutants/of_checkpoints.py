@@ -16,7 +16,7 @@ MUTANTS = (
         (_ADOPTION,),
         (
             (
-                "    return manifest if sorted(by_rank) == list(range(manifest.environment.world_size)) else None",
+                "    return manifest if there == list(range(manifest.environment.world_size)) else None",
                 "    return manifest",
             ),
             ("    if history.damage or history.broken_resumes:", "    if history.broken_resumes:"),
@@ -33,7 +33,7 @@ MUTANTS = (
             ("            runlog.append(build, epoch=self._epoch)", "            pass"),
             (" - names_in_use(history, without=slots))", ")"),
             ("        if history.damage:\n            return", "        if False:\n            return"),
-            ("if int(match[2]) < self._epoch}", "}"),
+            ("if epoch is not None and epoch < self._epoch}", "}"),
             (
                 "            self._delete(runlog.run_id, (unkept | self._left)",
                 "            self._delete(runlog.run_id, unkept",
@@ -126,8 +126,8 @@ MUTANTS = (
             ("    if level == MOST_LEVELS:", "    if False:"),
             ("    while path in tensors:", "    while False:"),
             (
-                'if math.isfinite(tree) else {f"{_TAG}float": repr(float(tree))}',
-                'if True else {f"{_TAG}float": repr(float(tree))}',
+                'if math.isfinite(value) else {f"{_TAG}float": repr(float(value))}',
+                'if True else {f"{_TAG}float": repr(float(value))}',
             ),
         ),
     ),

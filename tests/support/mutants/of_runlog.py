@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from tests.support.mutants.mutant import Mutants
 
+_FENCING = "tests/runlog/test_fencing.py"
+_IDENTITY = "tests/runlog/test_log_identity.py"
 _LOG = "tests/runlog/test_log.py"
 _ANSWERS = "tests/runlog/test_answers.py"
 _HISTORY = "tests/runlog/test_history.py"
@@ -17,29 +19,62 @@ MUTANTS = (
         "segue/runlog/log.py",
         (_ANSWERS, _LOG),
         (
-            (
-                "            if epoch and self.highest_epoch > epoch:",
-                "            if epoch and self.highest_epoch > epoch + 1:",
-            ),
+            ("            if self.highest_epoch > epoch:", "            if self.highest_epoch > epoch + 1:"),
             ("            if at is not None and number != at:", "            if at is not None and number < at:"),
             (" or self.store.get(key) == data\n", "\n"),
             ("            if not self._holds(key, data):", "            if True:"),
-            ("        if not is_ours:\n            return None", "        if not is_ours:\n            pass"),
-            ("entry = self._unsure.setdefault(content, built)", "entry = built"),
-            ("        if number - end > _WIDEST_GAP_SLOTS:", "        if number > end:"),
+            ("        if not is_ours:\n            self.refresh()", "        if False:\n            self.refresh()"),
+            ("sent = self._unsure.setdefault(content, built)", "sent = built"),
         ),
     ),
     Mutants(
         "segue/runlog/log.py",
-        (f"{_SIGNED}::test_records_cut_off_at_the_end_are_noticed_by_whoever_read_them_and_only_there",),
-        (("            self._require_last_slot()\n            built", "            built"),),
+        (_FENCING, _IDENTITY),
+        (
+            ("            if unread:\n                raise", "            if False:\n                raise"),
+            (
+                "            if unread:\n                self._reader",
+                "            if False:\n                self._reader",
+            ),
+            (
+                "                self.refresh()\n                self._reader.require_same_log()",
+                "                self.refresh()",
+            ),
+            (
+                "            self.refresh()\n            self._reader.require_same_log()\n            unread",
+                "            self.refresh()\n            unread",
+            ),
+            (
+                "            if slot is None:\n                continue",
+                "            if False:\n                continue",
+            ),
+            (', "log_id": log_id}', "}"),
+        ),
+    ),
+    Mutants(
+        "segue/runlog/reader.py",
+        (_IDENTITY, _FENCING, _LOG),
+        (
+            ("        if number - end > _WIDEST_GAP_SLOTS:", "        if number > end:"),
+            ("for number in missing if number < self._slots.end):", "for number in missing):"),
+            ("entry_id_in(found) != slot.entry.entry_id:", "False:"),
+            ("        is_sure = any(answers) or ", "        is_sure = all(answers) and "),
+            ("        if self._slots.end > len(_FIRST) and ", "        if False and "),
+            ("                self.require_same_log()  # Is it", "                pass  # Is it"),
+            ("            self._read_new_damage_again()\n        return True", "        return True"),
+        ),
     ),
     Mutants(
         "segue/runlog/slots.py",
-        (_LOG, "tests/runlog/test_folding.py"),
+        (_LOG, _IDENTITY, "tests/runlog/test_folding.py"),
         (
             ("        self.repairs += at < len(self._in_order)", "        self.repairs += 0"),
-            ("        self._damage.pop(number, None)", "        pass"),
+            (
+                "        self._damage.pop(number, None)\n        self.highest_epoch",
+                "        self.highest_epoch",
+            ),
+            ("        while self.end in self._foreign:", "        while False:"),
+            ('        return named in ("", self.log_id)', "        return True"),
             (
                 "        self.highest_epoch = max(self.highest_epoch, entry.epoch)",
                 "        self.highest_epoch = entry.epoch",
@@ -57,6 +92,7 @@ MUTANTS = (
                 "        self._highest_epoch = max(self._highest_epoch, entry.epoch)",
                 "        self._highest_epoch = entry.epoch",
             ),
+            ("        if 0 < entry.epoch < self._highest_epoch:", "        if False:"),
             ("        if slot not in self._quarantined:", "        if False:"),
             ('            self._is_stopped = entry.action == "stopped"', "            pass"),
             ("        self._fresh_from = len(self._reports)", "        self._fresh_from = 0"),
@@ -81,13 +117,14 @@ MUTANTS = (
     ),
     Mutants(
         "segue/trainer/claim.py",
-        ("tests/runlog/test_claim.py",),
+        ("tests/runlog/test_claim.py", _FENCING),
         (
             ("runlog.highest_epoch + len(runlog.damage) + 1", "runlog.highest_epoch + 1"),
             ("runlog.highest_epoch + len(runlog.damage) + 1", "runlog.highest_epoch + len(runlog.damage)"),
             ("    if history.report_of(*key) is not None:", "    if False:"),
             ("    if history.attempt_of(*key) is not None:", "    if False:"),
             ("    if history.stop is not None:", "    if False:"),
+            ('    if plan.log_id not in ("", runlog.log_id):', "    if False:"),
             ("(decided[-1].segment, decided[-1].attempt) != key:", "decided[-1].segment != key[0]:"),
         ),
     ),
