@@ -26,7 +26,7 @@ class Mutant:
         """Why it is none in this tree: its text was rewritten, or a test is gone; empty where it is one."""
         count = (root / self.file).read_text().count(self.old)
         if count != 1 or self.old == self.new:
-            return f"{self.name}: its text is there {count} times. Fix: write it anew in tests/support/mutants/."
+            return f"{self.name}: its text is there {count} times. Fix: describe it again in tests/support/mutants/."
         for test in self.tests:
             file, _, name = test.partition("::")
             text = (root / file).read_text() if (root / file).is_file() else ""

@@ -80,7 +80,7 @@ MUTANTS = (
     ),
     Mutants(
         "segue/trainer/loop.py",
-        (f"{_ENDINGS}::test_the_resume_after_a_notice_is_proven_exact",),
+        (f"{_ENDINGS}::test_sigterm_commits_at_the_next_safe_point_and_ends_as_notice",),
         (
             (
                 "        self._progress.step, self._progress.samples_seen = reached.step, reached.samples_seen",
