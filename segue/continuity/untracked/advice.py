@@ -77,6 +77,8 @@ class Known(NamedTuple):
     """Whether a key of a dict is the id of such an object."""
     is_assigned: Callable[[Place], bool]
     """Whether code gives the variable at a place another object: what it holds when the recipe is made is soon none."""
+    sizes: dict[int, int | None]
+    """Bytes of the values that were tried so far, by their ids; None of those that no checkpoint can hold."""
 
 
 def advice_for(leaf: Leaf, known: Known) -> Advice:
@@ -111,7 +113,7 @@ def _of_place(place: Place, leaf: Leaf, known: Known) -> Advice | None:
         return None
     is_stateful = has(value, "state_dict", "load_state_dict")
     is_whole = is_stateful or is_registrable(value)
-    if isinstance(value, Dataset) or not _can_be_stored(value, leaf, path=place.path, is_owned=known.is_owned):
+    if isinstance(value, Dataset) or not _can_be_stored(value, leaf, path=place.path, known=known):
         return None
     if place.what in _OF_ATTRIBUTES:  # What holds an object may be given another one: a list or a tensor, often.
         is_stable = is_stateful or isinstance(value, STREAMS) or not _is_collection(value)
@@ -144,19 +146,27 @@ def _is_collection(value: Any) -> bool:
     return isinstance(value, (dict, list, set, torch.Tensor)) or is_frame(value) or not hasattr(value, "__dict__")
 
 
-def _can_be_stored(value: Any, leaf: Leaf, *, path: str, is_owned: Callable[[Any], bool]) -> bool:
+def _can_be_stored(value: Any, leaf: Leaf, *, path: str, known: Known) -> bool:
     """Whether a checkpoint can hold all of it, and nothing in it is a component's, or large and did not change."""
+    if id(value) not in known.sizes:
+        known.sizes[id(value)] = _stored_bytes(value, path=path, is_owned=known.is_owned)
+    size, changed = known.sizes[id(value)], _value_at(leaf)
+    if size is None:
+        return False
+    is_small = size <= _MOST_BYTES + _MOST_TIMES * attribute(changed, "nbytes", 0)
+    return is_small or has(value, "state_dict", "load_state_dict") or changed is value
+
+
+def _stored_bytes(value: Any, *, path: str, is_owned: Callable[[Any], bool]) -> int | None:
     for number, part in enumerate(parts_held(value)):
         if number > _MOST_PARTS or (number and is_owned(part)):
-            return False
+            return None
     tensors: dict[str, torch.Tensor] = {}
     try:
         encode_tree(tree_of(value, path=path), path=path, tensors=tensors)
     except Exception:  # It is no data, or an object that cannot be looked at.
-        return False
-    changed = attribute(_value_at(leaf), "nbytes", 0)
-    is_small = sum(tensor.nbytes for tensor in tensors.values()) <= _MOST_BYTES + _MOST_TIMES * changed
-    return is_small or has(value, "state_dict", "load_state_dict") or _value_at(leaf) is value
+        return None
+    return sum(tensor.nbytes for tensor in tensors.values())
 
 
 _MOST_BYTES, _MOST_TIMES = 1 << 20, 8

@@ -48,8 +48,7 @@ class Watch:
 
     def known_before(self, paths: Iterable[str]) -> None:
         """An earlier attempt has reported the values at these paths."""
-        known = [self._leaves[path] for path in paths if path in self._leaves]
-        self._reported |= {*paths, *(self._key(leaf, self._advice(leaf)) for leaf in known)}
+        self._reported |= set(paths)
 
     def look(self, trees: Mapping[str, Any]) -> tuple[Finding, ...]:
         """Findings about values that were changed and are in none of these captured components, each value once."""
@@ -106,11 +105,13 @@ class Watch:
         self, leaves: Sequence[Leaf], before: Mapping[str, Any], now: Mapping[str, Mark], *, are_known_left_out: bool
     ) -> tuple[Finding, ...]:
         """One finding for each object or holder that is to be registered."""
+        assert self._reach is not None
+        known = Known(self._reach.is_owned, self._reach.is_address, self._is_assigned, {})
         groups: dict[tuple[str, ...], list[tuple[Leaf, Advice]]] = {}
         for leaf in leaves:
             if are_known_left_out and leaf.path in self._reported:
                 continue
-            advice = self._advice(leaf)
+            advice = advice_for(leaf, known)
             key = self._key(leaf, advice)
             if not are_known_left_out or key not in self._reported:
                 group = (advice.expression, "" if advice.names else key)
@@ -124,10 +125,6 @@ class Watch:
             fix = fix_of(leaves[0], together, is_program=self._is_program, value=_value_of(leaves[0]))
             found.append(finding_of(leaves, together, fix=fix, before=before, now=now))
         return tuple(found)
-
-    def _advice(self, leaf: Leaf) -> Advice:
-        assert self._reach is not None
-        return advice_for(leaf, Known(self._reach.is_owned, self._reach.is_address, self._is_assigned))
 
     def _is_assigned(self, place: Place) -> bool:
         """Whether what a variable held as built is not what it holds since, as far as code and marks show."""
