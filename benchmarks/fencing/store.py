@@ -129,7 +129,7 @@ class View:
 
     def size(self, key: str) -> int:
         self._pause()
-        return self._wrong.number(self._inner.size(key), (self, key))
+        return self._wrong.number(self._inner.size(key), (self, f"size of {key}"))
 
     def list_objects(self, prefix: str, *, after: str | None = None) -> list[ObjectInfo]:
         self._pause()

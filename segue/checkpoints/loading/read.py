@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 
 _READERS = 4
 _READS = 4
-"""Of a shard that does not verify, before it counts as damaged."""
+"""Of a chunk that does not verify, before it counts as damaged."""
 _WORTH_KEEPING_SHARE = 0.9
 
 _Found = TypeVar("_Found")
@@ -129,9 +129,10 @@ def read_stored(
 class _Arriving:
     """A shard on its way into memory. Memory of what is never asked for is not taken."""
 
-    def __init__(self, readers: ThreadPoolExecutor, store: Store, key: str, shard: Shard) -> None:
+    def __init__(self, readers: ThreadPoolExecutor, store: Store, key: str, shard: Shard, *, reads: int) -> None:
         self.shard, self._memory = shard, page_buffer(shard.size_bytes)
-        self._readers, self._read = readers, partial(_read_chunk, store, key, shard)
+        ways = partial(ways_to, store, reads=reads)
+        self._readers, self._read = readers, partial(_read_chunk, ways, key, shard)
         self._chunks: dict[int, Future[None]] = {}
 
     def ask_for(self, start: int, stop: int) -> None:
@@ -183,35 +184,23 @@ def _from_first(
 ) -> tuple[memoryview, _Found]:
     for store in tiers[:-1]:
         try:
-            return _read(store, run_id, shard, use)
+            return _read(store, run_id, shard, use, reads=1)
         except (CheckpointError, StoreReadError) as error:
             log.info("fast tier has no sound copy, reading the durable one key=%s reason=%s", shard.key, error)
-    return _read_until_sound(tiers[-1], run_id, shard, use)
+    return _read(tiers[-1], run_id, shard, use, reads=_READS)
 
 
-def _read_until_sound(
-    durable: Store, run_id: str, shard: Shard, use: Callable[[_Arriving], _Found]
+def _read(
+    store: Store, run_id: str, shard: Shard, use: Callable[[_Arriving], _Found], *, reads: int
 ) -> tuple[memoryview, _Found]:
-    """A shard of the durable store. One wrong read is not damage: it is read again, each time in another way."""
-    *ways, last = ways_to(durable, reads=_READS)
-    for store in ways:
-        try:
-            return _read(store, run_id, shard, use)
-        except CheckpointError as error:
-            log.warning("shard is read again key=%s reason=%s", shard.key, error)
-    return _read(last, run_id, shard, use)
-
-
-def _read(store: Store, run_id: str, shard: Shard, use: Callable[[_Arriving], _Found]) -> tuple[memoryview, _Found]:
+    """A shard of one store. What does not verify is read so many times in all, each time in another way."""
     key = f"{run_id}/{shard.key}"
     try:
         # Before anything is allocated: a manifest may claim any size, but an object's size is real.
-        found_bytes = store.size(key)
-        if found_bytes != shard.size_bytes:
-            raise TruncatedShardError(key=shard.key, expected_bytes=shard.size_bytes, found_bytes=found_bytes)
+        _require_size(store, key, shard, reads=reads)
         refuse_larger_than_memory(shard)
         with ThreadPoolExecutor(_READERS, thread_name_prefix="segue-read") as readers:
-            arriving = _Arriving(readers, store, key, shard)
+            arriving = _Arriving(readers, store, key, shard, reads=reads)
             try:
                 found = use(arriving)
                 return arriving.asked_for(), found
@@ -221,7 +210,30 @@ def _read(store: Store, run_id: str, shard: Shard, use: Callable[[_Arriving], _F
         raise MissingShardError(key=shard.key) from None
 
 
-def _read_chunk(store: Store, key: str, shard: Shard, number: int, memory: memoryview) -> None:
+def _require_size(store: Store, key: str, shard: Shard, *, reads: int) -> None:
+    found_bytes = 0
+    for way in ways_to(store, reads=reads):
+        found_bytes = way.size(key)
+        if found_bytes == shard.size_bytes:
+            return
+    raise TruncatedShardError(key=shard.key, expected_bytes=shard.size_bytes, found_bytes=found_bytes)
+
+
+def _read_chunk(ways: Callable[[], Iterable[Store]], key: str, shard: Shard, number: int, memory: memoryview) -> None:
+    damage: CheckpointError | None = None
+    for way in ways():
+        try:
+            _read_chunk_once(way, key, shard, number, memory)
+        except CheckpointError as error:
+            damage = error
+            log.warning("chunk does not verify key=%s number=%d reason=%s", key, number, type(error).__name__)
+        else:
+            return
+    assert damage is not None, "there is a store to read"
+    raise damage
+
+
+def _read_chunk_once(store: Store, key: str, shard: Shard, number: int, memory: memoryview) -> None:
     start = number * shard.chunk_bytes
     chunk = memory[start : start + shard.chunk_bytes]
     count = store.read_into(key, start, chunk)
