@@ -346,6 +346,8 @@ _FRAME = re.compile(r'^\s*(?:\|\s*)?File "(.+?)", line (\d+)(?:, in (.+))?$', re
 
 def is_users_file(file: str) -> bool:
     """Whether a source file is neither installed, nor Python's, nor segue's."""
+    if file.startswith("<frozen "):
+        return False  # Of Python's own, such as what runs a script.
     here = Path(__file__).parent
     path = Path(file)
     if path.is_relative_to(here) and not path.is_relative_to(here / "testing"):

@@ -277,6 +277,14 @@ class Verdict(Value):
     @property
     def sentence(self) -> str:
         """The verdict in words."""
+        if self.findings and self.kind is VerdictKind.UNVERIFIED and self.findings[0].channel == "carried":
+            counts = f"{self.components_compared} components and {self.rows_compared} steps"
+            others = f" and {len(self.findings) - 1} more" if self.findings[1:] else ""
+            first = self.findings[0]
+            fix = f". Fix: {first.fix}" if first.fix else ""
+            return (
+                f"{self.kind}: exact only in what was compared ({counts}); not restored: {first.sentence}{others}{fix}"
+            )
         if self.findings:
             return f"{self.kind}: {self.findings[0].with_fix}"
         changed = f"; environment differs in {', '.join(self.environment_changes)}" if self.environment_changes else ""

@@ -9,6 +9,8 @@ from segue.records import Finding
 
 UNREGISTERED = "unregistered state"
 """The component of values that training changes and no component holds."""
+CARRIED = "carried"
+"""The channel of values that a resume has lost although they decide what follows: no verdict is exact then."""
 OUTSIDE = "outside the checkpoint"
 """The component of a difference whose cause is in none of the things that were compared."""
 
@@ -41,6 +43,7 @@ _NEAREST = {
     METRIC: ("evaluate", "model", "extra"),
 }
 """Where the cause of a difference is most likely, by the first channel that differs."""
+_OF_BATCHES = ("batch_fingerprint", "streams", "input_fingerprint")
 _OF_NUMBERS = ("loss", "grad_norm")
 
 _REGISTER = "register it in Recipe.extra (a program: run.track)"
@@ -93,7 +96,9 @@ def explained(
     if not findings:
         return ()
     first, others = findings[0], findings[1:]
-    untracked = sorted(untracked, key=lambda finding: not _is_near(finding, first.channel))
+    untracked = sorted(untracked, key=lambda finding: _rank_of(finding, first.channel))
+    if untracked and untracked[0].channel == CARRIED and first.channel not in _OF_BATCHES:
+        return (_by_carried(first, untracked), *map(with_fix, others))
     causes = [finding.sentence for finding in (*untracked, *noted)]
     more = [f"{len(causes) - _MOST_CAUSES} more"] if len(causes) > _MOST_CAUSES else []
     named = _cause_of(first, untracked, noted)
@@ -111,6 +116,20 @@ def explained(
     elif causes:
         first = first.model_copy(update={"sentence": "; ".join((first.sentence, *causes[:_MOST_CAUSES], *more))})
     return (with_fix(first), *map(with_fix, others))
+
+
+def _rank_of(finding: Finding, channel: str) -> tuple[bool, bool]:
+    return finding.channel != CARRIED, not _is_near(finding, channel)
+
+
+def _by_carried(first: Finding, untracked: Sequence[Finding]) -> Finding:
+    """The finding of a replay whose cause is known: values that decide what follows, and were lost."""
+    causes = [finding for finding in untracked if finding.channel == CARRIED]
+    more = [f"{len(causes) - _MOST_CAUSES} more"] if len(causes) > _MOST_CAUSES else []
+    said = "; ".join([cause.sentence for cause in causes[:_MOST_CAUSES]] + more)
+    fixes = list(dict.fromkeys(cause.fix for cause in causes))[:_MOST_FIXES]
+    sentence = f"{said}. In the replay, {first.sentence}"
+    return first.model_copy(update={"component": UNREGISTERED, "sentence": sentence, "fix": "; ".join(fixes)})
 
 
 def with_causes(finding: Finding, *, untracked: Sequence[Finding], noted: Sequence[Finding]) -> Finding:

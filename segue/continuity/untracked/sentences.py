@@ -36,8 +36,16 @@ def finding_of(
 def _change(leaf: Leaf, before: Mapping[str, Any], now: Mapping[str, Mark]) -> str:
     name = leaf.path.removeprefix(f"{leaf.owner}.") if leaf.path != leaf.owner else ""
     old, new = before.get(leaf.path, _ABSENT), now.get(leaf.path, _ABSENT)
-    said = "changed" if _is_hash(old) or _is_hash(new) else f"was {_show(old)}, now {_show(new)}"
+    said = changed_in_words(old, new, absent=_ABSENT)
     return f"{name} {said}" if name else said
+
+
+def changed_in_words(old: Any, new: Any, *, absent: object) -> str:
+    """How a value changed, by its marks; `absent` stands for one that is not there."""
+    if _is_hash(old) or _is_hash(new):
+        return "changed"
+    old, new = (_ABSENT if mark is absent else mark for mark in (old, new))
+    return f"was {_show(old)}, now {_show(new)}"
 
 
 def _is_hash(mark: Any) -> bool:
@@ -58,7 +66,7 @@ def fix_of(leaf: Leaf, *, is_program: bool) -> str:
         return f"return {inner} from state_dict() of {leaf.root} and take it back in load_state_dict()"
     if leaf.is_registered and leaf.root == "model" and leaf.owner.startswith("model") and leaf.owner != leaf.path:
         return f"make {inner} a buffer (register_buffer), or return it from get_extra_state() of its module"
-    if leaf.kind in _ITERATORS:
+    if leaf.kind in ITERATORS:
         return f"no checkpoint can hold an iterator: compute what {name} gives from the number of the step"
     if leaf.kind == RANDOM:
         return f"register it: {_call(name, is_program)}; or seed it in each step with the number of the step"
@@ -71,10 +79,8 @@ def _call(name: str, is_program: bool) -> str:
     return f"run.track({name}={name})" if is_program else f'extra={{"{name}": {name}}}'
 
 
-_ITERATORS = frozenset(
-    {"generator", "count", "cycle", "chain", "islice", "zip", "map", "enumerate", "filter", "repeat"}
-)
-_ITERATORS |= {"list_iterator", "tuple_iterator", "range_iterator", "dict_keyiterator", "accumulate", "product"}
+ITERATORS = frozenset({"generator", "count", "cycle", "chain", "islice", "zip", "map", "enumerate", "filter", "repeat"})
+ITERATORS |= {"list_iterator", "tuple_iterator", "range_iterator", "dict_keyiterator", "accumulate", "product"}
 _VALUES = frozenset(
     {"int", "float", "str", "bool", "bytes", "NoneType", "complex", "list", "tuple", "set", "frozenset"}
 )

@@ -7,8 +7,9 @@ import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import date
-from typing import Any
+from typing import Any, Protocol
 
+from segue.continuity.naming import CARRIED
 from segue.continuity.object_walk import is_telling
 from segue.continuity.recipe_diff import NOT_STATE
 from segue.continuity.untracked.coverage import Coverage
@@ -22,6 +23,20 @@ from segue.records import Finding
 log = logging.getLogger(__name__)
 
 Walk = Callable[[], Reach]
+
+
+class Use(Protocol):
+    """Knows what becomes of values."""
+
+    def is_carried(self, leaf: Leaf) -> bool:
+        """Whether a later value follows from it, and decides more than what people are shown."""
+        ...
+
+    def is_shown(self, leaf: Leaf) -> bool:
+        """Whether the code only shows it to people."""
+        ...
+
+
 _MOST_KEPT, _MOST_SHOWN = 500, 4
 _YEAR_2001, _DECIMALS_OF_SETTINGS = 1e9, 5
 
@@ -29,9 +44,9 @@ _YEAR_2001, _DECIMALS_OF_SETTINGS = 1e9, 5
 class Watch:
     """The marks of everything that a recipe reaches: as built, and at each save."""
 
-    def __init__(self, walk: Walk, *, is_program: bool = False) -> None:
+    def __init__(self, walk: Walk, *, use: Use, is_program: bool = False) -> None:
         """`walk` follows the objects of the training code; it is called now, and again at some of the saves."""
-        self._walk, self._is_program = walk, is_program
+        self._walk, self._use, self._is_program = walk, use, is_program
         self._leaves: dict[str, Leaf] = {}
         self._built: dict[str, Mark] = {}
         self._changed: dict[str, Leaf] = {}
@@ -58,6 +73,7 @@ class Watch:
             if self._built.get(path, UNREADABLE) != mark and not coverage.has(self._leaves[path], value)
         }
         fresh = {path: leaf for path, leaf in self._changed.items() if leaf.owner not in self._reported}
+        fresh = {path: leaf for path, leaf in fresh.items() if not (self._is_program and self._use.is_shown(leaf))}
         self._reported |= {leaf.owner for leaf in fresh.values()}
         groups: dict[str, list[Leaf]] = {}
         for leaf in fresh.values():
@@ -98,7 +114,9 @@ class Watch:
         return tuple(self._finding(leaves, before, now) for leaves in groups.values())
 
     def _finding(self, leaves: Sequence[Leaf], before: Mapping[str, Any], now: Mapping[str, Mark]) -> Finding:
-        return finding_of(leaves, before=before, now=now, is_program=self._is_program)
+        leaves = sorted(leaves, key=lambda leaf: not self._use.is_carried(leaf))
+        found = finding_of(leaves, before=before, now=now, is_program=self._is_program)
+        return found.model_copy(update={"channel": CARRIED}) if self._use.is_carried(leaves[0]) else found
 
     def _walk_again(self) -> None:
         found = self._walk()

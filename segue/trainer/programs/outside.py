@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import sys
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
-from types import FrameType, FunctionType, MethodType
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
+from segue.continuity.carried.leaves import UseOfLeaves
 from segue.continuity.code_hash import is_users
 from segue.continuity.object_walk import STREAMS
 from segue.continuity.untracked.reach import Reach
-from segue.recipe import is_users_file
+from segue.records import Finding
+from segue.trainer.programs.loop_values import LoopValues, flows_of_program, frames_of_the_user
 from segue.trainer.ranks.ddp import bare
 from segue.trainer.workloads.outside import OutsideState, parts_of_loader
 from segue.user_objects import has
@@ -25,19 +26,46 @@ _HOME = "__main__"
 _HOLDERS = (nn.Module, torch.optim.Optimizer, *STREAMS, dict, list, set, deque, FunctionType, MethodType, partial)
 
 
-def of_program(tracked: Mapping[str, Any], *, loaders: Mapping[str, Any]) -> OutsideState:
+_CARRIED = "carried"
+"""The part of what is recorded with the values that the loops carry."""
+
+
+class ProgramOutside(OutsideState):
+    """What a program's loop reaches and does not track, with the variables that it carries."""
+
+    def __init__(self, tracked: Mapping[str, Any], *, loaders: Mapping[str, Any], components: Collection[str]) -> None:
+        flows = flows_of_program()
+        self._loops = LoopValues(flows, tracked, components=components)
+        super().__init__(
+            lambda: _reached(tracked, loaders, self._loops.covers), use=UseOfLeaves(flows), is_program=True
+        )
+
+    def capture(self) -> Any:
+        return super().capture() | {_CARRIED: self._loops.recorded()}
+
+    def look(self, trees: dict[str, Any]) -> tuple[Finding, ...]:
+        # Of these few values each save is worth a look: an average may only just have begun at the one before.
+        return (*self._loops.look(trees), *super().look(trees))
+
+    def lost(self, committed: Mapping[str, Any]) -> tuple[Finding, ...]:
+        return (*self._loops.lost(committed.get(_CARRIED, {})), *super().lost(committed))
+
+
+def of_program(tracked: Mapping[str, Any], *, loaders: Mapping[str, Any], components: Collection[str]) -> OutsideState:
     """What the program's loop can reach and does not track; to be called when its first step is due.
 
-    `loaders` are those that it has handed over so far, by the names of their components.
+    `loaders` are those that it has handed over so far, by the names of their components; `components` are the names of
+    all.
     """
-    return OutsideState(lambda: _reached(tracked, loaders), is_program=True)
+    return ProgramOutside(tracked, loaders=loaders, components=components)
 
 
-def _reached(tracked: Mapping[str, Any], loaders: Mapping[str, Any]) -> Reach:
+def _reached(tracked: Mapping[str, Any], loaders: Mapping[str, Any], is_covered: Callable[[str, Any], bool]) -> Reach:
     found = Reach(_HOME)
     for name, target in tracked.items():
         found.own(name, bare(target).modules() if isinstance(target, nn.Module) else [target])
-    for name, target in {**tracked, **_held_by_the_loop()}.items():
+    held = {name: target for name, target in _held_by_the_loop().items() if not is_covered(name, target)}
+    for name, target in {**held, **tracked}.items():
         found.add(name, lambda target=target: target)  # type: ignore[misc]
     for name, loader in loaders.items():
         for part, target in _parts_of(loader).items():
@@ -62,17 +90,9 @@ def _held_by_the_loop() -> dict[str, Any]:
     No plain values and no tensors: those of a loop are others in each step, and say nothing.
     """
     held: dict[str, Any] = {}
-    for frame in _frames_of_the_user():
+    for frame in frames_of_the_user():
         held = {**frame.f_globals, **frame.f_locals, **held}
     return {name: value for name, value in held.items() if not name.startswith("__") and _is_holder(value)}
-
-
-def _frames_of_the_user() -> Iterator[FrameType]:
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if is_users_file(frame.f_code.co_filename):
-            yield frame
-        frame = frame.f_back
 
 
 def _is_holder(value: Any) -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -48,6 +49,34 @@ class Variable:
         self._namespace[self._name] = placed(tree["value"], live)
 
 
+class Carried:
+    """Values that a loop carries, the attributes of a namespace: restored in place."""
+
+    def __init__(self, name: str, values: Mapping[str, Any]) -> None:
+        """
+        Raises:
+            SessionError: a value cannot be saved.
+        """
+        self._name = name
+        self.namespace = self.begin(values)
+
+    def begin(self, values: Mapping[str, Any]) -> SimpleNamespace:
+        """Begin again with these values, in a namespace of their own: the program may have kept the one before.
+
+        Raises:
+            SessionError: a value cannot be saved.
+        """
+        plain(self._name, dict(values), call=f"run.carry({self._name!r}, ...)")
+        self.namespace = SimpleNamespace(**values)
+        return self.namespace
+
+    def capture(self) -> Any:
+        return PlainValues(vars(self.namespace)).capture()
+
+    def restore(self, tree: Any) -> None:
+        PlainValues(vars(self.namespace)).restore(tree)
+
+
 @dataclass
 class AsStored:
     """A component of which this process has no live object, and needs none."""
@@ -85,7 +114,7 @@ def components_of_object(name: str, target: Any) -> dict[str, Component]:
     if isinstance(target, torch.optim.Optimizer):
         return {name: OptimizerState(target)}
     if type(target) is dict:
-        return {name: _plain(name, target)}
+        return {name: plain(name, target, call=f"run.track({name}=...)")}
     if (value := component_of_value(target)) is not None:
         return {name: value}
     if not has(target, "state_dict", "load_state_dict"):
@@ -106,10 +135,15 @@ def _of_module(name: str, module: nn.Module) -> Iterator[tuple[str, Component]]:
         yield buffers, unsaved
 
 
-def _plain(name: str, values: dict[str, Any]) -> Component:
+def plain(name: str, values: dict[str, Any], *, call: str) -> Component:
+    """The component of a dict of plain values.
+
+    Raises:
+        SessionError: a value cannot be saved.
+    """
     try:
         encode_tree(values, path=name, tensors={})
     except UnsupportedStateError as error:
-        what = f"run.track({name}=...) got a dict with a value that is not plain: {error.path} is {error.type_name}."
+        what = f"{call} got a value that is not plain: {error.path} is {error.type_name}."
         raise SessionError(what=what, fix="track that object under a name of its own.") from None
     return PlainValues(values)

@@ -1,0 +1,56 @@
+"""What becomes of the values that a walk over the user's objects has found: whether they decide what follows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from types import FunctionType
+
+from segue.continuity.carried.flows import Flows, Spot
+from segue.continuity.carried.reading import flows_of
+from segue.continuity.carried.source import MODULE
+from segue.continuity.untracked.place import MODULE_VARIABLE, RANDOM, Leaf
+from segue.continuity.untracked.sentences import ITERATORS
+
+
+class UseOfLeaves:
+    """Finds the places of values in the graph of flows, by the last name of their paths that the code has."""
+
+    def __init__(self, flows: Flows) -> None:
+        self._flows = flows
+
+    def is_carried(self, leaf: Leaf) -> bool:
+        """Whether its next value follows from the one before, and decides more than what people are shown."""
+        return any(self._is_carried(leaf, spot) for spot in self._spots_of(leaf))
+
+    def is_shown(self, leaf: Leaf) -> bool:
+        """Whether the code only shows it to people, or does nothing with it."""
+        spots = self._spots_of(leaf)
+        return bool(spots) and not any(map(self._flows.is_used, spots))
+
+    def _is_carried(self, leaf: Leaf, spot: Spot) -> bool:
+        if not self._flows.is_used(spot) or self._flows.follows_from_process(spot):
+            return False
+        if leaf.kind == RANDOM:
+            return not self._flows.is_written(spot)  # Otherwise it is seeded for each use.
+        return leaf.kind in ITERATORS or self._flows.depends_on_itself(spot)
+
+    def _spots_of(self, leaf: Leaf) -> list[Spot]:
+        names = [name for name in reversed(leaf.path.split(".")) if not name.isdigit()]
+        for number, name in enumerate(names):
+            found = self._flows.named(name)
+            if number == 0 and leaf.place == MODULE_VARIABLE:
+                found = [spot for spot in found if f"|{MODULE}|" in spot]
+            elif number == 0 and leaf.place == "closure variable":
+                found = [spot for spot in found if "|" in spot and f"|{MODULE}|" not in spot]
+            elif number == 0 and "attribute" in leaf.place:
+                found = [spot for spot in found if "|" not in spot]
+            if found:
+                return found
+        return []
+
+
+def use_by(functions: Iterable[FunctionType]) -> UseOfLeaves:
+    """By the code of these functions alone."""
+    codes = [function.__code__ for function in functions]
+    known = {(code.co_filename, code.co_qualname) for code in codes}
+    return UseOfLeaves(flows_of(dict.fromkeys(file for file, _ in sorted(known)), only=known))

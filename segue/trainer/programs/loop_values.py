@@ -1,0 +1,201 @@
+"""The values that a program's loops carry from one step to the next, as they are at a safe point."""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from types import FrameType, GeneratorType
+from typing import Any
+
+import numpy as np
+
+from segue.continuity.carried.flows import Flows
+from segue.continuity.carried.loop_names import CarriedName, LoopNames, Running, names_in_loops
+from segue.continuity.carried.reading import flows_of
+from segue.continuity.carried.sentences import findings_of
+from segue.continuity.object_walk import PLAIN
+from segue.continuity.recipe_diff import NOT_STATE
+from segue.continuity.untracked.coverage import Coverage
+from segue.continuity.untracked.marks import ARRAYS, UNREADABLE, Mark, is_frame, is_iterator, mark_of
+from segue.credentials import names_secret, redacted
+from segue.recipe import is_users_file
+from segue.records import Finding
+from segue.sessions import Session
+
+_COLLECTIONS = (dict, list, tuple, set, frozenset, deque)
+_MOST_MODULES = 200
+_MOST_ITEMS, _DEEPEST = 64, 3
+
+
+def frames_of_the_user() -> Iterator[FrameType]:
+    """The functions of the user's that wait for this one, the innermost first."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if is_users_file(frame.f_code.co_filename):
+            yield frame
+        frame = frame.f_back
+
+
+def flows_of_program() -> Flows:
+    """How values flow through the program's own files: the running functions' and those of its modules."""
+    running = [frame.f_code.co_filename for frame in frames_of_the_user()]
+    loaded = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
+    own = (file for file in loaded if isinstance(file, str) and file.endswith(".py") and is_users_file(file))
+    return flows_of(dict.fromkeys([*running, *list(own)[:_MOST_MODULES]]))
+
+
+class LoopValues:
+    """Carried variables with their values, from the first step that is due on. Used at safe points of the program."""
+
+    def __init__(self, flows: Flows, tracked: Mapping[str, Any], *, components: Collection[str]) -> None:
+        """`tracked` are the program's tracked objects by name; to be called when the first step is due."""
+        self._flows, self._tracked, self._components = flows, tracked, components
+        self._known: dict[Running, LoopNames | None] = {}
+        self._reported: set[str] = set()
+        self._begun = self._marks()
+
+    def recorded(self) -> dict[str, Mark]:
+        """The marks of what has changed since the first step was due, by path."""
+        return {path: mark for path, mark in self._marks().items() if self._begun.get(path, UNREADABLE) != mark}
+
+    def look(self, trees: Mapping[str, Any]) -> tuple[Finding, ...]:
+        """Findings about what decides what follows and is in none of these components, each once.
+
+        What the loop assigns counts before its value has changed: a best loss may not be known yet.
+        """
+        now, names = self._marks(), self._names()
+        is_changed = {path for path, mark in now.items() if self._begun.get(path, UNREADABLE) != mark}
+        fresh = [names[path] for path in now if path in names and path not in self._reported]
+        fresh = [name for name in fresh if name.counts and (name.is_rebound or name.path in is_changed)]
+        fresh = [name for name in fresh if not self._is_made_of_tracked(name)]
+        if not fresh:
+            return ()
+        values, coverage = self._values(), Coverage()
+        for component, tree in trees.items():
+            if component not in NOT_STATE:
+                coverage.add(component, tree)
+        fresh = [name for name in fresh if not coverage.holds(name.name, values[name.path])]
+        self._reported |= {name.path for name in fresh}
+        return self._findings(fresh, before=self._begun, now=now)
+
+    def lost(self, committed: Mapping[str, Any]) -> tuple[Finding, ...]:
+        """Findings about values that are not as they were at the commit, those that decide what follows first."""
+        now, names = self._marks(), self._names()
+        self._reported |= committed.keys()
+        lost = [names[path] for path, mark in committed.items() if path in names and now.get(path, UNREADABLE) != mark]
+        lost = [name for name in lost if not name.is_of_process]
+        return self._findings(sorted(lost, key=_comes_last), before=committed, now=now)
+
+    def covers(self, name: str, value: Any) -> bool:
+        """Whether this variable is data of a function with a loop, or made anew in each iteration: no other look helps."""
+        for frame, names in self._loops():
+            if frame.f_locals.get(name, _ABSENT) is value:
+                return _is_data(value) or name in names.fresh
+        return False
+
+    def _findings(
+        self, names: Sequence[CarriedName], *, before: Mapping[str, Any], now: Mapping[str, Mark]
+    ) -> tuple[Finding, ...]:
+        kinds = {path: type(value).__name__ for path, value in self._values().items()}
+        session, taken = _name_of_session(), self._components
+        return findings_of(names, before=before, now=now, kinds=kinds, session=session, taken=taken)
+
+    def _is_made_of_tracked(self, name: CarriedName) -> bool:
+        """Whether the program computes it before the loop from what is restored: a resume shows if that is enough."""
+        frame = next((each for each in frames_of_the_user() if each.f_code.co_qualname == name.function), None)
+        if frame is None or not name.derives_from:
+            return False
+        values = [_value_of(frame, each) for each in name.derives_from]
+        is_attribute = (
+            any(name.initial.startswith(f"{each}.") for each in name.derives_from) and "(" not in name.initial
+        )
+        held = [each for each in values if any(each is tracked for tracked in self._tracked.values())]
+        is_restored = any(isinstance(each, Session) for each in values) or any(type(each) is dict for each in held)
+        return is_restored or (is_attribute and bool(held))
+
+    def _marks(self) -> dict[str, Mark]:
+        found: dict[str, Mark] = {}
+        for path, value in self._values().items():
+            mark = mark_of(value)
+            if mark != UNREADABLE and not _is_secret(path, value):
+                found[path] = mark
+        return found
+
+    def _values(self) -> dict[str, Any]:
+        """The values of the carried variables that are there now."""
+        found: dict[str, Any] = {}
+        for frame, names in self._loops():
+            local = frame.f_locals
+            for name in names.carried.values():
+                value = local.get(name.name, frame.f_globals.get(name.name, _ABSENT))
+                if _is_data(value) and (name.is_rebound or not isinstance(value, (*PLAIN, complex, np.generic))):
+                    found.setdefault(name.path, value)
+        return found
+
+    def _names(self) -> dict[str, CarriedName]:
+        return {name.path: name for _, names in self._loops() for name in names.carried.values()}
+
+    def _loops(self) -> Iterator[tuple[FrameType, LoopNames]]:
+        """The running functions that are in a loop, the innermost first."""
+        for frame in frames_of_the_user():
+            running = _running(frame)
+            if running not in self._known:
+                self._known[running] = names_in_loops(running, self._flows)
+            names = self._known[running]
+            if names is not None:
+                yield frame, names
+
+
+_ABSENT = object()
+
+
+def _running(frame: FrameType) -> Running:
+    code = frame.f_code
+    return Running(code.co_filename, code.co_qualname, code.co_firstlineno, frame.f_lineno)
+
+
+def _value_of(frame: FrameType, name: str) -> Any:
+    return frame.f_locals.get(name, frame.f_globals.get(name))
+
+
+def _name_of_session() -> str:
+    for frame in frames_of_the_user():
+        for name, value in {**frame.f_globals, **frame.f_locals}.items():
+            if isinstance(value, Session):
+                return name
+    return "run"
+
+
+def _is_data(value: Any) -> bool:
+    """Whether it is one value whose content can be compared: not an object of some class, nor what holds such."""
+    if isinstance(value, (*PLAIN, complex, np.generic, *ARRAYS)) or is_frame(value):
+        return True
+    if isinstance(value, _COLLECTIONS):
+        return _hold_data(value.values() if isinstance(value, dict) else value)
+    return is_iterator(value) and not _is_segues(value)
+
+
+def _hold_data(items: Iterable[Any], depth: int = 0) -> bool:
+    return all(
+        isinstance(item, (*PLAIN, complex, np.generic, *ARRAYS))
+        or (
+            isinstance(item, _COLLECTIONS)
+            and depth < _DEEPEST
+            and _hold_data(item.values() if isinstance(item, dict) else item, depth + 1)
+        )
+        for item in islice(list(items), _MOST_ITEMS)
+    )
+
+
+def _is_segues(iterator: Any) -> bool:
+    return isinstance(iterator, GeneratorType) and not is_users_file(iterator.gi_code.co_filename)
+
+
+def _is_secret(path: str, value: Any) -> bool:
+    return isinstance(value, str) and (names_secret(path) or redacted(value) != value)
+
+
+def _comes_last(name: CarriedName) -> bool:
+    return not name.counts
