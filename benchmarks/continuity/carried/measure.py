@@ -25,8 +25,12 @@ SOUND: tuple[Kind, ...] = sound.KINDS
 
 def measure(kinds: Sequence[Kind], *, resumes: int, jobs: int) -> list[Outcome]:
     """Each program in a process of its own."""
+    made = []
     with ThreadPoolExecutor(jobs) as threads:
-        return list(threads.map(partial(_in_process, resumes=resumes), kinds))
+        for outcome in threads.map(partial(_in_process, resumes=resumes), kinds):
+            made.append(outcome)
+            print(json.dumps(vars(outcome)), file=sys.stderr, flush=True)
+    return made
 
 
 def figures(lost: Sequence[Outcome], clean: Sequence[Outcome]) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from segue.runlog.log import RunLog
 from segue.spec import RunSpec
 from segue.stores import LocalStore
 
-RUN_ID, SAVE_EVERY_STEPS = "carried", 9
+RUN_ID, SAVE_EVERY_STEPS = "carried", 10
 _NOT_STATE = ("setup.", "loose")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import logging
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from segue.continuity.carried.calls import (
 )
 from segue.continuity.carried.flows import PROCESS, UNKNOWN, USED, Flows, Index, Spot, spot_of
 from segue.continuity.carried.source import Definition, Function
+
+log = logging.getLogger(__name__)
 
 Spots = frozenset[Spot]
 _NONE: Spots = frozenset()
@@ -42,7 +45,10 @@ def flows_of(files: Iterable[str], *, only: Collection[tuple[str, str]] | None =
     unresolved: list[_Unresolved] = []
     called: set[str] = set()
     for function in index.all:
-        _Reader(function, index, flows, unresolved, called).read()
+        try:
+            _Reader(function, index, flows, unresolved, called).read()
+        except Exception:  # Nothing that only looks may end an attempt; what the function does is then not known.
+            log.warning("not followed function=%s file=%s", function.name, function.file, exc_info=True)
     for function in index.all:
         name = function.name.rpartition(".")[2]
         if not function.is_module and name not in called and name not in _SHOWN_BY:
@@ -308,7 +314,7 @@ class _Reader:
         given = frozenset().union(*map(self._reads, node.args), *(self._reads(each.value) for each in node.keywords))
         if is_of_process(words):
             return given | {PROCESS}
-        if not words:
+        if not words or not isinstance(node.func, (ast.Name, ast.Attribute)):
             self._flows.add(given, USED)
             return given | self._reads(node.func)
         if shows(words, has_arguments=bool(node.args or node.keywords)):

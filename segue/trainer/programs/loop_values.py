@@ -6,6 +6,7 @@ import sys
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
+from pathlib import Path
 from types import FrameType, GeneratorType
 from typing import Any
 
@@ -41,9 +42,11 @@ def frames_of_the_user() -> Iterator[FrameType]:
 def flows_of_program() -> Flows:
     """How values flow through the program's own files: the running functions' and those of its modules."""
     running = [frame.f_code.co_filename for frame in frames_of_the_user()]
+    places = [Path.cwd(), *(Path(file).parent for file in running)]
     loaded = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
-    own = (file for file in loaded if isinstance(file, str) and file.endswith(".py") and is_users_file(file))
-    return flows_of(dict.fromkeys([*running, *list(own)[:_MOST_MODULES]]))
+    python = (file for file in loaded if isinstance(file, str) and file.endswith(".py") and is_users_file(file))
+    own = [file for file in python if any(Path(file).is_relative_to(place) for place in places)]
+    return flows_of(dict.fromkeys([*running, *own[:_MOST_MODULES]]))
 
 
 class LoopValues:
