@@ -126,7 +126,7 @@ def judge(
     carried = tuple(finding for finding in untracked if finding.channel == CARRIED)
     findings = (*before_steps, *(setup.accepted if is_other else ()), *of_rows, *unmatched)
     if before_steps or (is_other and not setup.accepted and not is_unreproducible):
-        kind = VerdictKind.BROKEN
+        kind, findings = VerdictKind.BROKEN, (*findings, *carried)
     elif carried:
         # What was compared is equal: the value that was lost acts later, or where no step shows it.
         kind, findings = VerdictKind.UNVERIFIED, (*carried, *findings)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from benchmarks.continuity.carried.kind import Kind, in_epochs, whole
 
-_PLATEAU = "scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0)\nrun.track(scheduler=scheduler)"
+_PLATEAU = """
+scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0)
+run.track(scheduler=scheduler)
+"""
 _IN_FUNCTION = """
 def train(model, loader, optimizer):
     {init}
@@ -150,8 +153,8 @@ KINDS: tuple[Kind, ...] = (
     in_epochs(
         "generator turns of a GAN",
         "turns",
-        before="turns = 0\nother = torch.optim.SGD(model.parameters(), lr=0.001)\nrun.track(other=other)",
-        body="turns += 1\nif turns % 5 == 0:\n    other.step()",
+        before="turns = 0",
+        body="turns += 1\nset_lr(optimizer, 0.004 if turns % 5 == 0 else 0.02)",
     ),
     in_epochs(
         "number of the step, counted by hand",

@@ -270,7 +270,8 @@ KINDS: tuple[Kind, ...] = (
         "recent",
         source=_METHOD.format(
             init="self.recent = []",
-            body="self.recent.append(loss.item())\n            set_lr(self.optimizer, 0.02 / (1 + sum(self.recent[-9:])))",
+            body="self.recent.append(loss.item())\n            mean = sum(self.recent[-9:])\n"
+            "            set_lr(self.optimizer, 0.02 / (1 + mean))",
         ),
     ),
     at_top(

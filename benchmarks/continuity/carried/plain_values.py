@@ -86,7 +86,7 @@ KINDS: tuple[Kind, ...] = (
         "dropped",
         before="dropped = False",
         body="""
-        if step == 12 and not dropped:
+        if step == 5 and not dropped:
             dropped = True
         if dropped and step > 33:
             set_lr(optimizer, 0.001)
@@ -120,7 +120,10 @@ KINDS: tuple[Kind, ...] = (
         "temperature in an expression",
         "temperature",
         before="temperature = 2.0",
-        loss="loss = loss + 0.01 * torch.softmax(model(a) / temperature, 0).max()\ntemperature = max(0.5, temperature * 0.97)",
+        loss="""
+        loss = loss + 0.01 * torch.softmax(model(a) / temperature, 0).max()
+        temperature = max(0.5, temperature * 0.97)
+        """,
     ),
     in_steps(
         "controller of a weight",
@@ -205,11 +208,10 @@ KINDS: tuple[Kind, ...] = (
     in_steps(
         "count of a generator's turns",
         "turn",
-        before="turn = 0\nother = torch.optim.SGD(model.parameters(), lr=0.001)\nrun.track(other=other)",
+        before="turn = 0",
         body="""
         turn = (turn + 1) % 7
-        if turn == 0:
-            other.step()
+        set_lr(optimizer, 0.004 if turn == 0 else 0.02)
         """,
     ),
     at_top(

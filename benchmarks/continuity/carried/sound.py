@@ -108,7 +108,8 @@ KINDS: tuple[Kind, ...] = (
         if run.step % 3 == 0 and run.step > 0:
             cur_loss = total_loss / 3
             elapsed = time.time() - start_time
-            print("| ms/batch {:5.2f} | loss {:5.2f} | ppl {:8.2f}".format(elapsed * 1000 / 3, cur_loss, math.exp(min(cur_loss, 9))))
+            ms, ppl = elapsed * 1000 / 3, math.exp(min(cur_loss, 9))
+            print("| ms/batch {:5.2f} | loss {:5.2f} | ppl {:8.2f}".format(ms, cur_loss, ppl))
             total_loss = 0
             start_time = time.time()
         """,
@@ -130,7 +131,8 @@ KINDS: tuple[Kind, ...] = (
         train_loss += loss.item()
         total += b.size(0)
         correct += (model(a).detach() > 0).eq(b > 0).sum().item()
-        print("Loss: %.3f | Acc: %.3f%% (%d/%d)" % (train_loss / (run.step + 1), 100.0 * correct / total, correct, total))
+        mean = train_loss / (run.step + 1)
+        print("Loss: %.3f | Acc: %.3f%% (%d/%d)" % (mean, 100.0 * correct / total, correct, total))
         """,
     ),
     in_steps(
@@ -189,7 +191,13 @@ KINDS: tuple[Kind, ...] = (
         "everything derived from the step",
         before="warm = 10",
         loss="scale = min(1.0, (step + 1) / warm)\nloss = loss * scale",
-        body="lr = 0.02 * 0.5 ** (step // 15)\nset_lr(optimizer, lr)\nif step % 5 == 0:\n    last_shown = loss.item()\n    print(last_shown)",
+        body="""
+        lr = 0.02 * 0.5 ** (step // 15)
+        set_lr(optimizer, lr)
+        if step % 5 == 0:
+            last_shown = loss.item()
+            print(last_shown)
+        """,
     ),
     in_steps(
         "count that begins with the run's step",
@@ -208,7 +216,10 @@ KINDS: tuple[Kind, ...] = (
     ),
     in_epochs(
         "sums of an epoch that run.carry holds",
-        before="scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)\nrun.track(scheduler=scheduler)",
+        before="""
+        scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
+        run.track(scheduler=scheduler)
+        """,
         begin='sums = run.carry("sums", loss=0.0, count=0)',
         body="sums.loss += loss.item()\nsums.count += 1",
         end="scheduler.step(sums.loss / sums.count)",
@@ -277,7 +288,8 @@ KINDS: tuple[Kind, ...] = (
 
         def batch_end_callback(trainer):
             if trainer.iter_num % 10 == 0:
-                print(f"iter_dt {trainer.iter_dt * 1000:.2f}ms; iter {trainer.iter_num}: train loss {trainer.loss.item():.5f}")
+                loss = trainer.loss.item()
+                print(f"iter_dt {trainer.iter_dt * 1000:.2f}ms; iter {trainer.iter_num}: train loss {loss:.5f}")
 
 
         with segue.session() as run:
@@ -299,7 +311,8 @@ KINDS: tuple[Kind, ...] = (
             correct = 0
             for k in range(0, 96, 32):
                 correct += int(((model(x[k : k + 32]) - y[k : k + 32]).abs() < 1).sum())
-        print("-" * 20, f"| end of epoch {epoch} | {time.time() - epoch_start_time:.1f}s | {epoch_loss / n_batches:.3f} | {correct / 96:.2f}")
+        seconds, mean = time.time() - epoch_start_time, epoch_loss / n_batches
+        print("-" * 20, f"| end of epoch {epoch} | {seconds:.1f}s | {mean:.3f} | {correct / 96:.2f}")
         """,
     ),
 )

@@ -247,7 +247,7 @@ def _training_loop(lines: Sequence[str]) -> int:
 
 
 def _renamed(lines: list[str], old: str, new: str, line: int) -> list[str]:
-    """The lines with another name for a variable, in the function with this line: from there on, and in functions within."""
+    """The lines with another name for a variable: from this line on in its function, and in the functions in that."""
     tree = ast.parse("\n".join(lines))
     kinds = (ast.FunctionDef, ast.Module)
     around = [node for node in ast.walk(tree) if isinstance(node, kinds) and _has_line(node, line)]

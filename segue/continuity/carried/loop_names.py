@@ -70,6 +70,8 @@ class LoopNames:
     """By name."""
     fresh: frozenset[str]
     """Those that each iteration makes anew."""
+    line: int
+    """Of the outermost of the loops."""
 
 
 def names_in_loops(running: Running, flows: Flows) -> LoopNames | None:
@@ -81,7 +83,7 @@ def names_in_loops(running: Running, flows: Flows) -> LoopNames | None:
     given = {name for loop in loops for name in targets_of(loop)}
     carried = {name.name: name for name in _carried_by(function, loops, flows) if name.name not in given}
     written = {name for loop in loops for name in written_in(function, loop)}
-    return LoopNames(carried, frozenset((written | given) - carried.keys()))
+    return LoopNames(carried, frozenset((written | given) - carried.keys()), loops[0].lineno)
 
 
 def _carried_by(function: Function, loops: Sequence[Loop], flows: Flows) -> Iterator[CarriedName]:

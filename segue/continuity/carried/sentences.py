@@ -24,13 +24,15 @@ def findings_of(
     before: Mapping[str, Any],
     now: Mapping[str, Mark],
     kinds: Mapping[str, str],
+    lasting: Collection[str],
     session: str,
     taken: Collection[str],
 ) -> tuple[Finding, ...]:
     """A finding for each of these variables, in their order.
 
-    `before` and `now` are their marks by path, `kinds` the types of their values, `session` is the name of the session
-    in the program, and `taken` are the names of its components.
+    `before` and `now` are their marks by path, `kinds` the types of their values, `lasting` are the paths of those
+    that the outermost loop carries, `session` is the name of the session in the program, and `taken` are the names of
+    its components.
     """
     found = []
     for each in names:
@@ -38,7 +40,7 @@ def findings_of(
         old, new = before.get(each.path, _ABSENT), now.get(each.path, _ABSENT)
         change = changed_in_words(old, new, absent=_ABSENT) if old != new else "not changed yet"
         sentence = f"{each.name} ({_place(each)}): {change}; {_why(each)}"
-        fix = fix_of(of_function, kinds=kinds, session=session, taken=taken)
+        fix = fix_of(of_function, kinds=kinds, lasting=lasting, session=session, taken=taken)
         channel = CARRIED if each.counts else CHANNEL
         found.append(Finding(component=UNREGISTERED, channel=channel, sentence=sentence, fix=fix))
     return tuple(found)
@@ -62,13 +64,24 @@ def _why(name: CarriedName) -> str:
     return "the loop carries it from one iteration to the next, and no checkpoint holds it"
 
 
-def fix_of(names: Sequence[CarriedName], *, kinds: Mapping[str, str], session: str, taken: Collection[str]) -> str:
+def fix_of(
+    names: Sequence[CarriedName],
+    *,
+    kinds: Mapping[str, str],
+    lasting: Collection[str],
+    session: str,
+    taken: Collection[str],
+) -> str:
     """The lines that make these variables of one function part of the state."""
     held = [name for name in names if kinds.get(name.path) not in ITERATORS]
     if not held:
         return f"no checkpoint can hold an iterator: compute what {names[0].name} gives from the number of the step"
+    in_place = [
+        name for name in held if name.path in lasting and kinds.get(name.path) == "dict" and not name.is_rebound
+    ]
+    fixes = [f"register it: {session}.track({name.name}={name.name})" for name in in_place]
+    held = [name for name in held if name not in in_place]
     of_module = [name for name in held if name.is_global]
-    fixes = []
     if of_module:
         listed = ", ".join(f'"{name.name}"' for name in of_module)
         fixes.append(f"write `{session}.track_variables(globals(), {listed})` before the training loop")

@@ -92,7 +92,7 @@ class LoopValues:
         return self._findings(sorted(lost, key=_comes_last), before=committed, now=now)
 
     def covers(self, name: str, value: Any) -> bool:
-        """Whether this variable is data of a function with a loop, or made anew in each iteration: no other look helps."""
+        """Whether this variable is data of a function with a loop, or made anew in each iteration."""
         for frame, names in self._loops():
             if frame.f_locals.get(name, _ABSENT) is value:
                 return _is_data(value) or name in names.fresh
@@ -102,8 +102,18 @@ class LoopValues:
         self, names: Sequence[CarriedName], *, before: Mapping[str, Any], now: Mapping[str, Mark]
     ) -> tuple[Finding, ...]:
         kinds = {path: type(value).__name__ for path, value in self._values().items()}
-        session, taken = _name_of_session(), self._components
-        return findings_of(names, before=before, now=now, kinds=kinds, session=session, taken=taken)
+        loops = [names for _, names in self._loops()]
+        return findings_of(
+            names,
+            before=before,
+            now=now,
+            kinds=kinds,
+            lasting={name.path for name in loops[-1].carried.values() if name.loop_line == loops[-1].line}
+            if loops
+            else (),
+            session=_name_of_session(),
+            taken=self._components,
+        )
 
     def _is_made_of_tracked(self, name: CarriedName) -> bool:
         """Whether the program computes it before the loop from what is restored: a resume shows if that is enough."""
