@@ -45,7 +45,8 @@ def test_the_axis_has_at_least_sixty_kinds_and_twelve_sound_programs():
 
 
 def test_a_fix_is_followed_as_it_is_written():
-    source = "def f():\n    n = 0\n    def g():\n        nonlocal n\n        n += 1\n    for s in run.steps(9):\n        g()\n"
+    source = "def f():\n    n = 0\n    def g():\n        nonlocal n\n        n += 1\n"
+    source += "    for s in run.steps(9):\n        g()\n"
     fix = 'write `k = run.carry("k", n=0)` right before the loop in line 6, and from there on `k.n` for `n`'
     wanted = "def f():\n    n = 0\n    def g():\n        pass\n        k.n += 1\n"
     wanted += '    k = run.carry("k", n=0)\n    for s in run.steps(9):\n        g()\n'

@@ -87,6 +87,8 @@ _OF_PROCESS = frozenset(
 def words_of(function: ast.expr) -> list[str]:
     """The names of a dotted name from its end, as far as it is one: of `self.writer.add_scalar`, the method first."""
     words: list[str] = []
+    if isinstance(function, ast.Subscript):
+        function = function.value  # Of a generic class, `Counter[str]()`.
     while isinstance(function, ast.Attribute):
         words.append(function.attr)
         function = function.value
@@ -127,6 +129,11 @@ def makes_plain(words: list[str]) -> bool:
 def mutates(method: str) -> bool:
     """Whether a method changes the object, a collection or a tensor, with its arguments."""
     return method in _MUTATING or (method.endswith("_") and not method.startswith("_"))
+
+
+def overwrites(method: str) -> bool:
+    """Whether a method of a tensor or a generator leaves nothing of what it held."""
+    return method in ("copy_", "zero_", "fill_", "normal_", "uniform_", "random_", "manual_seed", "seed", "setstate")
 
 
 def gives_value(method: str) -> bool:

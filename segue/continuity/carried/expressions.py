@@ -7,7 +7,16 @@ import builtins
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from segue.continuity.carried.calls import computes, gives_value, is_of_process, makes_plain, mutates, shows, words_of
+from segue.continuity.carried.calls import (
+    computes,
+    gives_value,
+    is_of_process,
+    makes_plain,
+    mutates,
+    overwrites,
+    shows,
+    words_of,
+)
 from segue.continuity.carried.flows import PROCESS, UNKNOWN, USED, Flows, Index, Spot, spot_of
 from segue.continuity.carried.source import Function
 
@@ -90,9 +99,13 @@ class Expressions:
             case _:
                 return
 
-    def _mutate(self, holder: ast.expr, sources: Spots, *, conditions: Spots | None = None) -> None:
+    def _mutate(
+        self, holder: ast.expr, sources: Spots, *, conditions: Spots | None = None, keeps: bool = False
+    ) -> None:
+        """Note a change of an object; `keeps`: what it was before is still in it."""
         for root in self._origins(holder):
             given = self._now if conditions is None else conditions
+            given |= {root} if keeps else set()
             # A result that is kept where there was none yet follows from no earlier one.
             self._flows.mutations.append((root, sources, given - {root} if root in self._filling else given))
 
@@ -234,15 +247,17 @@ class Expressions:
                 self._bind(function, node, skip=0)
             own_results |= frozenset(map(result_of, self._index.functions(name)))
         if mutates(name):
-            self._mutate(node.func.value, given | (base if name.endswith("_") else NOTHING))
+            self._mutate(
+                node.func.value, given, keeps=not overwrites(name) and not any(map(overwrites, words_of(node.func)))
+            )
         elif not gives_value(name):
-            if not own:
+            if not own and not self._is_self(node.func.value):
                 # Its object may change by what it is given; times that it is given do not make it one.
                 self._mutate(
                     node.func.value, NOTHING, conditions=base | given | (self._now if is_statement else NOTHING)
                 )
             self._found.method_calls.append(MethodCall(base, given, self._now, name, is_statement))
-        return base | given | own_results
+        return (NOTHING if overwrites(name) else base) | given | own_results
 
     def _bind(self, function: Function, node: ast.Call, *, skip: int) -> None:
         """Connect the arguments of a call with the parameters of a function of the user's."""

@@ -100,13 +100,20 @@ def _reached(start: Spot, edges: defaultdict[Spot, set[Spot]]) -> set[Spot]:
     return found
 
 
+def _is_of(function: Function, only: Collection[tuple[str, str]]) -> bool:
+    """Whether it is one of these, or is around one: it assigns what that one finds."""
+    start = f"{function.name}.<locals>."
+    names = {name for file, name in only if file == function.file}
+    return function.is_module or function.name in names or any(name.startswith(start) for name in names)
+
+
 class Index:
     """The functions of some files, by what calls them."""
 
     def __init__(self, files: Iterable[str], *, only: Collection[tuple[str, str]] | None = None) -> None:
         """`only` these functions, by file and qualified name."""
         found = (function for file in dict.fromkeys(files) for function in functions_of(file))
-        self.all = [each for each in found if only is None or (each.file, each.name) in only]
+        self.all = [each for each in found if only is None or _is_of(each, only)]
         self._functions: defaultdict[str, list[Function]] = defaultdict(list)
         self._methods: defaultdict[str, list[Function]] = defaultdict(list)
         self.classes: defaultdict[str, dict[str, Function]] = defaultdict(dict)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from types import FunctionType
 
 from segue.continuity.carried.flows import Flows, Spot
@@ -15,11 +15,17 @@ from segue.continuity.untracked.sentences import ITERATORS
 class UseOfLeaves:
     """Finds the places of values in the graph of flows, by the last name of their paths that the code has."""
 
-    def __init__(self, flows: Flows) -> None:
-        self._flows = flows
+    def __init__(self, flows: Flows, *, modules: Collection[str] = ("model",)) -> None:
+        """`modules` are the components that are modules: their plain attributes are in no state_dict."""
+        self._flows, self._modules = flows, modules
 
     def is_carried(self, leaf: Leaf) -> bool:
-        """Whether its next value follows from the one before, and decides more than what people are shown."""
+        """Whether its next value follows from the one before, and decides more than what people are shown.
+
+        What belongs to a component with a state_dict of its own may come back from that in another form.
+        """
+        if leaf.is_registered and leaf.root not in self._modules:
+            return False
         return any(self._is_carried(leaf, spot) for spot in self._spots_of(leaf))
 
     def is_shown(self, leaf: Leaf) -> bool:

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
+from segue.continuity.carried.calls import words_of
 from segue.continuity.carried.expressions import Expressions, Found, MethodCall, Spots, result_of
 from segue.continuity.carried.flows import UNKNOWN, USED, Flows, Index, Spot, spot_of
 from segue.continuity.carried.source import Definition, Function
@@ -54,6 +55,17 @@ def _resolve(call: MethodCall, found: Found) -> None:
         found.flows.add([*call.base, *call.conditions], USED)
 
 
+def _is_size(node: ast.expr) -> bool:
+    if isinstance(node, ast.Subscript):
+        return _is_size(node.value)
+    if isinstance(node, ast.Attribute):
+        return node.attr in ("shape", "device", "dtype")
+    name = node.func if isinstance(node, ast.Call) else None
+    return (isinstance(name, ast.Name) and name.id == "len") or (
+        isinstance(name, ast.Attribute) and name.attr == "size"
+    )
+
+
 class _Statements(Expressions):
     """Those of one function."""
 
@@ -67,8 +79,19 @@ class _Statements(Expressions):
         self._conditions.pop()
 
     def _lacking(self, test: ast.expr) -> set[Spot]:
-        """What a condition like `key not in known` or `known is None` finds without a value."""
+        """What a condition like `key not in known`, `known is None` or `len(x) > known` finds without a value."""
         match test:
+            case ast.BoolOp(op=ast.Or()):
+                found = [self._lacking(each) for each in test.values]
+                return set().union(*found) if all(found) else set()
+            case ast.BoolOp(op=ast.And()):
+                return set().union(*map(self._lacking, test.values))
+            case ast.Compare(left=left, comparators=[right]) if _is_size(left) or _is_size(right):
+                return (
+                    self._origins(right if _is_size(left) else left)
+                    if not (_is_size(left) and _is_size(right))
+                    else {""}
+                )
             case ast.Compare(ops=[ast.NotIn()], comparators=[holder]):
                 return self._origins(holder)
             case ast.Compare(left=ast.Name() | ast.Attribute(), ops=[ast.Is()], comparators=[ast.Constant(value=None)]):
@@ -110,7 +133,7 @@ class _Statements(Expressions):
         match node:
             case ast.For() | ast.AsyncFor():
                 source = self._reads(node.iter)
-                self._store(node.target, source, alias=node.iter)
+                self._take_item(node.target, node.iter, source)
                 with self._under(source):
                     self._block(node.body)
                 self._block(node.orelse)
@@ -138,6 +161,15 @@ class _Statements(Expressions):
                 self._block([each for each in node.body if not isinstance(each, Definition)])
             case _:
                 return
+
+    def _take_item(self, target: ast.expr, items: ast.expr, source: Spots) -> None:
+        """Store an item of what a loop goes through; those of `zip` each from its own."""
+        parts = items.args if isinstance(items, ast.Call) and words_of(items.func) == ["zip"] else []
+        if isinstance(target, ast.Tuple) and len(target.elts) == len(parts):
+            for each, part in zip(target.elts, parts, strict=True):
+                self._take_item(each, part, self._reads(part))
+        else:
+            self._store(target, source, alias=items)
 
     def _expression(self, node: ast.expr) -> None:
         if isinstance(node, ast.Call):

@@ -35,9 +35,12 @@ class ProgramOutside(OutsideState):
 
     def __init__(self, tracked: Mapping[str, Any], *, loaders: Mapping[str, Any], components: Collection[str]) -> None:
         flows = flows_of_program()
+        modules = [name for name, target in tracked.items() if isinstance(target, nn.Module)]
         self._loops = LoopValues(flows, tracked, components=components)
         super().__init__(
-            lambda: _reached(tracked, loaders, self._loops.covers), use=UseOfLeaves(flows), is_program=True
+            lambda: _reached(tracked, loaders, self._loops.covers),
+            use=UseOfLeaves(flows, modules=modules),
+            is_program=True,
         )
 
     def capture(self) -> Any:
