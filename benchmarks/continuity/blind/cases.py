@@ -22,6 +22,7 @@ class Axis(StrEnum):
     PROCESS = "process values"
     DRIFT = "drift"
     LATE = "late"
+    CARRIED = "carried"
     SOUND = "sound"
     NOISE = "non-determinism"
 
@@ -49,6 +50,7 @@ _MODULES = (
     "process_values",
     "drifts",
     "late",
+    "carried",
     "moments",
     "sound_logging",
     "sound_state",
