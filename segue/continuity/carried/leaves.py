@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from types import FunctionType
+from typing import Any
 
 from segue.continuity.carried.flows import Flows, Spot
 from segue.continuity.carried.reading import flows_of
 from segue.continuity.carried.source import MODULE
-from segue.continuity.untracked.place import MODULE_VARIABLE, RANDOM, Leaf
-from segue.continuity.untracked.sentences import ITERATORS
+from segue.continuity.object_walk import STREAMS
+from segue.continuity.untracked.marks import is_iterator
+from segue.continuity.untracked.place import MODULE_VARIABLE, Leaf
 
 
 class UseOfLeaves:
@@ -36,9 +38,10 @@ class UseOfLeaves:
     def _is_carried(self, leaf: Leaf, spot: Spot) -> bool:
         if not self._flows.is_used(spot) or self._flows.follows_from_process(spot):
             return False
-        if leaf.kind == RANDOM:
+        value = _value_of(leaf)
+        if isinstance(value, STREAMS):
             return not self._flows.is_written(spot)  # Otherwise it is seeded for each use.
-        return leaf.kind in ITERATORS or self._flows.depends_on_itself(spot)
+        return is_iterator(value) or self._flows.depends_on_itself(spot)
 
     def _spots_of(self, leaf: Leaf) -> list[Spot]:
         names = [name for name in reversed(leaf.path.split(".")) if not name.isdigit()]
@@ -53,6 +56,13 @@ class UseOfLeaves:
             if found:
                 return found
         return []
+
+
+def _value_of(leaf: Leaf) -> Any:
+    try:
+        return leaf.get()
+    except Exception:  # It is gone, or an object of the user's raises when it is looked at.
+        return None
 
 
 def use_by(functions: Iterable[FunctionType]) -> UseOfLeaves:

@@ -11,11 +11,13 @@ from segue.continuity.carried.loop_names import CarriedName
 from segue.continuity.carried.source import MODULE
 from segue.continuity.naming import CARRIED, UNREGISTERED
 from segue.continuity.untracked.marks import Mark
-from segue.continuity.untracked.sentences import CHANNEL, ITERATORS, changed_in_words
+from segue.continuity.untracked.sentences import CHANNEL, changed_in_words
 from segue.recipe import short_path
 from segue.records import Finding
 
 _ABSENT = object()
+ITERATOR = "iterator"
+"""The kind of a value that no checkpoint can hold."""
 
 
 def findings_of(
@@ -73,7 +75,7 @@ def fix_of(
     taken: Collection[str],
 ) -> str:
     """The lines that make these variables of one function part of the state."""
-    held = [name for name in names if kinds.get(name.path) not in ITERATORS]
+    held = [name for name in names if kinds.get(name.path) != ITERATOR]
     if not held:
         return f"no checkpoint can hold an iterator: compute what {names[0].name} gives from the number of the step"
     in_place = [

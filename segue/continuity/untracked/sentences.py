@@ -66,7 +66,7 @@ def fix_of(leaf: Leaf, *, is_program: bool) -> str:
         return f"return {inner} from state_dict() of {leaf.root} and take it back in load_state_dict()"
     if leaf.is_registered and leaf.root == "model" and leaf.owner.startswith("model") and leaf.owner != leaf.path:
         return f"make {inner} a buffer (register_buffer), or return it from get_extra_state() of its module"
-    if leaf.kind in ITERATORS:
+    if leaf.kind in _ITERATORS:
         return f"no checkpoint can hold an iterator: compute what {name} gives from the number of the step"
     if leaf.kind == RANDOM:
         return f"register it: {_call(name, is_program)}; or seed it in each step with the number of the step"
@@ -79,8 +79,10 @@ def _call(name: str, is_program: bool) -> str:
     return f"run.track({name}={name})" if is_program else f'extra={{"{name}": {name}}}'
 
 
-ITERATORS = frozenset({"generator", "count", "cycle", "chain", "islice", "zip", "map", "enumerate", "filter", "repeat"})
-ITERATORS |= {"list_iterator", "tuple_iterator", "range_iterator", "dict_keyiterator", "accumulate", "product"}
+_ITERATORS = frozenset(
+    {"generator", "count", "cycle", "chain", "islice", "zip", "map", "enumerate", "filter", "repeat"}
+)
+_ITERATORS |= {"list_iterator", "tuple_iterator", "range_iterator", "dict_keyiterator", "accumulate", "product"}
 _VALUES = frozenset(
     {"int", "float", "str", "bool", "bytes", "NoneType", "complex", "list", "tuple", "set", "frozenset"}
 )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from types import FrameType, GeneratorType
+from types import FrameType, GeneratorType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,8 @@ import numpy as np
 from segue.continuity.carried.flows import Flows
 from segue.continuity.carried.loop_names import CarriedName, LoopNames, Running, names_in_loops
 from segue.continuity.carried.reading import flows_of
-from segue.continuity.carried.sentences import findings_of
+from segue.continuity.carried.sentences import ITERATOR, findings_of
+from segue.continuity.code_hash import is_users
 from segue.continuity.object_walk import PLAIN
 from segue.continuity.recipe_diff import NOT_STATE
 from segue.continuity.untracked.coverage import Coverage
@@ -24,6 +26,8 @@ from segue.credentials import names_secret, redacted
 from segue.recipe import is_users_file
 from segue.records import Finding
 from segue.sessions import Session
+
+log = logging.getLogger(__name__)
 
 _COLLECTIONS = (dict, list, tuple, set, frozenset, deque)
 _MOST_MODULES = 200
@@ -98,10 +102,23 @@ class LoopValues:
                 return _is_data(value) or name in names.fresh
         return False
 
+    def of_packages(self) -> dict[str, Any]:
+        """The objects of installed packages that decide what follows, as an environment to learn in, by name."""
+        found: dict[str, Any] = {}
+        for frame, names in self._loops():
+            for name in names.carried.values():
+                value = frame.f_locals.get(name.name, frame.f_globals.get(name.name))
+                if name.counts and not name.is_rebound and _is_of_a_package(value) and not self._is_tracked(value):
+                    found.setdefault(name.name, value)
+        return found
+
+    def _is_tracked(self, value: Any) -> bool:
+        return any(value is tracked for tracked in self._tracked.values())
+
     def _findings(
         self, names: Sequence[CarriedName], *, before: Mapping[str, Any], now: Mapping[str, Mark]
     ) -> tuple[Finding, ...]:
-        kinds = {path: type(value).__name__ for path, value in self._values().items()}
+        kinds = {path: _kind_of(value) for path, value in self._values().items()}
         loops = [names for _, names in self._loops()]
         return findings_of(
             names,
@@ -124,7 +141,7 @@ class LoopValues:
         is_attribute = (
             any(name.initial.startswith(f"{each}.") for each in name.derives_from) and "(" not in name.initial
         )
-        held = [each for each in values if any(each is tracked for tracked in self._tracked.values())]
+        held = [each for each in values if self._is_tracked(each)]
         is_restored = any(isinstance(each, Session) for each in values) or any(type(each) is dict for each in held)
         return is_restored or (is_attribute and bool(held))
 
@@ -155,13 +172,21 @@ class LoopValues:
         for frame in frames_of_the_user():
             running = _running(frame)
             if running not in self._known:
-                self._known[running] = names_in_loops(running, self._flows)
+                self._known[running] = _names_in(running, self._flows)
             names = self._known[running]
             if names is not None:
                 yield frame, names
 
 
 _ABSENT = object()
+
+
+def _names_in(running: Running, flows: Flows) -> LoopNames | None:
+    try:
+        return names_in_loops(running, flows)
+    except Exception:  # Nothing that only looks may end an attempt; of this function nothing is said then.
+        log.warning("not looked at function=%s file=%s", running.name, running.file, exc_info=True)
+        return None
 
 
 def _running(frame: FrameType) -> Running:
@@ -179,6 +204,28 @@ def _name_of_session() -> str:
             if isinstance(value, Session):
                 return name
     return "run"
+
+
+_OF_FRAMEWORKS = frozenset(
+    {"torch", "torchvision", "torchaudio", "torchtext", "torchdata", "torchmetrics", "accelerate", "transformers"}
+    | {"datasets", "tokenizers", "lightning", "lightning_fabric", "pytorch_lightning", "deepspeed", "ignite", "timm"}
+    | {"wandb", "mlflow", "tensorboard", "tensorboardX", "tqdm", "rich", "matplotlib", "omegaconf", "hydra", "numpy"}
+    | {"pandas", "segue", "attr", "yaml", "absl", "comet_ml", "neptune", "clearml", "aim", "sentencepiece", "tiktoken"}
+)
+"""Packages whose objects are tracked, show numbers or hold settings, and count what they do besides."""
+
+
+def _is_of_a_package(value: Any) -> bool:
+    """Whether it is an object of an installed package that may keep state of what is learnt."""
+    kind = type(value)
+    top = str(kind.__module__).partition(".")[0]
+    if isinstance(value, (type, ModuleType)) or callable(value) or top in _OF_FRAMEWORKS:
+        return False
+    return top not in sys.stdlib_module_names and not is_users(kind, home="__main__")
+
+
+def _kind_of(value: Any) -> str:
+    return ITERATOR if is_iterator(value) else type(value).__name__
 
 
 def _is_data(value: Any) -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import partial
 from types import FunctionType, MethodType
 from typing import Any
@@ -38,7 +39,7 @@ class ProgramOutside(OutsideState):
         modules = [name for name, target in tracked.items() if isinstance(target, nn.Module)]
         self._loops = LoopValues(flows, tracked, components=components)
         super().__init__(
-            lambda: _reached(tracked, loaders, self._loops.covers),
+            lambda: _reached(tracked, loaders, self._loops),
             use=UseOfLeaves(flows, modules=modules),
             is_program=True,
         )
@@ -48,10 +49,27 @@ class ProgramOutside(OutsideState):
 
     def look(self, trees: dict[str, Any]) -> tuple[Finding, ...]:
         # Of these few values each save is worth a look: an average may only just have begun at the one before.
-        return (*self._loops.look(trees), *super().look(trees))
+        return (*self._loops.look(trees), *self._advised(super().look(trees)))
 
     def lost(self, committed: Mapping[str, Any]) -> tuple[Finding, ...]:
-        return (*self._loops.lost(committed.get(_CARRIED, {})), *super().lost(committed))
+        return (*self._loops.lost(committed.get(_CARRIED, {})), *self._advised(super().lost(committed)))
+
+    def _advised(self, findings: tuple[Finding, ...]) -> Iterator[Finding]:
+        """The findings, those about objects of installed packages with a fix that such an object has."""
+        packages = {name: type(each).__module__.partition(".")[0] for name, each in self._loops.of_packages().items()}
+        for finding in findings:
+            name = re.split(r"\W", finding.sentence, maxsplit=1)[0]
+            yield (
+                finding if name not in packages else finding.model_copy(update={"fix": _wrapped(name, packages[name])})
+            )
+
+
+def _wrapped(name: str, package: str) -> str:
+    return (
+        f"track an object of your own that gives the state of {name} in state_dict() and puts it back in "
+        f"load_state_dict(): run.track({name}=...); or make {name} anew in each step, or from the number of the step. "
+        f"{package} keeps it in attributes, which no checkpoint holds"
+    )
 
 
 def of_program(tracked: Mapping[str, Any], *, loaders: Mapping[str, Any], components: Collection[str]) -> OutsideState:
@@ -63,12 +81,12 @@ def of_program(tracked: Mapping[str, Any], *, loaders: Mapping[str, Any], compon
     return ProgramOutside(tracked, loaders=loaders, components=components)
 
 
-def _reached(tracked: Mapping[str, Any], loaders: Mapping[str, Any], is_covered: Callable[[str, Any], bool]) -> Reach:
+def _reached(tracked: Mapping[str, Any], loaders: Mapping[str, Any], loops: LoopValues) -> Reach:
     found = Reach(_HOME)
     for name, target in tracked.items():
         found.own(name, bare(target).modules() if isinstance(target, nn.Module) else [target])
-    held = {name: target for name, target in _held_by_the_loop().items() if not is_covered(name, target)}
-    for name, target in {**held, **tracked}.items():
+    held = {name: target for name, target in _held_by_the_loop().items() if not loops.covers(name, target)}
+    for name, target in {**loops.of_packages(), **held, **tracked}.items():
         found.add(name, lambda target=target: target)  # type: ignore[misc]
     for name, loader in loaders.items():
         for part, target in _parts_of(loader).items():

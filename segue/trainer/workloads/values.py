@@ -75,6 +75,6 @@ def placed(value: Any, live: Any) -> Any:
         return value.to(live.device) if isinstance(live, torch.Tensor) else value
     if type(value) in (list, tuple) and isinstance(live, (list, tuple)) and len(value) == len(live):
         return type(value)(map(placed, value, live))
-    if type(value) is dict and isinstance(live, Mapping):
+    if isinstance(value, dict) and isinstance(live, Mapping):
         return {key: placed(item, live.get(key)) for key, item in value.items()}
     return value
