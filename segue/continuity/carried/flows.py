@@ -40,6 +40,7 @@ class Flows:
         self._computed: defaultdict[Spot, set[Spot]] = defaultdict(set)
         """The edges without those of conditions."""
         self._used: frozenset[Spot] | None = None
+        self._of_process: set[Spot] | None = None
         self._named: defaultdict[str, list[Spot]] | None = None
 
     def add(self, sources: Iterable[Spot], target: Spot, *, conditions: Iterable[Spot] = ()) -> None:
@@ -64,9 +65,9 @@ class Flows:
             self._used = frozenset(_reached(USED, self._from))
         return spot in self._used
 
-    def follows(self, spot: Spot, sources: Iterable[Spot]) -> bool:
-        """Whether one of these sources is the place, or leads to it."""
-        return any(source == spot or spot in _reached(source, self._computed) for source in sources)
+    def computed_from(self, source: Spot) -> set[Spot]:
+        """The places whose values are computed from this one, without conditions; itself among them."""
+        return _reached(source, self._computed) | {source}
 
     def is_written(self, spot: Spot) -> bool:
         """Whether it is given values that follow from something."""
@@ -86,7 +87,9 @@ class Flows:
 
     def follows_from_process(self, spot: Spot) -> bool:
         """Whether its values are computed from times, process ids and the like."""
-        return spot in _reached(PROCESS, self._computed)
+        if self._of_process is None:
+            self._of_process = self.computed_from(PROCESS)
+        return spot in self._of_process
 
 
 def _reached(start: Spot, edges: defaultdict[Spot, set[Spot]]) -> set[Spot]:

@@ -28,8 +28,10 @@ def flows_of(files: Iterable[str], *, only: Collection[tuple[str, str]] | None =
             log.warning("not followed function=%s file=%s", function.name, function.file, exc_info=True)
     for function in found.index.all:
         _connect_with_callers(function, found)
-    for call in found.method_calls:
-        _resolve(call, found)
+    for call in _unresolved(found):
+        found.flows.add(call.given, USED)
+        if call.is_statement:
+            found.flows.add([*call.base, *call.conditions], USED)
     found.flows.settle()
     return found.flows
 
@@ -46,13 +48,13 @@ def _connect_with_callers(function: Function, found: Found) -> None:
             found.flows.aliases[spot].add(UNKNOWN)
 
 
-def _resolve(call: MethodCall, found: Found) -> None:
-    own = {f"class {name}" for name in found.index.classes_with(call.method)}
-    if own and any(found.flows.follows(spot, own) for spot in call.base):
-        return  # Its arguments and its result are known.
-    found.flows.add(call.given, USED)
-    if call.is_statement:
-        found.flows.add([*call.base, *call.conditions], USED)
+def _unresolved(found: Found) -> Iterator[MethodCall]:
+    """The calls of methods of objects of libraries: of the user's, arguments and results are known."""
+    objects = {name: found.flows.computed_from(f"class {name}") for name in found.index.classes}
+    for call in list(found.method_calls):
+        own = found.index.classes_with(call.method)
+        if not any(not call.base.isdisjoint(objects[name]) for name in own):
+            yield call
 
 
 def _is_size(node: ast.expr) -> bool:
