@@ -92,6 +92,7 @@ KINDS: tuple[Kind, ...] = (
     ),
     in_epochs(
         "best epoch and early stop",
+        "total",
         "best",
         "bad",
         before="best, bad = 1e9, 0",

@@ -87,26 +87,29 @@ def names_in_loops(running: Running, flows: Flows) -> LoopNames | None:
 
 
 def _carried_by(function: Function, loops: Sequence[Loop], flows: Flows) -> Iterator[CarriedName]:
-    outermost: dict[str, int] = {}
-    for loop in loops:  # What an inner one says counts, which comes last.
-        live, written, before = live_in(function, loop), written_in(function, loop), bound_before(function, loop)
-        for name in sorted(live):
-            spot = spot_of(function, name)
-            if spot is None:
-                continue
-            made = CarriedName(
-                name=name,
-                function=function.name,
-                file=function.file,
-                line=written.get(name, loop.lineno),
-                loop_line=outermost.setdefault(name, loop.lineno),
-                is_rebound=name in written,
-                is_used=flows.is_used(spot),
-                is_of_process=flows.follows_from_process(spot),
-                is_global=spot.split("|")[1] == MODULE,
-                is_bound=name in function.parameters or name in before,
-            )
-            yield _with_initial(made, function, before=loop.lineno)
+    """`loops` are the outermost first."""
+    lives = [live_in(function, loop) for loop in loops]
+    writes = [written_in(function, loop) for loop in loops]
+    for name in sorted(frozenset().union(*lives)):
+        spot = spot_of(function, name)
+        if spot is None:
+            continue
+        live = [number for number, names in enumerate(lives) if name in names]
+        carrying = [number for number in live if name in writes[number]]
+        outermost = loops[(carrying or live)[0]]
+        made = CarriedName(
+            name=name,
+            function=function.name,
+            file=function.file,
+            line=writes[carrying[-1]][name] if carrying else outermost.lineno,
+            loop_line=outermost.lineno,
+            is_rebound=bool(carrying),
+            is_used=flows.is_used(spot),
+            is_of_process=flows.follows_from_process(spot),
+            is_global=spot.split("|")[1] == MODULE,
+            is_bound=name in function.parameters or name in bound_before(function, outermost),
+        )
+        yield _with_initial(made, function, before=outermost.lineno)
 
 
 def _with_initial(found: CarriedName, function: Function, *, before: int) -> CarriedName:

@@ -51,7 +51,7 @@ def findings_of(
 def _belong_together(one: CarriedName, other: CarriedName) -> bool:
     if one.is_global and other.is_global and one.file == other.file:
         return one.counts == other.counts
-    return (one.function, one.loop_line, one.counts) == (other.function, other.loop_line, other.counts)
+    return (one.function, one.counts) == (other.function, other.counts)
 
 
 def _place(name: CarriedName) -> str:

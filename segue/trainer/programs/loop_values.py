@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from types import FrameType, GeneratorType, ModuleType
@@ -38,7 +40,7 @@ def frames_of_the_user() -> Iterator[FrameType]:
     """The functions of the user's that wait for this one, the innermost first."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if is_users_file(frame.f_code.co_filename):
+        if _is_of_the_user(frame.f_code.co_filename):
             yield frame
         frame = frame.f_back
 
@@ -46,11 +48,16 @@ def frames_of_the_user() -> Iterator[FrameType]:
 def flows_of_program() -> Flows:
     """How values flow through the program's own files: the running functions' and those of its modules."""
     running = [frame.f_code.co_filename for frame in frames_of_the_user()]
-    places = [Path.cwd(), *(Path(file).parent for file in running)]
+    places = tuple(f"{place}{os.sep}" for place in (Path.cwd(), *(Path(file).parent for file in running)))
     loaded = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
-    python = (file for file in loaded if isinstance(file, str) and file.endswith(".py") and is_users_file(file))
-    own = [file for file in python if any(Path(file).is_relative_to(place) for place in places)]
+    python = (file for file in loaded if isinstance(file, str) and file.endswith(".py") and file.startswith(places))
+    own = [file for file in python if _is_of_the_user(file)]
     return flows_of(dict.fromkeys([*running, *own[:_MOST_MODULES]]))
+
+
+@cache
+def _is_of_the_user(file: str) -> bool:
+    return is_users_file(file)
 
 
 class LoopValues:

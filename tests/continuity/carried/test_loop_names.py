@@ -96,6 +96,25 @@ def test_what_a_function_returns_counts_by_what_its_caller_does_with_it(carried)
     assert carried(text.format(use="scheduler.step(mean)")) == ({"total"}, {"total"})
 
 
+def test_what_an_epoch_writes_is_carried_at_the_safe_points_of_its_batches(carried):
+    text = """
+    def train():
+        rate, best = 0.1, 9.9
+        for epoch in run.epochs(9):
+            total = 0.0
+            for x in run.batches(loader):
+                total += loss.item()
+            rate = rate * 0.7
+            set_lr(rate)
+            if total < best:
+                best = total
+                save(model)
+    """
+    at_batches = text.replace("run.epochs", "all_epochs")  # The fixture looks at the first loop over `run`.
+    assert carried(at_batches) == ({"rate", "best", "total"}, {"rate", "best", "total"})
+    assert carried(text) == ({"rate", "best"}, {"rate", "best"})
+
+
 def test_a_closure_carries_what_it_changes(carried):
     text = """
     def train():
