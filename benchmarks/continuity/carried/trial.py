@@ -28,7 +28,7 @@ from segue.runlog.log import RunLog
 from segue.spec import RunSpec
 from segue.stores import LocalStore
 
-RUN_ID, SAVE_EVERY_STEPS = "carried", 10
+RUN_ID, SAVE_EVERY_STEPS, SAVE_EVERY_STEPS_OF_SOUND = "carried", 10, 2
 _NOT_STATE = ("setup.", "loose")
 
 
@@ -68,7 +68,7 @@ class _Runs:
 
 def outcome_of(kind: Kind, *, resumes: int, with_fix: bool = True) -> Outcome:
     """Both attempts of the program as it is, and with what its fix says."""
-    runs = _runs_of(kind.source, kind.steps, resumes)
+    runs = _runs_of(kind, kind.source, resumes)
     found = [finding for verdict in runs.verdicts for finding in verdict.findings]
     first = [verdict.findings[0] for verdict in runs.verdicts if verdict.findings]
     exact = (VerdictKind.EXACT, VerdictKind.EQUIVALENT)
@@ -100,7 +100,7 @@ def _with_fix(outcome: Outcome, kind: Kind, findings: Sequence[Finding], resumes
         return _replaced(outcome, is_fix_enough=False, fixed=f"cannot be followed: {error}")
     if source == kind.source:
         return _replaced(outcome, is_fix_enough=False, fixed=f"nothing to follow: {fixes}")
-    runs = _runs_of(source, kind.steps, resumes)
+    runs = _runs_of(kind, source, resumes)
     is_exact = bool(runs.verdicts) and all(verdict.kind is VerdictKind.EXACT for verdict in runs.verdicts)
     is_same = all(end == runs.ends[0] for end in runs.ends)
     said = "; ".join([runs.problem, *(verdict.sentence for verdict in runs.verdicts if verdict.findings)])
@@ -125,12 +125,12 @@ def _is_first(kind: Kind, finding: Finding) -> bool:
     return any(re.search(rf"\b{re.escape(name)}\b", said) for name in kind.variables)
 
 
-def _runs_of(source: str, steps: int, resumes: int) -> _Runs:
+def _runs_of(kind: Kind, source: str, resumes: int) -> _Runs:
     with tempfile.TemporaryDirectory(prefix="segue-carried-", dir=workplace()) as name, _at(Path(name)) as folder:
         script = folder / "train.py"
         script.write_text(source, encoding="utf-8")
         log = RunLog(LocalStore(folder / "store").create(), RUN_ID)
-        spec = _spec(script, steps)
+        spec = _spec(script, kind)
         runs = _Runs(read_history(log), [], [], [])
         _attempt(spec, log, runs, number=0, parent=None)
         parents = [each for each in runs.history.usable if each.rows][:resumes]
@@ -185,16 +185,17 @@ def _state_of(end: Checkpoint) -> dict[str, str]:
     return {name: str(digest) for name, digest in components if not name.startswith(_NOT_STATE)}
 
 
-def _spec(script: Path, steps: int) -> RunSpec:
+def _spec(script: Path, kind: Kind) -> RunSpec:
+    every = SAVE_EVERY_STEPS_OF_SOUND if kind.is_sound else SAVE_EVERY_STEPS
     return RunSpec.parse(
         {
             "run_id": RUN_ID,
             "program": {"command": ["python", str(script)]},
-            "steps": steps,
+            "steps": kind.steps,
             "threads": 1,
             "device": "cpu",
             "store": {"url": str(script.parent / "store")},
-            "checkpoints": {"every_steps": SAVE_EVERY_STEPS, "keep": 20, "staging_buffers": 2},
+            "checkpoints": {"every_steps": every, "keep": 1000, "staging_buffers": 2},
             "liveness": {"heartbeat_seconds": 3600.0},
             "continuity": {"rehearsal": "off"},
         }

@@ -82,8 +82,19 @@ class Flows:
         return self._named.get(name, [])
 
     def depends_on_itself(self, spot: Spot) -> bool:
-        """Whether its next value follows from the one before."""
-        return spot in _reached(spot, self._to)
+        """Whether its next value follows from the one before, and not only through objects of libraries.
+
+        A loss changes a model, from which the next loss follows: that the model holds, which is tracked or named.
+        """
+        found: set[Spot] = set()
+        waiting = [spot]
+        while waiting:
+            for following in self._to.get(waiting.pop(), ()):
+                if following not in found:
+                    found.add(following)
+                    if UNKNOWN not in self._all_names_of(following):
+                        waiting.append(following)
+        return spot in found
 
     def follows_from_process(self, spot: Spot) -> bool:
         """Whether its values are computed from times, process ids and the like."""

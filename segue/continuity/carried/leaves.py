@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from types import FunctionType
 from typing import Any
 
@@ -17,9 +17,16 @@ from segue.continuity.untracked.place import MODULE_VARIABLE, Leaf
 class UseOfLeaves:
     """Finds the places of values in the graph of flows, by the last name of their paths that the code has."""
 
-    def __init__(self, flows: Flows, *, modules: Collection[str] = ("model",)) -> None:
-        """`modules` are the components that are modules: their plain attributes are in no state_dict."""
-        self._flows, self._modules = flows, modules
+    def __init__(
+        self,
+        flows: Flows,
+        *,
+        modules: Collection[str] = ("model",),
+        is_made_anew: Callable[[str], bool] = lambda _: False,
+    ) -> None:
+        """`modules` are the components that are modules: their plain attributes are in no state_dict. `is_made_anew`
+        knows attributes that the loop assigns in each step before it reads them."""
+        self._flows, self._modules, self._is_made_anew = flows, modules, is_made_anew
 
     def is_carried(self, leaf: Leaf) -> bool:
         """Whether its next value follows from the one before, and decides more than what people are shown.
@@ -31,8 +38,10 @@ class UseOfLeaves:
         return any(self._is_carried(leaf, spot) for spot in self._spots_of(leaf))
 
     def is_shown(self, leaf: Leaf) -> bool:
-        """Whether the code only shows it to people, or does nothing with it."""
+        """Whether the code only shows it to people, does nothing with it, or makes it anew in each step."""
         spots = self._spots_of(leaf)
+        if self._is_made_anew(leaf.path.rpartition(".")[2]) and not self.is_carried(leaf):
+            return True
         return bool(spots) and not any(map(self._flows.is_used, spots))
 
     def _is_carried(self, leaf: Leaf, spot: Spot) -> bool:
@@ -51,8 +60,9 @@ class UseOfLeaves:
                 found = [spot for spot in found if f"|{MODULE}|" in spot]
             elif number == 0 and leaf.place == "closure variable":
                 found = [spot for spot in found if "|" in spot and f"|{MODULE}|" not in spot]
-            elif number == 0 and "attribute" in leaf.place:
-                found = [spot for spot in found if "|" not in spot]
+            elif number == 0 and ("attribute" in leaf.place or not leaf.place):
+                # Without a place it was there in an earlier attempt alone, most often as an attribute.
+                found = [spot for spot in found if "|" not in spot] or ([] if leaf.place else found)
             if found:
                 return found
         return []

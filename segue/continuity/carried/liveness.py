@@ -69,6 +69,8 @@ def written_in(function: Function, loop: Loop) -> dict[str, int]:
 def _writes(node: ast.AST) -> Iterator[tuple[str, int]]:
     if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
         yield node.id, node.lineno
+    elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and _of_name(node):
+        yield _of_name(node), node.lineno
     elif isinstance(node, ast.ExceptHandler) and node.name:
         yield node.name, node.lineno
 
@@ -77,6 +79,13 @@ def _writes_outside(nested: Function) -> Iterator[tuple[str, int]]:
     """What a function that is defined within writes of the one around it."""
     for node in own_nodes(nested.node):
         yield from ((name, line) for name, line in _writes(node) if name in nested.elsewhere)
+
+
+def _of_name(node: ast.expr) -> str:
+    """`variable.attribute`, as which an attribute is followed in one function; empty for anything else."""
+    return (
+        f"{node.value.id}.{node.attr}" if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) else ""
+    )
 
 
 def _inner_functions(function: Function) -> dict[str, Function]:
@@ -100,10 +109,18 @@ class _Liveness:
     _targets: dict[int, Names] = field(default_factory=dict)
     """Of each loop that was passed, by its id: what is live where an iteration begins."""
     _inner: dict[str, Names] = field(default_factory=dict)
+    _methods: set[str] = field(default_factory=set)
+    """Names of the methods of the file's classes."""
+    _attributes: set[str] = field(default_factory=set)
+    """Those that the function assigns, as `variable.attribute`."""
 
     def __post_init__(self) -> None:
         inner = {name: _read_from_around(each) for name, each in _inner_functions(self.function).items()}
         self._inner = {name: _with_called(name, inner) for name in inner}
+        methods = (each.name for each in functions_of(self.function.file) if each.in_class)
+        self._methods = {name.rpartition(".")[2] for name in methods}
+        nodes = (node for node in own_nodes(self.function.node) if isinstance(node, ast.Attribute))
+        self._attributes = {_of_name(node) for node in nodes if isinstance(node.ctx, ast.Store) and _of_name(node)}
 
     def where_an_iteration_begins(self, loop: Loop) -> Names:
         self._block(self.function.body, _After())
@@ -151,7 +168,8 @@ class _Liveness:
                 return self._through(node.value, self._assigned([node.target], live)) if node.value else live
             case ast.AugAssign():
                 read = self._used(node.target)
-                own = frozenset({node.target.id}) if isinstance(node.target, ast.Name) else _NONE
+                target = node.target
+                own = frozenset({target.id if isinstance(target, ast.Name) else _of_name(target)})
                 return self._through(node.value, live | read | own)
             case ast.FunctionDef() | ast.AsyncFunctionDef():
                 given = (*node.args.defaults, *node.args.kw_defaults, *node.decorator_list)
@@ -195,11 +213,10 @@ class _Liveness:
     def _assigned(self, targets: Iterable[ast.expr], live: Names) -> Names:
         """What is live before these are assigned; parts of an object leave the object read."""
         targets = list(targets)
-        stored = {
-            node.id
-            for target in targets
-            for node in ast.walk(target)
-            if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)
+        nodes = [node for target in targets for node in ast.walk(target)]
+        stored = {node.id for node in nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)}
+        stored |= {
+            _of_name(node) for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
         }
         return (live - stored) | self._used(*targets)
 
@@ -230,6 +247,10 @@ class _Liveness:
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
             found.add(node.id)
             found |= self._inner.get(node.id, _NONE)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and _of_name(node):
+            found.add(_of_name(node))
+            if node.attr in self._methods:  # It may read any attribute.
+                found |= {name for name in self._attributes if name.startswith(_of_name(node).partition(".")[0] + ".")}
         inside: set[str] = set()
         for child in ast.iter_child_nodes(node):
             self._add_used(child, inside)

@@ -69,7 +69,7 @@ class LoopNames:
     carried: dict[str, CarriedName]
     """By name."""
     fresh: frozenset[str]
-    """Those that each iteration makes anew."""
+    """Those that each iteration makes anew; attributes as `variable.attribute`."""
     line: int
     """Of the outermost of the loops."""
 
@@ -83,7 +83,9 @@ def names_in_loops(running: Running, flows: Flows) -> LoopNames | None:
     given = {name for loop in loops for name in targets_of(loop)}
     carried = {name.name: name for name in _carried_by(function, loops, flows) if name.name not in given}
     written = {name for loop in loops for name in written_in(function, loop)}
-    return LoopNames(carried, frozenset((written | given) - carried.keys()), loops[0].lineno)
+    live = frozenset().union(*(live_in(function, loop) for loop in loops))
+    fresh = frozenset((written - live) | given)
+    return LoopNames(carried, fresh - carried.keys(), loops[0].lineno)
 
 
 def _carried_by(function: Function, loops: Sequence[Loop], flows: Flows) -> Iterator[CarriedName]:

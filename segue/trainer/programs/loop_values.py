@@ -19,6 +19,7 @@ from segue.continuity.carried.flows import Flows
 from segue.continuity.carried.loop_names import CarriedName, LoopNames, Running, names_in_loops
 from segue.continuity.carried.reading import flows_of
 from segue.continuity.carried.sentences import ITERATOR, findings_of
+from segue.continuity.carried.source import MODULE
 from segue.continuity.code_hash import is_users
 from segue.continuity.object_walk import PLAIN
 from segue.continuity.recipe_diff import NOT_STATE
@@ -108,6 +109,17 @@ class LoopValues:
             if frame.f_locals.get(name, _ABSENT) is value:
                 return _is_data(value) or name in names.fresh
         return False
+
+    def decides(self, name: str) -> bool:
+        """Whether what is said of this variable of the script is said here, because the script itself has the loop."""
+        for frame, names in self._loops():
+            if frame.f_code.co_name == MODULE and (name in names.fresh or name in names.carried):
+                return name in names.fresh or _is_data(frame.f_globals.get(name))
+        return False
+
+    def makes_anew(self, attribute: str) -> bool:
+        """Whether a loop assigns an attribute of this name in each step before it reads it."""
+        return any(name.endswith(f".{attribute}") for _, names in self._loops() for name in names.fresh)
 
     def of_packages(self) -> dict[str, Any]:
         """The objects of installed packages that decide what follows, as an environment to learn in, by name."""

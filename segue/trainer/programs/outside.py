@@ -40,7 +40,7 @@ class ProgramOutside(OutsideState):
         self._loops = LoopValues(flows, tracked, components=components)
         super().__init__(
             lambda: _reached(tracked, loaders, self._loops),
-            use=UseOfLeaves(flows, modules=modules),
+            use=UseOfLeaves(flows, modules=modules, is_made_anew=self._loops.makes_anew),
             is_program=True,
         )
 
@@ -55,9 +55,12 @@ class ProgramOutside(OutsideState):
         return (*self._loops.lost(committed.get(_CARRIED, {})), *self._advised(super().lost(committed)))
 
     def _advised(self, findings: tuple[Finding, ...]) -> Iterator[Finding]:
-        """The findings, those about objects of installed packages with a fix that such an object has."""
+        """The findings without those that the loops give; those about objects of packages with a fix that they have."""
         packages = {name: type(each).__module__.partition(".")[0] for name, each in self._loops.of_packages().items()}
         for finding in findings:
+            of_script = re.match(rf"{_HOME}\.(\w+)", finding.sentence)
+            if of_script and self._loops.decides(of_script[1]):
+                continue
             name = re.split(r"\W", finding.sentence, maxsplit=1)[0]
             yield (
                 finding if name not in packages else finding.model_copy(update={"fix": _wrapped(name, packages[name])})
