@@ -13,6 +13,9 @@ from segue.continuity.object_walk import STREAMS
 from segue.continuity.untracked.marks import is_iterator
 from segue.continuity.untracked.place import MODULE_VARIABLE, Leaf
 
+_OF_CODE = ("closure variable", MODULE_VARIABLE, "default argument", "function attribute", "class attribute")
+"""Places whose names are in the code that was read, or nothing is known of them."""
+
 
 class UseOfLeaves:
     """Finds the places of values in the graph of flows, by the last name of their paths that the code has."""
@@ -63,7 +66,7 @@ class UseOfLeaves:
             elif number == 0 and ("attribute" in leaf.place or not leaf.place):
                 # Without a place it was there in an earlier attempt alone, most often as an attribute.
                 found = [spot for spot in found if "|" not in spot] or ([] if leaf.place else found)
-            if found:
+            if found or leaf.place in _OF_CODE:
                 return found
         return []
 
