@@ -315,4 +315,84 @@ KINDS: tuple[Kind, ...] = (
         print("-" * 20, f"| end of epoch {epoch} | {seconds:.1f}s | {mean:.3f} | {correct / 96:.2f}")
         """,
     ),
+    in_epochs(
+        "DCGAN example with two networks",
+        top="""
+        def noise():
+            return torch.randn(16, 8)
+        """,
+        before="""
+        netG = nn.Linear(8, 8)
+        optimizerG = torch.optim.Adam(netG.parameters(), lr=0.01)
+        run.track(netG=netG, optimizerG=optimizerG)
+        fixed_noise = torch.ones(4, 8)
+        img_list = []
+        G_losses = []
+        D_losses = []
+        iters = 0
+        """,
+        loss="""
+        fake = netG(noise())
+        errD_fake = model(fake.detach()).square().mean()
+        loss = loss + 0.1 * errD_fake
+        """,
+        body="""
+        optimizerG.zero_grad()
+        errG = -model(netG(noise())).mean() * 0.01
+        errG.backward()
+        optimizerG.step()
+        if iters % 3 == 0:
+            print("[%d/%d] Loss_D: %.4f Loss_G: %.4f" % (epoch, 6, loss.item(), errG.item()))
+        iters += 1
+        """,
+    ),
+    in_epochs(
+        "MNIST example with a test loss",
+        before="""
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.7)
+        run.track(scheduler=scheduler)
+        """,
+        begin="model.train()\nseen = 0",
+        body="""
+        seen += len(a)
+        if run.step % 2 == 0:
+            print(f"Train Epoch: {epoch} [{seen}/96 ({100.0 * seen / 96:.0f}%)]\\tLoss: {loss.item():.6f}")
+        """,
+        end="""
+        model.eval()
+        test_loss, correct = 0, 0
+        with run.evaluating(), torch.no_grad():
+            for k in range(0, 96, 32):
+                test_loss += nn.functional.mse_loss(model(x[k : k + 32]), y[k : k + 32], reduction="sum").item()
+        test_loss /= 96
+        print(f"Test set: Average loss: {test_loss:.4f}, Accuracy: {correct}/96")
+        scheduler.step()
+        """,
+    ),
+    in_steps(
+        "min-char-rnn's smooth loss",
+        before="smooth_loss = -math.log(1.0 / 65) * 25\nn, p = 0, 0",
+        body="""
+        smooth_loss = smooth_loss * 0.999 + loss.item() * 0.001
+        if n % 10 == 0:
+            print("iter %d, loss: %f, at %d" % (n, smooth_loss, p))
+        p += 25
+        n += 1
+        """,
+    ),
+    in_steps(
+        "speed and memory in a log line",
+        before="tokens = 0\nt0 = time.time()\nnorms = []\nlines = []",
+        body="""
+        tokens += len(a) * 8
+        norms.append(sum(p.grad.norm().item() for p in model.parameters()))
+        if (step + 1) % 10 == 0:
+            dt = time.time() - t0
+            lines.append(f"{step + 1} {loss.item():.3f} norm {sum(norms) / len(norms):.2f} {tokens / dt:.0f} tok/s")
+            print(lines[-1])
+            norms = []
+            tokens = 0
+            t0 = time.time()
+        """,
+    ),
 )

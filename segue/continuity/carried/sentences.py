@@ -85,16 +85,23 @@ def fix_of(
     held = [name for name in held if name not in in_place]
     of_module = [name for name in held if name.is_global]
     if of_module:
-        listed = ", ".join(f'"{name.name}"' for name in of_module)
-        fixes.append(f"write `{session}.track_variables(globals(), {listed})` before the training loop")
+        fixes.append(fix_of_globals([name.name for name in of_module], session=session))
+    taken = set(taken)
     for line in sorted({name.loop_line for name in held if not name.is_global}):
         of_loop = [name for name in held if not name.is_global and name.loop_line == line]
         group = _group(of_loop[0], taken)
+        taken.add(group)
         given = ", ".join(f"{name.name}={_first_value(name)}" for name in of_loop)
         use = ", ".join(f"`{group}.{name.name}` for `{name.name}`" for name in of_loop)
         call = f'{group} = {session}.carry("{group}", {given})'
         fixes.append(f"write `{call}` right before the loop in line {line}, and from there on {use}")
     return "; ".join(fixes)
+
+
+def fix_of_globals(names: Sequence[str], *, session: str) -> str:
+    """The line that makes variables of the script part of the state."""
+    listed = ", ".join(f'"{name}"' for name in names)
+    return f"write `{session}.track_variables(globals(), {listed})` before the training loop"
 
 
 def _first_value(name: CarriedName) -> str:

@@ -117,6 +117,11 @@ class LoopValues:
                 return name in names.fresh or _is_data(frame.f_globals.get(name))
         return False
 
+    def is_data_of_script(self, name: str) -> bool:
+        """Whether a variable of the script holds plain data."""
+        frames = (frame for frame in frames_of_the_user() if frame.f_globals.get("__name__") == "__main__")
+        return any(_is_data(frame.f_globals.get(name, _ABSENT)) for frame in frames)
+
     def makes_anew(self, attribute: str) -> bool:
         """Whether a loop assigns an attribute of this name in each step before it reads it."""
         return any(name.endswith(f".{attribute}") for _, names in self._loops() for name in names.fresh)
@@ -147,7 +152,7 @@ class LoopValues:
             lasting={name.path for name in loops[-1].carried.values() if name.loop_line == loops[-1].line}
             if loops
             else (),
-            session=_name_of_session(),
+            session=name_of_session(),
             taken=self._components,
         )
 
@@ -217,7 +222,8 @@ def _value_of(frame: FrameType, name: str) -> Any:
     return frame.f_locals.get(name, frame.f_globals.get(name))
 
 
-def _name_of_session() -> str:
+def name_of_session() -> str:
+    """What the program calls its session."""
     for frame in frames_of_the_user():
         for name, value in {**frame.f_globals, **frame.f_locals}.items():
             if isinstance(value, Session):

@@ -14,11 +14,12 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from segue.continuity.carried.leaves import UseOfLeaves
+from segue.continuity.carried.sentences import fix_of_globals
 from segue.continuity.code_hash import is_users
 from segue.continuity.object_walk import STREAMS
 from segue.continuity.untracked.reach import Reach
 from segue.records import Finding
-from segue.trainer.programs.loop_values import LoopValues, flows_of_program, frames_of_the_user
+from segue.trainer.programs.loop_values import LoopValues, flows_of_program, frames_of_the_user, name_of_session
 from segue.trainer.ranks.ddp import bare
 from segue.trainer.workloads.outside import OutsideState, parts_of_loader
 from segue.user_objects import has
@@ -58,8 +59,12 @@ class ProgramOutside(OutsideState):
         """The findings without those that the loops give; those about objects of packages with a fix that they have."""
         packages = {name: type(each).__module__.partition(".")[0] for name, each in self._loops.of_packages().items()}
         for finding in findings:
-            of_script = re.match(rf"{_HOME}\.(\w+)", finding.sentence)
+            of_script = re.match(rf"{_HOME}\.(\w+)(\S?)", finding.sentence)
             if of_script and self._loops.decides(of_script[1]):
+                continue
+            if of_script and of_script[2] in ("", ":") and self._loops.is_data_of_script(of_script[1]):
+                fix = fix_of_globals([of_script[1]], session=name_of_session())
+                yield finding.model_copy(update={"fix": fix})
                 continue
             name = re.split(r"\W", finding.sentence, maxsplit=1)[0]
             yield (
