@@ -216,7 +216,7 @@ def _at(folder: Path) -> Iterator[Path]:
 
 _BEFORE_TRAINING = re.compile(r"write `([^`]+)` before the training loop")
 _BEFORE_LOOP = re.compile(
-    r"write `([^`]+)` right before the loop in line (\d+), and from there on ((?:`[^`]+` for `\w+`(?:, )?)+)"
+    r"write `([^`]+)` right before the loop in line (\d+), and from there on ((?:`[^`]+` for `[\w.]+`(?:, )?)+)"
 )
 _REGISTER = re.compile(r"register it: (run\.track\([^)]*\))")
 
@@ -231,7 +231,7 @@ def followed(fix: str, source: str) -> str:
     inserts: list[tuple[int, str]] = []
     for call, number, pairs in _BEFORE_LOOP.findall(fix):
         line = int(number)
-        for new, old in re.findall(r"`([^`]+)` for `(\w+)`", pairs):
+        for new, old in re.findall(r"`([^`]+)` for `([\w.]+)`", pairs):
             lines = _renamed(lines, old, new, line)
         inserts.append((line, call))
     inserts += [(_training_loop(lines), call) for call in (*_BEFORE_TRAINING.findall(fix), *_REGISTER.findall(fix))]
@@ -257,8 +257,8 @@ def _renamed(lines: list[str], old: str, new: str, line: int) -> list[str]:
     places = {
         (node.lineno, node.col_offset)
         for node in ast.walk(function)
-        if isinstance(node, ast.Name)
-        and node.id == old
+        if isinstance(node, (ast.Name, ast.Attribute))
+        and ast.unparse(node) == old
         and (node.lineno >= line or any(_has_line(each, node.lineno) for each in within))
     }
     made = list(lines)

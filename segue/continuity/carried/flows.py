@@ -70,8 +70,9 @@ class Flows:
         return _reached(source, self._computed) | {source}
 
     def is_written(self, spot: Spot) -> bool:
-        """Whether it is given values that follow from something."""
-        return bool(self._from.get(spot))
+        """Whether it is given values that are computed from others, which are not always the same."""
+        sources = (source for source, targets in self._computed.items() if spot in targets and source != spot)
+        return any(source in self._from or UNKNOWN in self._all_names_of(source) for source in sources)
 
     def named(self, name: str) -> list[Spot]:
         """The places of this name: attributes, and variables of whatever function."""

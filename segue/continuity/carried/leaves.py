@@ -60,7 +60,8 @@ class UseOfLeaves:
         for number, name in enumerate(names):
             found = self._flows.named(name)
             if number == 0 and leaf.place == MODULE_VARIABLE:
-                found = [spot for spot in found if f"|{MODULE}|" in spot]
+                of_module = [spot for spot in found if f"|{MODULE}|" in spot]
+                found = of_module or [spot for spot in found if "|" not in spot]  # Of another module: its attribute.
             elif number == 0 and leaf.place == "closure variable":
                 found = [spot for spot in found if "|" in spot and f"|{MODULE}|" not in spot]
             elif number == 0 and ("attribute" in leaf.place or not leaf.place):

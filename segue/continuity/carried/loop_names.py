@@ -93,9 +93,11 @@ def _carried_by(function: Function, loops: Sequence[Loop], flows: Flows) -> Iter
     lives = [live_in(function, loop) for loop in loops]
     writes = [written_in(function, loop) for loop in loops]
     for name in sorted(frozenset().union(*lives)):
-        spot = spot_of(function, name)
+        holder, _, attribute = name.partition(".")
+        spot = spot_of(function, holder)
         if spot is None:
             continue
+        spot, is_global = f".{attribute}" if attribute else spot, spot.split("|")[1] == MODULE and not attribute
         live = [number for number, names in enumerate(lives) if name in names]
         carrying = [number for number in live if name in writes[number]]
         outermost = loops[(carrying or live)[0]]
@@ -108,8 +110,8 @@ def _carried_by(function: Function, loops: Sequence[Loop], flows: Flows) -> Iter
             is_rebound=bool(carrying),
             is_used=flows.is_used(spot),
             is_of_process=flows.follows_from_process(spot),
-            is_global=spot.split("|")[1] == MODULE,
-            is_bound=name in function.parameters or name in bound_before(function, outermost),
+            is_global=is_global,
+            is_bound=bool(attribute) or name in function.parameters or name in bound_before(function, outermost),
         )
         yield _with_initial(made, function, before=outermost.lineno)
 

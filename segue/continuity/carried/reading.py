@@ -117,7 +117,9 @@ class _Statements(Expressions):
             case ast.AnnAssign() if node.value is not None:
                 self._assign(node.target, node.value)
             case ast.AugAssign():
-                self._store(node.target, self._reads(node.value) | self._reads(node.target))
+                sources = self._reads(node.value) | self._reads(node.target)
+                self._store(node.target, sources)
+                self._mutate(node.target, sources)  # A tensor or a list changes in place, whatever else is called so.
             case ast.Return():
                 self._to(self._reads(node.value), result_of(self._function))
                 self._decide()

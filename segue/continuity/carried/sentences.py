@@ -57,7 +57,8 @@ def _belong_together(one: CarriedName, other: CarriedName) -> bool:
 def _place(name: CarriedName) -> str:
     at = f"{short_path(Path(name.file))}, line {name.line}"
     inside = "" if name.function == MODULE else f" in {name.function.rpartition('.<locals>.')[2]}"
-    return f"{'variable of the script' if name.is_global else 'local variable'}{inside}, {at}"
+    what = "attribute" if "." in name.name else "variable of the script" if name.is_global else "local variable"
+    return f"{what}{inside}, {at}"
 
 
 def _why(name: CarriedName) -> str:
@@ -91,8 +92,8 @@ def fix_of(
         of_loop = [name for name in held if not name.is_global and name.loop_line == line]
         group = _group(of_loop[0], taken)
         taken.add(group)
-        given = ", ".join(f"{name.name}={_first_value(name)}" for name in of_loop)
-        use = ", ".join(f"`{group}.{name.name}` for `{name.name}`" for name in of_loop)
+        given = ", ".join(f"{_last(name)}={_first_value(name)}" for name in of_loop)
+        use = ", ".join(f"`{group}.{_last(name)}` for `{name.name}`" for name in of_loop)
         call = f'{group} = {session}.carry("{group}", {given})'
         fixes.append(f"write `{call}` right before the loop in line {line}, and from there on {use}")
     return "; ".join(fixes)
@@ -102,6 +103,10 @@ def fix_of_globals(names: Sequence[str], *, session: str) -> str:
     """The line that makes variables of the script part of the state."""
     listed = ", ".join(f'"{name}"' for name in names)
     return f"write `{session}.track_variables(globals(), {listed})` before the training loop"
+
+
+def _last(name: CarriedName) -> str:
+    return name.name.rpartition(".")[2]
 
 
 def _first_value(name: CarriedName) -> str:

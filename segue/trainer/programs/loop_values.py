@@ -7,6 +7,7 @@ import os
 import sys
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from enum import Enum
 from functools import cache
 from itertools import islice
 from pathlib import Path
@@ -14,6 +15,7 @@ from types import FrameType, GeneratorType, ModuleType
 from typing import Any
 
 import numpy as np
+from torch import nn
 
 from segue.continuity.carried.flows import Flows
 from segue.continuity.carried.loop_names import CarriedName, LoopNames, Running, names_in_loops
@@ -107,7 +109,8 @@ class LoopValues:
         """Whether this variable is data of a function with a loop, or made anew in each iteration."""
         for frame, names in self._loops():
             if frame.f_locals.get(name, _ABSENT) is value:
-                return _is_data(value) or name in names.fresh
+                is_rebound = name in names.carried and names.carried[name].is_rebound
+                return _is_data(value) or name in names.fresh or is_rebound
         return False
 
     def decides(self, name: str) -> bool:
@@ -183,7 +186,7 @@ class LoopValues:
         for frame, names in self._loops():
             local = frame.f_locals
             for name in names.carried.values():
-                value = local.get(name.name, frame.f_globals.get(name.name, _ABSENT))
+                value = _as_data(_found(name.name, local, frame.f_globals), name)
                 if _is_data(value) and (name.is_rebound or not isinstance(value, (*PLAIN, complex, np.generic))):
                     found.setdefault(name.path, value)
         return found
@@ -260,6 +263,28 @@ def _is_data(value: Any) -> bool:
     if isinstance(value, _COLLECTIONS):
         return _hold_data(value.values() if isinstance(value, dict) else value)
     return is_iterator(value) and not _is_segues(value)
+
+
+def _found(name: str, local: Mapping[str, Any], outside: Mapping[str, Any]) -> Any:
+    """The value of a variable, or of an attribute of an object that no other look sees."""
+    holder, _, attribute = name.partition(".")
+    value = local.get(holder, outside.get(holder, _ABSENT))
+    if not attribute:
+        return value
+    if value is _ABSENT or isinstance(value, (Session, nn.Module, type)) or is_users(type(value), home="__main__"):
+        return _ABSENT
+    held = getattr(value, "__dict__", None)
+    return held.get(attribute, _ABSENT) if isinstance(held, dict) else _ABSENT
+
+
+def _as_data(value: Any, name: CarriedName) -> Any:
+    """The content of a record or an enumeration that the loop assigns anew: such an object says nothing itself."""
+    if isinstance(value, Enum):
+        return value.name
+    is_record = name.is_rebound and is_users(type(value), home="__main__")
+    if is_record and isinstance(held := getattr(value, "__dict__", None), dict):
+        return dict(held)
+    return value
 
 
 def _hold_data(items: Iterable[Any], depth: int = 0) -> bool:
