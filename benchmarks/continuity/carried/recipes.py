@@ -74,7 +74,7 @@ def patience(config: Config) -> Recipe:
                 _set_lr(optimizer, 0.002)
 
     watch = Patience()
-    return recipe(model, optimizer=optimizer, after_step=lambda step, metrics: watch(metrics["loss"]))
+    return recipe(model, optimizer=optimizer, after_step=lambda step, metrics: watch(metrics["loss"]))  # noqa: ARG005
 
 
 @carried("hidden state in the loss", "hidden")
@@ -92,13 +92,13 @@ def hidden_state(config: Config) -> Recipe:
 
 @carried("module's count with a milestone", "steps_made")
 def module_count(config: Config) -> Recipe:
-    global steps_made
+    global steps_made  # noqa: PLW0603
     steps_made = 0
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
 
     def after_step(step: int) -> None:
-        global steps_made
+        global steps_made  # noqa: PLW0603
         steps_made += 1
         if steps_made == 45:
             _set_lr(optimizer, 0.002)

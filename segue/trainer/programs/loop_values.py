@@ -93,7 +93,7 @@ class LoopValues:
         for component, tree in trees.items():
             if component not in NOT_STATE:
                 coverage.add(component, tree)
-        fresh = [name for name in fresh if not coverage.holds(name.name, values[name.path])]
+        fresh = [name for name in fresh if not coverage.holds(name.name.rpartition(".")[2], values[name.path])]
         self._reported |= {name.path for name in fresh}
         return self._findings(fresh, before=self._begun, now=now)
 
