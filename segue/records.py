@@ -258,6 +258,9 @@ class Finding(Value):
         return f"{self.sentence}. Fix: {self.fix}" if self.fix else self.sentence
 
 
+_MOST_LOST = 4
+
+
 class Verdict(Value):
     """The answer whether a resume continued the run, and how much was compared for it."""
 
@@ -277,6 +280,8 @@ class Verdict(Value):
     @property
     def sentence(self) -> str:
         """The verdict in words."""
+        if self.findings and self.kind is VerdictKind.UNVERIFIED and self.findings[0].channel == "carried":
+            return f"{self.kind}: {self._lost_in_words}"
         if self.findings:
             return f"{self.kind}: {self.findings[0].with_fix}"
         changed = f"; environment differs in {', '.join(self.environment_changes)}" if self.environment_changes else ""
@@ -284,6 +289,17 @@ class Verdict(Value):
         counts = f"{self.components_compared} components and {self.rows_compared} steps compared"
         noisy = "; within the noise of kernels that are not deterministic" if self.noise else ""
         return f"{self.kind}: {counts}{noisy}{changed}{unknown}"
+
+    @property
+    def _lost_in_words(self) -> str:
+        """What training carries from step to step and the resume has not, although all that was compared is equal."""
+        lost = [finding for finding in self.findings if finding.channel == "carried"]
+        counts = f"{self.components_compared} components and {self.rows_compared} steps"
+        more = f"; {len(lost) - _MOST_LOST} more" if len(lost) > _MOST_LOST else ""
+        said = "; ".join(finding.sentence for finding in lost[:_MOST_LOST])
+        fixes = "; ".join(dict.fromkeys(finding.fix for finding in lost if finding.fix))
+        fix = f". Fix: {fixes}" if fixes else ""
+        return f"exact only in what was compared ({counts}); not restored: {said}{more}{fix}"
 
 
 class Skip(Value):

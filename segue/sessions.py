@@ -9,7 +9,7 @@ import importlib.util
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from types import TracebackType
+from types import SimpleNamespace, TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from segue.errors import ProgramError, SessionError
@@ -66,6 +66,10 @@ class Host(Protocol):
 
     def track_variables(self, namespace: dict[str, Any], names: tuple[str, ...]) -> None:
         """Make these variables part of the run's state."""
+        ...
+
+    def carry(self, name: str, values: Mapping[str, Any]) -> SimpleNamespace:
+        """Make these values part of the run's state under a name of their own, or begin again with them."""
         ...
 
     def batches(self, loader: Any) -> OnePass:
@@ -202,14 +206,25 @@ class Session:
         """Make variables part of the run's state: plain values and tensors that the loop carries to the next iteration.
 
         For a loop at the top level of a script: `run.track_variables(globals(), "best_loss", "x", "y")`. After a resume
-        they are assigned before the first step. Variables of a function cannot be assigned from outside: keep such
-        values in a dict, and track it.
+        they are assigned before the first step. Variables of a function cannot be assigned from outside: `run.carry`.
 
         Raises:
             SessionError: a name is taken, or training has begun.
         """
         if self._host is not None:
             self._host.track_variables(namespace, names)
+
+    def carry(self, name: str, /, **values: Any) -> SimpleNamespace:
+        """Values that the loop carries to its next iteration, as attributes: part of the run's state under this name.
+
+        `sums = run.carry("sums", total=0.0, count=0)` before the loop, and `sums.total += loss.item()` in it. Numbers,
+        strings, tensors, tuples and collections of them. After a resume they are restored before the first step. The
+        same call in the next epoch begins again with the values that it is given.
+
+        Raises:
+            SessionError: a value cannot be saved, the name is taken, or it is new and training has begun.
+        """
+        return self._host.carry(name, values) if self._host is not None else SimpleNamespace(**values)
 
     def steps(self, start: int | None = None, stop: int | None = None) -> Iterator[int]:
         """Yield the number of each step that is left, of those that `range` would give for the same arguments.

@@ -9,6 +9,8 @@ from segue.records import Finding
 
 UNREGISTERED = "unregistered state"
 """The component of values that training changes and no component holds."""
+CARRIED = "carried"
+"""The channel of values that a resume has lost although they decide what follows: no verdict is exact then."""
 OUTSIDE = "outside the checkpoint"
 """The component of a difference whose cause is in none of the things that were compared."""
 
@@ -47,9 +49,11 @@ _NEAREST = {
     METRIC: ("evaluate", "model", "extra"),
 }
 """Where the cause of a difference is most likely, by the first channel that differs."""
+_OF_BATCHES = ("batch_fingerprint", "streams", "input_fingerprint")
 _OF_NUMBERS = ("loss", "grad_norm")
 
 _REGISTER = "register it in Recipe.extra (a program: run.track)"
+_ALSO = "also different"
 _SAID = {UNREGISTERED: "changed since the commit, and in no component", PROCESS: "not compared"}
 _FIXES = {
     PROCESS: "compute it from the config or the number of the step: no loss may depend on the time, or on randomness "
@@ -99,12 +103,14 @@ def explained(
     if not findings:
         return ()
     first, others = findings[0], findings[1:]
-    untracked = sorted(untracked, key=lambda finding: not _is_near(finding, first.channel))
+    untracked = sorted(untracked, key=lambda finding: _rank_of(finding, first.channel))
+    if untracked and untracked[0].channel == CARRIED and first.channel not in _OF_BATCHES:
+        return (_by_carried(first, untracked, noted), *map(with_fix, others))
     causes = [finding.sentence for finding in (*untracked, *noted)]
     more = [f"{len(causes) - _MOST_CAUSES} more"] if len(causes) > _MOST_CAUSES else []
     named = _cause_of(first, untracked, noted)
     if named is not None:
-        what = _SAID.get(named.component, "also different")
+        what = _SAID.get(named.component, _ALSO)
         sentence = f"{first.sentence}; {what}: {'; '.join(causes[:_MOST_CAUSES] + more)}"
         same = untracked if named.component == UNREGISTERED else (named,)
         fixes = list(dict.fromkeys(with_fix(finding).fix for finding in same))[:_MOST_FIXES]
@@ -129,6 +135,21 @@ def unreplayed(*, untracked: Sequence[Finding], noted: Sequence[Finding]) -> tup
     more = [f"{len(said) - _MOST_CAUSES} more"] if len(said) > _MOST_CAUSES else []
     sentence = f"no step was replayed, and this is not as it was at the commit: {'; '.join(said[:_MOST_CAUSES] + more)}"
     return (with_fix(known[0]).model_copy(update={"sentence": sentence}),)
+
+
+def _rank_of(finding: Finding, channel: str) -> tuple[bool, bool]:
+    return finding.channel != CARRIED, not _is_near(finding, channel)
+
+
+def _by_carried(first: Finding, untracked: Sequence[Finding], noted: Sequence[Finding]) -> Finding:
+    """The finding of a replay whose cause is known: values that decide what follows, and were lost."""
+    causes = [finding for finding in untracked if finding.channel == CARRIED]
+    more = [f"{len(causes) - _MOST_CAUSES} more"] if len(causes) > _MOST_CAUSES else []
+    said = "; ".join([cause.sentence for cause in causes[:_MOST_CAUSES]] + more)
+    fixes = list(dict.fromkeys(cause.fix for cause in causes))[:_MOST_FIXES]
+    also = [finding.sentence for finding in (*untracked, *noted) if finding.channel != CARRIED][:_MOST_CAUSES]
+    sentence = f"{said}. In the replay, {first.sentence}{f'; {_ALSO}: ' if also else ''}{'; '.join(also)}"
+    return first.model_copy(update={"component": UNREGISTERED, "sentence": sentence, "fix": "; ".join(fixes)})
 
 
 def with_causes(finding: Finding, *, untracked: Sequence[Finding], noted: Sequence[Finding]) -> Finding:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from segue.checkpoints.format.digests import Digests, owners
 from segue.continuity.differences import STATE
 from segue.continuity.naming import (
+    CARRIED,
     CONTENT,
     METRIC,
     NO_BATCHES_FIX,
@@ -127,11 +128,15 @@ def judge(
     proves_nothing = (*_of_randomness(environment_changes), *(() if _is_lost(of_rows) else (METRIC,)))
     is_other = any(finding.channel not in proves_nothing for finding in of_rows)
     unmatched = _streams_of_another_device(committed, restored, environment_changes)
-    is_known = bool(pairs or before_steps or of_rows)
+    carried = tuple(finding for finding in untracked if finding.channel == CARRIED)
+    is_known = bool(pairs or before_steps or of_rows or carried)
     unproven = () if is_known else unreplayed(untracked=untracked, noted=setup.noted)
     findings = (*before_steps, *(setup.accepted if is_other else ()), *of_rows, *unmatched, *unproven)
     if before_steps or (is_other and not setup.accepted and not is_unreproducible):
-        kind = VerdictKind.BROKEN
+        kind, findings = VerdictKind.BROKEN, (*findings, *carried)
+    elif carried:
+        # What was compared is equal: the value that was lost acts later, or where no step shows it.
+        kind, findings = VerdictKind.UNVERIFIED, (*carried, *findings)
     elif findings or not pairs:
         kind = VerdictKind.UNVERIFIED
     else:

@@ -19,6 +19,7 @@ from segue.checkpoints.loading.select import Restorable, newest_valid
 from segue.checkpoints.loading.snapshot import committed_as
 from segue.checkpoints.saving.writer_client import ShardWriter
 from segue.continuity.differences import CONTENT, FLOATS, STATE
+from segue.continuity.naming import CARRIED
 from segue.continuity.noise import FIX, NONE, Noise, in_words, known_noise, noise_of_attempts
 from segue.continuity.recipe_diff import UNTRACKED, SetupChanges, setup_changes
 from segue.continuity.verdict import Prelude, digest_findings, judge, prelude_findings, state_findings
@@ -304,7 +305,9 @@ class Resume:
             self._append(verdict, self._source.checkpoint.ref)
         is_broken = verdict.kind is VerdictKind.BROKEN
         # What is broken, and the fix, is in the error that ends the attempt, and is shown once.
-        log.info("resume judged step=%d verdict=%s", manifest.step, verdict.kind if is_broken else verdict.sentence)
+        is_lost = not is_broken and any(finding.channel == CARRIED for finding in verdict.findings)
+        said = verdict.kind if is_broken else verdict.sentence
+        log.log(logging.WARNING if is_lost else logging.INFO, "resume judged step=%d verdict=%s", manifest.step, said)
         if is_broken:
             finding = verdict.findings[0]
             raise BrokenResumeError(component=finding.component, detail=finding.sentence, fix=finding.fix)

@@ -121,6 +121,8 @@ def step_by_metric(scheduler: Any, metric: float) -> None:
 
 def is_users_file(file: str) -> bool:
     """Whether a source file is neither installed, nor Python's, nor segue's."""
+    if file.startswith("<frozen "):
+        return False  # Of Python's own, such as what runs a script.
     here = Path(__file__).parents[1]
     path = Path(file)
     if path.is_relative_to(here) and not path.is_relative_to(here / "testing"):

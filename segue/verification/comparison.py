@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 
 from pydantic import Field
 
+from segue.continuity.naming import CARRIED
 from segue.continuity.recipe_diff import BINDING, NEXT_BATCHES, NOT_STATE
 from segue.notices.disturbance import DisturbanceKind
-from segue.records import FiniteValue, Value, Verdict, VerdictKind
+from segue.records import Finding, FiniteValue, Value, Verdict, VerdictKind
 from segue.runlog.entries import VerdictEntry
 from segue.runlog.history import Attempt, Checkpoint, History
 
@@ -41,7 +42,13 @@ class Resume(Value):
     def is_sound(self) -> bool:
         """Whether nothing speaks against it. What could not be replayed is covered by the comparison at the end."""
         kind = self.verdict.kind
-        return kind in _PROVEN or (kind is VerdictKind.UNVERIFIED and self.excuse is not None)
+        is_excused = kind is VerdictKind.UNVERIFIED and self.excuse is not None
+        return not self.lost and (kind in _PROVEN or is_excused)
+
+    @property
+    def lost(self) -> tuple[Finding, ...]:
+        """Values that the training carries from step to step and the resume has not, whatever the steps show."""
+        return tuple(finding for finding in self.verdict.findings if finding.channel == CARRIED)
 
     @property
     def sentence(self) -> str:
@@ -71,7 +78,7 @@ def _cause(attempt: Attempt, hits: Mapping[str, DisturbanceKind]) -> str:
 
 def _excuse(history: History, entry: VerdictEntry) -> str | None:
     checkpoint = history.checkpoint(entry.parent)
-    if entry.verdict.rows_compared:
+    if entry.verdict.rows_compared or any(finding.channel == CARRIED for finding in entry.verdict.findings):
         return None
     if checkpoint is not None and not checkpoint.rows:
         return NOTHING_RECORDED
@@ -131,6 +138,13 @@ def problems_of(
     `of_folder` says which files of a framework's checkpoint differ, and in which entries.
     """
     found: dict[str, Problem] = {}
+    for resume in resumes:
+        for lost in resume.lost:
+            said = f"{lost.sentence} (seen at the resume from step {resume.step} after a {resume.after})"
+            name = lost.sentence.partition(" ")[0]
+            found.setdefault(name, Problem(component=name, sentence=said, fix=f"{lost.fix}; {_AGAIN}"))
+    if found:
+        return tuple(found.values())  # What differs besides follows from it.
     for resume in resumes:
         if resume.is_sound:
             continue

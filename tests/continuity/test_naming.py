@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from segue.continuity.naming import METRIC, OUTSIDE, UNREGISTERED, explained, fix_of
+from segue.continuity.naming import CARRIED, METRIC, OUTSIDE, UNREGISTERED, explained, fix_of
 from segue.continuity.recipe_diff import CHANGEABLE, COMPARED, SURROUNDINGS
 from segue.continuity.verdict import EXACT_CHANNELS, TOLERANCES
 from segue.records import Finding
 
 COUNTER = Finding(component=UNREGISTERED, channel="untracked", sentence="loss.calls: was 8, now 0", fix="register it")
 OF_DATA = Finding(component=UNREGISTERED, channel="untracked", sentence="data.dataset.pointer: was 8, now 0", fix="x")
+TOTAL = Finding(
+    component=UNREGISTERED,
+    channel=CARRIED,
+    sentence="total (local variable in train): was 9.5, now 0.0",
+    fix="write this",
+)
 FILE = Finding(component=SURROUNDINGS, channel="setup", sentence="file scale.txt is changed")
 
 
@@ -27,6 +33,18 @@ def test_a_loss_that_differs_is_named_after_what_changed_outside_the_checkpoint(
     assert "loss.calls" in found.sentence
     assert "scale.txt" in found.sentence
     assert named("loss", noted=[FILE]).component == SURROUNDINGS
+
+
+@pytest.mark.parametrize("channel", ["loss", "grad_norm", "lr", "param_norm", "state", "loss_scale", METRIC])
+def test_a_value_that_decides_what_follows_is_named_before_all_else(channel):
+    found = named(channel, untracked=[COUNTER, TOTAL], noted=[FILE])
+    assert (found.component, found.fix) == (UNREGISTERED, "write this")
+    assert found.sentence.startswith("total (local variable in train): was 9.5, now 0.0. In the replay, it differs")
+    assert found.sentence.index("loss.calls") < found.sentence.index("scale.txt")
+
+
+def test_samples_in_another_order_are_not_named_after_a_value_that_the_loop_carries():
+    assert named("batch_fingerprint", untracked=[TOTAL]).component == "some part"
 
 
 def test_without_a_candidate_the_finding_says_what_was_compared_and_is_equal():

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from segue.checkpoints.format.digests import Digests, TensorDigest
-from segue.continuity.naming import OUTSIDE
+from segue.continuity.naming import CARRIED, OUTSIDE, UNREGISTERED
 from segue.continuity.verdict import judge
 from segue.continuity.witness import StepRow, Witness
 from segue.records import Finding, StateMark, VerdictKind, WitnessRow
@@ -177,6 +177,31 @@ def test_a_metric_that_differs_alone_is_unverified_and_broken_where_lost_state_e
     )
     explained = verdict(replay=replay, metric=(METRIC_FINDING,), untracked=(average,))
     assert (explained.kind, explained.findings[0].component) == (VerdictKind.BROKEN, "unregistered state")
+
+
+CARRIED_FINDING = Finding(
+    component=UNREGISTERED, channel=CARRIED, sentence="total (local variable): was 9", fix="do it"
+)
+
+
+def test_a_resume_that_lost_what_the_loop_carries_is_not_exact_although_all_that_was_compared_is():
+    whole = [row(step) for step in range(11, 19)]
+    found = verdict(replay=whole, untracked=(CARRIED_FINDING,))
+    assert (found.kind, found.rows_compared, found.findings) == (VerdictKind.UNVERIFIED, 8, (CARRIED_FINDING,))
+    assert found.sentence == (
+        "unverified: exact only in what was compared (3 components and 8 steps); not restored: "
+        "total (local variable): was 9. Fix: do it"
+    )
+    shown = CARRIED_FINDING.model_copy(update={"channel": "untracked"})
+    assert verdict(replay=whole, untracked=(shown,)).kind is VerdictKind.EXACT
+    assert verdict(replay=[], untracked=(CARRIED_FINDING,)).findings[0] == CARRIED_FINDING
+
+
+def test_a_resume_that_is_broken_by_what_the_loop_carries_is_named_after_it():
+    found = verdict(replay=[row(11, lr=(0.5,))], untracked=(CARRIED_FINDING,))
+    assert (found.kind, found.findings[0].component) == (VerdictKind.BROKEN, UNREGISTERED)
+    assert found.findings[0].sentence.startswith("total (local variable): was 9. In the replay, the learning rate")
+    assert found.findings[-1] == CARRIED_FINDING
 
 
 def test_a_row_that_differs_decides_before_what_differs_at_a_later_step():

@@ -161,6 +161,18 @@ def test_a_program_that_is_not_there_is_refused_before_anything_starts(desk, wor
             "run.track(model=...): the name 'modes' is taken",
         ),
         ("import segue\nsegue.session().track(loose={})", "the name 'loose' is taken"),
+        (
+            "import segue\nrun = segue.session()\nrun.track(a={})\nrun.carry('a', n=0)",
+            "run.carry('a', ...): the name 'a' is",
+        ),
+        (
+            "import segue\nsegue.session().carry('a', n=object())",
+            "run.carry('a', ...) got a value that is not plain: a.n",
+        ),
+        (
+            "import segue\nrun = segue.session()\nfor n in run.steps():\n    run.report(1)\n    run.carry('a', n=0)",
+            "run.carry('a', ...) came after the first step",
+        ),
     ],
 )
 def test_a_program_that_cannot_be_trained_is_told_why(fork_server, make_spec, open_log, tmp_path, source, sentence):

@@ -29,6 +29,7 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     ("simulation", "curves"),
     ("policy",),
     ("policy.rules",),
+    ("continuity.carried",),
     ("continuity.untracked",),
     ("continuity",),
     ("checkpoints",),

@@ -22,6 +22,7 @@ class Axis(StrEnum):
     PROCESS = "process values"
     DRIFT = "drift"
     LATE = "late"
+    CARRIED = "carried"
     SOUND = "sound"
     NOISE = "non-determinism"
 
@@ -36,7 +37,7 @@ PARENT_STEP = 24
 SAVE_EVERY_STEPS = 12
 WINDOW_STEPS = 8
 """Steps that a resume replays."""
-_SCRIPTS = "benchmarks.continuity.scripts"
+_SCRIPTS, _CARRIED = "benchmarks.continuity.scripts", "benchmarks.continuity.carried.recipes"
 _MODULES = (
     "functions",
     "places",
@@ -123,8 +124,8 @@ def case(name: str, axis: Axis, *names: str, **fields: Any) -> Callable[[Build],
 
 def cases(*axes: Axis) -> tuple[Case, ...]:
     """Every case of these axes; of all axes without any."""
-    for module in _MODULES:
-        importlib.import_module(f"{_SCRIPTS}.{module}")
+    for module in (*(f"{_SCRIPTS}.{name}" for name in _MODULES), _CARRIED):
+        importlib.import_module(module)
     found: Mapping[str, Case] = _CASES
     return tuple(each for each in found.values() if not axes or each.axis in axes)
 

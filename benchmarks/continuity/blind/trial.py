@@ -15,6 +15,7 @@ from benchmarks.continuity.blind.outcome import BlindOutcome
 from benchmarks.continuity.blind.world import new_world
 from benchmarks.continuity.faults import Fault
 from benchmarks.continuity.trial import RUN_ID, Watched, make_attempt, nothing
+from segue.continuity.naming import CARRIED
 from segue.records import CheckpointRef, Finding, VerdictKind
 from segue.runlog.entries import CommitEntry
 from segue.runlog.history import History, read_history
@@ -174,7 +175,8 @@ def outcome_of(case: Case, watched: Watched) -> BlindOutcome:
     made = BlindOutcome(case.name, case.axis, "none", is_sound=case.is_sound, window=case.window)
     if last.verdict is not None:
         verdict = last.verdict.kind
-        is_found = verdict is VerdictKind.BROKEN
+        is_carried = any(finding.channel == CARRIED for finding in last.verdict.findings)
+        is_found = verdict is VerdictKind.BROKEN or is_carried
         made = replace(made, verdict=verdict.value, is_found=is_found)
         if last.verdict.findings:
             first = last.verdict.findings[0]
@@ -254,7 +256,7 @@ def _first_difference(one: Mapping[int, float], other: Mapping[int, float], *, a
 
 def is_named_at_commit(case: Case, log: RunLog) -> bool | None:
     """Whether a commit of the first attempt, no later than the parent, names the state; None for other axes."""
-    if case.axis not in (Axis.UNREGISTERED, Axis.LATE) or not case.names:
+    if case.axis not in (Axis.UNREGISTERED, Axis.LATE, Axis.CARRIED) or not case.names:
         return None
     entries = [slot.entry for slot in log.reload().slots]
     commits = [e for e in entries if isinstance(e, CommitEntry) and e.manifest.step <= PARENT_STEP + WINDOW_STEPS]

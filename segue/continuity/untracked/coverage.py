@@ -59,6 +59,15 @@ class Coverage:
         """Whether a component captured this very tensor or array."""
         return isinstance(value, ARRAYS) and (_address(value) or -1) in self._places
 
+    def holds(self, name: str, value: Any) -> bool:
+        """Whether a component captured this value under this name, or an array or a collection of this content."""
+        if isinstance(value, ARRAYS):
+            return self._has_array(value)
+        if isinstance(value, _COLLECTIONS):
+            return bool(value) and (self._has_all_arrays_of(value) or self._has_content(value))
+        named = (self._values.get(name, {}).values(), *([v.get(_bare(name), ())] for v in self._values.values()))
+        return any(type(held) is type(value) and held == value for values in named for each in values for held in each)
+
     def has(self, leaf: Leaf, value: Any) -> bool:
         """Whether a component captured this value: the same memory, the same content, or its owner's entry of it."""
         if isinstance(value, STREAMS):

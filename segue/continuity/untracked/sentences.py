@@ -45,8 +45,16 @@ def owner_of(leaf: Leaf, advice: Advice) -> str:
 def _change(leaf: Leaf, owner: str, before: Mapping[str, Any], now: Mapping[str, Mark]) -> str:
     name = leaf.path.removeprefix(f"{owner}.") if leaf.path != owner else ""
     old, new = before.get(leaf.path, _ABSENT), now.get(leaf.path, _ABSENT)
-    said = "changed" if _is_hash(old) or _is_hash(new) else f"was {_show(old)}, now {_show(new)}"
+    said = changed_in_words(old, new, absent=_ABSENT)
     return f"{name} {said}" if name else said
+
+
+def changed_in_words(old: Any, new: Any, *, absent: object) -> str:
+    """How a value changed, by its marks; `absent` stands for one that is not there."""
+    if _is_hash(old) or _is_hash(new):
+        return "changed"
+    old, new = (_ABSENT if mark is absent else mark for mark in (old, new))
+    return f"was {_show(old)}, now {_show(new)}"
 
 
 def _is_hash(mark: Any) -> bool:

@@ -7,8 +7,9 @@ import random
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import date
-from typing import Any
+from typing import Any, Protocol
 
+from segue.continuity.naming import CARRIED
 from segue.continuity.object_walk import is_telling
 from segue.continuity.recipe_diff import NOT_STATE
 from segue.continuity.untracked.advice import Advice, Known, advice_for, fix_of
@@ -23,6 +24,20 @@ from segue.records import Finding
 log = logging.getLogger(__name__)
 
 Walk = Callable[[], Reach]
+
+
+class Use(Protocol):
+    """Knows what becomes of values."""
+
+    def is_carried(self, leaf: Leaf) -> bool:
+        """Whether a later value follows from it, and decides more than what people are shown."""
+        ...
+
+    def is_shown(self, leaf: Leaf) -> bool:
+        """Whether the code only shows it to people."""
+        ...
+
+
 _MOST_KEPT, _MOST_SHOWN = 500, 4
 _YEAR_2001, _DECIMALS_OF_SETTINGS = 1e9, 5
 
@@ -34,9 +49,9 @@ _OF_SESSIONS = ("progress", "epoch", "folder", "gradients", "modes", "buffers", 
 class Watch:
     """The marks of everything that a recipe reaches: as built, and at each save."""
 
-    def __init__(self, walk: Walk, *, is_program: bool = False) -> None:
+    def __init__(self, walk: Walk, *, use: Use, is_program: bool = False) -> None:
         """`walk` follows the objects of the training code; it is called now, and again at some of the saves."""
-        self._walk, self._is_program = walk, is_program
+        self._walk, self._use, self._is_program = walk, use, is_program
         self._reach: Reach | None = None
         self._leaves: dict[str, Leaf] = {}
         self._built: dict[str, Mark] = {}
@@ -61,7 +76,8 @@ class Watch:
             if self._built.get(path, UNREADABLE) != mark and not coverage.has(self._leaves[path], value)
         }
         marks = {path: mark for path, (_, mark) in found.items()}
-        return self._findings(list(self._changed.values()), self._built, marks, are_known_left_out=True)
+        decisive = [leaf for leaf in self._changed.values() if not (self._is_program and self._use.is_shown(leaf))]
+        return self._findings(decisive, self._built, marks, are_known_left_out=True)
 
     def changed(self) -> dict[str, Mark]:
         """The marks of what training has changed and no component holds, by path."""
@@ -118,12 +134,15 @@ class Watch:
                 groups.setdefault(group, []).append((leaf, advice))
         found, taken = [], set(self._names_taken())
         for members in groups.values():
+            members.sort(key=lambda member: not self._use.is_carried(member[0]))
             leaves, advices = [leaf for leaf, _ in members], [advice for _, advice in members]
             self._reported |= {self._key(*each) for each in members}
             together = advices[0].together_with(advices[1:], taken=taken)
             taken.add(together.component)
             fix = fix_of(leaves[0], together, is_program=self._is_program, value=_value_of(leaves[0]))
-            found.append(finding_of(leaves, together, fix=fix, before=before, now=now))
+            made = finding_of(leaves, together, fix=fix, before=before, now=now)
+            is_carried = self._use.is_carried(leaves[0])
+            found.append(made.model_copy(update={"channel": CARRIED}) if is_carried else made)
         return tuple(found)
 
     def _is_assigned(self, place: Place) -> bool:

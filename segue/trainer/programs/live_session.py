@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -35,7 +36,7 @@ from segue.trainer.programs.on_ranks import named_on, refuse_changing_sums, same
 from segue.trainer.programs.outside import of_program
 from segue.trainer.programs.owner import AttemptEnded, Owner
 from segue.trainer.programs.program_record import ProgramRecord
-from segue.trainer.programs.tracked import AsStored, Epoch, Variable, components_of_object
+from segue.trainer.programs.tracked import AsStored, Carried, Epoch, Variable, components_of_object
 from segue.trainer.ranks.collectives import Ranks
 from segue.trainer.ranks.consensus import Outcome, combined
 from segue.trainer.workloads.base import LateStep, StepDue, StepMade, Steps
@@ -64,6 +65,7 @@ class LiveSession:
         owner.restore(self.components)
         self._objects: dict[str, Any] = {}
         self._variables: set[str] = set()
+        self._carried: dict[str, Carried] = {}
         self._outside: OutsideState | None = None
         self._measured: dict[str, Any] = {}
         self._folder: Folder | None = None
@@ -103,6 +105,15 @@ class LiveSession:
         for name in names:
             self._add(name, {name: Variable(namespace, name)}, call=f"run.track_variables(..., {name!r})")
             self._variables.add(name)
+
+    def carry(self, name: str, values: Mapping[str, Any]) -> SimpleNamespace:
+        known = self._carried.get(name)
+        if known is not None:
+            return known.begin(values)
+        made = Carried(name, values)
+        self._add(name, {name: made}, call=f"run.carry({name!r}, ...)")
+        self._carried[name] = made
+        return made.namespace
 
     def batches(self, loader: Any) -> Callable[[], Iterator[tuple[int, Any]]]:
         batches = self._loaders.known(loader)
@@ -284,7 +295,7 @@ class LiveSession:
         kinds: tuple[type, ...] = (nn.Module, torch.optim.Optimizer) if self._has_asked_to_save else (object,)
         names = {name for name, each in self._objects.items() if isinstance(each, kinds)} | {"rng", "modes", "buffers"}
         if not self._has_asked_to_save:
-            names |= self._variables
+            names |= self._variables | self._carried.keys()
         tracked = {name: c for name, c in self.components.items() if name.partition(".")[0] in names}
         return begin_marks(marked_parts(tracked))
 
@@ -409,7 +420,9 @@ class LiveSession:
         # Everything, the random streams last: what the program did until here may have changed any of it.
         self._owner.restore(self.components)
         if ranks.is_leader:
-            self.components[UNTRACKED] = self._outside = of_program(self._objects, loaders=self._loaders.by_name)
+            names, loaders = self.components.keys(), self._loaders.by_name
+            self._outside = of_program(self._objects, loaders=loaders, components=names)
+            self.components[UNTRACKED] = self._outside
         self._structure = structure_of_objects(self._objects)
         steps = self._steps = self._owner.begin(self)
         due = next(steps)

@@ -2,43 +2,100 @@
 
 from __future__ import annotations
 
-import sys
+import re
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import partial
-from types import FrameType, FunctionType, MethodType, ModuleType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
+from segue.continuity.carried.leaves import UseOfLeaves
+from segue.continuity.carried.sentences import fix_of_globals
 from segue.continuity.code_hash import is_users
 from segue.continuity.live_tree import parts_held
 from segue.continuity.object_walk import STREAMS
 from segue.continuity.untracked.reach import Reach
+from segue.records import Finding
+from segue.trainer.programs.loop_values import LoopValues, flows_of_program, frames_of_the_user, name_of_session
 from segue.trainer.ranks.ddp import bare
 from segue.trainer.workloads.outside import OutsideState, parts_of_loader
-from segue.user_objects import attribute, has, is_users_file
+from segue.user_objects import attribute, has
 
 _HOME = "__main__"
 _HOLDERS = (nn.Module, torch.optim.Optimizer, *STREAMS, dict, list, set, deque, FunctionType, MethodType, partial)
 
 
-def of_program(tracked: Mapping[str, Any], *, loaders: Mapping[str, Any]) -> OutsideState:
+_CARRIED = "carried"
+"""The part of what is recorded with the values that the loops carry."""
+
+
+class ProgramOutside(OutsideState):
+    """What a program's loop reaches and does not track, with the variables that it carries."""
+
+    def __init__(self, tracked: Mapping[str, Any], *, loaders: Mapping[str, Any], components: Collection[str]) -> None:
+        flows = flows_of_program()
+        modules = [name for name, target in tracked.items() if isinstance(target, nn.Module)]
+        self._loops = LoopValues(flows, tracked, components=components)
+        super().__init__(
+            lambda: _reached(tracked, loaders, self._loops),
+            use=UseOfLeaves(flows, modules=modules, is_made_anew=self._loops.makes_anew),
+            is_program=True,
+        )
+
+    def capture(self) -> Any:
+        return super().capture() | {_CARRIED: self._loops.recorded()}
+
+    def look(self, trees: dict[str, Any]) -> tuple[Finding, ...]:
+        # Of these few values each save is worth a look: an average may only just have begun at the one before.
+        return (*self._loops.look(trees), *self._advised(super().look(trees)))
+
+    def lost(self, committed: Mapping[str, Any]) -> tuple[Finding, ...]:
+        return (*self._loops.lost(committed.get(_CARRIED, {})), *self._advised(super().lost(committed)))
+
+    def _advised(self, findings: tuple[Finding, ...]) -> Iterator[Finding]:
+        """The findings without those that the loops give; those about objects of packages with a fix that they have."""
+        packages = {name: type(each).__module__.partition(".")[0] for name, each in self._loops.of_packages().items()}
+        for finding in findings:
+            of_script = re.match(rf"{_HOME}\.(\w+)(\S?)", finding.sentence)
+            if of_script and self._loops.decides(of_script[1]):
+                continue
+            if of_script and of_script[2] in ("", ":") and self._loops.is_data_of_script(of_script[1]):
+                fix = fix_of_globals([of_script[1]], session=name_of_session())
+                yield finding.model_copy(update={"fix": fix})
+                continue
+            name = re.split(r"\W", finding.sentence, maxsplit=1)[0]
+            yield (
+                finding if name not in packages else finding.model_copy(update={"fix": _wrapped(name, packages[name])})
+            )
+
+
+def _wrapped(name: str, package: str) -> str:
+    return (
+        f"track an object of your own that gives the state of {name} in state_dict() and puts it back in "
+        f"load_state_dict(): run.track({name}=...); or make {name} anew in each step, or from the number of the step. "
+        f"{package} keeps it in attributes, which no checkpoint holds"
+    )
+
+
+def of_program(tracked: Mapping[str, Any], *, loaders: Mapping[str, Any], components: Collection[str]) -> OutsideState:
     """What the program's loop can reach and does not track; to be called when its first step is due.
 
-    `loaders` are those that it has handed over so far, by the names of their components.
+    `loaders` are those that it has handed over so far, by the names of their components; `components` are the names of
+    all.
     """
-    return OutsideState(lambda: _reached(tracked, loaders), is_program=True)
+    return ProgramOutside(tracked, loaders=loaders, components=components)
 
 
-def _reached(tracked: Mapping[str, Any], loaders: Mapping[str, Any]) -> Reach:
-    found = Reach(_HOME, scopes=tuple(frame.f_code for frame in _frames_of_the_user()))
+def _reached(tracked: Mapping[str, Any], loaders: Mapping[str, Any], loops: LoopValues) -> Reach:
+    found = Reach(_HOME, scopes=tuple(frame.f_code for frame in frames_of_the_user()))
     for name, target in tracked.items():
         found.own(name, _owned_by(target))
-    held = _held_by_the_loop()
-    for name, target in {**tracked, **held}.items():
+    held = {name: target for name, target in _held_by_the_loop().items() if not loops.covers(name, target)}
+    for name, target in {**loops.of_packages(), **tracked, **held}.items():
         expression = name if held.get(name) is target else _variable_of(target)
         found.add(name, lambda target=target: target, expression=expression)  # type: ignore[misc]
     for name, loader in loaders.items():
@@ -53,7 +110,7 @@ def _reached(tracked: Mapping[str, Any], loaders: Mapping[str, Any]) -> Reach:
 
 def _variable_of(target: Any) -> str:
     """How the code around the loop writes it: a variable, or an attribute of one; empty if there is none."""
-    for frame in _frames_of_the_user():
+    for frame in frames_of_the_user():
         held = {**frame.f_globals, **frame.f_locals}
         if found := next((name for name, value in held.items() if value is target), ""):
             return found
@@ -86,17 +143,9 @@ def _held_by_the_loop() -> dict[str, Any]:
     No plain values and no tensors: those of a loop are others in each step, and say nothing.
     """
     held: dict[str, Any] = {}
-    for frame in _frames_of_the_user():
+    for frame in frames_of_the_user():
         held = {**frame.f_globals, **frame.f_locals, **held}
     return {name: value for name, value in held.items() if not name.startswith("__") and _is_holder(value)}
-
-
-def _frames_of_the_user() -> Iterator[FrameType]:
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if is_users_file(frame.f_code.co_filename):
-            yield frame
-        frame = frame.f_back
 
 
 def _is_holder(value: Any) -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from segue.trainer.workloads.components import (
     StatefulComponent,
     UnsavedBuffers,
 )
-from segue.trainer.workloads.values import component_of_value
+from segue.trainer.workloads.values import LiveValue, component_of_value
 from segue.user_objects import has
 
 _LOADER_FIX = (
@@ -47,6 +48,34 @@ class Variable:
             self._namespace.pop(self._name, None)
             return
         self._namespace[self._name] = put(self._namespace.get(self._name), tree["value"])
+
+
+class Carried:
+    """Values that a loop carries, the attributes of a namespace: restored in place."""
+
+    def __init__(self, name: str, values: Mapping[str, Any]) -> None:
+        """
+        Raises:
+            SessionError: a value cannot be saved.
+        """
+        self._name = name
+        self.namespace = self.begin(values)
+
+    def begin(self, values: Mapping[str, Any]) -> SimpleNamespace:
+        """Begin again with these values, in a namespace of their own: the program may have kept the one before.
+
+        Raises:
+            SessionError: a value cannot be saved.
+        """
+        _value_component(self._name, dict(values), call=f"run.carry({self._name!r}, ...)")
+        self.namespace = SimpleNamespace(**values)
+        return self.namespace
+
+    def capture(self) -> Any:
+        return LiveValue(vars(self.namespace), path=self._name).capture()
+
+    def restore(self, tree: Any) -> None:
+        LiveValue(vars(self.namespace), path=self._name).restore(tree)
 
 
 @dataclass
@@ -85,11 +114,7 @@ def components_of_object(name: str, target: Any) -> dict[str, Component]:
         return dict(_of_module(name, target))
     if isinstance(target, torch.optim.Optimizer):
         return {name: OptimizerState(target)}
-    try:
-        value = component_of_value(target, path=name)
-    except UnsupportedStateError as error:
-        what = f"run.track({name}=...) got {in_words(target)} with a value that is no data: {error.path} is "
-        raise SessionError(what=f"{what}{error.type_name}.", fix=error.fix or "") from None
+    value = _value_component(name, target, call=f"run.track({name}=...)")
     if value is not None:
         return {name: value}
     if not has(target, "state_dict", "load_state_dict"):
@@ -108,3 +133,15 @@ def _of_module(name: str, module: nn.Module) -> Iterator[tuple[str, Component]]:
     unsaved = UnsavedBuffers(module)
     if unsaved.is_needed():
         yield buffers, unsaved
+
+
+def _value_component(name: str, target: Any, *, call: str) -> Component | None:
+    """
+    Raises:
+        SessionError: something in it cannot be saved.
+    """
+    try:
+        return component_of_value(target, path=name)
+    except UnsupportedStateError as error:
+        what = f"{call} got {in_words(target)} with a value that is no data: {error.path} is {error.type_name}."
+        raise SessionError(what=what, fix=error.fix or "") from None

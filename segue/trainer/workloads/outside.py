@@ -8,6 +8,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
+from segue.continuity.carried.leaves import UseOfLeaves, use_by
 from segue.continuity.code_hash import code_hashes
 from segue.continuity.live_tree import parts_held
 from segue.continuity.naming import PROCESS
@@ -37,20 +38,23 @@ class OutsideState:
         self,
         walk: Callable[[], Reach],
         *,
+        use: UseOfLeaves | None = None,
         metric_code: Mapping[str, str] | None = None,
         is_program: bool = False,
         others: OtherHands | None = None,
     ) -> None:
         """`walk` follows everything that the training code leads to; it is called now, and again at some saves.
 
-        `metric_code` has the hashes of the code of `evaluate`; None where there is none that could be called again.
+        `use` knows which of it decides what follows; by default, by the code that was reached. `metric_code` has the
+        hashes of the code of `evaluate`; None where there is none that could be called again.
         """
         self._opened: dict[str, Mark] = {}
         """Files that were opened by names made up at run time, with their marks when that was first known."""
         found = walk()
         self._surroundings = surroundings(found.functions, found.files)
         self._walk, self._metric_code = walk, dict(metric_code) if metric_code is not None else None
-        self._watch, self._is_program = Watch(self._reached, is_program=is_program), is_program
+        use = use or use_by(found.functions)
+        self._watch, self._is_program = Watch(self._reached, use=use, is_program=is_program), is_program
         self._others = others
         self._saves = self._known = 0
 

@@ -1,0 +1,278 @@
+"""Reads the expressions of one function into the graph of flows: what they give, and what their calls change."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from segue.continuity.carried.calls import (
+    computes,
+    gives_value,
+    is_of_process,
+    makes_plain,
+    mutates,
+    overwrites,
+    shows,
+    words_of,
+)
+from segue.continuity.carried.flows import PROCESS, UNKNOWN, USED, Flows, Index, Spot, spot_of
+from segue.continuity.carried.source import Function
+
+Spots = frozenset[Spot]
+NOTHING: Spots = frozenset()
+
+
+def result_of(function: Function) -> Spot:
+    """The place of what a function returns."""
+    return f"{function.file}|{function.name}|return"
+
+
+def call_of(function: Function) -> Spot:
+    """The place of whether a function is called."""
+    return f"{function.file}|{function.name}|()"
+
+
+@dataclass(frozen=True)
+class MethodCall:
+    """A call of a method, which is one of the user's if its object is."""
+
+    base: Spots
+    given: Spots
+    conditions: Spots
+    method: str
+    is_statement: bool
+
+
+@dataclass
+class Found:
+    """What the functions of some files are read into."""
+
+    index: Index
+    flows: Flows = field(default_factory=Flows)
+    method_calls: list[MethodCall] = field(default_factory=list)
+    called: set[str] = field(default_factory=set)
+    """Names of the functions that are called among themselves."""
+
+
+class Expressions:
+    """Those of one function."""
+
+    def __init__(self, function: Function, found: Found) -> None:
+        self._function, self._found = function, found
+        self._index, self._flows, self._called = found.index, found.flows, found.called
+        self._filling: set[Spot] = set()
+        """Collections and variables that are filled here because they lack something."""
+        self._conditions: list[Spots] = [frozenset({call_of(function)}) if not function.is_module else NOTHING]
+
+    @property
+    def _now(self) -> Spots:
+        """What decides whether this place is reached."""
+        return frozenset().union(*self._conditions)
+
+    def _to(self, sources: Iterable[Spot], target: Spot | None) -> None:
+        if target is not None:
+            now = self._now - {target} if target in self._filling else self._now
+            self._flows.add(sources, target, conditions=now)
+
+    def _store(self, target: ast.expr, sources: Spots, *, alias: ast.expr | None = None) -> None:
+        match target:
+            case ast.Name():
+                spot = spot_of(self._function, target.id)
+                self._to(sources, spot)
+                if spot is not None and alias is not None:
+                    self._flows.aliases[spot] |= self._origins(alias)
+            case ast.Tuple() | ast.List():
+                for each in target.elts:
+                    self._store(each, sources, alias=alias)
+            case ast.Starred():
+                self._store(target.value, sources, alias=alias)
+            case ast.Attribute():
+                self._to(sources, f".{target.attr}")
+                if alias is not None:
+                    self._flows.aliases[f".{target.attr}"] |= self._origins(alias)
+                if not self._is_self(target.value):
+                    self._mutate(target.value, sources)
+            case ast.Subscript():
+                self._mutate(target.value, sources | self._reads(target.slice))
+            case _:
+                return
+
+    def _mutate(
+        self, holder: ast.expr, sources: Spots, *, conditions: Spots | None = None, keeps: bool = False
+    ) -> None:
+        """Note a change of an object; `keeps`: what it was before is still in it."""
+        for root in self._origins(holder):
+            given = self._now if conditions is None else conditions
+            given |= {root} if keeps else set()
+            # A result that is kept where there was none yet follows from no earlier one.
+            self._flows.mutations.append((root, sources, given - {root} if root in self._filling else given))
+
+    def _is_self(self, node: ast.expr) -> bool:
+        first = self._function.parameters[:1] if self._function.in_class else []
+        return isinstance(node, ast.Name) and node.id in (*first, "self", "cls")
+
+    def _origins(self, node: ast.expr) -> set[Spot]:
+        """The places of which an expression may give an object that is not new; UNKNOWN: an object of a library."""
+        match node:
+            case ast.Name():
+                spot = spot_of(self._function, node.id)
+                return {spot or UNKNOWN} if spot is not None or not hasattr(builtins, node.id) else set()
+            case ast.Attribute():
+                return {f".{node.attr}"} | (set() if self._is_self(node.value) else self._origins(node.value))
+            case ast.Subscript() | ast.Starred() | ast.Await():
+                return self._origins(node.value)
+            case ast.IfExp():
+                return self._origins(node.body) | self._origins(node.orelse)
+            case ast.BoolOp():
+                return set().union(*map(self._origins, node.values))
+            case ast.NamedExpr():
+                return self._origins(node.value)
+            case ast.Call():
+                return self._origins_of_call(node)
+            case ast.Tuple() | ast.List():
+                return set().union(*map(self._origins, node.elts)) if node.elts else set()
+            case _:
+                return set()
+
+    def _origins_of_call(self, node: ast.Call) -> set[Spot]:
+        words = words_of(node.func)
+        if len(words) == 1 and words[0] in ("zip", "enumerate", "iter", "reversed", "next", "getattr", "sorted"):
+            return set().union(*map(self._origins, node.args)) if node.args else set()
+        if makes_plain(words) or (words and words[0] in self._index.classes):
+            return set()
+        if isinstance(node.func, ast.Attribute) and (gives_value(words[0]) or mutates(words[0])):
+            return self._origins(node.func.value)
+        if len(words) == 1 and self._index.functions(words[0]):
+            return {result_of(each) for each in self._index.functions(words[0])}
+        return {UNKNOWN}
+
+    def _reads(self, node: ast.AST | None) -> Spots:
+        match node:
+            case None | ast.Constant():
+                return NOTHING
+            case ast.Name():
+                return self._name(node)
+            case ast.Attribute():
+                return self._reads(node.value) | {f".{node.attr}"}
+            case ast.Call():
+                return self._call(node, is_statement=False)
+            case ast.Lambda():
+                return self._reads(node.body)
+            case ast.NamedExpr():
+                found = self._reads(node.value)
+                self._store(node.target, found, alias=node.value)
+                return found
+            case ast.ListComp() | ast.SetComp() | ast.GeneratorExp() | ast.DictComp():
+                return self._comprehension(node)
+            case ast.Yield() | ast.YieldFrom():
+                self._to(self._reads(node.value), USED)
+                return NOTHING
+            case _:
+                return frozenset().union(*(self._reads(child) for child in ast.iter_child_nodes(node)))
+
+    def _name(self, node: ast.Name) -> Spots:
+        for each in self._index.functions(node.id):
+            if self._function.home_of(node.id) is not None:
+                self._flows.add([result_of(each)], USED)  # It is handed to somebody who may call it.
+        spot = spot_of(self._function, node.id)
+        return frozenset({spot}) if spot is not None else NOTHING
+
+    def _comprehension(self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp) -> Spots:
+        found: set[Spot] = set()
+        for each in node.generators:
+            source = self._reads(each.iter)
+            found |= source | frozenset().union(*map(self._reads, each.ifs))
+            for name in ast.walk(each.target):
+                if isinstance(name, ast.Name):
+                    self._to(source, spot_of(self._function, name.id))
+        inner = (node.key, node.value) if isinstance(node, ast.DictComp) else (node.elt,)
+        return frozenset(found).union(*map(self._reads, inner))
+
+    def _call(self, node: ast.Call, *, is_statement: bool) -> Spots:
+        words = words_of(node.func)
+        given = frozenset().union(*map(self._reads, node.args), *(self._reads(each.value) for each in node.keywords))
+        if is_of_process(words):
+            return given | {PROCESS}
+        if not words or not isinstance(node.func, (ast.Name, ast.Attribute)):
+            self._flows.add(given, USED)
+            return given | self._reads(node.func)
+        if shows(words, has_arguments=bool(node.args or node.keywords)):
+            return NOTHING
+        name = words[0]
+        if len(words) == 1:
+            return self._call_of_name(name, node, given, is_statement=is_statement)
+        assert isinstance(node.func, ast.Attribute)
+        if computes(words):
+            return given | self._reads(node.func.value)
+        return self._call_of_method(name, node, given, is_statement=is_statement)
+
+    def _call_of_name(self, name: str, node: ast.Call, given: Spots, *, is_statement: bool) -> Spots:
+        home = self._function.home_of(name)
+        is_parameter = home is not None and name in home.parameters
+        own = self._index.functions(name) if not is_parameter else []
+        if name in self._index.classes and not is_parameter:
+            made = self._index.classes[name].get("__init__")
+            self._called.add("__init__")
+            if made is not None:
+                self._bind(made, node, skip=1)
+            return given | {f"class {name}"}
+        if own:
+            self._called.add(name)
+            for function in own:
+                self._bind(function, node, skip=0)
+            return frozenset(result_of(function) for function in own)
+        if computes([name]):
+            return given
+        self._flows.add(given, USED)
+        if is_statement:
+            self._to(NOTHING, USED)
+        spot = spot_of(self._function, name)
+        return given | ({spot} if spot is not None else set())
+
+    def _call_of_method(self, name: str, node: ast.Call, given: Spots, *, is_statement: bool) -> Spots:
+        assert isinstance(node.func, ast.Attribute)
+        base = self._reads(node.func.value)
+        own = self._index.methods(name)
+        for function in own:
+            self._called.add(name)
+            self._bind(function, node, skip=1)
+        own_results = frozenset(map(result_of, own))
+        if self._is_self(node.func.value) and own:
+            return base | own_results
+        if self._index.functions(name) and isinstance(node.func.value, ast.Name):
+            self._called.add(name)  # Of a module of the user's, perhaps.
+            for function in self._index.functions(name):
+                self._bind(function, node, skip=0)
+            own_results |= frozenset(map(result_of, self._index.functions(name)))
+        if mutates(name):
+            self._mutate(
+                node.func.value, given, keeps=not overwrites(name) and not any(map(overwrites, words_of(node.func)))
+            )
+        elif not gives_value(name):
+            if not own and not self._is_self(node.func.value):
+                # Its object may change by what it is given; times that it is given do not make it one.
+                self._mutate(
+                    node.func.value, NOTHING, conditions=base | given | (self._now if is_statement else NOTHING)
+                )
+            self._found.method_calls.append(MethodCall(base, given, self._now, name, is_statement))
+        return (NOTHING if overwrites(name) else base) | given | own_results
+
+    def _bind(self, function: Function, node: ast.Call, *, skip: int) -> None:
+        """Connect the arguments of a call with the parameters of a function of the user's."""
+        names = function.parameters[skip if function.in_class else 0 :]
+        given: list[tuple[str, ast.expr]] = []
+        for number, value in enumerate(node.args):
+            if isinstance(value, ast.Starred) or number >= len(names):
+                given += [(name, value) for name in names[number:]]
+            else:
+                given.append((names[number], value))
+        given += [(each.arg, each.value) for each in node.keywords if each.arg is not None]
+        given += [(name, each.value) for each in node.keywords if each.arg is None for name in names]
+        for name, value in given:
+            spot = spot_of(function, name)
+            if spot is not None:
+                self._flows.add(self._reads(value), spot)
+                self._flows.aliases[spot] |= self._origins(value)
+        self._to(NOTHING, call_of(function))

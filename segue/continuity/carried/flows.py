@@ -1,0 +1,150 @@
+"""How values flow through the user's functions, and which of them reach more than what people are shown.
+
+A graph of places (variables, attributes by their names, results of functions), without an order of statements: an edge
+leads from what an assignment, a condition or a call reads to what it changes. What is not understood counts as used.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator
+
+from segue.continuity.carried.source import Function, functions_of
+
+Spot = str
+"""A place of values: `file|function|name` of a variable, `.name` of an attribute."""
+USED: Spot = "used"
+"""Where everything ends that decides what is trained, saved or returned to a library."""
+PROCESS: Spot = "process"
+"""Where times, process ids and temporary names come from."""
+UNKNOWN: Spot = "unknown"
+"""What an object of a library comes from: to change it may change training."""
+
+
+def spot_of(function: Function, name: str) -> Spot | None:
+    """The place of a variable by its name in a function; None for one of Python's own."""
+    home = function.home_of(name)
+    return None if home is None else f"{home.file}|{home.name}|{name}"
+
+
+class Flows:
+    """The graph. Built once, from whole files."""
+
+    def __init__(self) -> None:
+        self._to: defaultdict[Spot, set[Spot]] = defaultdict(set)
+        self._from: defaultdict[Spot, set[Spot]] = defaultdict(set)
+        self.aliases: defaultdict[Spot, set[Spot]] = defaultdict(set)
+        """What a name may be another name of."""
+        self.mutations: list[tuple[Spot, frozenset[Spot], frozenset[Spot]]] = []
+        """Changes of objects: the name used, what they follow from, and their conditions."""
+        self._computed: defaultdict[Spot, set[Spot]] = defaultdict(set)
+        """The edges without those of conditions."""
+        self._used: frozenset[Spot] | None = None
+        self._of_process: set[Spot] | None = None
+        self._named: defaultdict[str, list[Spot]] | None = None
+
+    def add(self, sources: Iterable[Spot], target: Spot, *, conditions: Iterable[Spot] = ()) -> None:
+        for source in sources:
+            self._computed[source].add(target)
+        for source in (*sources, *conditions):
+            self._to[source].add(target)
+            self._from[target].add(source)
+
+    def settle(self) -> None:
+        """Let changes of objects reach what these are other names of."""
+        for root, sources, conditions in self.mutations:
+            for spot in self._all_names_of(root):
+                self.add(sources, USED if spot == UNKNOWN else spot, conditions=conditions)
+
+    def _all_names_of(self, root: Spot) -> set[Spot]:
+        return _reached(root, self.aliases) | {root}
+
+    def is_used(self, spot: Spot) -> bool:
+        """Whether its value may reach anything but what people are shown."""
+        if self._used is None:
+            self._used = frozenset(_reached(USED, self._from))
+        return spot in self._used
+
+    def computed_from(self, source: Spot) -> set[Spot]:
+        """The places whose values are computed from this one, without conditions; itself among them."""
+        return _reached(source, self._computed) | {source}
+
+    def is_written(self, spot: Spot) -> bool:
+        """Whether it is given values that are computed from others, which are not always the same."""
+        sources = (source for source, targets in self._computed.items() if spot in targets and source != spot)
+        return any(source in self._from or UNKNOWN in self._all_names_of(source) for source in sources)
+
+    def named(self, name: str) -> list[Spot]:
+        """The places of this name: attributes, and variables of whatever function."""
+        if self._named is None:
+            self._named = defaultdict(list)
+            for spot in sorted(self._to.keys() | self._from.keys()):
+                self._named[spot.rpartition("|")[2].removeprefix(".")].append(spot)
+        return self._named.get(name, [])
+
+    def depends_on_itself(self, spot: Spot) -> bool:
+        """Whether its next value follows from the one before, and not only through objects of libraries.
+
+        A loss changes a model, from which the next loss follows: that the model holds, which is tracked or named.
+        """
+        found: set[Spot] = set()
+        waiting = [spot]
+        while waiting:
+            for following in self._to.get(waiting.pop(), ()):
+                if following not in found:
+                    found.add(following)
+                    if UNKNOWN not in self._all_names_of(following):
+                        waiting.append(following)
+        return spot in found
+
+    def follows_from_process(self, spot: Spot) -> bool:
+        """Whether its values are computed from times, process ids and the like."""
+        if self._of_process is None:
+            self._of_process = self.computed_from(PROCESS)
+        return spot in self._of_process
+
+
+def _reached(start: Spot, edges: defaultdict[Spot, set[Spot]]) -> set[Spot]:
+    found: set[Spot] = set()
+    waiting = [start]
+    while waiting:
+        for spot in edges.get(waiting.pop(), ()):
+            if spot not in found:
+                found.add(spot)
+                waiting.append(spot)
+    return found
+
+
+def _is_of(function: Function, only: Collection[tuple[str, str]]) -> bool:
+    """Whether it is one of these, or is around one: it assigns what that one finds."""
+    start = f"{function.name}.<locals>."
+    names = {name for file, name in only if file == function.file}
+    return function.is_module or function.name in names or any(name.startswith(start) for name in names)
+
+
+class Index:
+    """The functions of some files, by what calls them."""
+
+    def __init__(self, files: Iterable[str], *, only: Collection[tuple[str, str]] | None = None) -> None:
+        """`only` these functions, by file and qualified name."""
+        found = (function for file in dict.fromkeys(files) for function in functions_of(file))
+        self.all = [each for each in found if only is None or _is_of(each, only)]
+        self._functions: defaultdict[str, list[Function]] = defaultdict(list)
+        self._methods: defaultdict[str, list[Function]] = defaultdict(list)
+        self.classes: defaultdict[str, dict[str, Function]] = defaultdict(dict)
+        for each in self.all:
+            name = each.name.rpartition(".")[2]
+            if each.in_class:
+                self._methods[name].append(each)
+                self.classes[each.in_class][name] = each
+            elif not each.is_module:
+                self._functions[name].append(each)
+
+    def functions(self, name: str) -> list[Function]:
+        return self._functions.get(name, [])
+
+    def methods(self, name: str) -> list[Function]:
+        return self._methods.get(name, [])
+
+    def classes_with(self, method: str) -> Iterator[str]:
+        return (name for name, methods in self.classes.items() if method in methods)

@@ -1,0 +1,86 @@
+"""What becomes of the values that a walk over the user's objects has found: whether they decide what follows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from types import FunctionType
+from typing import Any
+
+from segue.continuity.carried.flows import Flows, Spot
+from segue.continuity.carried.reading import flows_of
+from segue.continuity.carried.source import MODULE
+from segue.continuity.iterators import is_iterator
+from segue.continuity.object_walk import STREAMS
+from segue.continuity.untracked.place import MODULE_VARIABLE, Leaf
+
+_OF_CODE = ("closure variable", MODULE_VARIABLE, "default argument", "function attribute", "class attribute")
+"""Places whose names are in the code that was read, or nothing is known of them."""
+
+
+class UseOfLeaves:
+    """Finds the places of values in the graph of flows, by the last name of their paths that the code has."""
+
+    def __init__(
+        self,
+        flows: Flows,
+        *,
+        modules: Collection[str] = ("model",),
+        is_made_anew: Callable[[str], bool] = lambda _: False,
+    ) -> None:
+        """`modules` are the components that are modules: their plain attributes are in no state_dict. `is_made_anew`
+        knows attributes that the loop assigns in each step before it reads them."""
+        self._flows, self._modules, self._is_made_anew = flows, modules, is_made_anew
+
+    def is_carried(self, leaf: Leaf) -> bool:
+        """Whether its next value follows from the one before, and decides more than what people are shown.
+
+        What belongs to a component with a state_dict of its own may come back from that in another form.
+        """
+        if leaf.is_registered and leaf.root not in self._modules:
+            return False
+        return any(self._is_carried(leaf, spot) for spot in self._spots_of(leaf))
+
+    def is_shown(self, leaf: Leaf) -> bool:
+        """Whether the code only shows it to people, does nothing with it, or makes it anew in each step."""
+        spots = self._spots_of(leaf)
+        if self._is_made_anew(leaf.path.rpartition(".")[2]) and not self.is_carried(leaf):
+            return True
+        return bool(spots) and not any(map(self._flows.is_used, spots))
+
+    def _is_carried(self, leaf: Leaf, spot: Spot) -> bool:
+        if not self._flows.is_used(spot) or self._flows.follows_from_process(spot):
+            return False
+        value = _value_of(leaf)
+        if isinstance(value, STREAMS):
+            return not self._flows.is_written(spot)  # Otherwise it is seeded for each use.
+        return is_iterator(value) or self._flows.depends_on_itself(spot)
+
+    def _spots_of(self, leaf: Leaf) -> list[Spot]:
+        names = [name for name in reversed(leaf.path.split(".")) if not name.isdigit()]
+        for number, name in enumerate(names):
+            found = self._flows.named(name)
+            if number == 0 and leaf.place == MODULE_VARIABLE:
+                of_module = [spot for spot in found if f"|{MODULE}|" in spot]
+                found = of_module or [spot for spot in found if "|" not in spot]  # Of another module: its attribute.
+            elif number == 0 and leaf.place == "closure variable":
+                found = [spot for spot in found if "|" in spot and f"|{MODULE}|" not in spot]
+            elif number == 0 and ("attribute" in leaf.place or not leaf.place):
+                # Without a place it was there in an earlier attempt alone, most often as an attribute.
+                found = [spot for spot in found if "|" not in spot] or ([] if leaf.place else found)
+            if found or leaf.place in _OF_CODE:
+                return found
+        return []
+
+
+def _value_of(leaf: Leaf) -> Any:
+    try:
+        return leaf.get()
+    except Exception:  # It is gone, or an object of the user's raises when it is looked at.
+        return None
+
+
+def use_by(functions: Iterable[FunctionType]) -> UseOfLeaves:
+    """By the code of these functions alone."""
+    codes = [function.__code__ for function in functions]
+    known = {(code.co_filename, code.co_qualname) for code in codes}
+    return UseOfLeaves(flows_of(dict.fromkeys(file for file, _ in sorted(known)), only=known))

@@ -1,0 +1,122 @@
+"""Sentences about what a loop carries: the variable, how it changed, and the lines that make it part of the state."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from segue.continuity.carried.loop_names import CarriedName
+from segue.continuity.carried.source import MODULE
+from segue.continuity.naming import CARRIED, UNREGISTERED
+from segue.continuity.untracked.marks import Mark
+from segue.continuity.untracked.sentences import CHANNEL, changed_in_words
+from segue.recipe import short_path
+from segue.records import Finding
+
+_ABSENT = object()
+ITERATOR = "iterator"
+"""The kind of a value that no checkpoint can hold."""
+
+
+def findings_of(
+    names: Sequence[CarriedName],
+    *,
+    before: Mapping[str, Any],
+    now: Mapping[str, Mark],
+    kinds: Mapping[str, str],
+    lasting: Collection[str],
+    session: str,
+    taken: Collection[str],
+) -> tuple[Finding, ...]:
+    """A finding for each of these variables, in their order.
+
+    `before` and `now` are their marks by path, `kinds` the types of their values, `lasting` are the paths of those
+    that the outermost loop carries, `session` is the name of the session in the program, and `taken` are the names of
+    its components.
+    """
+    found = []
+    for each in names:
+        of_function = [name for name in names if _belong_together(name, each)]
+        old, new = before.get(each.path, _ABSENT), now.get(each.path, _ABSENT)
+        change = changed_in_words(old, new, absent=_ABSENT) if old != new else "not changed yet"
+        sentence = f"{each.name} ({_place(each)}): {change}; {_why(each)}"
+        fix = fix_of(of_function, kinds=kinds, lasting=lasting, session=session, taken=taken)
+        channel = CARRIED if each.counts else CHANNEL
+        found.append(Finding(component=UNREGISTERED, channel=channel, sentence=sentence, fix=fix))
+    return tuple(found)
+
+
+def _belong_together(one: CarriedName, other: CarriedName) -> bool:
+    if one.is_global and other.is_global and one.file == other.file:
+        return one.counts == other.counts
+    return (one.function, one.counts) == (other.function, other.counts)
+
+
+def _place(name: CarriedName) -> str:
+    at = f"{short_path(Path(name.file))}, line {name.line}"
+    inside = "" if name.function == MODULE else f" in {name.function.rpartition('.<locals>.')[2]}"
+    what = "attribute" if "." in name.name else "variable of the script" if name.is_global else "local variable"
+    return f"{what}{inside}, {at}"
+
+
+def _why(name: CarriedName) -> str:
+    if not name.is_used:
+        return "the loop carries it from one iteration to the next, as far as is seen only to show it"
+    return "the loop carries it from one iteration to the next, and no checkpoint holds it"
+
+
+def fix_of(
+    names: Sequence[CarriedName],
+    *,
+    kinds: Mapping[str, str],
+    lasting: Collection[str],
+    session: str,
+    taken: Collection[str],
+) -> str:
+    """The lines that make these variables of one function part of the state."""
+    held = [name for name in names if kinds.get(name.path) != ITERATOR]
+    if not held:
+        return f"no checkpoint can hold an iterator: compute what {names[0].name} gives from the number of the step"
+    in_place = [
+        name for name in held if name.path in lasting and kinds.get(name.path) == "dict" and not name.is_rebound
+    ]
+    fixes = [f"register it: {session}.track({name.name}={name.name})" for name in in_place]
+    held = [name for name in held if name not in in_place]
+    of_module = [name for name in held if name.is_global]
+    if of_module:
+        fixes.append(fix_of_globals([name.name for name in of_module], session=session))
+    taken = set(taken)
+    for line in sorted({name.loop_line for name in held if not name.is_global}):
+        of_loop = [name for name in held if not name.is_global and name.loop_line == line]
+        group = _group(of_loop[0], taken)
+        taken.add(group)
+        given = ", ".join(f"{_last(name)}={_first_value(name)}" for name in of_loop)
+        use = ", ".join(f"`{group}.{_last(name)}` for `{name.name}`" for name in of_loop)
+        call = f'{group} = {session}.carry("{group}", {given})'
+        fixes.append(f"write `{call}` right before the loop in line {line}, and from there on {use}")
+    return "; ".join(fixes)
+
+
+def fix_of_globals(names: Sequence[str], *, session: str) -> str:
+    """The line that makes variables of the script part of the state."""
+    listed = ", ".join(f'"{name}"' for name in names)
+    return f"write `{session}.track_variables(globals(), {listed})` before the training loop"
+
+
+def _last(name: CarriedName) -> str:
+    return name.name.rpartition(".")[2]
+
+
+def _first_value(name: CarriedName) -> str:
+    if name.is_constant:
+        return name.initial
+    return name.name if name.is_bound else "None"
+
+
+def _group(name: CarriedName, taken: Collection[str]) -> str:
+    """A name for the variables of a loop that nothing else has."""
+    of = re.sub(r"\W", "_", name.function.rpartition(".")[2].strip("<>"))
+    known = (f"{of}_carries", f"{of}_carries_in_{name.loop_line}", f"carried_in_{name.loop_line}")
+    return next((each for each in known if each not in taken), known[-1])

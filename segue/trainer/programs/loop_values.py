@@ -1,0 +1,313 @@
+"""The values that a program's loops carry from one step to the next, as they are at a safe point."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from enum import Enum
+from functools import cache
+from itertools import islice
+from pathlib import Path
+from types import FrameType, GeneratorType, ModuleType
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from segue.checkpoints.format.collections import is_frame
+from segue.continuity.carried.flows import Flows
+from segue.continuity.carried.loop_names import CarriedName, LoopNames, Running, names_in_loops
+from segue.continuity.carried.reading import flows_of
+from segue.continuity.carried.sentences import ITERATOR, findings_of
+from segue.continuity.carried.source import MODULE
+from segue.continuity.code_hash import is_users
+from segue.continuity.iterators import is_iterator
+from segue.continuity.object_walk import PLAIN
+from segue.continuity.recipe_diff import NOT_STATE
+from segue.continuity.untracked.coverage import Coverage
+from segue.continuity.untracked.marks import ARRAYS, UNREADABLE, Mark, mark_of
+from segue.credentials import names_secret, redacted
+from segue.records import Finding
+from segue.sessions import Session
+from segue.user_objects import is_users_file
+
+log = logging.getLogger(__name__)
+
+_COLLECTIONS = (dict, list, tuple, set, frozenset, deque)
+_MOST_MODULES = 200
+_MOST_ITEMS, _DEEPEST = 64, 3
+
+
+def frames_of_the_user() -> Iterator[FrameType]:
+    """The functions of the user's that wait for this one, the innermost first."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if _is_of_the_user(frame.f_code.co_filename):
+            yield frame
+        frame = frame.f_back
+
+
+def flows_of_program() -> Flows:
+    """How values flow through the program's own files: the running functions' and those of its modules."""
+    running = [frame.f_code.co_filename for frame in frames_of_the_user()]
+    places = tuple(f"{place}{os.sep}" for place in (Path.cwd(), *(Path(file).parent for file in running)))
+    loaded = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
+    python = (file for file in loaded if isinstance(file, str) and file.endswith(".py") and file.startswith(places))
+    own = [file for file in python if _is_of_the_user(file)]
+    return flows_of(dict.fromkeys([*running, *own[:_MOST_MODULES]]))
+
+
+@cache
+def _is_of_the_user(file: str) -> bool:
+    return is_users_file(file)
+
+
+class LoopValues:
+    """Carried variables with their values, from the first step that is due on. Used at safe points of the program."""
+
+    def __init__(self, flows: Flows, tracked: Mapping[str, Any], *, components: Collection[str]) -> None:
+        """`tracked` are the program's tracked objects by name; to be called when the first step is due."""
+        self._flows, self._tracked, self._components = flows, tracked, components
+        self._known: dict[Running, LoopNames | None] = {}
+        self._reported: set[str] = set()
+        self._begun = self._marks()
+
+    def recorded(self) -> dict[str, Mark]:
+        """The marks of what has changed since the first step was due, by path."""
+        return {path: mark for path, mark in self._marks().items() if self._begun.get(path, UNREADABLE) != mark}
+
+    def look(self, trees: Mapping[str, Any]) -> tuple[Finding, ...]:
+        """Findings about what decides what follows and is in none of these components, each once.
+
+        What the loop assigns counts before its value has changed: a best loss may not be known yet.
+        """
+        now, names = self._marks(), self._names()
+        is_changed = {path for path, mark in now.items() if self._begun.get(path, UNREADABLE) != mark}
+        fresh = [names[path] for path in now if path in names and path not in self._reported]
+        fresh = [name for name in fresh if name.counts and (name.is_rebound or name.path in is_changed)]
+        fresh = [name for name in fresh if not self._is_made_of_tracked(name)]
+        if not fresh:
+            return ()
+        values, coverage = self._values(), Coverage()
+        for component, tree in trees.items():
+            if component not in NOT_STATE:
+                coverage.add(component, tree)
+        fresh = [name for name in fresh if not coverage.holds(name.name.rpartition(".")[2], values[name.path])]
+        self._reported |= {name.path for name in fresh}
+        return self._findings(fresh, before=self._begun, now=now)
+
+    def lost(self, committed: Mapping[str, Any]) -> tuple[Finding, ...]:
+        """Findings about values that are not as they were at the commit, those that decide what follows first."""
+        now, names = self._marks(), self._names()
+        self._reported |= committed.keys()
+        lost = [names[path] for path, mark in committed.items() if path in names and now.get(path, UNREADABLE) != mark]
+        lost = [name for name in lost if not name.is_of_process]
+        return self._findings(sorted(lost, key=_comes_last), before=committed, now=now)
+
+    def covers(self, name: str, value: Any) -> bool:
+        """Whether this variable is data of a function with a loop, or made anew in each iteration."""
+        for frame, names in self._loops():
+            if frame.f_locals.get(name, _ABSENT) is value:
+                is_rebound = name in names.carried and names.carried[name].is_rebound
+                return _is_data(value) or name in names.fresh or is_rebound
+        return False
+
+    def decides(self, name: str) -> bool:
+        """Whether what is said of this variable of the script is said here, because the script itself has the loop."""
+        for frame, names in self._loops():
+            if frame.f_code.co_name == MODULE and (name in names.fresh or name in names.carried):
+                return name in names.fresh or _is_data(frame.f_globals.get(name))
+        return False
+
+    def is_data_of_script(self, name: str) -> bool:
+        """Whether a variable of the script holds plain data."""
+        frames = (frame for frame in frames_of_the_user() if frame.f_globals.get("__name__") == "__main__")
+        return any(_is_data(frame.f_globals.get(name, _ABSENT)) for frame in frames)
+
+    def makes_anew(self, attribute: str) -> bool:
+        """Whether a loop assigns an attribute of this name in each step before it reads it."""
+        return any(name.endswith(f".{attribute}") for _, names in self._loops() for name in names.fresh)
+
+    def of_packages(self) -> dict[str, Any]:
+        """The objects of installed packages that decide what follows, as an environment to learn in, by name."""
+        found: dict[str, Any] = {}
+        for frame, names in self._loops():
+            for name in names.carried.values():
+                value = frame.f_locals.get(name.name, frame.f_globals.get(name.name))
+                if name.counts and not name.is_rebound and _is_of_a_package(value) and not self._is_tracked(value):
+                    found.setdefault(name.name, value)
+        return found
+
+    def _is_tracked(self, value: Any) -> bool:
+        return any(value is tracked for tracked in self._tracked.values())
+
+    def _findings(
+        self, names: Sequence[CarriedName], *, before: Mapping[str, Any], now: Mapping[str, Mark]
+    ) -> tuple[Finding, ...]:
+        kinds = {path: _kind_of(value) for path, value in self._values().items()}
+        loops = [names for _, names in self._loops()]
+        return findings_of(
+            names,
+            before=before,
+            now=now,
+            kinds=kinds,
+            lasting={name.path for name in loops[-1].carried.values() if name.loop_line == loops[-1].line}
+            if loops
+            else (),
+            session=name_of_session(),
+            taken=self._components,
+        )
+
+    def _is_made_of_tracked(self, name: CarriedName) -> bool:
+        """Whether the program computes it before the loop from what is restored: a resume shows if that is enough."""
+        frame = next((each for each in frames_of_the_user() if each.f_code.co_qualname == name.function), None)
+        if frame is None or not name.derives_from:
+            return False
+        values = [_value_of(frame, each) for each in name.derives_from]
+        is_attribute = (
+            any(name.initial.startswith(f"{each}.") for each in name.derives_from) and "(" not in name.initial
+        )
+        held = [each for each in values if self._is_tracked(each)]
+        is_restored = any(isinstance(each, Session) for each in values) or any(type(each) is dict for each in held)
+        return is_restored or (is_attribute and bool(held))
+
+    def _marks(self) -> dict[str, Mark]:
+        found: dict[str, Mark] = {}
+        for path, value in self._values().items():
+            mark = mark_of(value)
+            if mark != UNREADABLE and not _is_secret(path, value):
+                found[path] = mark
+        return found
+
+    def _values(self) -> dict[str, Any]:
+        """The values of the carried variables that are there now."""
+        found: dict[str, Any] = {}
+        for frame, names in self._loops():
+            local = frame.f_locals
+            for name in names.carried.values():
+                value = _as_data(_found(name.name, local, frame.f_globals), name)
+                if _is_data(value) and (name.is_rebound or not isinstance(value, (*PLAIN, complex, np.generic))):
+                    found.setdefault(name.path, value)
+        return found
+
+    def _names(self) -> dict[str, CarriedName]:
+        return {name.path: name for _, names in self._loops() for name in names.carried.values()}
+
+    def _loops(self) -> Iterator[tuple[FrameType, LoopNames]]:
+        """The running functions that are in a loop, the innermost first."""
+        for frame in frames_of_the_user():
+            running = _running(frame)
+            if running not in self._known:
+                self._known[running] = _names_in(running, self._flows)
+            names = self._known[running]
+            if names is not None:
+                yield frame, names
+
+
+_ABSENT = object()
+
+
+def _names_in(running: Running, flows: Flows) -> LoopNames | None:
+    try:
+        return names_in_loops(running, flows)
+    except Exception:  # Nothing that only looks may end an attempt; of this function nothing is said then.
+        log.warning("not looked at function=%s file=%s", running.name, running.file, exc_info=True)
+        return None
+
+
+def _running(frame: FrameType) -> Running:
+    code = frame.f_code
+    return Running(code.co_filename, code.co_qualname, code.co_firstlineno, frame.f_lineno)
+
+
+def _value_of(frame: FrameType, name: str) -> Any:
+    return frame.f_locals.get(name, frame.f_globals.get(name))
+
+
+def name_of_session() -> str:
+    """What the program calls its session."""
+    for frame in frames_of_the_user():
+        for name, value in {**frame.f_globals, **frame.f_locals}.items():
+            if isinstance(value, Session):
+                return name
+    return "run"
+
+
+_OF_FRAMEWORKS = frozenset(
+    {"torch", "torchvision", "torchaudio", "torchtext", "torchdata", "torchmetrics", "accelerate", "transformers"}
+    | {"datasets", "tokenizers", "lightning", "lightning_fabric", "pytorch_lightning", "deepspeed", "ignite", "timm"}
+    | {"wandb", "mlflow", "tensorboard", "tensorboardX", "tqdm", "rich", "matplotlib", "omegaconf", "hydra", "numpy"}
+    | {"pandas", "segue", "attr", "yaml", "absl", "comet_ml", "neptune", "clearml", "aim", "sentencepiece", "tiktoken"}
+)
+"""Packages whose objects are tracked, show numbers or hold settings, and count what they do besides."""
+
+
+def _is_of_a_package(value: Any) -> bool:
+    """Whether it is an object of an installed package that may keep state of what is learnt."""
+    kind = type(value)
+    top = str(kind.__module__).partition(".")[0]
+    if isinstance(value, (type, ModuleType)) or callable(value) or top in _OF_FRAMEWORKS:
+        return False
+    return top not in sys.stdlib_module_names and not is_users(kind, home="__main__")
+
+
+def _kind_of(value: Any) -> str:
+    return ITERATOR if is_iterator(value) else type(value).__name__
+
+
+def _is_data(value: Any) -> bool:
+    """Whether it is one value whose content can be compared: not an object of some class, nor what holds such."""
+    if isinstance(value, (*PLAIN, complex, np.generic, *ARRAYS)) or is_frame(value):
+        return True
+    if isinstance(value, _COLLECTIONS):
+        return _hold_data(value.values() if isinstance(value, dict) else value)
+    return is_iterator(value) and not _is_segues(value)
+
+
+def _found(name: str, local: Mapping[str, Any], outside: Mapping[str, Any]) -> Any:
+    """The value of a variable, or of an attribute of an object that no other look sees."""
+    holder, _, attribute = name.partition(".")
+    value = local.get(holder, outside.get(holder, _ABSENT))
+    if not attribute:
+        return value
+    if value is _ABSENT or isinstance(value, (Session, nn.Module, type)) or is_users(type(value), home="__main__"):
+        return _ABSENT
+    held = getattr(value, "__dict__", None)
+    return held.get(attribute, _ABSENT) if isinstance(held, dict) else _ABSENT
+
+
+def _as_data(value: Any, name: CarriedName) -> Any:
+    """The content of a record or an enumeration that the loop assigns anew: such an object says nothing itself."""
+    if isinstance(value, Enum):
+        return value.name
+    is_record = name.is_rebound and is_users(type(value), home="__main__")
+    if is_record and isinstance(held := getattr(value, "__dict__", None), dict):
+        return dict(held)
+    return value
+
+
+def _hold_data(items: Iterable[Any], depth: int = 0) -> bool:
+    return all(
+        isinstance(item, (*PLAIN, complex, np.generic, *ARRAYS))
+        or (
+            isinstance(item, _COLLECTIONS)
+            and depth < _DEEPEST
+            and _hold_data(item.values() if isinstance(item, dict) else item, depth + 1)
+        )
+        for item in islice(list(items), _MOST_ITEMS)
+    )
+
+
+def _is_segues(iterator: Any) -> bool:
+    return isinstance(iterator, GeneratorType) and not is_users_file(iterator.gi_code.co_filename)
+
+
+def _is_secret(path: str, value: Any) -> bool:
+    return isinstance(value, str) and (names_secret(path) or redacted(value) != value)
+
+
+def _comes_last(name: CarriedName) -> bool:
+    return not name.counts
