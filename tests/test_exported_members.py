@@ -45,6 +45,7 @@ def test_a_public_name_is_a_documented_class_or_function(name):
     assert inspect.getdoc(found)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "module", ["segue.curves.frame", "segue.resume_drill", "segue.simulation.simulator", "segue.run"]
 )

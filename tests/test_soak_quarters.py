@@ -103,6 +103,7 @@ def project(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.matrix
 def test_a_quarter_runs_its_files_and_those_of_none_and_knows_how_each_test_ended(project):
     assert quarter_of("tests/test_new.py") is None
     code, found = run(0, project)
@@ -117,6 +118,7 @@ def test_a_quarter_runs_its_files_and_those_of_none_and_knows_how_each_test_ende
     assert [alone(f"{MINE}::{name}", project) for name in ("test_passes", "test_fails")] == [True, False]
 
 
+@pytest.mark.matrix
 def test_no_test_is_begun_when_the_time_of_the_quarter_is_over(project, monkeypatch):
     monkeypatch.setattr("tests.support.soak.__main__.MOST_SECONDS", -1)
     code, found = run(0, project)

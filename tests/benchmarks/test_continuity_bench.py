@@ -71,6 +71,7 @@ def test_suspicious_but_clean_resumes_are_no_false_alarms(report):
     assert passed(report)
 
 
+@pytest.mark.matrix
 def test_a_kind_that_is_made_harmless_is_reported_as_missed(monkeypatch):
     harmless = tuple(replace(kind, fault=Fault()) for kind in KINDS if kind.name == "optimizer dropped")
     monkeypatch.setattr(tasks, "KINDS", harmless)
@@ -92,6 +93,7 @@ def test_a_fault_that_changes_nothing_is_not_counted(monkeypatch):
     assert not passed(found)
 
 
+@pytest.mark.matrix
 def test_a_clean_resume_that_is_called_broken_is_a_false_alarm(monkeypatch):
     # To a resume of a run that keeps state to itself, nothing looks clean.
     strange = replace(CONTROLS[0], config=lambda model: {"hidden": "loss"})

@@ -8,6 +8,7 @@ from benchmarks.fencing.world import World
 from benchmarks.fencing.worlds import run_worlds
 
 
+@pytest.mark.matrix
 def test_no_world_loses_tears_or_doubles_a_commit_or_passes_over_one():
     said: list[str] = []
     found = run_worlds(50, say=said.append)

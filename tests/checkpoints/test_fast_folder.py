@@ -218,6 +218,7 @@ def test_a_resume_is_exact_from_whichever_tier_is_left_and_pruning_tidies_both(f
     assert all(objects(fast)[key] == objects(durable)[key] for key in newest)
 
 
+@pytest.mark.matrix
 def test_a_save_does_not_build_on_durable_bytes_that_only_the_fast_folder_still_has(fork_server, make_spec, open_log):
     """Incremental saves refer to earlier shards; after a resume from the fast folder those were not read."""
     folder = Path(make_spec().store.url).with_name("fast")
@@ -235,6 +236,7 @@ def test_a_save_does_not_build_on_durable_bytes_that_only_the_fast_folder_still_
     read_checkpoint(open_store(spec.store), run_id="tiny", manifest=history.newest.manifest)
 
 
+@pytest.mark.matrix
 def test_a_machine_that_is_too_small_for_a_checkpoint_does_not_quarantine_it(stopped, monkeypatch):
     """It is as whole as it was; the next machine may be larger, and must not find that the run has lost everything."""
     runlog, sysconf = RunLog(open_store(stopped.store), "tiny").reload(), os.sysconf

@@ -145,6 +145,7 @@ def test_the_largest_shape_that_is_laid_out_is_read_back_and_a_larger_one_is_nam
         layout_of({"model.w": TensorSpec("float32", (2, *shape))})
 
 
+@pytest.mark.matrix
 def test_more_tensors_than_are_read_back_are_not_laid_out():
     specs = dict.fromkeys(map(str, range(MOST_TENSORS + 1)), TensorSpec("uint8", ()))
     with pytest.raises(StateTooLargeError, match=f"tensors of the state: {MOST_TENSORS + 1},"):

@@ -150,6 +150,7 @@ def test_where_a_part_cannot_be_locked_none_is_and_the_bytes_are_the_same(cudart
     assert "refused to lock" in caplog.text
 
 
+@pytest.mark.matrix
 def test_memory_is_unlocked_with_its_last_owner_where_nobody_closes_the_area(cudart):
     tensors = {"w": torch.randn(3 * PIECE)}
     area = StagingArea(accelerator=OnCuda())

@@ -92,6 +92,7 @@ def assert_every_usable_checkpoint_reads_back(spec):
         read_checkpoint(open_store(spec.store), run_id="tiny", manifest=checkpoint.manifest)
 
 
+@pytest.mark.matrix
 def test_what_a_killed_attempt_left_behind_goes_after_the_next_ones_first_commit_and_not_before(
     fork_server, killed, spec
 ):
@@ -132,6 +133,7 @@ def test_a_save_that_was_given_up_leaves_nothing_for_ever_though_its_attempt_end
     assert there(left) == []
 
 
+@pytest.mark.matrix
 def test_a_record_that_cannot_be_read_may_name_anything_so_nothing_is_swept(fork_server, killed, spec):
     slots = RunLog(open_store(spec.store), "tiny").reload().slots
     newest = [slot for slot in slots if isinstance(slot.entry, CommitEntry)][-1]

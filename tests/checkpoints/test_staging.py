@@ -288,6 +288,7 @@ def staging_buffers_open():
     return found
 
 
+@pytest.mark.matrix
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="counts descriptors where Linux lists them")
 def test_neither_new_layouts_nor_the_end_leave_descriptors_or_threads_behind():
     gc.collect()

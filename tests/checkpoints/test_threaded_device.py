@@ -115,6 +115,7 @@ def test_a_write_that_moves_no_version_is_seen_once_the_device_has_answered(devi
     assert_holds(again, {"p": torch.ones(10_000)})
 
 
+@pytest.mark.matrix
 def test_a_tensor_that_is_freed_after_the_copy_began_is_copied_as_it_was(device):
     live = device.put(torch.full((100_000,), 3.0))
     staged = StagingArea(accelerator=device).begin(tree_of({"p": live}), deferred=addresses([live]))

@@ -36,6 +36,7 @@ def refused(outcome):
     return err
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("words", [("curve", "nightly"), ("curve", "show", "nightly")])
 def test_people_get_the_newest_steps(segue, resumed, words):
     code, out, err = segue(*words, "--store", str(resumed.store))

@@ -115,6 +115,7 @@ def stored(make_spec, tmp_path) -> Run:
     return run
 
 
+@pytest.mark.matrix
 def test_the_help_lists_every_command(place):
     outcome = place.run("--help")
     assert (outcome.code, outcome.err) == (0, "")
@@ -122,6 +123,7 @@ def test_the_help_lists_every_command(place):
     assert listed >= {"demo", "run", "status", "checkpoints", "drill"}
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("command", ["run", "drill"])
 def test_what_is_wrong_on_the_command_line_is_told_as_that(place, command):
     told = place.refused(command, "flights.py")
@@ -220,6 +222,7 @@ def test_checkpoints_says_all_of_it_in_one_json_object(desk, stored):
     assert [(row["step"], row["state"], row["parent"]) for row in told["checkpoints"]] == [(40, "kept", None)]
 
 
+@pytest.mark.matrix
 def test_people_get_tables(place, stored):
     status = place.run("status", "tiny", "--store", stored.log.store.url)
     checkpoints = place.run("checkpoints", "tiny", "--store", stored.log.store.url)
@@ -241,6 +244,7 @@ def within(set_up: str, *arguments: str) -> tuple[str, str]:
     return run.stdout.rpartition("| ")[2].strip(), run.stderr
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("arguments", "end"),
     [
@@ -255,6 +259,7 @@ def test_what_needs_neither_prefect_nor_torch_does_not_wait_for_them(arguments, 
     assert within("", *arguments)[0] == end
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("arguments", [("demo",), ("run", TINY, "--steps", "5")])
 def test_without_prefect_its_commands_name_the_extra(arguments):
     end, said = within("sys.modules['prefect'] = None", *arguments)

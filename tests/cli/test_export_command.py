@@ -31,6 +31,7 @@ def place(tmp_path) -> Place:
     return Place(tmp_path / "place")
 
 
+@pytest.mark.matrix
 def test_the_command_says_all_of_it_in_one_flat_json_object(trained, desk):
     where = ("--store", str(trained.store))
     outcome = desk.run("checkpoints", "export", "tiny", "--format", "torch", "--to", "a/b", "--json", *where)

@@ -48,6 +48,7 @@ def test_the_command_imports_once_and_says_how_to_go_on(place, weights):
     assert (place.folder / "there" / "mine" / "log").is_dir()
 
 
+@pytest.mark.matrix
 def test_code_in_the_file_is_refused_in_one_paragraph_without_a_trace(place, state):
     write_code(place.folder / "weights.pt", state)
     asked = ("checkpoints", "import", "weights.pt", "--recipe", TINY, "--run", "mine", "--steps", "9")

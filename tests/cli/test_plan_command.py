@@ -60,6 +60,7 @@ def test_all_of_it_is_one_json_object(desk):
     assert desk.files() == before, "looking leaves nothing behind"
 
 
+@pytest.mark.matrix
 def test_people_get_sentences_and_a_table(tmp_path):
     place = Place(tmp_path / "place")
     place.write("run.toml", HOURS)
@@ -82,6 +83,7 @@ def test_without_a_deadline_nothing_is_late_and_spot_does_it_all(desk):
     assert 1 / 3 <= facts["cost_share"] < 0.5
 
 
+@pytest.mark.matrix
 def test_the_same_seed_gives_the_same_figures(desk):
     given = ("plan", "run.toml", "--deadline", "2099-01-01T00:00:00Z")  # So distant that seconds do not matter.
     first, again, other = (desk.told(*given, *FEW, "--work", "2h", "--seed", s) for s in ("1", "1", "2"))
@@ -89,6 +91,7 @@ def test_the_same_seed_gives_the_same_figures(desk):
     assert first["policies"][1]["cost"] != other["policies"][1]["cost"]
 
 
+@pytest.mark.matrix
 def test_the_work_may_be_given_and_the_run_need_have_no_name_yet(desk):
     desk.write("bare.toml", "steps = 100\n")
     by_work = desk.told("plan", "bare.toml", "--work", "5h", "--deadline", "+9h", *FEW)
@@ -97,6 +100,7 @@ def test_the_work_may_be_given_and_the_run_need_have_no_name_yet(desk):
     assert by_work["work_seconds"] == by_step["work_seconds"] == pytest.approx(18000.0)
 
 
+@pytest.mark.matrix
 def test_spot_that_is_always_there_costs_its_price_and_never_there_that_of_on_demand(desk):
     for name, up, share in (("up", 1, 1 / 3), ("down", 0, 1.0)):
         desk.write(f"{name}.json", json.dumps({"metadata": {"gap_seconds": 600}, "data": [up] * 200}))
@@ -122,6 +126,7 @@ def test_a_run_that_has_begun_is_planned_from_where_it_stands(desk, make_spec):
     assert "run tiny has committed step 40 of 30" in desk.refused("plan", "tiny.toml", *store, "--steps", "30")
 
 
+@pytest.mark.matrix
 def test_a_store_that_cannot_be_read_is_noted_and_the_plan_is_made_without_it(desk, monkeypatch):
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "nothing")
@@ -152,6 +157,7 @@ def test_where_spot_is_not_cheaper_on_demand_is_planned_with_a_note(desk):
     assert [one["policy"] for one in facts["policies"]] == ["on_demand_only"]
 
 
+@pytest.mark.matrix
 def test_without_a_deadline_runs_that_had_no_spot_are_noted(desk):
     desk.write("never.json", json.dumps({"metadata": {"gap_seconds": 600}, "data": [0] * 2000}))
     facts = desk.told("plan", "run.toml", "--traces", "never.json", *FEW)
@@ -169,6 +175,7 @@ def test_of_several_pools_a_note_names_the_simulated_one(desk):
     assert facts["notes"] == ["of several spot pools only the cheapest is simulated"]
 
 
+@pytest.mark.matrix
 def test_all_moments_are_in_one_time_zone(tmp_path):
     place = Place(tmp_path / "place")
     soon = (datetime.now(UTC) + timedelta(hours=20)).astimezone(timezone(timedelta(hours=-5)))
@@ -242,6 +249,7 @@ def test_unmeasured_work_has_to_be_given(desk):
     assert "policy.step_seconds: is not set, and no run has measured it; set it, or give --step-seconds" in message
 
 
+@pytest.mark.matrix
 def test_nothing_heavy_is_loaded_for_it(desk):
     look = (
         "import sys; sys.argv = ['segue', 'plan', 'run.toml', '--runs', '20', '--deadline', '+20h', '--json']\n"

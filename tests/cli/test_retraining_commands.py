@@ -175,6 +175,7 @@ def test_a_retraining_that_cannot_be_started_as_asked_is_refused(desk, monthly, 
     assert message in outcome.err.replace("\n", " ")
 
 
+@pytest.mark.matrix
 def test_a_first_suite_is_met_by_its_data_and_not_by_other_data(desk, monthly):
     out = desk.run("data", "profile", f"{monthly.folder}/*.parquet", "--to", "points/expectations/new.json").out
     assert "wrote 5 expectations from 4 files" in out.replace("\n", " ")

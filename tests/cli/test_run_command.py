@@ -73,6 +73,7 @@ def build_of(text: str):
     return module.build
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("before", "after", "changed"),
     [
@@ -105,6 +106,7 @@ def test_an_accepted_change_and_one_with_another_config_are_left_to_the_attempt(
     refuse_changed_code(runlog, spec_in(trained[0], **fields), build_of(RECIPE.replace("model(plus", "2 * model(plus")))
 
 
+@pytest.mark.matrix
 def test_code_that_changed_is_refused_by_the_command_with_both_ways_on(trained):
     place, step = trained
     place.write("mine.py", RECIPE.replace("model(plus", "2 * model(plus"))
@@ -146,6 +148,7 @@ def test_a_program_that_changed_is_refused_before_anything_starts(place, monkeyp
     assert "Fix: undo the change, or pass --accept setup.code to resume with it." in message
 
 
+@pytest.mark.matrix
 def test_only_a_part_of_the_setup_can_be_accepted(place):
     message = place.refused("run", TINY, "--steps", "5", "--accept", "setup.code", "--accept", "code")
     assert "continuity.accept.1: " in message
@@ -230,6 +233,7 @@ def test_a_server_that_refuses_is_named_at_once_with_its_own_fix(answering, stat
     assert f"the Prefect server at {url} {said}" in str(raised.value)
 
 
+@pytest.mark.matrix
 def test_detach_without_a_lasting_server_is_refused_before_anything_starts(place):
     message = place.refused("run", TINY, "--steps", "5", "--detach")
     assert "--detach needs a Prefect server that outlives this command. Fix: set PREFECT_API_URL, " in message

@@ -12,6 +12,7 @@ def place(tmp_path) -> Place:
     return Place(tmp_path / "place")
 
 
+@pytest.mark.matrix
 def test_without_a_server_it_says_what_is_missing(place):
     outcome = place.run("serve")
     assert "serve needs the Prefect server whose runs it serves. Fix: set PREFECT_API_URL" in refusal(outcome)

@@ -47,12 +47,14 @@ def test_the_knowledge_option_has_the_values_that_a_job_has():
     assert [each.value for each in Known] == list(typing.get_args(Knowledge))
 
 
+@pytest.mark.matrix
 def test_the_same_seed_gives_the_same_figures(desk):
     first, again, other = (desk.told("simulate", "--policy", "greedy", *SMALL, "--seed", seed) for seed in "112")
     assert first == again
     assert first["policies"] != other["policies"]
 
 
+@pytest.mark.matrix
 def test_people_get_a_table_within_eighty_columns(tmp_path):
     outcome = Place(tmp_path / "place").run("simulate", *SMALL)
     assert outcome.code == 0

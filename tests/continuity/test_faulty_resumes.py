@@ -40,6 +40,7 @@ def resumed(fork_server, make_spec, open_log, tmp_path, fault):
     return spec, runlog, report
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(("fault", "component", "channel", "before_first_step"), FAULTS)
 def test_a_faulty_resume_is_broken_and_names_what_was_lost(
     fork_server, make_spec, open_log, tmp_path, fault, component, channel, before_first_step
@@ -64,12 +65,14 @@ def test_a_faulty_resume_is_broken_and_names_what_was_lost(
     assert decision.reason == history.broken_resumes[-1].verdict.findings[0].sentence
 
 
+@pytest.mark.matrix
 def test_the_same_resume_without_a_fault_is_exact(fork_server, make_spec, open_log, tmp_path):
     _, runlog, report = resumed(fork_server, make_spec, open_log, tmp_path, "none")
     assert read_history(runlog).attempts[-1].verdict.kind is VerdictKind.EXACT
     assert report.stop_reason is StopReason.FINISHED
 
 
+@pytest.mark.matrix
 def test_after_a_broken_resume_was_fixed_the_same_run_goes_on(fork_server, make_spec, open_log, tmp_path):
     spec, runlog, _ = resumed(fork_server, make_spec, open_log, tmp_path, "optimizer_not_restored")
     for _ in range(2):

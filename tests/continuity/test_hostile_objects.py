@@ -150,6 +150,7 @@ def hostile(config):
     )
 
 
+@pytest.mark.matrix
 def test_a_run_of_hostile_objects_is_resumed_exactly(fork_server, make_spec, tmp_path):
     spec = make_spec(
         run_id="hostile",

@@ -423,6 +423,7 @@ def test_each_value_is_reported_once_and_changes_that_come_later_are_reported_th
     assert "late" in reported[4][0]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("compiles", ["module", "function", "in place"])
 def test_what_torchs_compiler_keeps_is_nobodys_state_and_what_it_compiled_is(compiles):
     model, seen = nn.Linear(4, 1), {"steps": 0}

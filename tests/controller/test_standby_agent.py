@@ -170,6 +170,7 @@ def test_a_trainer_that_ends_while_it_boots_ends_the_standby(waiting):
     assert waiting.serve() == Left("its trainer ended while it booted, with exit code 2", how="broken")
 
 
+@pytest.mark.matrix
 def test_a_standby_without_commands_from_its_parent_leaves_by_itself(waiting):
     waiting.command("wait")
     waiting.command_at(100, "wait")
@@ -246,6 +247,7 @@ def test_a_standby_does_not_take_the_plan_of_another_one(waiting):
     assert isinstance(waiting.serve(), Left)
 
 
+@pytest.mark.matrix
 def test_a_standby_waits_while_the_store_is_unreachable(waiting):
     waiting.command("wait")
     waiting.is_store_down = lambda: 10 <= waiting.clock.monotonic() < 1000

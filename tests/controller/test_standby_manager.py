@@ -160,6 +160,7 @@ def standby_run(make_spec) -> Callable[..., StandbyRun]:
     return make
 
 
+@pytest.mark.matrix
 def test_a_wanted_standby_boots_and_takes_over_when_it_is_ready(standby_run):
     run = standby_run()
     run.standby_enters(30, "here")
@@ -180,6 +181,7 @@ def test_a_wanted_standby_boots_and_takes_over_when_it_is_ready(standby_run):
     assert (decision.plan.capacity, decision.plan.standby, decision.reason) == (Capacity.SPOT, "spare0", SPOT_AGAIN)
 
 
+@pytest.mark.matrix
 def test_the_observation_of_spot_by_a_standby_is_recorded(standby_run):
     run = standby_run()
     run.standby_enters(30, "here")
@@ -225,6 +227,7 @@ def test_an_unwanted_standby_is_released_and_the_next_one_follows_after_a_pause(
     assert (run.recalls, run.handovers) == ([], [])
 
 
+@pytest.mark.matrix
 def test_a_standby_that_stops_answering_while_it_boots_costs_nothing_and_is_replaced(standby_run):
     run = standby_run(deadline_in=3000)
     run.standby_enters(10, "here")
@@ -261,6 +264,7 @@ def test_a_standby_whose_flow_run_ended_before_its_first_status_is_released(stan
     assert known == [("leave", "its flow run ended as Crashed")]
 
 
+@pytest.mark.matrix
 def test_a_standby_that_does_not_boot_in_time_is_released(standby_run):
     run = standby_run(start_seconds=60)
     run.standby_enters(10, "booting")
@@ -269,6 +273,7 @@ def test_a_standby_that_does_not_boot_in_time_is_released(standby_run):
     assert run.command("spare0") == ("leave", "it did not boot within 120 s")
 
 
+@pytest.mark.matrix
 def test_a_queued_standby_is_cancelled_when_the_attempt_ends(standby_run):
     run = standby_run()
     run.reports_at(100, FINISHED)
@@ -340,6 +345,7 @@ def test_a_restarted_parent_pauses_before_it_submits_a_standby_after_one_that_wa
     assert run.sent[1][1] == pytest.approx(30 + 297, abs=5)
 
 
+@pytest.mark.matrix
 def test_a_standby_that_dies_after_the_recall_costs_one_changeover_and_the_run_continues(standby_run):
     run = standby_run()
     run.standby_enters(20, "ready")
@@ -355,6 +361,7 @@ def test_a_standby_that_dies_after_the_recall_costs_one_changeover_and_the_run_c
 
 
 # A heartbeat timeout, 12 s for the answer, and the 100 s of work between two commits.
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("phase", "why", "seconds"),
     [
@@ -375,6 +382,7 @@ def test_an_attempt_that_does_not_end_for_its_standby_is_declared_lost_and_the_s
     assert run.decide().standby == "spare0"
 
 
+@pytest.mark.matrix
 def test_an_attempt_that_a_killed_parent_has_recalled_is_declared_lost_by_the_next_parent(standby_run):
     run = standby_run()
     run.standby_enters(20, "ready")
@@ -384,6 +392,7 @@ def test_an_attempt_that_a_killed_parent_has_recalled_is_declared_lost_by_the_ne
     assert (run.handovers, run.decide().standby) == (["spare0"], "spare0")
 
 
+@pytest.mark.matrix
 def test_an_unreachable_store_does_not_count_against_an_attempt_that_hands_over(standby_run):
     run = standby_run()
     run.standby_enters(20, "ready")
@@ -417,6 +426,7 @@ def test_an_attempt_that_finishes_while_it_hands_over_ends_the_run(standby_run):
     assert decide_next(run.log, run.spec, clock=run.clock).action == "finished"
 
 
+@pytest.mark.matrix
 def test_a_submission_that_gets_no_answer_is_retried_for_the_same_standby(standby_run):
     run = standby_run()
     run.pools.is_silent = lambda: run.clock.monotonic() < 25
@@ -425,6 +435,7 @@ def test_a_submission_that_gets_no_answer_is_retried_for_the_same_standby(standb
     assert run.sent == [("spare0", pytest.approx(30, abs=2))]
 
 
+@pytest.mark.matrix
 def test_store_errors_on_the_standbys_objects_do_not_disturb_the_attempt(standby_run):
     run = standby_run()
     run.is_store_down = lambda operation, key: "/spares/" in key
@@ -478,6 +489,7 @@ def test_a_policy_that_does_not_return_to_spot_submits_no_standby(standby_run, p
     assert run.sent == []
 
 
+@pytest.mark.matrix
 def test_the_parent_repeats_its_command_twice_in_a_heartbeat_timeout(standby_run):
     run = standby_run()
     run.standby_enters(10, "booting")

@@ -76,6 +76,7 @@ def test_a_slow_start_that_comes_after_all_goes_on_and_the_second_is_withdrawn(w
     assert run.child.asked == ["cancel: start 1 of this attempt came first and trains it"]
 
 
+@pytest.mark.matrix
 def test_the_next_start_on_the_pool_has_twice_the_time_that_the_slow_one_took(watch):
     run = watch()
     plan = run.decide()

@@ -274,6 +274,7 @@ def test_an_attempt_that_vanished_at_its_memory_limit_is_out_of_memory(watch):
     assert report.note == ("its flow run ended as Crashed without a report; peak memory 4.88 GiB, limit 5.00 GiB")
 
 
+@pytest.mark.matrix
 def test_an_attempt_with_heartbeats_is_not_lost_when_the_orchestrator_shows_it_as_crashed(watch):
     run = watch()
     plan, claim = run.started()
@@ -356,6 +357,7 @@ def boots(run, plan, *, at, reason=StopReason.FINISHED, after_seconds=180) -> No
     run.clock.at(at, start)
 
 
+@pytest.mark.matrix
 def test_an_attempt_keeps_its_place_in_a_queue_that_moves_beyond_the_capacity_timeout_and_boots_on_its_slot(watch):
     run, plan = queued_for(watch, seconds=300)
     boots(run, plan, at=320)
@@ -383,6 +385,7 @@ def test_where_another_spot_pool_can_be_tried_the_capacity_timeout_ends_the_wait
     assert (report.stop_reason, report.note) == (StopReason.NO_CAPACITY, "no capacity on spot within 35 s")
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("in_queue_until", [300, None], ids=["in the queue", "has its slot"])
 def test_a_parent_that_comes_after_the_capacity_timeout_keeps_the_place(watch, in_queue_until):
     run, plan = queued_for(watch, seconds=300)
@@ -417,6 +420,7 @@ def test_a_spot_attempt_that_repeats_a_failure_is_not_withdrawn_for_the_deadline
     assert run.wait(plan).stop_reason is StopReason.FAILED
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(("spot_seconds", "leaves"), [(400, False), (5000, True)])
 def test_a_place_on_spot_that_is_in_time_is_not_given_up_for_a_queue_of_on_demand_that_is_not(
     watch, spot_seconds, leaves
@@ -466,6 +470,7 @@ def test_a_slow_start_on_a_machine_is_a_warning_only_where_something_holds_it(wa
     ] * warnings
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("deadline_in", [None, 5000])
 def test_an_attempt_that_boots_on_its_machine_is_not_withdrawn_for_the_capacity_timeout(watch, deadline_in):
     deadline = None if deadline_in is None else START + timedelta(seconds=deadline_in)
@@ -509,6 +514,7 @@ def test_capacity_that_comes_just_in_time_is_used(watch):
     assert run.wait(plan).stop_reason is StopReason.FINISHED
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(("deadline_in", "gives_up_at"), [(None, 110), (500, 60)])
 def test_the_wait_of_an_earlier_parent_counts_when_there_is_a_deadline(watch, deadline_in, gives_up_at):
     deadline = None if deadline_in is None else START + timedelta(seconds=deadline_in)
@@ -569,6 +575,7 @@ def test_an_attempt_is_recalled_once_when_a_preemption_now_would_cost_the_deadli
     assert decide_next(run.log, run.spec, clock=run.clock).plan.capacity is Capacity.ON_DEMAND
 
 
+@pytest.mark.matrix
 def test_each_commit_delays_the_recall(tight):
     run = tight()
     plan, claim = run.started()
@@ -660,6 +667,7 @@ def test_a_last_save_that_takes_longer_than_a_heartbeat_timeout_is_waited_for_wh
     assert run.wait(plan).stop_reason is StopReason.BOUND
 
 
+@pytest.mark.matrix
 def test_the_wait_for_a_last_save_that_is_too_late_is_limited_by_the_work_it_saves(tight):
     run = tight()
     plan, claim = run.started()
@@ -672,6 +680,7 @@ def test_the_wait_for_a_last_save_that_is_too_late_is_limited_by_the_work_it_sav
     assert 50 + 41 < run.clock.monotonic() <= 50 + 41.05 + 2 * POLL
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("phase", ["starting", "restoring"])
 def test_an_attempt_that_does_not_train_yet_is_lost_when_the_deadline_requires_on_demand(tight, phase):
     run = tight()
@@ -709,6 +718,7 @@ def test_a_wait_with_bounded_patience_raises_what_the_store_raises(watch):
     assert 20 < run.clock.monotonic() < 25
 
 
+@pytest.mark.matrix
 def test_an_attempt_that_ignores_the_deadline_for_the_budget_is_not_recalled(tight):
     run = tight()
     plan, claim = run.started()

@@ -115,6 +115,7 @@ def outcomes(report):
     return {item.name: item.outcome for item in report.expectations}
 
 
+@pytest.mark.matrix
 def test_a_clean_curve_meets_every_expectation(resumed):
     report = check_curve(resumed.log)
     assert [item.name for item in report.expectations] == NAMES
@@ -275,6 +276,7 @@ def test_a_run_without_a_checkpoint_has_nothing_to_check(make_spec, open_log):
         check_curve(open_log(make_spec()))
 
 
+@pytest.mark.matrix
 def test_data_docs_say_what_failed_in_the_folder_given(resumed, tmp_path):
     report = check_frame(
         threefold_loss_after_the_resume(resumed.frame()), resumed.history, run_id="nightly", docs=tmp_path / "a" / "b"

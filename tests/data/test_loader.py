@@ -57,6 +57,7 @@ def test_worker_processes_change_neither_order_nor_content():
     assert contents(with_workers) == contents(plain)
 
 
+@pytest.mark.matrix
 def test_random_augmentation_in_workers_continues_exactly_in_mid_epoch():
     loader = DataLoader(Augmented(), batch_size=8, shuffle=True, num_workers=2)
     whole = take(loader, 9)
@@ -109,6 +110,7 @@ def test_the_input_fingerprint_sees_value_type_shape_and_structure(other):
     assert input_fingerprint(other) != input_fingerprint([torch.tensor([1.0, 2.0]), torch.tensor([3])])
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("workers", [0, 2])
 def test_what_is_left_out_changes_nothing_about_what_is_left(workers):
     # 48 samples in batches of 8; the second stretch covers a whole epoch and a sample of the batch before it.

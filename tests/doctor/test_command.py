@@ -69,6 +69,7 @@ def alone(desk, monkeypatch):
     return desk
 
 
+@pytest.mark.matrix
 def test_without_a_run_spec_the_machine_is_examined_and_nothing_is_written(alone):
     said = alone.told("doctor")
     outcomes = {check["name"]: check["outcome"] for check in said["checks"]}
@@ -78,6 +79,7 @@ def test_without_a_run_spec_the_machine_is_examined_and_nothing_is_written(alone
     assert alone.files() == set()
 
 
+@pytest.mark.matrix
 def test_a_check_that_fails_sets_the_exit_code_and_says_what_to_do(alone):
     alone.write("run.toml", SPEC + 'device = "cuda"\n[store]\nurl = "store"\n[liveness]\nnotice_file = "none/notice"\n')
     outcome = alone.run("doctor", "run.toml", "--json")
@@ -92,6 +94,7 @@ def test_a_check_that_fails_sets_the_exit_code_and_says_what_to_do(alone):
     assert "the run spec names no recipe" in skipped["recipe.rehearsal"]
 
 
+@pytest.mark.matrix
 def test_a_run_spec_that_is_not_valid_is_one_check_that_fails(alone):
     alone.write("run.toml", "steps = 'many'\n")
     outcome = alone.run("doctor", "run.toml")
@@ -103,6 +106,7 @@ def test_a_run_spec_that_is_not_valid_is_one_check_that_fails(alone):
     assert not (alone.folder / ".segue").exists()
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("broken", ["variable", "profiles"])
 def test_settings_of_prefect_that_cannot_be_read_are_one_check_that_fails(tmp_path, broken):
     (tmp_path / "profiles.toml").write_text("active = \n" if broken == "profiles" else "")

@@ -68,6 +68,7 @@ def test_a_run_that_was_started_with_another_spec_is_found(subject, open_log, ma
     bad("spec.start", start, "fail", "seed was 1, now 2", "--accept-drift")
 
 
+@pytest.mark.matrix
 @makes_fail("recipe.imports")
 @pytest.mark.parametrize(
     ("text", "words"),
@@ -92,6 +93,7 @@ from segue.testing.recipes import tiny as build
 """
 
 
+@pytest.mark.matrix
 def test_a_recipe_that_prints_and_starts_helpers_at_import_is_sound_and_its_helpers_are_ended(
     subject, tmp_path, monkeypatch
 ):
@@ -104,6 +106,7 @@ def test_a_recipe_that_prints_and_starts_helpers_at_import_is_sound_and_its_help
     awaited(lambda: not helper.is_alive())
 
 
+@pytest.mark.matrix
 @makes_fail("recipe.imports")
 def test_a_recipe_that_hangs_at_import_is_not_a_missing_torch(tmp_path, monkeypatch):
     reached = tmp_path / "reached"

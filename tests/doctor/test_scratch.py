@@ -36,6 +36,7 @@ def running():
     return found
 
 
+@pytest.mark.matrix
 def test_an_interrupt_at_any_moment_of_a_start_leaves_no_child(alarm):
     interrupted = 0
     for moment in range(MOMENTS):

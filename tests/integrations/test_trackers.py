@@ -42,6 +42,7 @@ def steps_in(tracker: FileTracker) -> list[int]:
     return [line["step"] for line in tracker.lines() if "step" in line]
 
 
+@pytest.mark.matrix
 def test_each_committed_step_is_sent_once_with_the_numbers_of_the_curve(resumed, tracker):
     Mirror(resumed.log, tracker).update()
     assert steps_in(tracker) == list(range(1, 61))

@@ -40,6 +40,7 @@ def save(folder: Path, state) -> Path:
     return folder
 
 
+@pytest.mark.matrix
 def test_an_export_is_loaded_by_torch_into_a_model_and_an_optimizer(trained, exported):
     recipe, committed = tiny({"width": WIDTH}), trained.state(40)
     model_state, optimizer_state = get_state_dict(recipe.model, recipe.optimizer)

@@ -125,6 +125,7 @@ def test_an_import_is_the_run_of_a_recipe_that_loads_the_weights_itself(fork_ser
     assert {"model", "optimizer", "scheduler", "extra.average", "rng.torch", "progress"} <= digests[0].keys()
 
 
+@pytest.mark.matrix
 def test_the_log_says_where_the_weights_came_from_and_the_run_goes_on_as_from_any_commit(
     fork_server, make_spec, open_log, weights
 ):

@@ -287,6 +287,7 @@ def spec_of(**fields: object) -> RunSpec:
     return RunSpec.parse(common | fields)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("hours", [28, 36, 60, None])
 def test_the_expected_cost_is_near_that_of_the_simulated_runs(hours):
     deadline = None if hours is None else START + timedelta(hours=hours)

@@ -364,6 +364,7 @@ def runs(draw: st.DrawFn) -> tuple[Logbook, float]:
     return Logbook(spec), rate
 
 
+@pytest.mark.matrix
 @settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(run=runs(), fates=st.lists(fates, min_size=1, max_size=6))
 def test_a_deadline_that_on_demand_could_meet_from_the_start_is_met_whatever_spot_does(run, fates):

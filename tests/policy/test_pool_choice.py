@@ -87,6 +87,7 @@ def test_on_demand_has_its_own_deployment_whatever_the_spot_pools():
     assert A not in made.reason
 
 
+@pytest.mark.matrix
 def test_a_pool_whose_attempts_die_early_is_left_for_a_slightly_dearer_one_and_not_for_one_twice_as_dear():
     little, much = log(1.0, 1.05), log(1.0, 2.0)
     assert {lives(little, 60.0) for _ in range(6)} == {A, B}

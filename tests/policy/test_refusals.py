@@ -41,6 +41,7 @@ def test_a_near_deadline_shortens_the_pause():
     assert 0 < book.ask().plan.delay_seconds == pytest.approx(slack * 0.1, rel=0.01)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(("count", "seconds"), [(1, 5), (10, 5), (20, 10), (200, 100), (2000, 300)])
 def test_a_late_run_pauses_for_5_s_and_a_small_share_of_an_outage(count, seconds):
     book = Logbook(make_spec(deadline_in=100, policy={"step_seconds": 30, "changeover_seconds": 10}))
@@ -68,6 +69,7 @@ def test_another_deployment_is_asked_at_once():
     assert plan.delay_seconds == {"segment/a": 80, "segment/b": 5}[plan.deployment]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("count", [1, 20, 500])
 def test_refusals_alone_never_end_a_run_and_are_named_with_what_the_pool_said(count):
     book = Logbook(make_spec())

@@ -53,6 +53,7 @@ def test_a_gain_that_may_be_chance_counts_by_its_lower_end(min_gain, is_promoted
         assert f"its lower end must reach {100 * min_gain:.2f} %" in promotion.why
 
 
+@pytest.mark.matrix
 def test_a_guard_holds_back_a_candidate_that_is_better_otherwise():
     before = errors(10)
     candidate, in_service = {"mae": before * 0.9, "late": before * 1.04}, {"mae": before, "late": before}
@@ -61,6 +62,7 @@ def test_a_guard_holds_back_a_candidate_that_is_better_otherwise():
     assert promotion == (False, "late is worse by 4.00 %; at most 3.00 % is accepted")
 
 
+@pytest.mark.matrix
 def test_a_subgroup_that_gets_worse_holds_it_back_unless_it_is_small():
     before = errors(10)
     frame = pd.DataFrame({"carrier": np.where(np.arange(ROWS) < 300, "AA", "UA")})
@@ -84,6 +86,7 @@ def test_the_metric_that_decides_comes_first_and_all_others_are_kept():
     assert [each.metric for each in comparisons] == ["mae", "late", "rmse"]
 
 
+@pytest.mark.matrix
 def test_intervals_cover_the_truth_about_as_often_as_they_say():
     covered = 0
     for seed in range(200):
@@ -92,6 +95,7 @@ def test_intervals_cover_the_truth_about_as_often_as_they_say():
     assert 180 <= covered <= 198
 
 
+@pytest.mark.matrix
 def test_the_interval_of_many_rows_has_the_width_that_their_spread_gives():
     values = errors(10, rows=300_001)
     (comparison,), _ = judged(spec_of(), {"mae": values}, None)
@@ -115,6 +119,7 @@ def test_the_same_scores_give_the_same_intervals():
     assert judged(spec_of(), scores, scores)[0] == judged(spec_of(), scores, scores)[0]
 
 
+@pytest.mark.matrix
 def test_a_model_in_service_without_errors_is_not_divided_by():
     zero = np.zeros(ROWS)
     _, promotion = judged(spec_of(), {"mae": errors(1)}, {"mae": zero})

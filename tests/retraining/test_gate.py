@@ -82,6 +82,7 @@ def sentences(found) -> list[str]:
     return [finding.sentence for finding in found.findings]
 
 
+@pytest.mark.matrix
 def test_data_that_is_as_expected_passes(lake):
     _, found = lake.check()
     assert (found.outcome, found.expectations, found.rows, found.findings) == ("passed", 7, 60, ())

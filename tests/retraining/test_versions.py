@@ -84,6 +84,7 @@ def test_the_first_version_is_promoted_and_loads_bit_for_bit(monthly):
     assert (candidate.training.segments, candidate.training.preemptions) == (1, 0)
 
 
+@pytest.mark.matrix
 def test_a_worse_candidate_is_kept_out_of_service_with_the_reason(monthly):
     monthly.write(1, 2, 3, 4)
     added(monthly, trained(monthly, 4))
@@ -96,6 +97,7 @@ def test_a_worse_candidate_is_kept_out_of_service_with_the_reason(monthly):
     assert second.comparisons[0].gain.high < 0
 
 
+@pytest.mark.matrix
 def test_a_candidate_is_better_when_the_world_changed(monthly):
     monthly.write(1, 2, 3)
     added(monthly, trained(monthly, 4))

@@ -134,6 +134,7 @@ def test_a_file_that_is_damaged_or_of_another_format_is_named(tmp_path, name, co
         window(spec_of(tmp_path, files=f"{tmp_path}/flights-%Y-%m.*"))
 
 
+@pytest.mark.matrix
 def test_files_of_a_bucket_are_found_and_copied_once(bucket, tmp_path):
     write(tmp_path, 4, 5, 6)
     for month in (4, 5, 6):

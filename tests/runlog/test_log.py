@@ -90,6 +90,7 @@ def append_many(folder: Path, writer: int, start: threading.Barrier) -> None:
         log.append(note(writer * APPENDS + number))
 
 
+@pytest.mark.matrix
 def test_two_processes_that_append_at_once_lose_no_record_and_leave_no_gap(store: LocalStore) -> None:
     context = mp.get_context("spawn")
     start = context.Barrier(2)

@@ -85,6 +85,7 @@ def the_pack(store: LocalStore, number: int = 0) -> Path:
     return store.root / packs_in(store)[number]
 
 
+@pytest.mark.matrix
 def test_a_packed_log_is_read_with_few_requests_and_is_the_same(store: LocalStore, tmp_path: Path) -> None:
     log, requests = read(store)
     plain = without_packs(store, tmp_path / "plain")
@@ -109,6 +110,7 @@ def test_whoever_appends_packs_what_is_full_and_nothing_else(tmp_path: Path) -> 
     assert the_pack(store).stat().st_mtime_ns == before
 
 
+@pytest.mark.matrix
 def test_a_reader_writes_nothing(tmp_path: Path) -> None:
     store = LocalStore(tmp_path / "store").create()
     put_records(store, RECORDS)
@@ -206,6 +208,7 @@ def test_a_log_that_lost_its_last_record_while_it_is_open_is_an_error(store: Loc
     assert len(log.slots) == log.next_slot
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("fails_at", ["list_objects", "get_range"])
 def test_a_read_that_fails_in_the_middle_is_completed_by_the_next_one(
     store: LocalStore, tmp_path: Path, fails_at: str

@@ -153,6 +153,7 @@ def test_compressed_csv_is_read(tmp_path, suffix):
     assert count_rows(path, name="it") == 5000
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("suffix", ["gz", "zst"])
 def test_a_file_that_decompresses_to_far_more_than_its_size_is_refused(tmp_path, monkeypatch, suffix):
     monkeypatch.setattr(frames, "LEAST_LIMIT_BYTES", 2**20)
@@ -200,6 +201,7 @@ def test_a_usual_compressed_file_is_far_from_the_limit(tmp_path, monkeypatch):
     assert len(read_frame([tmp_path / "data.csv.gz", tmp_path / "data.parquet"])) == 100_000
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("depth", [64, pytest.param(2000, marks=pytest.mark.matrix)])
 def test_deeply_nested_types_do_not_crash_the_process(tmp_path, depth):
     code = f"""
@@ -264,6 +266,7 @@ def test_a_prepared_commit_of_somebody_else_is_none(content):
     assert PreparedCommit.decode(b"%08x " % crc32c.crc32c(content) + content) is None
 
 
+@pytest.mark.matrix
 def test_a_hostile_part_of_the_curve_is_left_out(fork_server, make_spec, open_log, payload, proof, caplog):
     spec = make_spec(steps=10)
     runlog = open_log(spec)

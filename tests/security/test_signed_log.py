@@ -80,6 +80,7 @@ def test_writers_with_the_key_may_race(store, key):
     assert len(signed(store, key).reload().slots) == 32
 
 
+@pytest.mark.matrix
 def test_any_changed_byte_of_a_record_is_refused_even_with_a_checksum_that_fits(store, tmp_path):
     key = new_key(tmp_path / "key")
     signed(store, key, records=3)
@@ -245,6 +246,7 @@ def test_an_unsigned_log_is_not_read_with_a_key(store, key):
         signed(store, key).reload()
 
 
+@pytest.mark.matrix
 def test_a_forged_record_in_a_pack_is_not_used_and_the_log_is_read_from_its_records(store, tmp_path):
     key = new_key(tmp_path / "key")
     log = signed(store, key, records=PACK_SLOTS)

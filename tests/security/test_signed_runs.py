@@ -69,6 +69,7 @@ def path_of(runlog, key):
     return runlog.store.root / key
 
 
+@pytest.mark.matrix
 def test_a_signed_run_resumes_exactly_and_every_record_and_chunk_is_signed(fork_server, paused):
     spec, runlog = paused
     reports = train(fork_server, spec, runlog)
@@ -92,6 +93,7 @@ def test_an_unsigned_run_has_nothing_of_signatures_in_its_store(fork_server, mak
         assert word not in written, word
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("with_signature", [False, True])
 def test_a_forged_commit_is_refused_and_nothing_is_bought(paused, with_signature):
     spec, runlog = paused
@@ -146,6 +148,7 @@ def as_same_checksum(data, shard):
     return with_same_crc32c(bytes(spoiled), crc32c.crc32c, target=shard.chunk_crc32c[-1])
 
 
+@pytest.mark.matrix
 def test_a_shard_that_was_replaced_by_one_of_the_same_checksum_is_refused_and_the_one_before_is_taken(
     fork_server, paused
 ):
@@ -178,6 +181,7 @@ def test_a_shard_of_another_step_is_refused(paused):
     assert found.checkpoint.manifest.step == 10
 
 
+@pytest.mark.matrix
 def test_with_all_shards_spoiled_the_run_does_not_begin_again(fork_server, paused):
     spec, runlog = paused
     for step in (10, 20):
@@ -189,6 +193,7 @@ def test_with_all_shards_spoiled_the_run_does_not_begin_again(fork_server, pause
         decide_next(runlog, spec, clock=SystemClock())
 
 
+@pytest.mark.matrix
 def test_with_all_commits_deleted_nothing_is_bought_and_the_run_does_not_begin_again(paused):
     spec, runlog = paused
     lost = [slot.number for slot in commits(runlog)]
@@ -203,6 +208,7 @@ def test_with_all_commits_deleted_nothing_is_bought_and_the_run_does_not_begin_a
     assert (caught.value.checkpoints, caught.value.unreadable) == (0, 2)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("spoil_record", ["deleted", "garbled"])
 @pytest.mark.parametrize("what", ["quarantine", "stop"])
 def test_a_record_in_the_middle_that_is_gone_undoes_nothing(paused, spoil_record, what):
@@ -228,6 +234,7 @@ def test_a_record_in_the_middle_that_is_gone_undoes_nothing(paused, spoil_record
     assert find_run("tiny", spec.store)[1].damage[0].slot == slot  # It can be looked at.
 
 
+@pytest.mark.matrix
 def test_a_record_that_a_person_gives_up_holds_up_the_run_no_longer(paused):
     spec, runlog = paused
     runlog.store.delete([keys.log_key("tiny", commits(runlog)[0].number)])
@@ -241,6 +248,7 @@ def test_a_record_that_a_person_gives_up_holds_up_the_run_no_longer(paused):
             give_up_by_name(again, number)
 
 
+@pytest.mark.matrix
 def test_a_prepared_commit_of_somebody_else_is_not_adopted(fork_server, make_signed, open_log, make_spec, tmp_path):
     # The same save in an unsigned store is complete but for its record; it is copied beside a signed run's attempt.
     spec = make_signed(segment={"steps": 20})
@@ -275,6 +283,7 @@ def test_a_run_is_signed_from_its_first_record_or_not_at_all(make_spec, make_sig
         reopened(make_spec(run_id="signed", store=store))
 
 
+@pytest.mark.matrix
 def test_a_signed_checkpoint_is_loaded_and_forked_with_the_key_only(paused, make_signed):
     spec, _ = paused
     assert load_checkpoint(spec.run_id, store=spec.store)
@@ -286,6 +295,7 @@ def test_a_signed_checkpoint_is_loaded_and_forked_with_the_key_only(paused, make
     assert all(shard.chunk_sha256 for shard in forked.manifest.shards)
 
 
+@pytest.mark.matrix
 def test_a_listing_of_runs_names_those_that_it_cannot_read(paused, make_spec, open_log, caplog):
     spec, _ = paused
     open_log(make_spec(run_id="plain"))
@@ -314,6 +324,7 @@ def test_incremental_saves_of_a_signed_run_refer_to_signed_shards(fork_server, m
     assert any(manifest.saves_since_full for manifest in manifests)
 
 
+@pytest.mark.matrix
 def test_a_signed_run_goes_on_after_a_kill(fork_server, make_signed, open_log):
     spec = make_signed(config={"pause_seconds": 0.02})
     runlog = open_log(spec)

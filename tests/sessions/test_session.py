@@ -57,6 +57,7 @@ def test_outside_a_segment_the_program_runs_bare(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.matrix)])
 def test_a_program_that_is_stopped_goes_on_bit_for_bit(fork_server, make_program, open_log, number):
     undisturbed = make_program("--steps", "400", run_id="whole", steps=400)
@@ -78,6 +79,7 @@ def test_a_program_that_is_stopped_goes_on_bit_for_bit(fork_server, make_program
     assert state_at_end(read_history(runlog)) == state_at_end(read_history(whole.reload()))
 
 
+@pytest.mark.matrix
 def test_a_notice_is_told_to_the_function_that_asked_for_it(fork_server, make_program, open_log, tmp_path):
     spec = make_program("--steps", "400", "--pause-seconds", "0.05", "--notes", str(tmp_path / "notes"), steps=400)
     report = fork_server.run_attempt(open_log(spec), spec, observer=stop_with(signal.SIGTERM))

@@ -97,6 +97,7 @@ def test_ddp_whose_sums_change_their_order_is_refused_where_that_matters(ranks_f
     assert ranks_fork_server.run_attempt(open_log(two), two, ranks=2).stop_reason is StopReason.FINISHED
 
 
+@pytest.mark.matrix
 def test_another_number_of_ranks_is_refused_before_and_in_the_attempt(ranks_fork_server, make_program, open_log):
     first = make_program("--epochs", 1, steps=6)
     ranks_fork_server.run_attempt(open_log(first), first, ranks=2)

@@ -43,6 +43,7 @@ def refusal(spec: StoreSpec) -> StoreUnreachableError:
     return raised.value
 
 
+@pytest.mark.matrix
 def test_a_container_that_is_not_there_is_reported_as_missing(azurite_url: str) -> None:
     spec = StoreSpec(url="az://no-such-container/runs", endpoint_url=azurite_url)
     assert "there is no container 'no-such-container'. Fix: create it" in str(refusal(spec))

@@ -41,6 +41,7 @@ def on_a_page(data: bytes) -> memoryview:
     return memory
 
 
+@pytest.mark.matrix
 @everywhere
 def test_reading_into_memory_gives_what_reading_a_range_gives(store: Store) -> None:
     data = noise(3 * PAGE_BYTES + 17)
@@ -72,6 +73,7 @@ def test_a_negative_start_is_refused(store: Store) -> None:
             store.read_into("a", start, page_buffer(4))
 
 
+@pytest.mark.matrix
 @everywhere
 def test_a_bad_key_is_refused_before_anything_is_done(store: Store) -> None:
     for key in ("", "/abs", "../x", "a/../b", "a//b", "a\0b", ".staged-x"):
@@ -82,6 +84,7 @@ def test_a_bad_key_is_refused_before_anything_is_done(store: Store) -> None:
             store.drop_unfinished(prefix)
 
 
+@pytest.mark.matrix
 @everywhere
 @pytest.mark.parametrize(
     "size_bytes",
@@ -106,6 +109,7 @@ def test_a_part_of_memory_is_stored_wherever_it_begins(store: Store) -> None:
         assert store.get("a") == bytes(whole[start:stop])
 
 
+@pytest.mark.matrix
 @everywhere
 @pytest.mark.parametrize("count", [10, 300_000, 9_000_000])
 def test_a_view_of_numbers_is_stored_as_their_bytes(store: Store, count: int) -> None:

@@ -35,6 +35,7 @@ def test_put_if_absent_creates_once_and_never_replaces(store: Store) -> None:
     assert store.get("run/log/0") == b"first"
 
 
+@pytest.mark.matrix
 def test_put_if_absent_creates_again_after_a_delete(store: Store) -> None:
     assert store.put_if_absent("a/b", b"first")
     store.delete(["a/b"])
@@ -75,6 +76,7 @@ def test_a_range_ends_where_the_object_ends(store: Store) -> None:
         assert store.get_range("a", start, length) == b"0123456789"[start : start + length], (start, length)
 
 
+@pytest.mark.matrix
 def test_an_empty_object_is_an_object(store: Store) -> None:
     store.put("a/empty", b"")
     assert (store.get("a/empty"), store.size("a/empty"), store.get_range("a/empty", 0, 4)) == (b"", 0, b"")
@@ -138,6 +140,7 @@ def test_a_bad_key_is_refused_by_every_operation(store: Store) -> None:
     assert store.list_objects("") == []
 
 
+@pytest.mark.matrix
 def test_odd_but_plain_keys_come_back_as_they_were(store: Store) -> None:
     for key in ODD_KEYS:
         assert store.put_if_absent(key, key.encode()) is True
@@ -178,6 +181,7 @@ def test_a_listing_longer_than_a_page_is_whole(store: Store) -> None:
 LANES = 8
 
 
+@pytest.mark.matrix
 def test_of_two_racing_writers_exactly_one_wins_each_slot(store: Store, place: StoreSpec) -> None:
     slots_a_lane = 25
     racing = race_processes if place.endpoint_url is None else race_threads
@@ -192,6 +196,7 @@ def test_of_two_racing_writers_exactly_one_wins_each_slot(store: Store, place: S
 RACERS = 16
 
 
+@pytest.mark.matrix
 def test_of_sixteen_racers_for_one_key_exactly_one_wins(store: Store, place: StoreSpec) -> None:
     start = threading.Barrier(RACERS)
 

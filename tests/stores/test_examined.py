@@ -30,12 +30,14 @@ def bucket_spec(bucket):
     return StoreSpec(url=f"s3://{bucket.name}/examined", endpoint_url=bucket.url)
 
 
+@pytest.mark.matrix
 def test_a_sound_bucket_passes_every_check_and_keeps_nothing_of_them(bucket_spec):
     checks = examine(stores.items(Subject(store=bucket_spec)))
     assert [check for check in checks if check.outcome != "ok"] == []
     assert open_store(bucket_spec).list_objects("") == []
 
 
+@pytest.mark.matrix
 @makes_fail("store.put-if-absent")
 def test_a_server_that_ignores_the_condition_of_a_put_lets_several_writers_win(wire):
     def forget_condition(request):
@@ -103,6 +105,7 @@ def gcs_spec(gcs):
     gcs.lose_answers(0)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("server", ["gcs", "azurite"])
 def test_a_bucket_of_google_or_azure_passes_every_check_but_shows_no_rules(request, server):
     spec = place_at(request, server, prefix=uuid.uuid4().hex)
@@ -124,6 +127,7 @@ def test_a_put_that_was_carried_out_and_not_answered_refuses_no_sound_store(gcs,
     assert store.list_objects("") == []
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("methods", "failed"),
     [

@@ -134,6 +134,7 @@ def test_an_endpoint_without_a_scheme_is_refused(gcs: FakeGcs) -> None:
         GcsStore(bucket="bucket", endpoint_url="localhost:4443")
 
 
+@pytest.mark.matrix
 def test_requests_that_fail_for_a_while_are_repeated(store: Store, server: FakeGcs) -> None:
     for request in (
         lambda: store.put("a", b"x"),
@@ -189,6 +190,7 @@ def test_unfinished_uploads_are_found_on_every_page(store: Store, server: FakeGc
     assert [key.removeprefix(f"{prefix}/") for key, _ in left] == [f"other/{number}" for number in range(10)]
 
 
+@pytest.mark.matrix
 def test_a_writer_whose_upload_was_dropped_fails_and_may_try_again(store: Store, server: FakeGcs) -> None:
     sweeper = open_store(StoreSpec(url=store.url, endpoint_url=server.url))
     has_dropped = []

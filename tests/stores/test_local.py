@@ -60,6 +60,7 @@ def files_in(store: LocalStore) -> list[str]:
     return sorted(path.name for path in store.root.rglob("*") if path.is_file() and path.name != ".segue-store")
 
 
+@pytest.mark.matrix
 def test_after_kills_in_the_middle_every_listed_object_is_whole(store: LocalStore) -> None:
     left_behind, acknowledged = 0, []
     for kill in range(6):

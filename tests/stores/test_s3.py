@@ -58,6 +58,7 @@ def refusal(url: str, endpoint_url: str | None = None) -> StoreUnreachableError:
     return raised.value
 
 
+@pytest.mark.matrix
 @both_servers
 def test_a_bucket_that_is_not_there_is_reported_as_missing(endpoint_url: str) -> None:
     error = refusal("s3://segue-no-such-bucket/runs", endpoint_url)
@@ -238,6 +239,7 @@ def test_a_store_that_keeps_them_passes() -> None:
     Careless("none").check()
 
 
+@pytest.mark.matrix
 def test_without_the_extra_the_message_shows_how_to_install_it() -> None:
     code = "import sys; sys.modules['obstore'] = None; from segue.stores import open_store; open_store('s3://a/b')"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

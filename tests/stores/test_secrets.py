@@ -76,6 +76,7 @@ def test_a_run_leaves_no_credential_in_the_store_or_in_its_output(place, secrets
         assert not any(secret in line for line in lines)
 
 
+@pytest.mark.matrix
 def test_errors_of_a_store_carry_no_credential(aws_secrets, moto_url):
     store = open_store(StoreSpec(url="s3://no-such-bucket-here/x", endpoint_url=moto_url))
     for ask in (lambda: store.put("a/b", b"x"), lambda: store.put_if_absent("a/b", b"x")):

@@ -201,6 +201,7 @@ def test_after_a_rollback_the_first_batch_with_bad_gradients_is_named(fork_serve
     assert "at step 13, samples 384 to 415 of the order; the same batch had bad numbers again" in decision.reason
 
 
+@pytest.mark.matrix
 def test_an_attempt_that_has_just_resumed_finds_the_spike_again_and_its_batch_is_then_skipped(
     fork_server, begin, state_without_the_batch
 ):

@@ -86,6 +86,7 @@ def test_a_damaged_shard_is_named_and_the_previous_checkpoint_used(fork_server, 
     assert before <= files_below(root) | {str(p.relative_to(root)) for p in root.glob("tiny/**/.staged-*")}
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "damage",
     [Path.unlink, flip_a_bit, *(pytest.param(how, marks=pytest.mark.matrix) for how in (fill_with_garbage, truncate))],

@@ -63,6 +63,7 @@ def first_of(fork_server, open_log, spec, *, steps):
     assert fork_server.run_attempt(open_log(shorter), shorter).stop_reason is StopReason.BOUND
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("config", "phase", "to_step", "committed"),
     [
@@ -88,6 +89,7 @@ def test_a_notice_is_answered_at_once_and_loses_no_step(notice, make_busy, tmp_p
         assert (tmp_path / "once.told").read_text() == f"sigterm in {phase}"
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(("where", "phase"), [("restore", "restore"), ("loss", "replay")])
 def test_a_notice_in_a_resume_is_answered_at_once(notice, make_busy, fork_server, open_log, tmp_path, where, phase):
     spec = make_busy(config={"where": where, "at_step": 0})
@@ -101,6 +103,7 @@ def test_a_notice_in_a_resume_is_answered_at_once(notice, make_busy, fork_server
     assert seconds < GRACE_SECONDS
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("config", "rehearsal", "phase"),
     [
@@ -116,6 +119,7 @@ def test_a_notice_after_the_last_step_costs_no_result(notice, make_busy, config,
     assert seconds < GRACE_SECONDS
 
 
+@pytest.mark.matrix
 def test_a_kill_without_a_notice_in_an_evaluation_loses_no_save(fork_server, make_busy, open_log, tmp_path):
     spec = make_busy(config={"where": "evaluate", "at_step": 10})
     runlog = open_log(spec)
@@ -140,6 +144,7 @@ def test_a_step_that_outlasts_the_grace_period_is_reported_before_its_end(notice
     assert seconds > GRACE_SECONDS - 3
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("plateau", "every"), [(False, "epoch"), (True, 7), pytest.param(False, 7, marks=pytest.mark.matrix)]
 )

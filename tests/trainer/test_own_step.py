@@ -50,6 +50,7 @@ def killed_and_resumed(fork_server, make_adversarial, open_log, tmp_path):
     return make
 
 
+@pytest.mark.matrix
 def test_a_killed_run_with_two_optimizers_ends_as_an_undisturbed_one(
     fork_server, make_adversarial, open_log, killed_and_resumed
 ):
@@ -85,6 +86,7 @@ def test_its_weights_are_exported_and_the_readme_names_each_optimizer(
     assert {"metric.critic", "metric.generator"} <= set(curve.column_names)
 
 
+@pytest.mark.matrix
 def test_an_optimizer_that_the_recipe_does_not_give_breaks_the_resume(killed_and_resumed):
     runlog, _ = killed_and_resumed(forget="critic")
     verdict = read_history(runlog.reload()).attempts[1].verdict

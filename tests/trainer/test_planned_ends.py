@@ -10,6 +10,7 @@ from segue.runlog.history import read_history
 BOUND, FINISHED = StopReason.BOUND, StopReason.FINISHED
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("segment", "ends"),
     [

@@ -47,6 +47,7 @@ CONFIGS = [
 ]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("config", CONFIGS, ids=" ".join)
 def test_a_killed_run_ends_as_an_undisturbed_one(fork_server, make_rich, open_log, config):
     whole = make_rich(run_id="whole", **config)
@@ -67,6 +68,7 @@ def test_a_killed_run_ends_as_an_undisturbed_one(fork_server, make_rich, open_lo
     assert state_at_end(history) == state_at_end(undisturbed)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("config", "steps", "reason"),
     [
@@ -85,6 +87,7 @@ def test_a_recipe_can_finish_its_run_before_the_goal(fork_server, make_rich, ope
     assert history.finish_reason.startswith(reason)
 
 
+@pytest.mark.matrix
 def test_parts_of_the_loss_and_evaluations_are_in_the_curve(fork_server, make_rich, open_log):
     spec = make_rich(epochs=2, evaluate_every="epoch")
     runlog = open_log(spec)

@@ -76,6 +76,7 @@ class DiesBeforeItsAnswer(ProcessWriter):
         return written
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("full_every", [1, 9])
 def test_a_save_whose_writer_died_is_stored_again_and_leaves_nothing_behind(make_spec, open_log, full_every):
     spec = make_spec(steps=60, checkpoints={"every_steps": 10, "keep": 9, "full_every": full_every})
@@ -171,6 +172,7 @@ def test_with_an_unreachable_store_training_continues_as_long_as_allowed_and_the
     assert read_history(runlog).attempts[-1].verdict.kind is VerdictKind.EXACT
 
 
+@pytest.mark.matrix
 def test_training_continues_when_the_store_recovers_in_time(make_spec, open_log):
     spec = make_spec(steps=120, config={"pause_seconds": 0.01}, checkpoints={"every_steps": 10})
     runlog, faults = open_log(spec), iter(range(2))

@@ -52,6 +52,7 @@ def boot():
         trainer.wait(30)
 
 
+@pytest.mark.matrix
 def test_a_booted_trainer_gets_its_assignment_and_trains_the_same_state_as_any_other(
     boot, make_spec, open_log, fork_server
 ):

@@ -33,6 +33,7 @@ def request_of(spec, runlog):
     return requested_disturbance(runlog.store, run_id=spec.run_id, attempt_id=attempt.claim.attempt_id)
 
 
+@pytest.mark.matrix
 def test_a_request_comes_after_its_step_and_the_next_one_with_the_next_attempt(drill, fork_server):
     spec, runlog = drill
     disturber = Disturber(runlog, spec, [Moment(KILL, 100, 0.0), Moment(NOTICE, 200, 0.0)], clock=CLOCK)

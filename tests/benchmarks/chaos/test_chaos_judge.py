@@ -65,6 +65,7 @@ def test_a_sound_run_is_judged_sound(trained):
     assert found.commits == len(commits_of(store)) > 0
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("which", [0, -1])
 def test_a_commit_record_that_was_seen_and_is_gone_is_a_lost_commit(trained, which):
     store, judge, expected = trained

@@ -90,6 +90,7 @@ def ask(monkeypatch: pytest.MonkeyPatch, body: str, status: str = "200 OK", **fi
         return read_prices(pools(**fields))
 
 
+@pytest.mark.matrix
 def test_moto_gives_a_price_for_each_spot_pool(moto_url, monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL_EC2", moto_url)
     found = read_prices(pools(prices="aws", spot=MARKETS))
@@ -109,6 +110,7 @@ def test_the_newest_price_of_the_answer_counts(aws_keys, monkeypatch):
     assert found == {"segment/spot": 0.4257, "segment/on-demand": 1.006}
 
 
+@pytest.mark.matrix
 def test_the_request_names_the_market_and_begins_now(aws_keys, monkeypatch):
     with answering(RECORDED.format(items=item("0.4"))) as (url, seen):
         monkeypatch.setenv("AWS_ENDPOINT_URL_EC2", url)
@@ -126,6 +128,7 @@ def test_pools_with_one_market_cause_one_request(aws_keys, monkeypatch):
     assert len(seen) == 1
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("body", "status", "why"),
     [
@@ -145,6 +148,7 @@ def test_any_other_answer_is_an_error_with_a_fix(aws_keys, monkeypatch, body, st
     assert " Fix: " in str(raised.value)
 
 
+@pytest.mark.matrix
 def test_no_server_is_an_error_with_a_fix(aws_keys, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         monkeypatch.setenv("AWS_ENDPOINT_URL_EC2", f"http://127.0.0.1:{listener.getsockname()[1]}")

@@ -214,6 +214,7 @@ def test_a_cluster_that_does_not_answer_in_time_is_named(make_ray_spec):
     assert found.what == "127.0.0.1:1 does not answer within 0.2 s"
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("happens", "what", "fix"),
     [
@@ -238,6 +239,7 @@ def test_the_ray_that_a_fix_names_is_that_of_the_package():
     assert project["project"]["optional-dependencies"]["ray"] == [REQUIREMENT]
 
 
+@pytest.mark.matrix
 def test_threads_may_tell_a_status_at_the_same_time(tmp_path):
     folder, failed = StatusFolder(tmp_path), []
 

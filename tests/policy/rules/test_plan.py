@@ -26,6 +26,7 @@ def start(job: Job, **fields):
     return view(job=job, remaining_seconds=job.total_seconds, work_seconds=job.work_seconds, **fields)
 
 
+@pytest.mark.matrix
 def test_it_expects_to_pay_between_the_price_of_spot_and_that_of_on_demand():
     shares = [Plan().cost_share(start(replace(JOB, total_seconds=hours * HOUR))) for hours in (10.5, 12, 15, 20, 40)]
     assert all(1 / 3 < later < sooner <= 1.1 for sooner, later in pairwise(shares))
@@ -42,6 +43,7 @@ def test_what_it_expects_is_what_the_simulator_charges_on_spot_as_published():
     assert paid == pytest.approx(expected, rel=0.06)
 
 
+@pytest.mark.matrix
 def test_work_that_deaths_lose_is_expected_as_the_simulator_charges_it():
     from segue.simulation.synthetic import synthetic_availability
 
@@ -107,6 +109,7 @@ def test_its_own_long_down_intervals_make_it_expect_more_cost():
     assert Plan().cost_share(torn) > Plan().cost_share(calm) > Plan().cost_share(quick)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("total", "work", "changeover"),
     [(1e-3, 1e-3, 0.0), (14 * 24 * HOUR, 300.0, 120.0), (3600.0, 3599.0, 60.0), (60.0, 20.0, 5.0), (9e6, 8e6, 7200.0)],
@@ -165,6 +168,7 @@ def test_the_tables_of_a_forecast_are_bounded_in_size(asked):
     assert steps * slacks < 55_000
 
 
+@pytest.mark.matrix
 def test_a_forecasts_tables_cost_almost_nothing_more_than_the_runs_own():
     asked = job(7 * DAY, 4 * DAY)
     rows = synthetic_rows(asked, runs=60, random=np.random.default_rng(3), is_quick=True)

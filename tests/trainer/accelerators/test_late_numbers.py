@@ -137,6 +137,7 @@ def run(fork_server, make_spec, open_log):
     return go
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("inner", [TINY, RICH])
 @pytest.mark.parametrize("is_killed", [False, pytest.param(True, marks=pytest.mark.matrix)])
 def test_state_curve_and_witness_are_those_of_numbers_read_at_once(run, inner, is_killed):

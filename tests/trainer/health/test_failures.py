@@ -118,6 +118,7 @@ def test_a_device_that_failed_is_the_machines_fault_and_what_a_kernel_did_is_the
         assert stop_reason(RuntimeError(message), kills_before=NO_KILLS) is not StopReason.LOST, "of no device"
 
 
+@pytest.mark.matrix
 def test_after_a_device_failed_the_run_goes_on_elsewhere_and_the_report_says_why(fork_server, make_spec, open_log):
     spec = make_spec(recipe=STUCK, config={"how": "device", "at_step": 15})
     runlog = open_log(spec)
@@ -127,6 +128,7 @@ def test_after_a_device_failed_the_run_goes_on_elsewhere_and_the_report_says_why
     assert decide_next(runlog, spec, clock=SystemClock()).action == "run"
 
 
+@pytest.mark.matrix
 def test_a_device_that_fails_in_the_copy_of_a_save_is_reported_too(fork_server, make_spec, open_log):
     checkpoints = {"every_steps": 10, "every_seconds": None}
     spec = make_spec(recipe=STUCK, config={"how": "copies", "at_step": 15}, checkpoints=checkpoints, steps=100_000)

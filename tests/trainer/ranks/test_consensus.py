@@ -65,6 +65,7 @@ def test_the_votes_of_all_ranks_give_one_result(votes, agreed):
     assert agree(AnsweredRanks(*(vote.pack() for vote in others)), first) == agreed
 
 
+@pytest.mark.matrix
 @given(
     stop=st.sampled_from([None, FINISHED, BOUND, NOTICE]),
     save=st.booleans(),

@@ -73,6 +73,7 @@ def resumed(ranks_fork_server, make_spec, open_log):
     return make
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("recipe", ["sharded_twice", pytest.param("sharded_once", marks=pytest.mark.matrix)])
 def test_each_rank_reads_its_slices_once_and_the_resume_is_exact(attempt, resumed, recipe):
     whole, undisturbed = attempt(recipe)

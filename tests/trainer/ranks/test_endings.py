@@ -59,6 +59,7 @@ def end(ranks_fork_server, make_spec, open_log):
     return make
 
 
+@pytest.mark.matrix
 def test_a_rank_that_raises_ends_the_attempt_with_its_number_and_traceback(end):
     report, runlog, group, _ = end([1, 15, "raise"])
     assert report.stop_reason is StopReason.FAILED
@@ -69,6 +70,7 @@ def test_a_rank_that_raises_ends_the_attempt_with_its_number_and_traceback(end):
     assert read_history(runlog).committed_step == 10
 
 
+@pytest.mark.matrix
 def test_a_leader_that_raises_reports_as_if_it_were_alone(end):
     report, _, _, _ = end([0, 15, "raise"])
     assert (report.stop_reason, report.failure.type) == (StopReason.FAILED, "ArithmeticError")
@@ -101,6 +103,7 @@ def group_of_one(monkeypatch):
     return TorchRanks(torch.device("cpu"), wait_seconds=60)
 
 
+@pytest.mark.matrix
 def test_a_group_lives_as_long_as_its_process_and_is_not_destroyed_with_the_last_model_that_uses_it(group_of_one):
     before = gloo_threads()
     assert before
@@ -205,6 +208,7 @@ def test_a_rank_that_is_gone_before_all_have_joined_delays_the_others_no_longer_
     assert not read_history(runlog).attempts
 
 
+@pytest.mark.matrix
 def test_a_newer_claim_ends_all_ranks_of_the_older_attempt_and_they_commit_nothing_more(
     ranks_fork_server, make_spec, open_log
 ):

@@ -48,6 +48,7 @@ def test_what_one_puts_another_gets(exchange, host):
     assert [exchange.count("turn") for _ in range(3)] == [1, 2, 3]
 
 
+@pytest.mark.matrix
 def test_a_call_ends_where_the_machine_of_the_store_says_nothing_and_goes_on_when_it_does(exchange, host):
     process, _ = host
     exchange.put("key", "text")

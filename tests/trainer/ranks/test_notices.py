@@ -17,6 +17,7 @@ def of_group(observer):
     return lambda group, log, plan: observer(0, log, plan)
 
 
+@pytest.mark.matrix
 def test_a_preemption_that_the_leader_sees_stops_all_ranks_at_one_step(ranks_fork_server, make_spec, open_log):
     spec = make_spec(**LONG, config={"pause_seconds": 0.01}, notices=None)
     runlog = open_log(spec)

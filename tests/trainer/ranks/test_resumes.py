@@ -29,6 +29,7 @@ def same_bits(one, other):
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
+@pytest.mark.matrix
 def test_a_notice_at_one_rank_stops_all_at_that_step_and_the_resume_is_exact(ranks_fork_server, make_spec, open_log):
     fields = {"recipe": "tests.recipes.ranked:noisy", "steps": STEPS, "checkpoints": {"every_steps": 1000}}
     undisturbed = make_spec(run_id="undisturbed", **fields)

@@ -54,6 +54,7 @@ print([path.name for path in found if path.parent == folder])
 """
 
 
+@pytest.mark.matrix
 def test_files_that_the_users_code_reads_are_known_however_it_opens_them(tmp_path):
     import numpy as np
     import torch
