@@ -28,7 +28,8 @@ def test_there_are_enough_of_them_in_every_room():
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-def test_the_nearest_tests_notice_every_mutant():
-    command = [sys.executable, "-m", "tests.support.mutants"]
+@pytest.mark.parametrize("room", MUTANTS)
+def test_the_nearest_tests_notice_every_mutant(room):
+    command = [sys.executable, "-m", "tests.support.mutants", room]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-20_000:] + done.stderr[-5_000:]

@@ -22,5 +22,7 @@ MUTANTS: Mapping[str, tuple[Mutant, ...]] = {
 
 
 def chosen(word: str = "") -> list[Mutant]:
-    """Those with this word in their room, file or texts; all without one."""
+    """Those of the room of this name, or with this word in their file or texts; all without one."""
+    if word in MUTANTS:
+        return list(MUTANTS[word])
     return [mutant for room, all_ in MUTANTS.items() for mutant in all_ if word in room or word in mutant.name]
