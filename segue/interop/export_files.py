@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections import Counter, OrderedDict
+from array import array
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ import safetensors
 import safetensors.torch
 import torch
 
+from segue.checkpoints.format.collections import is_frame
 from segue.checkpoints.format.snapshot import Snapshot
 from segue.checkpoints.format.state_tree import Json, decode_tree, encode_tree
 from segue.continuity.recipe_diff import BINDING, NOT_STATE
@@ -140,7 +142,11 @@ def file_stems(components: Iterable[str]) -> dict[str, str]:
 
 
 def loadable(tree: Any) -> Any:
-    """The tree in types that `torch.load(weights_only=True)` takes: arrays as tensors, NumPy's scalars as numbers."""
+    """The tree in types that `torch.load(weights_only=True)` takes.
+
+    Arrays and complex numbers become tensors, NumPy's scalars numbers, tables dicts of their columns, and other collections
+    lists and sets.
+    """
     if isinstance(tree, torch.Tensor):
         return _own(tree)
     if isinstance(tree, np.ndarray):
@@ -153,7 +159,17 @@ def loadable(tree: Any) -> Any:
         return {key: loadable(value) for key, value in tree.items()}
     if isinstance(tree, (list, tuple, set)):
         return type(tree)(loadable(item) for item in tree)
-    return tree
+    return _loadable_collection(tree)
+
+
+def _loadable_collection(tree: Any) -> Any:
+    if is_frame(tree):
+        return loadable(tree.to_dict("list") if hasattr(tree, "columns") else tree.tolist())
+    if isinstance(tree, complex):
+        return torch.tensor(tree)
+    if isinstance(tree, (deque, array)):
+        return [loadable(item) for item in tree]
+    return set(map(loadable, tree)) if isinstance(tree, frozenset) else tree
 
 
 def _is_model(tree: Any) -> bool:

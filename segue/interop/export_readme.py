@@ -58,10 +58,11 @@ _SAFETENSORS_HEAD = """\
 `model.safetensors` has the model's own names. Every component also has a JSON skeleton: its tree of dicts, lists and
 numbers, in which a dict of one key that begins with `$` encodes what JSON has no type for. `$tensor`, `$tensors` and
 `$array` name tensors of the safetensors file next to it (without tensors there is none); `component` below decodes
-them all. State of a model that is no tensor (versions of modules, `get_extra_state`) is in `model.json` alone. The
+them all (`$object` and `$frame` become dicts, of attributes and of columns). State of a model that is no tensor (versions of modules, `get_extra_state`) is in `model.json` alone. The
 streams go last, so that nothing draws from them in between.
 
 ```python
+import array
 import base64
 import collections
 import json
@@ -76,6 +77,10 @@ from safetensors.torch import load_file
 def component(name):
     file = pathlib.Path(f"{name}.safetensors")
     tensors = load_file(file) if file.exists() else {}
+
+    def column(parts):
+        kind, content = parts[0], tree(parts[1])
+        return content.view(kind) if isinstance(content, np.ndarray) and np.dtype(kind).kind in "mM" else content
 
     def tree(node):
         if isinstance(node, list):
@@ -94,7 +99,16 @@ def component(name):
             "$bytes": lambda: base64.b64decode(value),
             "$tuple": lambda: tuple(tree(item) for item in value),
             "$set": lambda: {tree(item) for item in value},
-            "$counter": lambda: collections.Counter(dict(value)),
+            "$frozenset": lambda: frozenset(tree(value)),
+            "$counter": lambda: collections.Counter(dict(tree(value))),
+            "$deque": lambda: collections.deque(tree(value[1]), value[0]),
+            "$bytearray": lambda: bytearray(base64.b64decode(value)),
+            "$numbers": lambda: array.array(value[0], base64.b64decode(value[1])),
+            "$complex": lambda: complex(value),
+            "$items": lambda: {tree(key): tree(item) for key, item in value},
+            "$object": lambda: {key: tree(item) for key, item in value[1]},
+            "$frame": lambda: {tree(label): column(each) for label, each in zip(value[0], value[2])},
+            "$series": lambda: column(value[2]),
             "$pairs": lambda: {key: tree(item) for key, item in value},
         }
         return kinds[tag]()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Any
 
@@ -45,12 +46,13 @@ def tiny(config: dict[str, Any]) -> Recipe:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     average = Average(model)
     pause_seconds, raise_at = float(config.get("pause_seconds", 0)), config.get("raise_at_step")
-    steps_done = iter(range(1, 1 << 62))
+    # The kernel counts them: how many steps a process has made is no part of the run's state.
+    steps_made = os.memfd_create("steps made") if raise_at is not None else None
 
     def loss(model: nn.Module, batch: Any) -> torch.Tensor:
         if pause_seconds:
             time.sleep(pause_seconds)
-        if raise_at is not None and next(steps_done) >= int(raise_at):
+        if steps_made is not None and os.write(steps_made, b".") and os.fstat(steps_made).st_size >= int(raise_at or 0):
             raise ArithmeticError("this recipe raises here, as its config asks")
         x, y = batch
         return nn.functional.mse_loss(model(x), y)

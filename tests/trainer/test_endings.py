@@ -54,7 +54,7 @@ def test_the_resume_after_a_notice_is_proven_exact(fork_server, make_spec, open_
     verdict = read_history(runlog).attempts[1].verdict
     assert verdict.kind is VerdictKind.EXACT
     assert verdict.rows_compared == 8
-    assert verdict.components_compared == 15
+    assert verdict.components_compared == 16
 
 
 def test_a_notice_before_the_first_step_ends_the_attempt_without_a_commit(fork_server, make_spec, open_log):

@@ -218,7 +218,7 @@ _BEFORE_TRAINING = re.compile(r"write `([^`]+)` before the training loop")
 _BEFORE_LOOP = re.compile(
     r"write `([^`]+)` right before the loop in line (\d+), and from there on ((?:`[^`]+` for `[\w.]+`(?:, )?)+)"
 )
-_REGISTER = re.compile(r"register it: (run\.track\([^)]*\))")
+_REGISTER = re.compile(r"register it: (run\.track\((?:[^()]|\([^()]*\))*\))")
 
 
 def followed(fix: str, source: str) -> str:

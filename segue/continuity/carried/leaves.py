@@ -26,17 +26,20 @@ class UseOfLeaves:
         *,
         modules: Collection[str] = ("model",),
         is_made_anew: Callable[[str], bool] = lambda _: False,
+        is_of_framework: bool = False,
     ) -> None:
         """`modules` are the components that are modules: their plain attributes are in no state_dict. `is_made_anew`
-        knows attributes that the loop assigns in each step before it reads them."""
+        knows attributes that the loop assigns in each step before it reads them. With `is_of_framework` a framework has
+        the loop and saves its state: nothing counts as carried."""
         self._flows, self._modules, self._is_made_anew = flows, modules, is_made_anew
+        self._is_of_framework = is_of_framework
 
     def is_carried(self, leaf: Leaf) -> bool:
         """Whether its next value follows from the one before, and decides more than what people are shown.
 
         What belongs to a component with a state_dict of its own may come back from that in another form.
         """
-        if leaf.is_registered and leaf.root not in self._modules:
+        if self._is_of_framework or (leaf.is_registered and leaf.root not in self._modules):
             return False
         return any(self._is_carried(leaf, spot) for spot in self._spots_of(leaf))
 

@@ -161,6 +161,8 @@ def _stored_bytes(value: Any, *, path: str, is_owned: Callable[[Any], bool]) -> 
     for number, part in enumerate(parts_held(value)):
         if number > _MOST_PARTS or (number and is_owned(part)):
             return None
+        if has(part, "state_dict", "load_state_dict"):
+            return 0  # It is not asked for its state here, which may change it: a loader begins a pass.
     tensors: dict[str, torch.Tensor] = {}
     try:
         encode_tree(tree_of(value, path=path), path=path, tensors=tensors)

@@ -42,7 +42,7 @@ class ProgramOutside(OutsideState):
         self._loops = LoopValues(flows, tracked, components=components)
         super().__init__(
             lambda: _reached(tracked, loaders, self._loops),
-            use=UseOfLeaves(flows, modules=modules, is_made_anew=self._loops.makes_anew),
+            use=UseOfLeaves(flows, modules=modules, is_made_anew=self._loops.makes_anew, is_of_framework=not tracked),
             is_program=True,
         )
 

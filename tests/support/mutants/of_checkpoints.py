@@ -92,7 +92,7 @@ MUTANTS = (
         ),
         (
             ("    if count != len(chunk) or found != expected:", "    if count != len(chunk):"),
-            ("        if found_bytes != shard.size_bytes:", "        if False:"),
+            ("        if found_bytes == shard.size_bytes:", "        if True:"),
             ("        if placed.spec != (dtype, shape):", "        if False:"),
             ("    if found.keys() != expected.keys():", "    if False:"),
             ("if homes.get(name) is shard and name not in unread}", "if name not in unread}"),
