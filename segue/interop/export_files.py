@@ -144,8 +144,8 @@ def file_stems(components: Iterable[str]) -> dict[str, str]:
 def loadable(tree: Any) -> Any:
     """The tree in types that `torch.load(weights_only=True)` takes.
 
-    Arrays and complex numbers become tensors, NumPy's scalars numbers, tables dicts of their columns, and other collections
-    lists and sets.
+    Arrays and complex numbers become tensors, NumPy's scalars numbers, tables dicts of their columns, and other
+    collections lists and sets.
     """
     if isinstance(tree, torch.Tensor):
         return _own(tree)

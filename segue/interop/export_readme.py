@@ -58,8 +58,9 @@ _SAFETENSORS_HEAD = """\
 `model.safetensors` has the model's own names. Every component also has a JSON skeleton: its tree of dicts, lists and
 numbers, in which a dict of one key that begins with `$` encodes what JSON has no type for. `$tensor`, `$tensors` and
 `$array` name tensors of the safetensors file next to it (without tensors there is none); `component` below decodes
-them all (`$object` and `$frame` become dicts, of attributes and of columns). State of a model that is no tensor (versions of modules, `get_extra_state`) is in `model.json` alone. The
-streams go last, so that nothing draws from them in between.
+them all (`$object` and `$frame` become dicts, of attributes and of columns). State of a model that is no tensor
+(versions of modules, `get_extra_state`) is in `model.json` alone. The streams go last, so that nothing draws from
+them in between.
 
 ```python
 import array

@@ -121,8 +121,9 @@ def _names(kind: Kind, finding: Finding) -> bool:
 
 
 def _is_first(kind: Kind, finding: Finding) -> bool:
-    said = finding.sentence.partition(":")[0]
-    return any(re.search(rf"\b{re.escape(name)}\b", said) for name in kind.variables)
+    """Whether the sentence begins with the variable, or with the object of which it is the first attribute."""
+    said, _, of_object = finding.sentence.partition(": ")
+    return any(re.search(rf"\b{re.escape(name)}\b", said) or of_object.startswith(name) for name in kind.variables)
 
 
 def _runs_of(kind: Kind, source: str, resumes: int) -> _Runs:
