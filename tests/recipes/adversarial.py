@@ -59,5 +59,6 @@ def adversarial(config: dict[str, Any]) -> Recipe:
         optimizer=kept,
         data=DataLoader(TensorDataset(real), batch_size=BATCH, shuffle=True),
         step=step,
+        extra={"steps": steps},
         scheduler={name: torch.optim.lr_scheduler.StepLR(each, 7, gamma=0.5) for name, each in kept.items()},
     )

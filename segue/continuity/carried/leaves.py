@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import sys
+import sysconfig
 from collections.abc import Callable, Collection, Iterable
 from types import FunctionType
 from typing import Any
+
+import torch
+from torch import nn
 
 from segue.continuity.carried.flows import Flows, Spot
 from segue.continuity.carried.reading import flows_of
 from segue.continuity.carried.source import MODULE
 from segue.continuity.iterators import is_iterator
 from segue.continuity.object_walk import STREAMS
-from segue.continuity.untracked.place import MODULE_VARIABLE, Leaf
+from segue.continuity.untracked.place import MODULE_VARIABLE, Leaf, Place
 
 _OF_CODE = ("closure variable", MODULE_VARIABLE, "default argument", "function attribute", "class attribute")
 """Places whose names are in the code that was read, or nothing is known of them."""
@@ -41,6 +46,8 @@ class UseOfLeaves:
         """
         if self._is_of_framework or (leaf.is_registered and leaf.root not in self._modules):
             return False
+        if leaf.root in self._modules and (leaf.at is None or _is_within_package(leaf.at)):
+            return False  # What a library keeps in a module, such as FSDP, is not what the user's loop carries.
         return any(self._is_carried(leaf, spot) for spot in self._spots_of(leaf))
 
     def is_shown(self, leaf: Leaf) -> bool:
@@ -73,6 +80,25 @@ class UseOfLeaves:
             if found or leaf.place in _OF_CODE:
                 return found
         return []
+
+
+def _is_within_package(place: Place) -> bool:
+    """Whether an object of an installed package, which is no layer, holds the value."""
+    outer = place.outer
+    while outer is not None:
+        try:
+            holder = outer.get()
+        except Exception:  # It is gone, or an object of the user's raises when it is looked at.
+            return False
+        file = getattr(sys.modules.get(type(holder).__module__), "__file__", None) or ""
+        is_installed = file.startswith(_INSTALLED) and not isinstance(holder, (nn.Module, torch.Tensor))
+        if is_installed:
+            return True
+        outer = outer.outer
+    return False
+
+
+_INSTALLED = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
 
 
 def _value_of(leaf: Leaf) -> Any:
