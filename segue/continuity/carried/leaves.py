@@ -46,8 +46,8 @@ class UseOfLeaves:
         """
         if self._is_of_framework or (leaf.is_registered and leaf.root not in self._modules):
             return False
-        if leaf.root in self._modules and (leaf.at is None or _is_within_package(leaf.at)):
-            return False  # What a library keeps in a module, such as FSDP, is not what the user's loop carries.
+        if leaf.at is None or (leaf.root in self._modules and _is_within_package(leaf.at)):
+            return False  # Not there in this process; or what a library, such as FSDP, keeps in a module.
         return any(self._is_carried(leaf, spot) for spot in self._spots_of(leaf))
 
     def is_shown(self, leaf: Leaf) -> bool:
