@@ -34,7 +34,7 @@ FOUND = [
 
 NAMED = {
     "growth_counter_not_saved": "scaler (NoCounter): _growth_tracker",
-    "schedule_from_the_current_rate": "scheduler (FromCurrent): _base was 0.01, now None",
+    "schedule_from_the_current_rate": "scheduler._base (attribute): was 0.01, now None",
     "masters_rebuilt_from_bf16": "optimizer (Masters): _masters",
     "seeded_at_the_first_batch": "data.dataset.ready",
     "generator_of_the_data_set": "data.dataset._generator",

@@ -51,8 +51,8 @@ def test_state_that_was_not_registered_stops_the_run_at_its_first_commit(fork_se
     (drill,) = history.drills
     assert drill.verdict.kind is VerdictKind.BROKEN
     assert drill.verdict.findings[0].component == "unregistered state"
-    assert "in no component: loss.calls" in drill.verdict.findings[0].sentence
-    assert "extra=" in drill.verdict.findings[0].fix
+    assert "loss.calls (closure variable): changed" in drill.verdict.findings[0].sentence
+    assert "extra" in drill.verdict.findings[0].fix
     assert (report.stop_reason, report.failure.type) == (StopReason.FAILED, "RehearsalError")
     assert history.checkpoints
     assert not any(checkpoint.quarantined for checkpoint in history.checkpoints)
