@@ -47,12 +47,12 @@ def tiny(config: dict[str, Any]) -> Recipe:
     average = Average(model)
     pause_seconds, raise_at = float(config.get("pause_seconds", 0)), config.get("raise_at_step")
     # The kernel counts them: how many steps a process has made is no part of the run's state.
-    steps_made = os.memfd_create("steps made") if raise_at is not None else None
+    steps_made = os.fdopen(os.memfd_create("steps made"), "wb", buffering=0) if raise_at is not None else None
 
     def loss(model: nn.Module, batch: Any) -> torch.Tensor:
         if pause_seconds:
             time.sleep(pause_seconds)
-        if steps_made is not None and os.write(steps_made, b".") and os.fstat(steps_made).st_size >= int(raise_at or 0):
+        if steps_made is not None and steps_made.write(b".") and steps_made.tell() >= int(raise_at or 0):
             raise ArithmeticError("this recipe raises here, as its config asks")
         x, y = batch
         return nn.functional.mse_loss(model(x), y)

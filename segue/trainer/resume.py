@@ -70,6 +70,7 @@ class Resume:
         self._values_at_commit: Mapping[str, Any] = {}
         self._metric = MetricCheck()
         self._early: tuple[Finding, ...] = ()
+        self._other_hands: tuple[Finding, ...] = ()
         self.is_order_of_sums_relevant = True
         """Whether the run's numbers depend on the order in which the gradient norm is summed."""
         self._ranks = ranks or Ranks()
@@ -220,9 +221,11 @@ class Resume:
         Raises:
             BrokenResumeError: the state or the input differs; the verdict is in the log.
         """
+        is_first = not self._replay
+        if self.is_pending and is_first and self._ranks.is_leader:
+            self._look_for_other_hands()
         if not self.is_pending or self._ranks.count > 1:
             return
-        is_first = not self._replay
         found = self._changed_since(components) if is_first and compare_state else ()
         expected = next((row for row in self._witness if row.step == prelude.step), None)
         if not found and expected is not None:
@@ -277,8 +280,8 @@ class Resume:
         manifest = self._source.checkpoint.manifest
         noise = known_noise(self._history(), self.environment) if self._ranks.is_leader else NONE
         verdict = self._judged(noise)
-        if self._ranks.is_leader and _may_be_noise(verdict):
-            self._look_for_other_hands()
+        if _may_be_noise(verdict):
+            self._setup = replace(self._setup, noted=(*self._other_hands, *self._setup.noted))
             verdict = self._judged(noise)
         if self.opinion is not None and _may_be_noise(verdict):
             found = self.opinion.noise(
@@ -313,12 +316,11 @@ class Resume:
             raise BrokenResumeError(component=finding.component, detail=finding.sentence, fix=finding.fix)
 
     def _look_for_other_hands(self) -> None:
-        """Note what somebody changed after the restore, as the cause of a replay that differs."""
+        """Note what somebody changed between the restore and the first step: the cause, if the replay differs."""
         outside = self._components.get(UNTRACKED)
         if isinstance(outside, OutsideState):
             trees = capture({name: each for name, each in self._components.items() if not self._is_left_out(name)})
-            found = outside.by_another_hand(trees, self._values_at_commit)
-            self._setup = replace(self._setup, noted=(*found, *self._setup.noted))
+            self._other_hands = outside.by_another_hand(trees, self._values_at_commit)
 
     def _noise_of_earlier_attempts(self) -> Noise:
         """What attempts from the same checkpoint differ in: after a first broken resume there is a second one."""

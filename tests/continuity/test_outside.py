@@ -48,15 +48,20 @@ def test_unregistered_state_is_named_at_the_first_commit_and_where_the_resume_di
 
 
 @pytest.mark.parametrize(
-    ("kind", "component"), [("after_step_that_does_nothing", "extra.average"), ("momentum_of_the_norm_lost", "model")]
+    ("kind", "component", "named"),
+    [
+        ("after_step_that_does_nothing", "extra.average", "extra.average"),
+        ("momentum_of_the_norm_lost", "setup.hyperparameters", "momentum"),
+    ],
 )
 def test_what_a_step_leaves_behind_is_compared_after_the_last_replayed_step(
-    fork_server, make_spec, open_log, tmp_path, kind, component
+    fork_server, make_spec, open_log, tmp_path, kind, component, named
 ):
     _, _, verdict = resumed(fork_server, make_spec, open_log, tmp_path, kind)
     finding = verdict.findings[0]
     assert (verdict.kind, finding.component, finding.channel) == (VerdictKind.BROKEN, component, "state")
     assert finding.step == 18
+    assert named in finding.sentence
 
 
 def test_values_that_the_rehearsal_had_otherwise_are_noted_at_the_next_resume(

@@ -88,10 +88,14 @@ class Watch:
         leaves = [self._leaves[path] for path in paths if path in self._leaves]
         return {path: mark for path, (_, mark) in self._read(leaves).items()}
 
-    def changed_and_unknown(self, trees: Mapping[str, Any], *, known: Collection[str]) -> dict[str, str]:
-        """What is not as built and is in none of these captured components, in words, without the `known` paths."""
-        coverage = _coverage(self._leaves.values(), trees)
-        found = self._read(self._leaves.values(), is_known=coverage.has_memory_of)
+    def changed_and_unknown(self, trees: Mapping[str, Any], *, beneath: str, known: Collection[str]) -> dict[str, str]:
+        """What is not as built and is in none of these captured components, in words.
+
+        Looked for `beneath` this path alone, and not at the `known` paths.
+        """
+        leaves = [leaf for path, leaf in self._leaves.items() if path.startswith(f"{beneath}.")]
+        coverage = _coverage(leaves, trees)
+        found = self._read(leaves, is_known=coverage.has_memory_of)
         return {
             path: f"was {self._built[path]!r} as built, now {mark!r}"
             for path, (value, mark) in found.items()

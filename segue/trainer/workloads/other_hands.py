@@ -1,6 +1,6 @@
 """What somebody changes between the restore and the first step: hooks, modules and settings that a resume cannot hold.
 
-Looked at only where a replay differs, to name the cause.
+Looked at before the first step, and named only where the replay differs, as the cause.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _is_segues(hook: Any) -> bool:
 
 
 class OtherHands:
-    """The hooks and the modules of a model as built, to be compared with what they are when a replay differs."""
+    """The hooks and the modules of a model as built, to be compared with what they are before the first step."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model, self._modules = model, dict(model.named_modules())

@@ -97,8 +97,7 @@ class OutsideState:
         """Findings about what is not as built, and was as built at the commit; `trees` are the captured components."""
         if self._others is None:
             return ()
-        changed = self._watch.changed_and_unknown(trees, known=committed.get(VALUES, {}))
-        settings = {path: change for path, change in changed.items() if path.startswith("model.")}
+        settings = self._watch.changed_and_unknown(trees, beneath="model", known=committed.get(VALUES, {}))
         return tuple(self._others.findings(settings))
 
     def of_process(self) -> tuple[Finding, ...]:
