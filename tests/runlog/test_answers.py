@@ -49,6 +49,19 @@ def test_the_record_of_another_that_is_there_is_not_taken_for_the_own_one(store)
     assert numbers(RunLog(store, RUN).reload()) == [0, 7, 1]
 
 
+def test_a_record_that_finds_garbage_in_its_slot_is_written_to_the_next_one(store):
+    log = RunLog(store, RUN)
+    log.append(note(0))
+
+    def build(stamp):
+        store.put_if_absent(keys.log_key(RUN, 1), b"of another")
+        return note(1)(stamp)
+
+    assert log.append(build).number == 2
+    again = RunLog(store, RUN).reload()
+    assert (numbers(again), [damage.slot for damage in again.damage]) == ([0, 1], [1])
+
+
 def test_a_put_that_failed_with_the_record_of_another_in_its_slot_is_an_error(store):
     failing = iter([True])
     log = RunLog(FaultyStore(store, fails=lambda name, key: name == "put_if_absent" and next(failing, False)), RUN)

@@ -105,6 +105,21 @@ def test_a_newer_claim_that_is_misread_fences_as_if_it_had_been_read(run, answer
     assert newest_valid(new.log, epoch=new.claim.epoch).checkpoint.manifest.step == 300  # Complete, and adopted.
 
 
+def test_a_record_that_one_look_misread_is_read_again_by_that_look(run):
+    old, new, store = taken_for_lost(run)
+    store.end_of_key, store.answers = keys.log_key("r", new.claim.slot), 1
+    assert (old.log.refresh().damage, old.log.highest_epoch) == ((), new.claim.epoch)
+    assert store.answers == 0
+
+
+def test_a_record_that_every_look_misread_is_read_again_before_an_attempt_ends_because_of_it(run):
+    old, new, store = taken_for_lost(run)
+    store.end_of_key, store.answers = keys.log_key("r", new.claim.slot), 5
+    assert [damage.slot for damage in old.log.refresh().damage] == [new.claim.slot]
+    with pytest.raises(SupersededError):
+        go_on(old, old.claim, 300)
+
+
 def test_a_record_that_may_be_a_newer_claim_stops_an_attempt_and_the_next_one_continues(run):
     old, new, store = taken_for_lost(run)
     path = store.inner.root / keys.log_key("r", new.claim.slot)

@@ -281,6 +281,13 @@ def test_a_late_report_of_an_attempt_from_before_the_end_is_not_fresh() -> None:
     assert history.reports[history.fresh_from :] == history.reports[1:]
 
 
+def test_the_report_of_an_attempt_that_a_stop_recalled_is_not_fresh_when_the_run_is_opened_again() -> None:
+    history = history_of(decided(0), ended("stopped"), reported(0), opened(10), reported(1))
+    assert [report.segment for report in history.fresh_reports] == [1]
+    assert history_of(decided(0), ended("stopped"), judged(1, BROKEN), opened(10)).broken_resumes == ()
+    assert history_of(decided(0), judged(1, BROKEN), opened(10)).broken_resumes != ()
+
+
 def test_a_run_is_broken_while_the_newest_verdict_since_its_last_end_is_broken() -> None:
     broken, exact, later = (judged(n, kind) for n, kind in ((2, BROKEN), (3, VerdictKind.EXACT), (4, BROKEN)))
     for entries, is_broken in [
@@ -293,6 +300,7 @@ def test_a_run_is_broken_while_the_newest_verdict_since_its_last_end_is_broken()
         ([exact, ended("failed"), later], True),
     ]:
         assert bool(history_of(*entries).broken_resumes) is is_broken
+    assert len(history_of(broken, later).broken_resumes) == 2
 
 
 def test_reading_a_history_reads_the_records_appended_since(tmp_path: Any) -> None:

@@ -86,6 +86,14 @@ def test_a_log_that_was_replaced_is_noticed_by_whoever_read_it_before(store):
     assert numbers(new) == [100] * 9
 
 
+def test_a_log_that_was_replaced_by_a_longer_one_is_noticed_by_whoever_only_reads(store):
+    log = filled(store, 3)
+    store.delete([keys.log_key(RUN, number) for number in range(3)])
+    filled(store, 6)
+    with pytest.raises(LogReplacedError):
+        log.refresh()
+
+
 def test_a_writer_that_was_at_work_during_a_deletion_ends_and_what_it_left_is_no_log(store):
     log = filled(store, 5)
     key = keys.log_key(RUN, 5)

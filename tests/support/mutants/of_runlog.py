@@ -29,7 +29,7 @@ MUTANTS = (
     ),
     Mutants(
         "segue/runlog/log.py",
-        (_FENCING, _IDENTITY),
+        (_FENCING, _IDENTITY, _ANSWERS),
         (
             ("            if unread:\n                raise", "            if False:\n                raise"),
             (
