@@ -44,7 +44,8 @@ def position_of(iterator: Any) -> int | float | None:
     if kind is enumerate:
         return parts[1][1] if position_of(parts[1][0]) is not None else None
     kept, is_first_pass_over = parts[2]
-    return len(kept) - operator.length_hint(parts[1][0], 0) if is_first_pass_over else len(kept)
+    # From 1 to the number of its items: after the last one it is where it was at the end of its first pass.
+    return (len(kept) - operator.length_hint(parts[1][0], 0)) or len(kept) if is_first_pass_over else len(kept)
 
 
 def draw_until(iterator: Iterator[Any], position: float) -> None:

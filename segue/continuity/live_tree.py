@@ -11,13 +11,13 @@ from array import array
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterator, Mapping, MutableMapping
 from enum import Enum
-from pathlib import PurePath
 from typing import Any
 
 import numpy as np
 import torch
 
 from segue.checkpoints.format.collections import Fields, is_frame
+from segue.checkpoints.format.constants import CONSTANTS
 from segue.continuity.iterators import draw_until, is_iterator, position_of
 from segue.continuity.object_walk import PLAIN, STREAMS, attributes_of
 from segue.continuity.streams import set_state_of_stream, state_of_stream
@@ -26,8 +26,8 @@ from segue.user_objects import has
 from segue.user_objects.variables import CODE, Variables, is_registrable, is_users_class
 
 _ABSENT: Any = object()
-_AS_THEY_ARE = (*PLAIN, complex, np.generic, torch.Tensor, np.ndarray, bytearray, array)
-_NO_STATE = (*CODE, torch.device, torch.dtype, PurePath, logging.Logger, re.Pattern)
+_AS_THEY_ARE: tuple[type, ...] = (*PLAIN, *CONSTANTS, complex, np.generic, torch.Tensor, np.ndarray, bytearray, array)
+_NO_STATE = (*CODE, torch.device, torch.dtype, logging.Logger, re.Pattern)
 """Attributes of objects that stay as they are: code and settings."""
 _ITERATOR = "iterator"
 _ITERATOR_FIX = "register an object with __next__ and attributes for what changes"

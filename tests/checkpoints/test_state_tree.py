@@ -5,8 +5,15 @@ from __future__ import annotations
 import json
 import math
 from collections import OrderedDict
+from datetime import UTC, date, datetime, time, timedelta, timezone, tzinfo
+from decimal import Decimal
+from fractions import Fraction
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from uuid import UUID
+from zoneinfo import ZoneInfo
 
 import numpy as np
+import pandas
 import pytest
 import torch
 from torch import nn
@@ -15,6 +22,13 @@ from torch.testing._internal.two_tensor import TwoTensor
 from segue.checkpoints.format.snapshot import digest, take
 from segue.checkpoints.format.state_tree import decode_tree, encode_tree
 from segue.errors import UnsupportedStateError
+
+
+class OwnZone(tzinfo):
+    """A zone that nothing but its own code knows."""
+
+    def utcoffset(self, _):
+        return timedelta(0)
 
 
 def there_and_back(tree):
@@ -49,6 +63,50 @@ def test_plain_data_comes_back_equal_and_of_its_type(tree):
     back = there_and_back(tree)
     assert back == tree
     assert type(back) is (dict if isinstance(tree, OrderedDict) else type(tree))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        Decimal("1.10"),
+        Decimal("NaN").copy_sign(Decimal(-1)),
+        Fraction(1, 3),
+        date(2026, 2, 28),
+        time(1, 2, 3, 4, tzinfo=UTC),
+        datetime(2026, 10, 25, 2, 30, fold=1, tzinfo=ZoneInfo("Europe/Berlin")),
+        datetime(1, 1, 1, tzinfo=timezone(timedelta(hours=-3, seconds=7))),
+        timedelta(days=-1, microseconds=1),
+        Path("a") / "b",
+        PurePosixPath("/a"),
+        PureWindowsPath("c:/a"),
+        UUID(int=2**127),
+        range(3, 0, -1),
+        slice(None, 2),
+        torch.bfloat16,
+        torch.device("cuda", 3),
+        np.datetime64("2026-02-28T01", "h"),
+        np.timedelta64("NaT", "ns"),
+        np.complex64(1 - 2j),
+        np.bytes_(b"a"),
+    ],
+    ids=lambda value: f"{type(value).__name__}-{value}",
+)
+def test_constants_come_back_equal_and_of_their_type(value):
+    back = there_and_back({"x": [value]})["x"][0]
+    assert (type(back), repr(back), str(back)) == (type(value), repr(value), str(value))
+    assert getattr(back, "fold", 0) == getattr(value, "fold", 0)
+
+
+@pytest.mark.parametrize("key", [date(2026, 2, 28), Path("a"), Fraction(1, 3)])
+def test_constants_may_be_keys(key):
+    assert there_and_back({key: 1, "plain": 2}) == {key: 1, "plain": 2}
+
+
+def test_arrays_of_times_come_back_in_their_unit():
+    array = np.array(["2026-02-28", "NaT"], dtype="datetime64[s]").reshape(1, 2)
+    back = there_and_back([array])[0]
+    assert (back.dtype, back.shape) == (array.dtype, array.shape)
+    assert np.array_equal(back, array, equal_nan=True)
 
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
@@ -105,6 +163,9 @@ def test_two_names_that_make_one_path_do_not_overwrite_each_other():
         ({"s": torch.eye(2).to_sparse()}, "state.s"),
         ({"o": np.array([object()])}, "state.o"),
         ({"l": np.longdouble(1)}, "state.l"),
+        ({"v": np.zeros(1, dtype=[("a", int)])[0]}, "state.v"),
+        ({"z": datetime(2026, 1, 1, tzinfo=OwnZone())}, "state.z"),
+        ({"p": pandas.Timestamp("2026-01-01")}, "state.p"),
     ],
 )
 def test_what_is_not_data_is_refused_by_its_path(tree, path):

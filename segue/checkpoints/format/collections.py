@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from segue.checkpoints.format.constants import MOMENTS, is_constant
 from segue.errors import UnsupportedStateError
 
 Json = Any
@@ -36,8 +37,8 @@ COLLECTION_TAGS = frozenset(
 )
 """The last two are tables; `items` is a dict with keys that are neither text nor numbers."""
 _TAG = "$"
-_NUMBERS, _MOMENTS = "biufc", "mM"
-"""Kinds of NumPy types: numbers, and points and lengths of time."""
+_NUMBERS = "biufc"
+"""Kinds of NumPy types that are numbers."""
 
 
 def is_frame(value: Any) -> bool:
@@ -52,7 +53,7 @@ def is_key(value: Any) -> bool:
         return type(value) in (tuple, frozenset) and all(
             isinstance(it, (str, int, float)) or is_key(it) for it in value
         )
-    return value is None or isinstance(value, (bytes, complex, np.generic))
+    return value is None or isinstance(value, (bytes, complex, np.generic)) or is_constant(value)
 
 
 def encode_collection(tree: Any, *, path: str, encode: Encode) -> Json:
@@ -158,7 +159,7 @@ def _encode_column(column: Any, *, path: str, encode: Encode) -> Json:
     dtype = column.dtype
     if isinstance(dtype, np.dtype) and dtype.kind in _NUMBERS:
         return [dtype.str, encode(np.array(column.to_numpy()), path=path)]
-    if isinstance(dtype, np.dtype) and dtype.kind in _MOMENTS:
+    if isinstance(dtype, np.dtype) and dtype.kind in MOMENTS:
         return [dtype.str, encode(np.array(column.to_numpy()).view(np.int64), path=path)]
     missing = column.isna() if hasattr(column, "isna") else [False] * len(column)
     values = [None if is_missing else value for value, is_missing in zip(column.tolist(), missing, strict=True)]
@@ -171,5 +172,5 @@ def _decode_column(value: Json, *, decode: Callable[[Json], Any]) -> Any:
     dtype, content = value[0], decode(value[1])
     if isinstance(content, np.ndarray):
         numpy_type = np.dtype(dtype)
-        return pandas.Series(content.view(numpy_type) if numpy_type.kind in _MOMENTS else content)
+        return pandas.Series(content.view(numpy_type) if numpy_type.kind in MOMENTS else content)
     return pandas.Series(content, dtype=dtype)

@@ -21,6 +21,14 @@ from segue.checkpoints.format.collections import (
     is_frame,
     is_key,
 )
+from segue.checkpoints.format.constants import (
+    CONSTANT_TAG,
+    MOMENTS,
+    decode_constant,
+    encode_constant,
+    is_constant,
+    moment,
+)
 from segue.checkpoints.format.dtensor import sharded_types
 from segue.checkpoints.format.layout import DTYPES, MOST_LEVELS
 from segue.errors import UnsupportedStateError
@@ -35,6 +43,8 @@ _TAG = "$"
 _FIX = (
     "give the object a state_dict() that returns the tensors of which it is made, or their values as one plain tensor"
 )
+_SCALARS = "biufcS"
+"""Kinds of NumPy types of which single values are stored."""
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 _dtype_of = operator.attrgetter("dtype")
 _layout_of = operator.attrgetter("layout")
@@ -58,8 +68,8 @@ def encode_tree(tree: Any, *, path: str, tensors: dict[str, torch.Tensor], level
         return {f"{_TAG}tensor": _put(tree, path, tensors)}
     if isinstance(tree, np.ndarray):
         return _encode_array(tree, path=path, tensors=tensors)
-    if isinstance(tree, np.generic) and not isinstance(tree.item(), np.generic):  # As of a long double.
-        return {f"{_TAG}scalar": [tree.dtype.str, encode_tree(tree.item(), path=path, tensors=tensors)]}
+    if isinstance(tree, np.generic):
+        return _encode_scalar(tree, path=path)
     if isinstance(tree, (int, float, bytes)):
         return _encode_plain(tree)
     if level == MOST_LEVELS:
@@ -76,7 +86,17 @@ def encode_tree(tree: Any, *, path: str, tensors: dict[str, torch.Tensor], level
         return encoded if isinstance(tree, list) else {f"{_TAG}{type(tree).__name__}": encoded}
     if is_frame(tree):
         return encode_frame(tree, path=path, encode=deeper)
+    if is_constant(tree):
+        return {f"{_TAG}{CONSTANT_TAG}": encode_constant(tree, path=path)}
     raise UnsupportedStateError(path=path, type_name=type(tree).__qualname__)
+
+
+def _encode_scalar(value: np.generic, *, path: str) -> Json:
+    if value.dtype.kind in MOMENTS:
+        return {f"{_TAG}moment": [value.dtype.str, int(value.astype(np.int64))]}
+    if value.dtype.kind not in _SCALARS or isinstance(value.item(), np.generic):  # As of a long double.
+        raise UnsupportedStateError(path=path, type_name=type(value).__qualname__)
+    return {f"{_TAG}scalar": [value.dtype.str, encode_tree(value.item(), path=path, tensors={})]}
 
 
 def _encode_plain(value: float | bytes) -> Json:
@@ -127,12 +147,17 @@ def decode_tree(json_tree: Json, tensors: Mapping[str, torch.Tensor]) -> Any:
     if len(json_tree) != 1 or not next(iter(json_tree)).startswith(_TAG):
         return {key: decode_tree(value, tensors) for key, value in json_tree.items()}
     ((tag, value),) = json_tree.items()
+    if tag == f"{_TAG}{CONSTANT_TAG}":
+        return decode_constant(value)
     return _decode_tagged(tag.removeprefix(_TAG), value, tensors)
 
 
 def _encode_array(array: np.ndarray[Any, Any], *, path: str, tensors: dict[str, torch.Tensor]) -> Json:
     if type(array) is not np.ndarray or not array.dtype.isnative:
         raise UnsupportedStateError(path=path, type_name=f"{type(array).__name__} of {array.dtype.str}")
+    if array.dtype.kind in MOMENTS:
+        numbers = torch.from_numpy(np.asarray(array, order="C").view(np.int64))
+        return {f"{_TAG}moments": [array.dtype.str, _put(numbers, path, tensors)]}
     try:
         tensor = torch.from_numpy(np.asarray(array, order="C"))
     except TypeError:
@@ -183,7 +208,7 @@ def _encode_tensors(tree: Mapping[Any, Any], path: str, tensors: dict[str, torch
 
 def _scalar(dtype: np.dtype[Any], value: Any) -> Any:
     # A void of a number takes that many bytes of memory.
-    if dtype.kind not in "biufS" or not isinstance(value, bytes if dtype.kind == "S" else (bool, int, float)):
+    if dtype.kind not in _SCALARS or not isinstance(value, bytes if dtype.kind == "S" else (bool, int, float, complex)):
         raise ValueError(f"no scalar has the type {dtype.str!r}")
     return dtype.type(value)
 
@@ -201,6 +226,10 @@ def _decode_tagged(tag: str, value: Json, tensors: Mapping[str, torch.Tensor]) -
             return tensors[value].numpy()
         case "scalar":
             return _scalar(np.dtype(value[0]), decode_tree(value[1], tensors))
+        case "moment":
+            return moment(*value)
+        case "moments":
+            return tensors[value[1]].numpy().view(moment(value[0], 0).dtype)
         case "float":
             return float(value)
         case "bytes":

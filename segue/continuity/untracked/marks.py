@@ -11,6 +11,7 @@ import types
 import warnings
 from array import array
 from collections import deque
+from enum import Enum
 from itertools import islice
 from typing import Any
 
@@ -19,9 +20,10 @@ import torch
 import xxhash
 
 from segue.checkpoints.format.collections import is_frame
+from segue.checkpoints.format.constants import CONSTANTS
 from segue.checkpoints.format.dtensor import local_tensor
 from segue.checkpoints.format.snapshot import raw_bytes
-from segue.continuity.iterators import is_iterator
+from segue.continuity.iterators import is_iterator, position_of
 from segue.continuity.object_walk import PLAIN, STREAMS
 from segue.continuity.streams import state_of_stream
 
@@ -48,6 +50,8 @@ def mark_of(value: Any) -> Mark:
             return value  # type: ignore[no-any-return]
         if type(value) is str and len(value) <= _LONGEST:
             return value
+        if isinstance(value, CONSTANTS) and len(text := str(value)) <= _LONGEST:
+            return text
         _feed(value, hasher, 0)
     except Exception:  # Of an object that cannot be looked at, which must not end an attempt.
         return UNREADABLE
@@ -61,7 +65,7 @@ def _feed(value: Any, hasher: Any, depth: int) -> None:
         _feed_array(value, hasher, depth)
     elif isinstance(value, (bytes, bytearray, memoryview, array)):
         hasher.update(memoryview(value).cast("B")[: _WHOLE * 4])
-    elif isinstance(value, (*PLAIN, complex, np.generic, range, slice)):
+    elif isinstance(value, (*PLAIN, *CONSTANTS, complex, np.generic, Enum)):
         hasher.update(f"{value!r};".encode())
     elif isinstance(value, STREAMS):
         _feed(state_of_stream(value), hasher, depth)
@@ -154,6 +158,8 @@ def _position(value: Any) -> str:
         return repr(value)
     if isinstance(value, io.IOBase):
         return f"{value.tell()}"
+    if isinstance(value, itertools.cycle):
+        return f"{position_of(value)}"
     if is_iterator(value):
         left = operator.length_hint(value, -1)
         return f"{left}" if left >= 0 else _reduced(value)

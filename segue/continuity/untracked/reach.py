@@ -12,6 +12,9 @@ import types
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from decimal import Decimal
+from enum import Enum
+from fractions import Fraction
 from functools import cached_property
 from itertools import islice
 from pathlib import PurePath
@@ -122,11 +125,10 @@ class Reach:
 
     def _follow(self, place: Place, depth: int) -> None:
         value = place.get()
-        if isinstance(value, (PLAIN, complex)):
-            self._leaf(place, value)
-            return
         if isinstance(value, PurePath):
             self.files.append(str(value))
+        if isinstance(value, _PLAIN):
+            self._leaf(place, value)
             return
         if depth > _DEEPEST or id(value) in self._seen or len(self._seen) >= _MOST_OBJECTS:
             return
@@ -229,6 +231,8 @@ class Reach:
             yield module_variable(module, name, known, is_here=file in {code.co_filename for code in self.scopes})
 
 
+_PLAIN = (*PLAIN, complex, Decimal, Fraction, PurePath, range, slice, Enum)
+"""Single values. Dates are of the process; devices and the like are settings."""
 _SKIPPED = (
     types.ModuleType,
     logging.Logger,
@@ -252,7 +256,7 @@ def _is_of_one_process(value: Any) -> bool:
 
 
 def _is_simple(item: Any, depth: int = 0) -> bool:
-    if isinstance(item, (*PLAIN, *ARRAYS)):
+    if isinstance(item, (*_PLAIN, *ARRAYS)):
         return True
     if isinstance(item, (list, tuple, set, frozenset, deque)) and depth < 2:
         return len(item) <= _LONG_ITEMS and all(_is_simple(each, depth + 1) for each in list(item))

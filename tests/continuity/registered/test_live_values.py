@@ -21,6 +21,8 @@ from torch import nn
 
 from segue import Variables
 from segue.checkpoints.format.state_tree import decode_tree, encode_tree
+from segue.continuity.live_tree import put, tree_of
+from segue.continuity.untracked.marks import mark_of
 from segue.errors import RecipeError, SessionError, UnsupportedStateError
 from segue.recipe import built_recipe
 from segue.trainer.programs.tracked import components_of_object
@@ -273,3 +275,13 @@ def test_what_cannot_be_restored_in_place_is_refused_with_the_variable_as_the_fi
 
     with pytest.raises(RecipeError, match=r"Fix: .*segue\.Variables\(loss, "):
         built_recipe(build, {})
+
+
+@pytest.mark.parametrize("drawn", range(1, 8))
+def test_a_cycle_that_was_put_back_has_the_mark_that_it_had(drawn):
+    was, made = itertools.cycle("abc"), itertools.cycle("abc")
+    for _ in range(drawn):
+        next(was)
+    put(made, tree_of(was, path="rates"))
+    assert mark_of(made) == mark_of(was)
+    assert next(made) == next(was)

@@ -1,0 +1,117 @@
+"""Values that nothing can change and that JSON has not, such as dates, exact numbers and paths; and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import date, datetime, time, timedelta, timezone
+from decimal import Decimal
+from fractions import Fraction
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any
+from uuid import UUID
+from zoneinfo import ZoneInfo
+
+import numpy as np
+import torch
+
+from segue.errors import UnsupportedStateError
+
+Json = Any
+CONSTANT_TAG = "constant"
+MOMENTS = "mM"
+"""Kinds of NumPy types: points and lengths of time."""
+
+
+def is_constant(value: Any) -> bool:
+    """Whether it is of one of these classes, and not of a class made from one."""
+    return type(value) in _WAYS
+
+
+def encode_constant(value: Any, *, path: str) -> Json:
+    """A constant as JSON: the name of its class, and its content.
+
+    Raises:
+        UnsupportedStateError: its time zone is of a class that is not the standard library's.
+    """
+    name, to_json, _ = _WAYS[type(value)]
+    zone = getattr(value, "tzinfo", None)
+    if zone is not None and not isinstance(zone, (timezone, ZoneInfo)):
+        raise UnsupportedStateError(path=path, type_name=f"time in a zone of the class {type(zone).__qualname__}")
+    return [name, to_json(value)]
+
+
+def decode_constant(value: Json) -> Any:
+    """The constant that `encode_constant` was given.
+
+    Raises:
+        KeyError, ValueError, TypeError: there is none like that.
+    """
+    name, content = value
+    return _FROM_JSON[name](content)
+
+
+def moment(dtype: str, count: int) -> np.generic:
+    """A point or a length of time of NumPy, from its type and its number of units.
+
+    Raises:
+        ValueError: the type is another one.
+    """
+    kind = np.dtype(dtype)
+    if kind.kind not in MOMENTS:
+        raise ValueError(f"no time has the type {dtype!r}")
+    found: np.generic = np.array([count], dtype=np.int64).view(kind)[0]
+    return found
+
+
+def _of_time(value: datetime | time) -> Json:
+    zone = value.tzinfo
+    key = zone.key if isinstance(zone, ZoneInfo) else None
+    return [value.replace(tzinfo=None).isoformat() if key else value.isoformat(), key, value.fold]
+
+
+def _to_time(kind: type[datetime] | type[time]) -> Callable[[Json], datetime | time]:
+    def made(content: Json) -> datetime | time:
+        text, key, fold = content
+        found: datetime | time = kind.fromisoformat(text)
+        return found.replace(tzinfo=ZoneInfo(key) if key else found.tzinfo, fold=fold)
+
+    return made
+
+
+def _of_timedelta(value: timedelta) -> Json:
+    return [value.days, value.seconds, value.microseconds]
+
+
+def _of_range(value: range | slice) -> Json:
+    bounds = [value.start, value.stop, value.step]
+    if not all(bound is None or isinstance(bound, int) for bound in bounds):
+        raise UnsupportedStateError(path="slice", type_name="slice of other things than numbers")
+    return bounds
+
+
+def _to_type_of_torch(text: str) -> torch.dtype:
+    found = getattr(torch, text.removeprefix("torch."))
+    if not isinstance(found, torch.dtype):
+        raise TypeError(f"{text!r} is no type of torch")
+    return found
+
+
+_WAYS: dict[type, tuple[str, Callable[[Any], Json], Callable[[Json], Any]]] = {
+    Decimal: ("decimal", str, Decimal),
+    Fraction: ("fraction", str, Fraction),
+    UUID: ("uuid", str, UUID),
+    date: ("date", date.isoformat, date.fromisoformat),
+    time: ("time", _of_time, _to_time(time)),
+    datetime: ("datetime", _of_time, _to_time(datetime)),
+    timedelta: ("timedelta", _of_timedelta, lambda content: timedelta(*content)),
+    type(Path()): ("path", str, Path),
+    PurePosixPath: ("posix path", str, PurePosixPath),
+    PureWindowsPath: ("windows path", str, PureWindowsPath),
+    range: ("range", _of_range, lambda content: range(*content)),
+    slice: ("slice", _of_range, lambda content: slice(*content)),
+    torch.dtype: ("dtype", str, _to_type_of_torch),
+    torch.device: ("device", str, torch.device),
+}
+"""For each class its name in a checkpoint, and the ways to JSON and back."""
+_FROM_JSON = {name: from_json for name, _, from_json in _WAYS.values()}
+CONSTANTS: tuple[type, ...] = tuple(_WAYS)
