@@ -140,9 +140,11 @@ def _run_here(tests: Sequence[str], tree: Path, output: Path, *, compiles: bool)
         sys.dont_write_bytecode = not compiles
         import pytest
 
-        # A test of the matrix is run where it is named.
-        also = ("-m", "not soak") if all("::" in test for test in tests) else ()
-        code = int(pytest.main([*_OPTIONS, *also, *tests]))
+        # The quick tests first; only a mutant that they do not notice costs the time of those of the matrix.
+        code = int(pytest.main([*_OPTIONS, *tests]))
+        if code in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+            longer = int(pytest.main([*_OPTIONS, "-m", "matrix and not soak", *tests]))
+            code = code if longer == pytest.ExitCode.NO_TESTS_COLLECTED else longer
         where = str(getattr(sys.modules.get("segue"), "__file__", ""))
         if not where.startswith(str(tree)):
             os.write(1, f"not the mutant was tested, but {where}\n".encode())
