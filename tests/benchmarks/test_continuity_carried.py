@@ -14,8 +14,19 @@ LOST = (
     "batch ahead at the top level",
     "variable of a closure",
     "attribute of the trainer",
+    "exact sum of losses",
+    "phase of an enumeration",
+    "data class with slots that is replaced",
+    "list of data classes",
+    "count in an assignment expression",
 )
-KEPT = ("nanoGPT", "ImageNet example with meters", "sums of an epoch that run.carry holds")
+KEPT = (
+    "nanoGPT",
+    "ImageNet example with meters",
+    "sums of an epoch that run.carry holds",
+    "functions made when they are first needed",
+    "start, rate and file of a log line",
+)
 
 
 def kind_of(name: str) -> Kind:

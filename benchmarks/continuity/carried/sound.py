@@ -395,4 +395,33 @@ KINDS: tuple[Kind, ...] = (
             t0 = time.time()
         """,
     ),
+    in_steps(
+        "functions made when they are first needed",
+        before="step_fn, scale_of = None, {}",
+        loss="""
+        if step_fn is None:
+            step_fn = torch.jit.script(nn.MSELoss())
+        kind = "odd" if step % 2 else "even"
+        if kind not in scale_of:
+            scale_of[kind] = (lambda value: value * 0.5) if kind == "odd" else (lambda value: value)
+        loss = scale_of[kind](step_fn(model(a), b))
+        """,
+    ),
+    in_steps(
+        "start, rate and file of a log line",
+        top="""
+        from datetime import datetime, timedelta
+        from decimal import Decimal
+        from pathlib import Path
+        """,
+        before="started, spent, last_log = datetime.now(), timedelta(0), None\ncost = Decimal(0)",
+        body="""
+        spent = datetime.now() - started
+        cost += Decimal("0.0001") * len(a)
+        if step % 10 == 9:
+            last_log = Path(f"log-{step}.txt")
+            last_log.write_text(f"{step} {spent} {cost}\\n")
+            print(f"{step}: {spent} {cost} in {last_log}")
+        """,
+    ),
 )

@@ -219,6 +219,7 @@ _BEFORE_TRAINING = re.compile(r"write `([^`]+)` before the training loop")
 _BEFORE_LOOP = re.compile(
     r"write `([^`]+)` right before the loop in line (\d+), and from there on ((?:`[^`]+` for `[\w.]+`(?:, )?)+)"
 )
+_OF_ITS_OWN = re.compile(r"make the assignment of (\w+) in line (\d+) a statement of its own")
 _REGISTER = re.compile(r"register it: (run\.track\((?:[^()]|\([^()]*\))*\))")
 
 
@@ -229,6 +230,8 @@ def followed(fix: str, source: str) -> str:
         ValueError: it says nothing that could be done so.
     """
     lines = source.splitlines()
+    for name, number in _OF_ITS_OWN.findall(fix):
+        lines = _with_statement(lines, name, int(number))
     inserts: list[tuple[int, str]] = []
     for call, number, pairs in _BEFORE_LOOP.findall(fix):
         line = int(number)
@@ -242,6 +245,17 @@ def followed(fix: str, source: str) -> str:
         margin = re.match(r"\s*", lines[line - 1])
         lines.insert(line - 1, f"{margin[0] if margin else ''}{call}")
     return "\n".join(lines) + "\n"
+
+
+def _with_statement(lines: Sequence[str], name: str, number: int) -> list[str]:
+    """The lines with an assignment expression in one of them written as a statement before it."""
+    line = lines[number - 1]
+    found = re.search(rf"\({name} := ([^()]*(?:\([^()]*\)[^()]*)*)\)", line)
+    if found is None:
+        raise ValueError(line)
+    margin = line[: len(line) - len(line.lstrip())]
+    own = [f"{margin}{name} = {found[1]}", line.replace(found[0], name)]
+    return [*lines[: number - 1], *own, *lines[number:]]
 
 
 def _training_loop(lines: Sequence[str]) -> int:

@@ -48,7 +48,7 @@ class UseOfLeaves:
             return False
         if leaf.at is None or (leaf.root in self._modules and _is_within_package(leaf.at)):
             return False  # Not there in this process; or what a library, such as FSDP, keeps in a module.
-        return any(self._is_carried(leaf, spot) for spot in self._spots_of(leaf))
+        return any(self._is_carried(leaf, spot) for spot in (*self._spots_of(leaf), *self._spots_of_list(leaf)))
 
     def is_shown(self, leaf: Leaf) -> bool:
         """Whether the code only shows it to people, does nothing with it, or makes it anew in each step."""
@@ -64,6 +64,12 @@ class UseOfLeaves:
         if isinstance(value, STREAMS):
             return not self._flows.is_written(spot)  # Otherwise it is seeded for each use.
         return is_iterator(value) or self._flows.depends_on_itself(spot)
+
+    def _spots_of_list(self, leaf: Leaf) -> list[Spot]:
+        """Those of the collection of objects that the value is in, which grows even if no object in it changes."""
+        names = leaf.path.split(".")
+        at = next((number for number, name in enumerate(names) if name.isdigit()), 0)
+        return list(self._flows.named(names[at - 1])) if at else []
 
     def _spots_of(self, leaf: Leaf) -> list[Spot]:
         names = [name for name in reversed(leaf.path.split(".")) if not name.isdigit()]

@@ -51,6 +51,8 @@ class CarriedName:
     """Whether that is a number, a string and the like, and not computed."""
     derives_from: frozenset[str] = frozenset()
     """Names that it is computed from before the loop."""
+    bare_line: int = 0
+    """Of an assignment whose target can be no attribute (`:=`, or a name in a `case`); 0: there is none."""
 
     @property
     def path(self) -> str:
@@ -113,7 +115,19 @@ def _carried_by(function: Function, loops: Sequence[Loop], flows: Flows) -> Iter
             is_global=is_global,
             is_bound=bool(attribute) or name in function.parameters or name in bound_before(function, outermost),
         )
+        made = replace(made, bare_line=_bare_line(function, name, since=outermost.lineno))
         yield _with_initial(made, function, before=outermost.lineno)
+
+
+def _bare_line(function: Function, name: str, *, since: int) -> int:
+    """The first line from there on that assigns it where Python allows a name alone; 0: none does."""
+    found = [
+        node.lineno
+        for node in own_nodes(function.node)
+        if (isinstance(node, ast.NamedExpr) and node.target.id == name)
+        or (isinstance(node, (ast.MatchAs, ast.MatchStar)) and node.name == name)
+    ]
+    return min((line for line in found if line >= since), default=0)
 
 
 def _with_initial(found: CarriedName, function: Function, *, before: int) -> CarriedName:

@@ -16,8 +16,8 @@ from segue.recipe import short_path
 from segue.records import Finding
 
 _ABSENT = object()
-ITERATOR = "iterator"
-"""The kind of a value that no checkpoint can hold."""
+ITERATOR, OF_CODE = "iterator", "code"
+"""The kinds of values that no checkpoint can hold."""
 
 
 def findings_of(
@@ -76,9 +76,13 @@ def fix_of(
     taken: Collection[str],
 ) -> str:
     """The lines that make these variables of one function part of the state."""
-    held = [name for name in names if kinds.get(name.path) != ITERATOR]
+    held = [name for name in names if kinds.get(name.path) not in (ITERATOR, OF_CODE)]
+    if not held and kinds.get(names[0].path) == OF_CODE:
+        return (
+            f"no checkpoint can hold a function: choose {names[0].name} in each step by the step's number or by a name"
+        )
     if not held:
-        return f"no checkpoint can hold an iterator: compute what {names[0].name} gives from the number of the step"
+        return f"no checkpoint can hold a generator: compute what {names[0].name} gives from the number of the step"
     in_place = [
         name for name in held if name.path in lasting and kinds.get(name.path) == "dict" and not name.is_rebound
     ]
@@ -95,7 +99,12 @@ def fix_of(
         given = ", ".join(f"{_last(name)}={_first_value(name)}" for name in of_loop)
         use = ", ".join(f"`{group}.{_last(name)}` for `{name.name}`" for name in of_loop)
         call = f'{group} = {session}.carry("{group}", {given})'
-        fixes.append(f"write `{call}` right before the loop in line {line}, and from there on {use}")
+        first = "".join(
+            f"make the assignment of {name.name} in line {name.bare_line} a statement of its own, and "
+            for name in of_loop
+            if name.bare_line
+        )
+        fixes.append(f"{first}write `{call}` right before the loop in line {line}, and from there on {use}")
     return "; ".join(fixes)
 
 

@@ -117,9 +117,17 @@ class Watch:
 
     def findings_of(self, paths: Iterable[str], *, before: Mapping[str, Any]) -> tuple[Finding, ...]:
         """Findings about values that are not as they were; `before` are their marks at the commit."""
-        unknown = (Leaf(path, "", path.partition(".")[0], lambda: None) for path in paths if path not in self._leaves)
-        leaves = [*(self._leaves[path] for path in paths if path in self._leaves), *unknown]
+        leaves = [*(self._leaves[path] for path in paths if path in self._leaves)]
+        leaves += [self._missing(path) for path in paths if path not in self._leaves]
         return self._findings(leaves, before, self.marks_of(paths), are_known_left_out=False)
+
+    def _missing(self, path: str) -> Leaf:
+        """A value that this process has not reached, in the collection that held it, if that is there."""
+        around = path
+        while around := around.rpartition(".")[0]:
+            if (held := self._leaves.get(around)) is not None:
+                return held._replace(path=path, place="")
+        return Leaf(path, "", path.partition(".")[0], lambda: None)
 
     def _findings(
         self, leaves: Sequence[Leaf], before: Mapping[str, Any], now: Mapping[str, Mark], *, are_known_left_out: bool

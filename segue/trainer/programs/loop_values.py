@@ -18,14 +18,15 @@ import numpy as np
 from torch import nn
 
 from segue.checkpoints.format.collections import is_frame
+from segue.checkpoints.format.constants import CONSTANTS
 from segue.continuity.carried.flows import Flows
 from segue.continuity.carried.loop_names import CarriedName, LoopNames, Running, names_in_loops
 from segue.continuity.carried.reading import flows_of
-from segue.continuity.carried.sentences import ITERATOR, findings_of
+from segue.continuity.carried.sentences import ITERATOR, OF_CODE, findings_of
 from segue.continuity.carried.source import MODULE
 from segue.continuity.code_hash import is_users
-from segue.continuity.iterators import is_iterator
-from segue.continuity.object_walk import PLAIN
+from segue.continuity.iterators import is_iterator, position_of
+from segue.continuity.object_walk import PLAIN, attributes_of
 from segue.continuity.recipe_diff import NOT_STATE
 from segue.continuity.untracked.coverage import Coverage
 from segue.continuity.untracked.marks import ARRAYS, UNREADABLE, Mark, mark_of
@@ -33,10 +34,13 @@ from segue.credentials import names_secret, redacted
 from segue.records import Finding
 from segue.sessions import Session
 from segue.user_objects import is_users_file
+from segue.user_objects.variables import CODE
 
 log = logging.getLogger(__name__)
 
 _COLLECTIONS = (dict, list, tuple, set, frozenset, deque)
+_VALUES: tuple[type, ...] = (*PLAIN, *CONSTANTS, complex, np.generic)
+"""What cannot change in place."""
 _MOST_MODULES = 200
 _MOST_ITEMS, _DEEPEST = 64, 3
 
@@ -77,7 +81,8 @@ class LoopValues:
 
     def recorded(self) -> dict[str, Mark]:
         """The marks of what has changed since the first step was due, by path."""
-        return {path: mark for path, mark in self._marks().items() if self._begun.get(path, UNREADABLE) != mark}
+        now = self._marks()
+        return {path: now[path] for path in self._changed(now)}
 
     def look(self, trees: Mapping[str, Any]) -> tuple[Finding, ...]:
         """Findings about what decides what follows and is in none of these components, each once.
@@ -85,9 +90,11 @@ class LoopValues:
         What the loop assigns counts before its value has changed: a best loss may not be known yet.
         """
         now, names = self._marks(), self._names()
-        is_changed = {path for path, mark in now.items() if self._begun.get(path, UNREADABLE) != mark}
+        is_changed = self._changed(now)
         fresh = [names[path] for path in now if path in names and path not in self._reported]
         fresh = [name for name in fresh if name.counts and (name.is_rebound or name.path in is_changed)]
+        code = {name.path for name, held in self._held() if isinstance(held, CODE)} - is_changed
+        fresh = [name for name in fresh if name.path not in code]
         fresh = [name for name in fresh if not self._is_made_of_tracked(name)]
         if not fresh:
             return ()
@@ -112,7 +119,9 @@ class LoopValues:
         for frame, names in self._loops():
             if frame.f_locals.get(name, _ABSENT) is value:
                 is_rebound = name in names.carried and names.carried[name].is_rebound
-                return _is_data(value) or name in names.fresh or is_rebound
+                # An empty collection may have held objects when it was committed.
+                is_data = _is_data(value) and not (isinstance(value, _COLLECTIONS) and not value)
+                return is_data or name in names.fresh or is_rebound
         return False
 
     def decides(self, name: str) -> bool:
@@ -147,7 +156,9 @@ class LoopValues:
     def _findings(
         self, names: Sequence[CarriedName], *, before: Mapping[str, Any], now: Mapping[str, Mark]
     ) -> tuple[Finding, ...]:
-        kinds = {path: _kind_of(value) for path, value in self._values().items()}
+        kinds: dict[str, str] = {}
+        for name, value in self._held():
+            kinds.setdefault(name.path, _kind_of(value))
         loops = [names for _, names in self._loops()]
         return findings_of(
             names,
@@ -174,6 +185,12 @@ class LoopValues:
         is_restored = any(isinstance(each, Session) for each in values) or any(type(each) is dict for each in held)
         return is_restored or (is_attribute and bool(held))
 
+    def _changed(self, now: Mapping[str, Mark]) -> set[str]:
+        """The paths of what has changed since the first step was due. Code that was made since is no change."""
+        code = {name.path for name, held in self._held() if isinstance(held, CODE)}
+        made = {path for path in code if not isinstance(self._begun.get(path), str)}
+        return {path for path, mark in now.items() if self._begun.get(path, UNREADABLE) != mark} - made
+
     def _marks(self) -> dict[str, Mark]:
         found: dict[str, Mark] = {}
         for path, value in self._values().items():
@@ -185,13 +202,18 @@ class LoopValues:
     def _values(self) -> dict[str, Any]:
         """The values of the carried variables that are there now."""
         found: dict[str, Any] = {}
+        for name, held in self._held():
+            value = _as_data(held, name)
+            if _is_data(value) and (name.is_rebound or not isinstance(value, _VALUES)):
+                found.setdefault(name.path, value)
+        return found
+
+    def _held(self) -> Iterator[tuple[CarriedName, Any]]:
+        """The carried variables with what they are bound to."""
         for frame, names in self._loops():
             local = frame.f_locals
             for name in names.carried.values():
-                value = _as_data(_found(name.name, local, frame.f_globals), name)
-                if _is_data(value) and (name.is_rebound or not isinstance(value, (*PLAIN, complex, np.generic))):
-                    found.setdefault(name.path, value)
-        return found
+                yield name, _found(name.name, local, frame.f_globals)
 
     def _names(self) -> dict[str, CarriedName]:
         return {name.path: name for _, names in self._loops() for name in names.carried.values()}
@@ -255,12 +277,14 @@ def _is_of_a_package(value: Any) -> bool:
 
 
 def _kind_of(value: Any) -> str:
-    return ITERATOR if is_iterator(value) else type(value).__name__
+    if is_iterator(value) and position_of(value) is None:
+        return ITERATOR
+    return OF_CODE if isinstance(value, CODE) else type(value).__name__
 
 
 def _is_data(value: Any) -> bool:
     """Whether it is one value whose content can be compared: not an object of some class, nor what holds such."""
-    if isinstance(value, (*PLAIN, complex, np.generic, *ARRAYS)) or is_frame(value):
+    if isinstance(value, (*_VALUES, *ARRAYS)) or is_frame(value):
         return True
     if isinstance(value, _COLLECTIONS):
         return _hold_data(value.values() if isinstance(value, dict) else value)
@@ -280,18 +304,21 @@ def _found(name: str, local: Mapping[str, Any], outside: Mapping[str, Any]) -> A
 
 
 def _as_data(value: Any, name: CarriedName) -> Any:
-    """The content of a record or an enumeration that the loop assigns anew: such an object says nothing itself."""
+    """What stands for a record, an enumeration or code that the loop assigns anew: such an object says nothing."""
     if isinstance(value, Enum):
         return value.name
-    is_record = name.is_rebound and is_users(type(value), home="__main__")
-    if is_record and isinstance(held := getattr(value, "__dict__", None), dict):
-        return dict(held)
+    if not name.is_rebound:
+        return value
+    if isinstance(value, CODE):
+        return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', type(value).__name__)}"
+    if is_users(type(value), home="__main__"):
+        return dict(attributes_of(value)) or value
     return value
 
 
 def _hold_data(items: Iterable[Any], depth: int = 0) -> bool:
     return all(
-        isinstance(item, (*PLAIN, complex, np.generic, *ARRAYS))
+        isinstance(item, (*_VALUES, *ARRAYS))
         or (
             isinstance(item, _COLLECTIONS)
             and depth < _DEEPEST
