@@ -61,6 +61,10 @@ def test_the_structure_counts():
     assert input_fingerprint([one, one]) != input_fingerprint((one, one))
     assert input_fingerprint(torch.ones(2, 3)) != input_fingerprint(torch.ones(3, 2))
     assert input_fingerprint(torch.ones(2)) != input_fingerprint(torch.ones(2).double())
+    assert input_fingerprint({"x": one}) != input_fingerprint({"y": one})
+    numbers = np.zeros(8, dtype=np.int64)
+    for other in (numbers.reshape(2, 4), numbers.view(np.uint64), numbers.view(np.float64)):
+        assert input_fingerprint(numbers) != input_fingerprint(other)
 
 
 def test_plain_values_of_an_object_may_differ_between_processes_and_do_not_count():

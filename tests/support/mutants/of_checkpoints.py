@@ -28,7 +28,7 @@ MUTANTS = (
     ),
     Mutants(
         "segue/checkpoints/pruning.py",
-        (_ORDER,),
+        (_ORDER, "tests/checkpoints/test_pruning.py"),
         (
             ("            runlog.append(build, epoch=self._epoch)", "            pass"),
             (" - names_in_use(history, without=slots))", ")"),
