@@ -17,7 +17,7 @@ from segue.continuity.carried.calls import (
     shows,
     words_of,
 )
-from segue.continuity.carried.flows import PROCESS, UNKNOWN, USED, Flows, Index, Spot, spot_of
+from segue.continuity.carried.flows import COLLECTION, PROCESS, UNKNOWN, USED, Flows, Index, Spot, spot_of
 from segue.continuity.carried.source import Function
 
 Spots = frozenset[Spot]
@@ -45,6 +45,18 @@ class MethodCall:
     is_statement: bool
 
 
+@dataclass(frozen=True)
+class Binding:
+    """Arguments of a call with the parameters of a function of the user's that it may call."""
+
+    function: Function
+    base: Spots
+    """The object, of a method whose name Python's own collections have, too; of other calls nothing."""
+    given: tuple[tuple[Spot, Spots, Spots], ...]
+    """For each parameter what it follows from, and what it may be another name of."""
+    conditions: Spots
+
+
 @dataclass
 class Found:
     """What the functions of some files are read into."""
@@ -52,8 +64,12 @@ class Found:
     index: Index
     flows: Flows = field(default_factory=Flows)
     method_calls: list[MethodCall] = field(default_factory=list)
+    bindings: list[Binding] = field(default_factory=list)
     called: set[str] = field(default_factory=set)
     """Names of the functions that are called among themselves."""
+
+
+_COLLECTIONS = frozenset({"dict", "list", "set", "deque", "Counter", "defaultdict", "OrderedDict"})
 
 
 class Expressions:
@@ -154,6 +170,8 @@ class Expressions:
                 return NOTHING
             case ast.Name():
                 return self._name(node)
+            case ast.Dict() | ast.List() | ast.Set():
+                return self._parts(node) | {COLLECTION}
             case ast.Attribute():
                 return self._reads(node.value) | {f".{node.attr}"}
             case ast.Call():
@@ -170,7 +188,10 @@ class Expressions:
                 self._to(self._reads(node.value), USED)
                 return NOTHING
             case _:
-                return frozenset().union(*(self._reads(child) for child in ast.iter_child_nodes(node)))
+                return self._parts(node)
+
+    def _parts(self, node: ast.AST) -> Spots:
+        return frozenset().union(*(self._reads(child) for child in ast.iter_child_nodes(node)))
 
     def _name(self, node: ast.Name) -> Spots:
         for each in self._index.functions(node.id):
@@ -188,7 +209,8 @@ class Expressions:
                 if isinstance(name, ast.Name):
                     self._to(source, spot_of(self._function, name.id))
         inner = (node.key, node.value) if isinstance(node, ast.DictComp) else (node.elt,)
-        return frozenset(found).union(*map(self._reads, inner))
+        made = frozenset(found).union(*map(self._reads, inner))
+        return made if isinstance(node, ast.GeneratorExp) else made | {COLLECTION}
 
     def _call(self, node: ast.Call, *, is_statement: bool) -> Spots:
         words = words_of(node.func)
@@ -224,7 +246,7 @@ class Expressions:
                 self._bind(function, node, skip=0)
             return frozenset(result_of(function) for function in own)
         if computes([name]):
-            return given
+            return given | {COLLECTION} if name in _COLLECTIONS else given
         self._flows.add(given, USED)
         if is_statement:
             self._to(NOTHING, USED)
@@ -235,9 +257,10 @@ class Expressions:
         assert isinstance(node.func, ast.Attribute)
         base = self._reads(node.func.value)
         own = self._index.methods(name)
+        of_collections = base if mutates(name) or gives_value(name) else NOTHING
         for function in own:
             self._called.add(name)
-            self._bind(function, node, skip=1)
+            self._bind(function, node, skip=1, base=of_collections)
         own_results = frozenset(map(result_of, own))
         if self._is_self(node.func.value) and own:
             return base | own_results
@@ -259,7 +282,7 @@ class Expressions:
             self._found.method_calls.append(MethodCall(base, given, self._now, name, is_statement))
         return (NOTHING if overwrites(name) else base) | given | own_results
 
-    def _bind(self, function: Function, node: ast.Call, *, skip: int) -> None:
+    def _bind(self, function: Function, node: ast.Call, *, skip: int, base: Spots = NOTHING) -> None:
         """Connect the arguments of a call with the parameters of a function of the user's."""
         names = function.parameters[skip if function.in_class else 0 :]
         given: list[tuple[str, ast.expr]] = []
@@ -270,9 +293,6 @@ class Expressions:
                 given.append((names[number], value))
         given += [(each.arg, each.value) for each in node.keywords if each.arg is not None]
         given += [(name, each.value) for each in node.keywords if each.arg is None for name in names]
-        for name, value in given:
-            spot = spot_of(function, name)
-            if spot is not None:
-                self._flows.add(self._reads(value), spot)
-                self._flows.aliases[spot] |= self._origins(value)
-        self._to(NOTHING, call_of(function))
+        spots = ((spot_of(function, name), value) for name, value in given)
+        found = ((spot, self._reads(each), frozenset(self._origins(each))) for spot, each in spots if spot is not None)
+        self._found.bindings.append(Binding(function, base, tuple(found), self._now))

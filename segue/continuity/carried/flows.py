@@ -17,6 +17,8 @@ USED: Spot = "used"
 """Where everything ends that decides what is trained, saved or returned to a library."""
 PROCESS: Spot = "process"
 """Where times, process ids and temporary names come from."""
+COLLECTION: Spot = "collection"
+"""Where collections of Python's own come from."""
 UNKNOWN: Spot = "unknown"
 """What an object of a library comes from: to change it may change training."""
 

@@ -8,8 +8,8 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from segue.continuity.carried.calls import words_of
-from segue.continuity.carried.expressions import Expressions, Found, MethodCall, Spots, result_of
-from segue.continuity.carried.flows import UNKNOWN, USED, Flows, Index, Spot, spot_of
+from segue.continuity.carried.expressions import Expressions, Found, MethodCall, Spots, call_of, result_of
+from segue.continuity.carried.flows import COLLECTION, UNKNOWN, USED, Flows, Index, Spot, spot_of
 from segue.continuity.carried.source import Definition, Function
 
 log = logging.getLogger(__name__)
@@ -26,6 +26,7 @@ def flows_of(files: Iterable[str], *, only: Collection[tuple[str, str]] | None =
             _Statements(function, found).read()
         except Exception:  # Nothing that only looks may end an attempt; what the function does is then not known.
             log.warning("not followed function=%s file=%s", function.name, function.file, exc_info=True)
+    _bind(found)
     for function in found.index.all:
         _connect_with_callers(function, found)
     for call in _unresolved(found):
@@ -34,6 +35,23 @@ def flows_of(files: Iterable[str], *, only: Collection[tuple[str, str]] | None =
             found.flows.add([*call.base, *call.conditions], USED)
     found.flows.settle()
     return found.flows
+
+
+def _bind(found: Found) -> None:
+    """Let arguments reach the parameters of the user's functions that get them.
+
+    A method like `update` of what is made as a dict, and nowhere as an object of the class, is the dict's own.
+    """
+    collections = found.flows.computed_from(COLLECTION)
+    objects = {name: found.flows.computed_from(f"class {name}") for name in found.index.classes}
+    for each in found.bindings:
+        owner = objects.get(each.function.in_class, set())
+        if each.base and not each.base.isdisjoint(collections) and each.base.isdisjoint(owner):
+            continue
+        for spot, sources, origins in each.given:
+            found.flows.add(sources, spot)
+            found.flows.aliases[spot] |= origins
+        found.flows.add((), call_of(each.function), conditions=each.conditions)
 
 
 def _connect_with_callers(function: Function, found: Found) -> None:
