@@ -189,9 +189,17 @@ class Reach:
             yield self._class_of(place, value)
         elif id(value) in self._owned and type(value).__module__.startswith("torch."):
             yield from functions_within(place, value)  # The rest is in its state_dict.
+        elif _is_of_trainer(value):
+            yield from filter(self._has_users, within_object(place, value))
         else:
             yield from within_object(place, value)
             yield self._class_of(place, value)
+
+    def _has_users(self, place: Place) -> bool:
+        """Whether there is an object of the user's, or a collection of some."""
+        value = place.get()
+        items = islice(value.values() if isinstance(value, dict) else value, _LONG_ITEMS) if _is_items(value) else ()
+        return any(is_users(type(each), home=self.home) for each in (value, *items))
 
     def _class_of(self, place: Place, value: Any) -> Place:
         name = name_of_definition(type(value), self.scopes)
@@ -248,6 +256,20 @@ _SKIPPED = (
     torch.Size,
 )
 _OF_ONE_PROCESS = frozenset({"concurrent", "subprocess", "socket", "selectors", "asyncio", "ssl"})
+
+
+_OF_TRAINERS = frozenset(
+    {"lightning", "lightning_fabric", "pytorch_lightning", "accelerate", "transformers", "ignite", "deepspeed"}
+)
+"""Packages whose objects run the loop and count what they do; their checkpoints, or segue's callbacks, hold that."""
+
+
+def _is_of_trainer(value: Any) -> bool:
+    return str(type(value).__module__).partition(".")[0] in _OF_TRAINERS
+
+
+def _is_items(value: Any) -> bool:
+    return isinstance(value, (dict, list, tuple, set))
 
 
 def _is_of_one_process(value: Any) -> bool:
