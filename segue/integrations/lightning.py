@@ -35,7 +35,7 @@ class SegueCallback(lightning.Callback):
         self._run = Session(host_here())
         self._folder, self._places = Path(folder), Path(f"{folder}.places.json")
         self._steps: Iterator[int] = iter(())
-        self._is_open = False
+        self._is_open = self._is_due = False
         self._updates = 0
         self._handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)}
         restored = self._run.restore_folder(self._folder)
@@ -94,6 +94,14 @@ class SegueCallback(lightning.Callback):
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
         self._run.report(loss=loss.detach() if isinstance(loss, torch.Tensor) else 0.0)
         if self._run.should_save:
+            # Resumed from here, the Trainer would skip the validation and the schedulers of the epoch.
+            self._is_due = trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
+            if not self._is_due:
+                self._commit(trainer)
+
+    def on_train_epoch_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+        """Save what was due at the end of the epoch before."""
+        if self._is_due:
             self._commit(trainer)
 
     def on_train_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
@@ -106,6 +114,7 @@ class SegueCallback(lightning.Callback):
         next(self._steps, None)
 
     def _commit(self, trainer: lightning.Trainer) -> None:
+        self._is_due = False
         trainer.save_checkpoint(self._folder / _FILE)
         written = trainer.strategy.checkpoint_io
         note(self._places, self._folder / _FILE, written.paths if isinstance(written, _Canonical) else {})

@@ -112,3 +112,23 @@ def test_a_file_of_the_users_own_keeps_its_paths():
     kept = copy.deepcopy(own)
     put_paths(own, {}, {"ModelCheckpoint{}": "/new"})
     assert repr(own) == repr(kept)
+
+
+@pytest.mark.matrix
+def test_a_save_that_is_due_at_the_end_of_an_epoch_is_made_where_the_trainer_can_resume(
+    fork_server, make_spec, open_log, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+
+    def spec_of(*options):  # An epoch has eight steps, and then a validation and a step of the scheduler.
+        command = ["python", str(PROGRAM), *options]
+        fields = {"checkpoints": {"every_steps": 8}, "continuity": {"rehearsal": "off"}}
+        return make_spec(recipe=None, run_id="epochs", program={"command": command}, steps=36, **fields)
+
+    spec = spec_of()
+    runlog = open_log(spec)
+    killed = fork_server.run_attempt(runlog, spec_of("--hang-at", "19"), observer=stop_when_proven(signal.SIGKILL))
+    assert killed.stop_reason is StopReason.LOST
+    assert read_history(runlog.reload()).committed_step % 8 == 0
+    assert fork_server.run_attempt(runlog, spec).stop_reason is StopReason.FINISHED
+    assert read_history(runlog.reload()).attempts[1].verdict.kind is VerdictKind.EXACT
