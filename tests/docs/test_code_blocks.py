@@ -20,6 +20,7 @@ import yaml
 
 import segue
 from segue.clock import SystemClock
+from segue.continuity.live_tree import put, tree_of
 from segue.errors import SpecError
 from segue.records import Notice
 from tests.docs import setups
@@ -116,7 +117,7 @@ def use_all_of(recipe: segue.Recipe) -> None:
     if recipe.on_notice is not None:
         recipe.on_notice(Notice(kind="sigterm", received_at=SystemClock().now(), grace_seconds=25.0))
     for item in recipe.extra.values():
-        item.load_state_dict(item.state_dict())
+        put(item, tree_of(item, path="extra"))
 
 
 @pytest.mark.parametrize("block", each("toml"))
