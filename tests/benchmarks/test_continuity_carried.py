@@ -26,6 +26,7 @@ KEPT = (
     "sums of an epoch that run.carry holds",
     "functions made when they are first needed",
     "start, rate and file of a log line",
+    "rates changed by hand at milestones of the step",
 )
 
 

@@ -424,4 +424,17 @@ KINDS: tuple[Kind, ...] = (
             print(f"{step}: {spent} {cost} in {last_log}")
         """,
     ),
+    in_steps(
+        "rates changed by hand at milestones of the step",
+        before="""
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: 1.0)
+        run.track(scheduler=scheduler)
+        """,
+        body="""
+        if step in (15, 30):
+            optimizer.param_groups[0]["lr"] *= 0.5
+            scheduler.base_lrs[0] *= 0.5
+        scheduler.step()
+        """,
+    ),
 )

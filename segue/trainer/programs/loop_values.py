@@ -299,6 +299,8 @@ def _found(name: str, local: Mapping[str, Any], outside: Mapping[str, Any]) -> A
         return value
     if value is _ABSENT or isinstance(value, (Session, nn.Module, type)) or is_users(type(value), home="__main__"):
         return _ABSENT
+    if type(value).__module__.startswith("torch."):
+        return _ABSENT  # An optimizer, a scheduler or a loader, of which all is tracked or nothing.
     held = getattr(value, "__dict__", None)
     return held.get(attribute, _ABSENT) if isinstance(held, dict) else _ABSENT
 
