@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -29,6 +30,10 @@ APART = ("gpu",)
 
 # The tests may run on a machine of a cloud, whose notices are not for them.
 os.environ.update(NO_SERVICE)
+
+# A shell starts what runs beside it with SIGINT ignored, and the processes of the tests would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # No deadline: a test is not slow because the machine is busy.
 settings.register_profile("segue", deadline=None)
