@@ -20,6 +20,7 @@ import safetensors.torch
 import torch
 
 from segue.checkpoints.format.collections import is_frame
+from segue.checkpoints.format.constants import MOMENTS, is_constant
 from segue.checkpoints.format.snapshot import Snapshot
 from segue.checkpoints.format.state_tree import Json, decode_tree, encode_tree
 from segue.continuity.recipe_diff import BINDING, NOT_STATE
@@ -144,15 +145,15 @@ def file_stems(components: Iterable[str]) -> dict[str, str]:
 def loadable(tree: Any) -> Any:
     """The tree in types that `torch.load(weights_only=True)` takes.
 
-    Arrays and complex numbers become tensors, NumPy's scalars numbers, tables dicts of their columns, and other
-    collections lists and sets.
+    Arrays and complex numbers become tensors, NumPy's scalars numbers, tables dicts of their columns, dates, paths and
+    the like text, and other collections lists and sets.
     """
     if isinstance(tree, torch.Tensor):
         return _own(tree)
     if isinstance(tree, np.ndarray):
-        return _own(torch.from_numpy(tree))
+        return _own(torch.from_numpy(tree)) if tree.dtype.kind not in MOMENTS else tree.astype(str).tolist()
     if isinstance(tree, np.generic):
-        return tree.item()
+        return tree.item() if tree.dtype.kind not in MOMENTS else str(tree)
     if isinstance(tree, bytes):
         return tree or bytearray()  # Empty bytes are pickled by a name that weights_only refuses.
     if isinstance(tree, dict) and not isinstance(tree, Counter):
@@ -167,6 +168,8 @@ def _loadable_collection(tree: Any) -> Any:
         return loadable(tree.to_dict("list") if hasattr(tree, "columns") else tree.tolist())
     if isinstance(tree, complex):
         return torch.tensor(tree)
+    if is_constant(tree):
+        return str(tree)
     if isinstance(tree, (deque, array)):
         return [loadable(item) for item in tree]
     return set(map(loadable, tree)) if isinstance(tree, frozenset) else tree

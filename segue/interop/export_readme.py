@@ -58,9 +58,9 @@ _SAFETENSORS_HEAD = """\
 `model.safetensors` has the model's own names. Every component also has a JSON skeleton: its tree of dicts, lists and
 numbers, in which a dict of one key that begins with `$` encodes what JSON has no type for. `$tensor`, `$tensors` and
 `$array` name tensors of the safetensors file next to it (without tensors there is none); `component` below decodes
-them all (`$object` and `$frame` become dicts, of attributes and of columns). State of a model that is no tensor
-(versions of modules, `get_extra_state`) is in `model.json` alone. The streams go last, so that nothing draws from
-them in between.
+them all (`$object` and `$frame` become dicts, of attributes and of columns; `$constant` becomes text or numbers).
+State of a model that is no tensor (versions of modules, `get_extra_state`) is in `model.json` alone. The streams go
+last, so that nothing draws from them in between.
 
 ```python
 import array
@@ -96,6 +96,9 @@ def component(name):
             "$tensors": lambda: {key: tensors[f"{value[0]}.{key}"] for key in value[1]},
             "$array": lambda: tensors[value].numpy(),
             "$scalar": lambda: np.dtype(value[0]).type(tree(value[1])),
+            "$moment": lambda: np.array([value[1]]).view(value[0])[0],
+            "$moments": lambda: tensors[value[1]].numpy().view(value[0]),
+            "$constant": lambda: value[1],
             "$float": lambda: float(value),
             "$bytes": lambda: base64.b64decode(value),
             "$tuple": lambda: tuple(tree(item) for item in value),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from datetime import date
+from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,6 +19,7 @@ from torch import nn
 from segue.checkpoints.format import state_tree
 from segue.checkpoints.format.collections import COLLECTION_TAGS
 from segue.checkpoints.format.snapshot import Snapshot, take
+from segue.checkpoints.format.constants import CONSTANT_TAG
 from segue.checkpoints.format.state_tree import decode_tree, encode_tree
 from segue.errors import MalformedCheckpointError
 from segue.interop.export_files import file_stems, loadable, write_state
@@ -84,6 +87,26 @@ def test_torch_files_give_back_state_of_every_kind_with_weights_only(folder):
     assert [type(value) for value in found["scalars"]] == [float, int, bool]
     assert found["scalars"][0] == float(np.float32(0.1))
     assert type(found["counter"]) is Counter
+
+
+MOMENTS = {
+    "day": date(2026, 2, 28),
+    "share": Fraction(1, 3),
+    "hour": np.datetime64("2026-02-28T01"),
+    "hours": np.array(["2026-02-28T01", "NaT"], dtype="datetime64[h]"),
+}
+
+
+def test_safetensors_give_back_times_and_the_text_of_constants(folder):
+    found = write(folder, file_format="safetensors", **{"extra.moments": MOMENTS})["extra.moments"]
+    assert (found["day"], found["share"], found["hour"]) == ("2026-02-28", "1/3", MOMENTS["hour"])
+    assert np.array_equal(found["hours"], MOMENTS["hours"], equal_nan=True)
+
+
+def test_torch_files_give_back_times_and_constants_as_text(folder):
+    found = write(folder, file_format="torch", **{"extra.moments": MOMENTS})["extra.moments"]
+    assert (found["day"], found["share"], found["hour"]) == ("2026-02-28", "1/3", "2026-02-28T01")
+    assert found["hours"] == ["2026-02-28T01", "NaT"]
 
 
 class Tied(nn.Module):
@@ -163,6 +186,6 @@ def test_plain_types_are_left_as_they_are():
 def test_the_readme_knows_every_tag_that_the_codec_knows(folder):
     write(folder, file_format="safetensors")
     source = Path(state_tree.__file__).read_text()
-    tags = set(re.findall(r'case "(\w+)"', source)) | COLLECTION_TAGS
+    tags = set(re.findall(r'case "(\w+)"', source)) | COLLECTION_TAGS | {CONSTANT_TAG}
     assert len(tags) >= 19
     assert tags == set(re.findall(r'"\$(\w+)": lambda', (folder / "README.md").read_text()))
