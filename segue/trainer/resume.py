@@ -222,7 +222,7 @@ class Resume:
             BrokenResumeError: the state or the input differs; the verdict is in the log.
         """
         is_first = not self._replay
-        if self.is_pending and is_first and self._ranks.is_leader:
+        if self.is_pending and is_first:  # On every rank: a sharded state may be captured by all together alone.
             self._look_for_other_hands()
         if not self.is_pending or self._ranks.count > 1:
             return
