@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from segue.errors import MissingExtraError
+from segue.integrations.mlflow_names import allowed_name
 from segue.markup import inline
 from segue.retraining.model_record import Candidate
 from segue.retraining.models import Models
@@ -76,7 +77,7 @@ def _logged(client: Any, models: Models, number: int, store: Store) -> tuple[str
     run_id = str(run.info.run_id)
     for each in version.comparisons:
         if each.value is not None:
-            client.log_metric(run_id, each.metric, each.value)
+            client.log_metric(run_id, allowed_name(each.metric), each.value)
     files = {WEIGHTS: version.weights} | ({PROGRAM: version.program} if version.program is not None else {})
     with tempfile.TemporaryDirectory(prefix="segue-registry-") as folder:
         for file, artifact in files.items():
