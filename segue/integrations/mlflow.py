@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from segue.credentials import redacted
 from segue.errors import MissingExtraError
 from segue.integrations.mlflow_batches import Batches
-from segue.integrations.mlflow_names import SentNames, allowed_name
 from segue.integrations.tracker import CommittedRow, TrackedEnd, TrackedRun
+from segue.interop.mlflow_names import SentNames, allowed_name
 
 if TYPE_CHECKING:
     from mlflow.entities import Metric

@@ -66,7 +66,7 @@ class Batches:
         from mlflow.exceptions import MlflowException
 
         try:
-            self._client.log_batch(self._run_id, **{kind: items})
+            self._client.log_batch(self._run_id, **{kind: items})  # type: ignore[arg-type]
         except MlflowException as error:
             if error.error_code not in _REFUSED:
                 raise

@@ -228,7 +228,7 @@ def _weights(rows: int, *, seed: int) -> _Resamples:
 def _as_array(values: Any) -> npt.NDArray[np.float64]:
     if hasattr(values, "to_numpy"):  # A column of pandas, whose missing values are no numbers to numpy.
         return np.asarray(values.to_numpy(dtype=np.float64, na_value=np.nan))
-    return np.asarray(np.ma.filled(np.ma.asarray(values, dtype=np.float64), np.nan))  # type: ignore[no-untyped-call]
+    return np.asarray(np.ma.filled(np.ma.asarray(values, dtype=np.float64), np.nan))
 
 
 def _gains(candidate: npt.NDArray[np.float64], in_service: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

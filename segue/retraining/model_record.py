@@ -51,15 +51,20 @@ class Comparison(FiniteValue):
         None, description="None where no model was in service, or no row could be compared."
     )
     gain: Interval | None = Field(None, description="By how much the candidate is better, from pairs of rows.")
-    left_out: LeftOut = LeftOut()
+    left_out: LeftOut = Field(LeftOut(), exclude_if=lambda rows: not rows.count)
     groups: dict[str, float] = Field(
         default_factory=dict, description="The gain in each subgroup, e.g. carrier=AA; negative where it is worse."
     )
+    # Left out where there are none: older versions refuse a record with a field that they do not know.
     group_rows: dict[str, int] = Field(
-        default_factory=dict, description="Rows of each subgroup, also where it was not compared."
+        default_factory=dict,
+        exclude_if=lambda rows: not rows,
+        description="Rows of each subgroup, also where it was not compared.",
     )
     group_notes: tuple[str, ...] = Field(
-        (), description="Subgroups that are new, gone, or have too few rows, in sentences."
+        (),
+        exclude_if=lambda notes: not notes,
+        description="Subgroups that are new, gone, or have too few rows, in sentences.",
     )
 
     @property

@@ -66,8 +66,8 @@ def comparison_lines(comparisons: Sequence[Comparison], compared_with: int | Non
     groups = {name: gain for each in comparisons for name, gain in each.groups.items()}
     counts = {name: count for each in comparisons for name, count in each.group_rows.items()}
     by_gain = sorted(groups.items(), key=lambda group: group[1])
-    rows = [(name, counts.get(name), f"{100 * gain:+.2f} %") for name, gain in by_gain]
-    yield table(("subgroup", "rows", "gain"), rows)
+    of_groups = [(name, counts.get(name), f"{100 * gain:+.2f} %") for name, gain in by_gain]
+    yield table(("subgroup", "rows", "gain"), of_groups)
     yield bullets([note for each in comparisons for note in each.group_notes])
 
 

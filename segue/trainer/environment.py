@@ -14,8 +14,8 @@ from segue.records import Environment
 from segue.runlog.history import History
 from segue.spec import RunSpec
 from segue.trainer.accelerator_facts import accelerator_facts, device_name
-from segue.trainer.packages import imported_packages
 from segue.trainer.ranks.group import local_rank_count
+from segue.user_objects.packages import imported_packages
 
 
 def use_deterministic_kernels() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from segue.errors import MissingExtraError
-from segue.integrations.mlflow_names import allowed_name
+from segue.interop.mlflow_names import allowed_name
 from segue.markup import inline
 from segue.retraining.model_record import Candidate
 from segue.retraining.models import Models

@@ -9,9 +9,9 @@ import pytest
 
 from segue.records import Environment, VerdictKind
 from segue.runlog.history import read_history
-from segue.trainer import packages
-from segue.trainer.packages import imported_packages
-from tests.recipes.packaged import install
+from segue.user_objects import packages
+from segue.user_objects.packages import imported_packages
+from tests.continuity.packages.packaged import install
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def resumed(fork_server, make_spec, open_log, tmp_path):
         install(tmp_path / "packages", version="1.0", scale=1.0)
         config = {"packages": str(tmp_path / "packages"), "fault": "none", "marker": str(tmp_path / "built-before")}
         config |= {"raise_first_at": 26, "pause_seconds": 0.02}
-        spec = make_spec(recipe="tests.recipes.packaged:build", steps=40, config=config)
+        spec = make_spec(recipe="tests.continuity.packages.packaged:build", steps=40, config=config)
         runlog = open_log(spec)
         fork_server.run_attempt(runlog, spec)
         install(tmp_path / "packages", version=version, scale=scale)
