@@ -30,7 +30,7 @@ class SegueCallback(lightning.Callback):
     ckpt_path=callback.checkpoint)`. The state is the checkpoint that the Trainer writes, and the random streams.
     A step is one update by the optimizers, of however many batches. Outside a segment the callback does nothing.
 
-    The files that `ModelCheckpoint` keeps are committed with it, and a resume writes those that are not on its machine.
+    The best file of each `ModelCheckpoint` is committed with it, and a resume writes it where it is not on its machine.
     """
 
     def __init__(self, folder: Path | str = "segue-lightning") -> None:
@@ -116,7 +116,9 @@ class SegueCallback(lightning.Callback):
         written = trainer.strategy.checkpoint_io
         paths = written.paths if isinstance(written, _Canonical) else {}
         note(self._places, self._folder / _FILE, paths)
-        self._run.commit_folder(self._folder, instead=self._kept.of(self._folder, paths))
+        best = {getattr(each, "best_model_path", "") for each in trainer.checkpoint_callbacks}
+        kept = self._kept.of(self._folder, {name: path for name, path in paths.items() if path in best})
+        self._run.commit_folder(self._folder, instead=kept)
 
 
 class _Canonical(CheckpointIO):
@@ -141,7 +143,6 @@ class _Canonical(CheckpointIO):
 
     def remove_checkpoint(self, path: Any) -> None:
         self._inner.remove_checkpoint(path)
-        self._kept.drop(path)
 
 
 def _unshared(value: Any) -> Any:
