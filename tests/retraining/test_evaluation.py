@@ -125,7 +125,7 @@ def test_subgroups_that_are_small_new_or_gone_are_said():
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e308], ids=str)
 @pytest.mark.parametrize("metric", ["mae", "late", "other"])
 def test_a_candidate_without_a_number_in_some_rows_is_not_promoted(bad, metric):
-    before = {name: errors(10) for name in ("mae", "late", "other")}
+    before = {name: errors(10, rows=200) for name in ("mae", "late", "other")}
     candidate = {name: values * 0.5 for name, values in before.items()}
     candidate[metric][[6, 8]] = bad
     comparisons, promotion = judged(spec_of(guards={"late": 0.1}), candidate, before)
@@ -136,7 +136,7 @@ def test_a_candidate_without_a_number_in_some_rows_is_not_promoted(bad, metric):
 
 
 def test_rows_without_a_number_of_the_model_in_service_are_left_out_and_named():
-    before, candidate = {"mae": errors(10)}, {"mae": errors(10) * 0.97}
+    before, candidate = {"mae": errors(10, rows=200)}, {"mae": errors(10, rows=200) * 0.97}
     before["mae"][:40] = np.nan
     (found,), promotion = judged(spec_of(), candidate, before)
     assert promotion.is_promoted
