@@ -31,7 +31,8 @@ def _name() -> str:
     """Name of a flow run: that of its slot, if its parameters give one."""
     file = Path(str(flow_run.parameters.get("file", "retrain.toml")))
     try:
-        return run_id_of(RetrainSpec.from_toml(file), _slot(flow_run.parameters.get("slot")))
+        spec = RetrainSpec.from_toml(file)
+        return run_id_of(spec, _slot(spec, flow_run.parameters.get("slot")))
     except SegueError:
         return file.stem  # The flow itself says what is wrong with the file.
 
@@ -40,8 +41,8 @@ def _name() -> str:
 def retrain(file: str = "retrain.toml", *, slot: datetime | None = None) -> Any:
     """Train, evaluate and publish one slot of the schedule in `file`, once, however often it is started.
 
-    `slot` is the time to train for; by default the time that this flow run was scheduled for. Started again, it goes on
-    where it was: with the same window of data, the same run, the same candidate.
+    `slot` is the time to train for, without a zone one of the schedule's; by default the time that this flow run was
+    scheduled for. Started again, it goes on where it was: with the same window, the same run, the same candidate.
     """
     survive_broken_output()
     quieten()
@@ -64,7 +65,7 @@ def _ended(file: str, slot: datetime | None) -> State[Any]:
 def _retrain(spec: RetrainSpec, folder: Path, slot: datetime | None) -> State[Any]:
     runner = SlotRunner(spec, folder=folder, logger=get_run_logger())
     runner.require_store()
-    mine = _slot(slot)
+    mine = _slot(spec, slot)
     missed: Sequence[datetime] = ()
     if slot is None:
         missed, is_missed = _missed(spec, runner, mine)
@@ -77,10 +78,10 @@ def _retrain(spec: RetrainSpec, folder: Path, slot: datetime | None) -> State[An
     return runner.run(mine, after=missed)
 
 
-def _slot(given: datetime | str | None) -> datetime:
+def _slot(spec: RetrainSpec, given: datetime | str | None) -> datetime:
     if isinstance(given, str):
         given = datetime.fromisoformat(given)
-    return slot_at(given or flow_run.scheduled_start_time or parent_clock().now())
+    return slot_at(given or flow_run.scheduled_start_time or parent_clock().now(), spec.zone)
 
 
 def _missed(spec: RetrainSpec, runner: SlotRunner, slot: datetime) -> tuple[Sequence[datetime], bool]:

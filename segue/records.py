@@ -138,17 +138,30 @@ class Environment(Value):
     libraries: str = _of_accelerator("", "Versions of CUDA, cuDNN and NCCL, or of their counterparts.")
     reduced_precision: str = _of_accelerator("", "Which products torch may round, as to TF32.")
     kernel_choice: str = _of_accelerator("", "How kernels are chosen: by timing them, or by rule.")
+    packages: dict[str, str] = Field(
+        default_factory=dict,
+        exclude_if=lambda packages: not packages,
+        description="Versions of the installed packages that the training code imports, as far as they were loaded.",
+    )
 
     def differs_from(self, other: Environment) -> tuple[str, ...]:
-        """Names of the fields that differ; bitwise comparison is valid when there are none."""
-        names = type(self).model_fields
+        """Names of the fields that differ; bitwise comparison is valid when there are none.
+
+        `packages` is none of them: most packages compute nothing that training depends on.
+        """
+        names = (name for name in type(self).model_fields if name != "packages")
         return tuple(name for name in names if getattr(self, name) != getattr(other, name))
+
+    def other_packages(self, other: Environment) -> tuple[str, ...]:
+        """Packages that both have in another version, as "numpy 2.4.5 (now 2.4.6)"; `other` is now."""
+        names = [name for name in self.packages if self.packages[name] != other.packages.get(name, self.packages[name])]
+        return tuple(f"{name} {self.packages[name]} (now {other.packages[name]})" for name in names)
 
     @property
     def short_id(self) -> str:
         """A name that only equal environments share: device, instruction set, counts, a hash."""
         parts = f"{self.device} {self.instruction_set} {self.threads}t {self.world_size}r"
-        digest = hashlib.sha256(self.model_dump_json().encode()).hexdigest()
+        digest = hashlib.sha256(self.model_dump_json(exclude={"packages"}).encode()).hexdigest()
         return re.sub(r"[^a-z0-9]+", "-", parts.lower()).strip("-") + f"-{digest[:8]}"
 
 

@@ -56,7 +56,7 @@ class Host(Protocol):
         """Write the committed folder there."""
         ...
 
-    def commit_folder(self, path: Path, *, instead: Mapping[str, bytes]) -> None:
+    def commit_folder(self, path: Path, *, instead: Mapping[str, bytes | Path]) -> None:
         """The folder is the run's state at the next safe point, with these files in place of those of their names."""
         ...
 
@@ -340,13 +340,14 @@ class Session:
         """Whether to write the folder at the end of this iteration, and hand it over by `commit_folder`."""
         return self._host is not None and self._host.should_save
 
-    def commit_folder(self, path: Path | str, *, instead: Mapping[str, bytes] | None = None) -> None:
+    def commit_folder(self, path: Path | str, *, instead: Mapping[str, bytes | Path] | None = None) -> None:
         """Commit this folder at the next safe point: atomically, each file with its digest, fenced, kept by retention.
 
         Call it at the end of an iteration in which `should_save` is true; the folder may change or go after the next
         iteration has begun. Where it was not called, that safe point saves nothing, and a stop waits for one step.
         `instead` has content for files that are to be committed otherwise than they are there, by their path in the
-        folder: without the times of day in them, for example, by which no two runs would be identical.
+        folder: without the times of day in them, for example, by which no two runs would be identical. A path is that
+        of a file elsewhere. Names that the folder does not have are added.
 
         Raises:
             SessionError: there is no such folder, or `restore_folder` was not called before the loop.

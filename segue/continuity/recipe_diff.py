@@ -51,7 +51,9 @@ COMPARED = (*CHANGEABLE, NEXT_BATCHES)
 NOT_STATE = frozenset((*COMPARED, CONFIG, RANGE, RESTORED, UNTRACKED))
 """Components that are compared and not restored: their digests are not judged like those of state."""
 
-_OF_VERSIONS = ("torch", "python")
+PACKAGES = "packages"
+"""Stands among the changes of the environment for packages in another version."""
+_OF_VERSIONS = ("torch", "python", PACKAGES)
 _MOST_SHOWN = 3
 _ABSENT = "absent"
 
@@ -80,8 +82,9 @@ def setup_changes(
 
     `process_values` are the values, as component and path, that are known to be another in each process.
 
-    A checkpoint without a setup gives no findings. With another version of torch or Python, entries that only one side
-    has are not compared, and with another Python no code: the versions decide which entries and which bytecode exist.
+    A checkpoint without a setup gives no findings. With another version of torch, Python or an imported package,
+    entries that only one side has are not compared, and with another Python no code: the versions decide which entries
+    and which bytecode exist.
     """
     other_versions = not set(_OF_VERSIONS).isdisjoint(environment_changes)
     other_config = CONFIG in committed and committed[CONFIG] != live.get(CONFIG)
@@ -123,6 +126,15 @@ def setup_changes(
                     is_meant = any(other.component in (HYPERPARAMETERS, DATA) for other in found["accepted"])
                 found["noted" if noted else "accepted" if is_meant else "findings"].append(finding)
     return SetupChanges(**{name: tuple(these) for name, these in found.items()})
+
+
+def noted_packages(others: Collection[str]) -> tuple[Finding, ...]:
+    """The finding about packages that the checkpoint had in another version; it explains rows that differ."""
+    if not others:
+        return ()
+    sentence = f"the checkpoint was made with other versions of packages: {', '.join(others)}"
+    fix = "resume with the versions of the checkpoint, or begin another run with these"
+    return (Finding(component=PACKAGES, channel=CHANNEL, sentence=sentence, fix=fix),)
 
 
 def _is_below(path: str, places: Collection[str]) -> bool:

@@ -13,6 +13,7 @@ import lightning
 import torch
 from lightning.pytorch.plugins import CheckpointIO
 
+from segue.integrations.lightning_kept import KeptFiles
 from segue.integrations.lightning_paths import note, noted, put_paths, with_names
 from segue.sessions import Session, host_here
 from segue.trainer.programs.resumable import ResumableLoader
@@ -28,6 +29,8 @@ class SegueCallback(lightning.Callback):
     `trainer = Trainer(..., callbacks=[callback])`, then `trainer.fit(model, ResumableLoader(loader),
     ckpt_path=callback.checkpoint)`. The state is the checkpoint that the Trainer writes, and the random streams.
     A step is one update by the optimizers, of however many batches. Outside a segment the callback does nothing.
+
+    The best file of each `ModelCheckpoint` is committed with it, and a resume writes it where it is not on its machine.
     """
 
     def __init__(self, folder: Path | str = "segue-lightning") -> None:
@@ -37,6 +40,7 @@ class SegueCallback(lightning.Callback):
         self._steps: Iterator[int] = iter(())
         self._is_open = self._is_due = False
         self._updates = 0
+        self._kept = KeptFiles(Path(f"{folder}.kept"))
         self._handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)}
         restored = self._run.restore_folder(self._folder)
         self.checkpoint: str | None = str(restored / _FILE) if restored is not None else None
@@ -45,7 +49,8 @@ class SegueCallback(lightning.Callback):
     def setup(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, stage: str) -> None:
         """Have equal states written as equal bytes."""
         if self._run.is_active and not isinstance(trainer.strategy.checkpoint_io, _Canonical):
-            trainer.strategy.checkpoint_io = _Canonical(trainer.strategy.checkpoint_io, named=self._folder / _FILE)
+            named = self._folder / _FILE
+            trainer.strategy.checkpoint_io = _Canonical(trainer.strategy.checkpoint_io, named=named, kept=self._kept)
 
     def on_load_checkpoint(
         self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, checkpoint: dict[str, Any]
@@ -54,7 +59,8 @@ class SegueCallback(lightning.Callback):
         if self.checkpoint is None:
             return
         folders = {each.state_key: getattr(each, "dirpath", None) or "" for each in trainer.checkpoint_callbacks}
-        put_paths(checkpoint, noted(self._places, Path(self.checkpoint)), folders)
+        paths = put_paths(checkpoint, noted(self._places, Path(self.checkpoint)), folders)
+        self._kept.put_back(self._folder, paths)
 
     def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         """Measure the model and its optimizers from now on."""
@@ -117,22 +123,28 @@ class SegueCallback(lightning.Callback):
         self._is_due = False
         trainer.save_checkpoint(self._folder / _FILE)
         written = trainer.strategy.checkpoint_io
-        note(self._places, self._folder / _FILE, written.paths if isinstance(written, _Canonical) else {})
-        self._run.commit_folder(self._folder)
+        paths = written.paths if isinstance(written, _Canonical) else {}
+        note(self._places, self._folder / _FILE, paths)
+        best = {getattr(each, "best_model_path", "") for each in trainer.checkpoint_callbacks}
+        kept = self._kept.of(self._folder, {name: path for name, path in paths.items() if path in best})
+        self._run.commit_folder(self._folder, instead=kept)
 
 
 class _Canonical(CheckpointIO):
     """Writes equal states as equal bytes: pickle's depend on which equal strings and containers are one object."""
 
-    def __init__(self, inner: CheckpointIO, *, named: Path) -> None:
-        """`named` is the file in which names stand in place of paths."""
-        self._inner, self._named = inner, named
+    def __init__(self, inner: CheckpointIO, *, named: Path, kept: KeptFiles) -> None:
+        """`named` is the file in which names stand in place of paths; `kept` gets those of `ModelCheckpoint`."""
+        self._inner, self._named, self._kept = inner, named, kept
         self.paths: dict[str, str] = {}
         """The paths by their names in that file, as it was last written."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
+        named, paths = with_names(checkpoint)
         if Path(path) == self._named:
-            checkpoint, self.paths = with_names(checkpoint)
+            checkpoint, self.paths = named, paths
+        else:
+            self._inner.save_checkpoint(_unshared(named), self._kept.add(path))
         self._inner.save_checkpoint(_unshared(checkpoint), path, storage_options)
 
     def load_checkpoint(self, path: Any, *arguments: Any, **options: Any) -> Any:

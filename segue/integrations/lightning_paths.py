@@ -38,22 +38,25 @@ def with_names(checkpoint: dict[str, Any]) -> tuple[dict[str, Any], dict[str, st
     return ({**checkpoint, "callbacks": states} if states else checkpoint), paths
 
 
-def put_paths(checkpoint: dict[str, Any], paths: dict[str, str], folders: dict[str, str]) -> None:
+def put_paths(checkpoint: dict[str, Any], paths: dict[str, str], folders: dict[str, str]) -> dict[str, str]:
     """Put paths in place of names again; `folders` are those of the callbacks of this attempt, by their keys.
 
-    A file of which `paths` knows nothing would be in that folder.
+    A file of which `paths` knows nothing would be in that folder. Returns the paths by their names.
     """
+    found: dict[str, str] = {}
     for key, state in _with_files(checkpoint.get("callbacks", {})):
         if state["dirpath"] != _HERE:
             continue  # A file of the user's own, or one from before there were names.
         folder = folders.get(key, "")
 
         def path_of(name: str, folder: str = folder) -> str:
-            return paths.get(name) or os.path.join(folder, name.rpartition("/")[2])  # noqa: PTH118 - as Lightning does
+            path = paths.get(name) or os.path.join(folder, name.rpartition("/")[2])  # noqa: PTH118 - as Lightning does
+            return found.setdefault(name, path)
 
         own = {name: path_of(state[name]) for name in _PATHS if state.get(name, "").startswith(_HERE)}
         best = {path_of(name): score for name, score in state["best_k_models"].items()}
         state.update(own, best_k_models=best, dirpath=folder)
+    return found
 
 
 def note(beside: Path, checkpoint: Path, paths: dict[str, str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import subprocess
@@ -14,17 +15,20 @@ from typing import TYPE_CHECKING, Any
 
 from segue.credentials import redacted
 from segue.errors import MissingExtraError
+from segue.integrations.mlflow_batches import Batches
 from segue.integrations.tracker import CommittedRow, TrackedEnd, TrackedRun
+from segue.interop.mlflow_names import SentNames, allowed_name
 
 if TYPE_CHECKING:
-    from mlflow.entities import Metric, Param
+    from mlflow.entities import Metric
 
 log = logging.getLogger(__name__)
 
 KEY_TAG, MODEL_TAG = "segue.key", "segue.model"
+NAMES_TAG, LEFT_OUT_TAG = "segue.renamed", "segue.left_out"
 SENT_TAG, SENDING_TAG = "segue.sent_step", "segue.sending_step"
-_MOST_METRICS, _MOST_PARAMS, _MOST_CHARACTERS = 1000, 100, 500
-"""Limits of one request, and of a parameter's value, as in MLflow's REST API."""
+_MOST_OF_PARAM, _MOST_OF_TAG = 500, 5000
+"""Characters of a value that every version of MLflow takes."""
 _MODEL_SECONDS = 900.0
 _STATUS = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
 
@@ -54,6 +58,9 @@ class MlflowTracker:
         self._run: TrackedRun | None = None
         self._run_id = ""
         self._arrived: dict[str, int] = {}
+        self._left_out: dict[str, str] = {}
+        self._batches = Batches(self._client, "", left_out=self._left_out)
+        self._names = SentNames()
 
     @property
     def run_id(self) -> str:
@@ -64,8 +71,10 @@ class MlflowTracker:
         """As in the protocol. Of two runs that two processes create at once, both go on with the older."""
         self._run = run
         self._run_id = self._found(run) or self._created(run)
+        self._batches = Batches(self._client, self._run_id, left_out=self._left_out)
         known = self._client.get_run(self._run_id)
-        self._log_params({name: value for name, value in run.params.items() if name not in known.data.params})
+        self._names = SentNames(_names_in(known.data.tags.get(NAMES_TAG, "")))
+        self._log_params(run.params, known.data.params)
         if known.info.status != "RUNNING":  # It had ended, and was started again.
             self._client.update_run(self._run_id, status="RUNNING")
         tags = known.data.tags
@@ -77,9 +86,12 @@ class MlflowTracker:
         """As in the protocol."""
         last = rows[-1].step
         self._client.set_tag(self._run_id, SENDING_TAG, str(last))
-        metrics = [metric for row in rows for metric in self._missing(row)]
-        for start in range(0, len(metrics), _MOST_METRICS):
-            self._client.log_batch(self._run_id, metrics=metrics[start : start + _MOST_METRICS])
+        renamed = self._names.learn(name for row in rows for name in row.values)
+        for name, sent in renamed.items():
+            log.warning("MLflow does not take this name of a metric name=%s sent_as=%s", name, sent)
+        if renamed:
+            self._set_tags({NAMES_TAG: json.dumps(self._names.changed, ensure_ascii=False)})
+        self._batches.send("metrics", [metric for row in rows for metric in self._missing(row)])
         self._client.set_tag(self._run_id, SENT_TAG, str(last))
 
     def end(self, end: TrackedEnd) -> None:
@@ -88,7 +100,8 @@ class MlflowTracker:
             self._client.log_artifact(self._run_id, str(file), artifact_path="segue")
         if self._with_model and end.status == "finished":
             self._log_model(end.tags.get("segue.step", ""))
-        self._set_tags({"segue.reason": end.reason, **end.tags})
+        refused = {LEFT_OUT_TAG: json.dumps(self._left_out)} if self._left_out else {}
+        self._set_tags({"segue.reason": end.reason, **end.tags, **refused})
         self._client.set_terminated(self._run_id, _STATUS[end.status], end_time=_milliseconds(end.at))
 
     def _found(self, run: TrackedRun) -> str | None:
@@ -121,25 +134,17 @@ class MlflowTracker:
             return first
         return str(made.info.run_id)
 
-    def _log_params(self, params: Mapping[str, str]) -> None:
+    def _log_params(self, params: Mapping[str, str], known: Mapping[str, str]) -> None:
+        """Log those that are not there: a value never changes. Another process may log the same at the same time."""
         from mlflow.entities import Param
 
-        given = [Param(name, value[:_MOST_CHARACTERS]) for name, value in params.items()]
-        for start in range(0, len(given), _MOST_PARAMS):
-            self._log_batch_of_params(given[start : start + _MOST_PARAMS])
-
-    def _log_batch_of_params(self, params: Sequence[Param]) -> None:
-        from mlflow.exceptions import MlflowException
-
-        try:
-            self._client.log_batch(self._run_id, params=params)
-        except MlflowException:  # Another process may have just logged the same: a database takes each name once.
-            known = self._client.get_run(self._run_id).data.params
-            missing = [param for param in params if param.key not in known]
-            if len(missing) == len(params):
-                raise
-            if missing:
-                self._client.log_batch(self._run_id, params=missing)
+        names = SentNames()
+        names.learn(params)
+        for name, value in params.items():
+            if len(value) > _MOST_OF_PARAM and names[name] not in known:
+                log.warning("parameter cut off for MLflow name=%s characters=%d", name, len(value))
+        values = {names[name]: value[:_MOST_OF_PARAM] for name, value in params.items() if names[name] not in known}
+        self._batches.send("params", [Param(name, value) for name, value in values.items()])
 
     def _newest_steps(self) -> dict[str, int]:
         """The newest step of each metric that has arrived."""
@@ -153,8 +158,9 @@ class MlflowTracker:
         from mlflow.entities import Metric
 
         for name, value in row.values.items():
-            if row.step > self._arrived.get(name, 0):
-                yield Metric(name, value, _milliseconds(row.at), row.step)
+            sent = self._names[name]
+            if row.step > self._arrived.get(sent, 0):
+                yield Metric(sent, value, _milliseconds(row.at), row.step)
 
     def _log_model(self, step: str) -> None:
         """Log the weights as `model`, once for each last step. Without them the run is complete all the same."""
@@ -176,7 +182,17 @@ class MlflowTracker:
     def _set_tags(self, tags: dict[str, Any]) -> None:
         from mlflow.entities import RunTag
 
-        self._client.log_batch(self._run_id, tags=[RunTag(name, str(value)) for name, value in tags.items()])
+        cut = {allowed_name(name): str(value)[:_MOST_OF_TAG] for name, value in tags.items()}
+        self._batches.send("tags", [RunTag(name, value) for name, value in cut.items()])
+
+
+def _names_in(tag: str) -> dict[str, str]:
+    """The names of a tag; none of one that was cut off."""
+    try:
+        found = json.loads(tag or "{}")
+    except ValueError:
+        return {}
+    return {str(name): str(sent) for name, sent in found.items()} if isinstance(found, dict) else {}
 
 
 def _failure_of(command: Sequence[str]) -> str | None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from segue.errors import MissingExtraError
 from segue.integrations.tracker import CommittedRow, TrackedEnd, TrackedRun
+
+log = logging.getLogger(__name__)
 
 
 class TensorBoardTracker:
@@ -25,6 +28,7 @@ class TensorBoardTracker:
             raise MissingExtraError(extra="tensorboard", needed_for="The tracker tensorboard") from None
         self._folder = Path(folder).expanduser()
         self._writer: Any = None
+        self._left_out: set[str] = set()
 
     def begin(self, run: TrackedRun) -> int:
         """As in the protocol. After a kill the next file of the folder goes on after the last whole record."""
@@ -49,9 +53,19 @@ class TensorBoardTracker:
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         for row in rows:
-            values = [Summary.Value(tag=name, simple_value=value) for name, value in row.values.items()]
+            values = []
+            for name, value in row.values.items():
+                try:
+                    values.append(Summary.Value(tag=name, simple_value=value))
+                except (ValueError, OverflowError) as error:  # UnicodeEncodeError is a ValueError.
+                    self._leave_out(name, error)
             self._writer.add_event(Event(wall_time=row.at.timestamp(), step=row.step, summary=Summary(value=values)))
         self._writer.flush()
+
+    def _leave_out(self, name: str, error: Exception) -> None:
+        if name not in self._left_out:
+            self._left_out.add(name)
+            log.warning("left out, because TensorBoard does not take it name=%r reason=%s", name, error)
 
     def end(self, end: TrackedEnd) -> None:
         """Close the file. TensorBoard keeps neither states nor files."""

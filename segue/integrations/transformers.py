@@ -12,6 +12,7 @@ import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 
+from segue.integrations.transformers_best import best_files, put_best
 from segue.sessions import Session, host_here
 
 _TIMES = ("_runtime", "_per_second")
@@ -24,6 +25,9 @@ class SegueCallback(TrainerCallback):
     `trainer = Trainer(..., callbacks=[callback])`, then `trainer.train(resume_from_checkpoint=callback.checkpoint)`.
     The state is the folder `checkpoint-<step>` that the Trainer writes, and the random streams. Outside a segment the
     callback does nothing.
+
+    The weights of the checkpoint that the Trainer calls its best are committed with the folder. A resume puts them back
+    where the Trainer looks for them, on whatever machine: `load_best_model_at_end` loads them.
 
     A save also makes the Trainer log: the losses since the last log would be lost with the process. The loss of a step
     is the mean of `loss` in what the model returns; a model that returns none has 0 there, and its resumes are proven
@@ -38,6 +42,8 @@ class SegueCallback(TrainerCallback):
         self._extra: Path | None = None
         """A folder that the Trainer wrote only for the run."""
         self._is_asking = False
+        self._best: str | None = None
+        """Where a resume has put the best checkpoint."""
         self._limit: int | None = None
         """`save_total_limit` of the user, while the Trainer writes a folder only for the run."""
         self.checkpoint: str | None = None
@@ -46,7 +52,9 @@ class SegueCallback(TrainerCallback):
     def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Write the folder of the newest commit."""
         restored = self._run.restore_folder(Path(args.output_dir or ".") / "segue-resumed")
-        self.checkpoint = str(restored) if restored is not None else None
+        if restored is not None:
+            self.checkpoint = str(restored)
+            self._best = put_best(restored, Path(args.output_dir or "."))
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -54,6 +62,8 @@ class SegueCallback(TrainerCallback):
         """Measure the model and its optimizer from now on."""
         if not self._run.is_active:
             return
+        if self._best is not None:
+            state.best_model_checkpoint = self._best
         model, optimizer = kwargs["model"], kwargs["optimizer"]
         self._run.measure(model=model, optimizer=getattr(optimizer, "optimizer", optimizer))
         self._handles.append(model.register_forward_hook(self._note_loss))
@@ -96,7 +106,9 @@ class SegueCallback(TrainerCallback):
             self._extra = None  # At the end of an epoch the Trainer writes the same folder again, for the user.
         self._end_asking(args)
         if self._run.is_active:
-            self._run.commit_folder(folder, instead={TRAINER_STATE_NAME: _without_times(folder / TRAINER_STATE_NAME)})
+            best = best_files(Path(state.best_model_checkpoint or folder), folder)
+            trainer_state = _without_times(folder / TRAINER_STATE_NAME)
+            self._run.commit_folder(folder, instead={TRAINER_STATE_NAME: trainer_state, **best})
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

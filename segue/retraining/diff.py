@@ -40,7 +40,7 @@ def _facts(version: Candidate, models: Models) -> Iterator[tuple[str, str]]:
         yield from _data_facts(start)
     yield from ((f"config.{name}", repr(value)) for name, value in sorted(version.config.items()))
     yield from ((f"hash of {name}", value) for name, value in sorted(version.training.hashes.items()))
-    yield from ((each.metric, f"{each.candidate.value:.4g}") for each in version.comparisons)
+    yield from ((each.metric, each.value_in_words) for each in version.comparisons)
     yield "cost", money(version.training.cost, version.training.currency)
     yield "preemptions", str(version.training.preemptions)
     yield "SHA-256 of the weights", version.weights.sha256

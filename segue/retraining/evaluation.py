@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from segue.errors import ScoresError
-from segue.retraining.model_record import Comparison, Interval
+from segue.retraining.model_record import Comparison, Interval, LeftOut
 from segue.retraining.spec import EvaluationSpec
+from segue.retraining.subgroups import Subgroups, subgroups
 
 if TYPE_CHECKING:
     import pandas as pd
 
 Scores = Mapping[str, npt.NDArray[np.float64]]
-"""A number for each row, by metric. Less is better."""
+"""A number for each row, by metric. Less is better; what is not finite is no number."""
 
 _RESAMPLES = 1_000
 _MOST_UNITS = 10_000
 """With more rows, groups of random rows are drawn in place of rows: the intervals stay the same."""
 _INTERVAL = (2.5, 97.5)
+_LARGEST = 1e150
+"""A score beyond it counts as infinite: the means of such scores would be."""
+_MOST_GAIN = 1e9
+_FIRST_ROWS = 5
 
 
 class Promotion(NamedTuple):
@@ -32,31 +37,37 @@ class Promotion(NamedTuple):
 
 
 def checked_scores(scores: object, *, rows: int, function: str) -> Scores:
-    """What the user's function returned, as arrays.
+    """What the user's function returned, as arrays. Masked and missing numbers become nan.
 
     Raises:
-        ScoresError: it is no dict of numbers for each row, or some of them are not finite.
+        ScoresError: it is no dict of numbers for each row.
     """
     if not isinstance(scores, Mapping) or not scores:
         raise ScoresError(function=function, why="it did not return a dict of arrays by metric")
     checked = {}
     for metric, values in scores.items():
         try:
-            array = np.asarray(values, dtype=np.float64)
+            array = _as_array(values)
         except (TypeError, ValueError):
             raise ScoresError(function=function, why=f"{metric} is no array of numbers") from None
         if array.shape != (rows,):
             raise ScoresError(function=function, why=f"{metric} has the shape {array.shape}, and there are {rows} rows")
-        if not np.isfinite(array).all():
-            raise ScoresError(function=function, why=f"{metric} is not finite in {(~np.isfinite(array)).sum()} rows")
         checked[str(metric)] = array
     return checked
 
 
 def compare(
-    spec: EvaluationSpec, frame: pd.DataFrame, candidate: Scores, in_service: Scores | None, *, seed: int
+    spec: EvaluationSpec,
+    frame: pd.DataFrame,
+    candidate: Scores,
+    in_service: Scores | None,
+    *,
+    seed: int,
+    before: Sequence[Comparison] = (),
 ) -> tuple[Comparison, ...]:
     """Both models by every metric, the one that decides first. The same seed gives the same intervals.
+
+    `before` are the comparisons of the model in service, when it was the candidate.
 
     Raises:
         ScoresError: a metric or a column that the spec names is not there.
@@ -73,27 +84,42 @@ def compare(
             function=spec.scores, why=f"the data has no column {unknown[0]}, which evaluation.groups names"
         )
     weights = _weights(len(frame), seed=seed)
+    pairs = {name: _Pair.of(values, (in_service or {}).get(name)) for name, values in candidate.items()}
+    first = next((each.group_rows for each in before if each.metric == metric), None)
+    groups = [
+        subgroups(frame, column, pairs[metric].counted, least=spec.min_group_rows, before=first)
+        for column in spec.groups
+    ]
     others = [name for name in candidate if name not in wanted]
     return tuple(
-        _comparison(name, candidate[name], None if in_service is None else in_service.get(name), weights, groups)
-        for name, groups in [(metric, _groups(spec, frame)), *((name, {}) for name in [*wanted[1:], *others])]
+        _comparison(name, pairs[name], weights, groups if name == metric else []) for name in [*wanted, *others]
     )
 
 
-def decide(spec: EvaluationSpec, comparisons: Sequence[Comparison]) -> Promotion:
-    """Whether the candidate is promoted. The first comparison is that of the metric that decides."""
+def decide(spec: EvaluationSpec, comparisons: Sequence[Comparison], *, faults: Sequence[str] = ()) -> Promotion:
+    """Whether the candidate is promoted. The first comparison is that of the metric that decides.
+
+    Each of `faults` says of the candidate why it must not be in service, whatever its metrics are.
+    """
     first = comparisons[0]
-    if first.gain is None:
-        return Promotion(is_promoted=True, why="no model was in service")
-    reasons = [*_reasons_against(spec, comparisons)]
-    gain = f"{first.metric} is better by {_percent(first.gain.value)}, {_range(first.gain)}"
-    return Promotion(is_promoted=not reasons, why="; ".join(reasons) or gain)
+    reasons = [*faults, *_reasons_against(spec, comparisons)]
+    if first.gain is not None:
+        praise = f"{first.metric} is better by {_percent(first.gain.value)}, {_range(first.gain)}"
+    elif first.left_out.in_service:
+        praise = f"{first.metric} of the model in service is not finite in any row"
+    else:
+        praise = "no model was in service"
+    return Promotion(is_promoted=not reasons, why="; ".join([*(reasons or [praise]), *_remarks(comparisons)]))
 
 
 def _reasons_against(spec: EvaluationSpec, comparisons: Sequence[Comparison]) -> Iterator[str]:
     first = comparisons[0]
-    assert first.gain is not None
-    if first.gain.low < spec.min_gain:
+    for each in comparisons:
+        if each.left_out.candidate:
+            yield f"{each.metric} is not finite in {_rows(each.left_out.candidate, each.left_out)}"
+        elif each.candidate is None and not each.left_out.in_service:
+            yield f"{each.metric} is not finite in any row"
+    if first.gain is not None and first.gain.low < spec.min_gain:
         least = f"its lower end must reach {_percent(spec.min_gain)}"
         yield f"the gain in {first.metric} is {_percent(first.gain.value)}, {_range(first.gain)}; {least}"
     for each in comparisons[1:]:
@@ -106,26 +132,68 @@ def _reasons_against(spec: EvaluationSpec, comparisons: Sequence[Comparison]) ->
             yield f"{worse}; at most {_percent(spec.max_group_loss)} is accepted"
 
 
-def _comparison(
-    metric: str,
-    candidate: npt.NDArray[np.float64],
-    in_service: npt.NDArray[np.float64] | None,
-    weights: _Resamples,
-    groups: Mapping[str, npt.NDArray[np.bool_]],
-) -> Comparison:
-    mine = weights.means(candidate)
-    if in_service is None:
-        return Comparison(metric=metric, candidate=_interval(float(candidate.mean()), mine))
-    theirs = weights.means(in_service)
-    return Comparison(
-        metric=metric,
-        candidate=_interval(float(candidate.mean()), mine),
-        in_service=_interval(float(in_service.mean()), theirs),
-        gain=_interval(_gain(float(candidate.mean()), float(in_service.mean())), _gains(mine, theirs)),
-        groups={
-            name: _gain(float(candidate[rows].mean()), float(in_service[rows].mean())) for name, rows in groups.items()
-        },
-    )
+def _remarks(comparisons: Sequence[Comparison]) -> Iterator[str]:
+    """What a reader of the decision must know, although it decides nothing."""
+    yield from comparisons[0].group_notes
+    for each in comparisons:
+        count = each.left_out.in_service + each.left_out.both
+        if count and each.candidate is not None:
+            yield f"{each.metric} was compared without {_rows(count, each.left_out)}: it is not finite there"
+
+
+def _rows(count: int, left_out: LeftOut) -> str:
+    """The rows are named where all of them are of one kind."""
+    if count != left_out.count:
+        return f"{count:,} {'row' if count == 1 else 'rows'}"
+    numbers = ", ".join(map(str, left_out.first))
+    return f"row {numbers}" if count == 1 else f"{count:,} rows ({numbers}{', ...' if count > _FIRST_ROWS else ''})"
+
+
+class _Pair(NamedTuple):
+    """The scores of both models by one metric, zero where they do not count."""
+
+    candidate: npt.NDArray[np.float64]
+    in_service: npt.NDArray[np.float64] | None
+    counted: npt.NDArray[np.bool_]
+    left_out: LeftOut
+
+    @classmethod
+    def of(cls, mine: npt.NDArray[np.float64], theirs: npt.NDArray[np.float64] | None) -> _Pair:
+        has_mine = np.abs(mine) < _LARGEST  # Not where it is nan.
+        has_theirs = np.abs(theirs) < _LARGEST if theirs is not None else has_mine
+        counted = has_mine & has_theirs
+        left_out = LeftOut(
+            candidate=int((~has_mine & (has_theirs if theirs is not None else True)).sum()),
+            in_service=int((has_mine & ~has_theirs).sum()),
+            both=0 if theirs is None else int((~has_mine & ~has_theirs).sum()),
+            first=tuple(int(row) + 1 for row in np.flatnonzero(~counted)[:_FIRST_ROWS]),
+        )
+        zeroed = None if theirs is None else np.where(counted, theirs, 0.0)
+        return cls(np.where(counted, mine, 0.0), zeroed, counted, left_out)
+
+
+def _comparison(metric: str, pair: _Pair, weights: _Resamples, groups: Sequence[Subgroups]) -> Comparison:
+    candidate, in_service, counted, left_out = pair
+    if not counted.any():
+        return Comparison(metric=metric, candidate=None, left_out=left_out)
+    value, mine = float(candidate[counted].mean()), weights.means(candidate, counted)
+    facts: dict[str, Any] = {
+        "metric": metric,
+        "candidate": _interval(value, mine),
+        "left_out": left_out,
+        "group_rows": {name: count for each in groups for name, count in each.rows.items()},
+        "group_notes": tuple(note for each in groups for note in each.notes),
+    }
+    if in_service is not None:
+        other, theirs = float(in_service[counted].mean()), weights.means(in_service, counted)
+        facts["in_service"] = _interval(other, theirs)
+        facts["gain"] = _interval(float(_gains(np.array(value), np.array(other))), _gains(mine, theirs))
+        facts["groups"] = {
+            name: float(gain)
+            for each in groups
+            for name, gain in zip(each.names, _gains(each.means(candidate), each.means(in_service)), strict=True)
+        }
+    return Comparison(**facts)
 
 
 class _Resamples(NamedTuple):
@@ -133,15 +201,19 @@ class _Resamples(NamedTuple):
 
     unit_of: npt.NDArray[np.int64]
     """The unit of each row."""
-    sizes: npt.NDArray[np.float64]
-    """Number of rows of each unit."""
+    units: int
     counts: npt.NDArray[np.float64]
     """By resample and unit."""
 
-    def means(self, values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """The mean in each resample; of the same rows for every array of values."""
-        sums = np.bincount(self.unit_of, weights=values, minlength=len(self.sizes))
-        means: npt.NDArray[np.float64] = (self.counts @ sums) / (self.counts @ self.sizes)
+    def means(self, values: npt.NDArray[np.float64], counted: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:
+        """The mean of the rows that count in each resample, of the same rows for every array of values.
+
+        It is nan in a resample without such rows.
+        """
+        sums = np.bincount(self.unit_of, weights=values, minlength=self.units)
+        sizes = np.bincount(self.unit_of, weights=counted, minlength=self.units)
+        with np.errstate(invalid="ignore"):
+            means: npt.NDArray[np.float64] = (self.counts @ sums) / (self.counts @ sizes)
         return means
 
 
@@ -150,30 +222,24 @@ def _weights(rows: int, *, seed: int) -> _Resamples:
     units = min(rows, _MOST_UNITS)
     unit_of = random.permutation(rows) % units
     counts = random.multinomial(units, np.full(units, 1 / units), size=_RESAMPLES).astype(np.float64)
-    return _Resamples(unit_of, np.bincount(unit_of, minlength=units).astype(np.float64), counts)
+    return _Resamples(unit_of, units, counts)
 
 
-def _groups(spec: EvaluationSpec, frame: pd.DataFrame) -> dict[str, npt.NDArray[np.bool_]]:
-    found = {}
-    for column in spec.groups:
-        for value, count in frame[column].value_counts().items():
-            if count >= spec.min_group_rows:
-                found[f"{column}={value}"] = (frame[column] == value).fillna(False).to_numpy(np.bool_)
-    return found
-
-
-def _gain(candidate: float, in_service: float) -> float:
-    """By which share of the model in service the candidate is better."""
-    return (in_service - candidate) / abs(in_service) if in_service else -candidate
+def _as_array(values: Any) -> npt.NDArray[np.float64]:
+    if hasattr(values, "to_numpy"):  # A column of pandas, whose missing values are no numbers to numpy.
+        return np.asarray(values.to_numpy(dtype=np.float64, na_value=np.nan))
+    return np.asarray(np.ma.filled(np.ma.asarray(values, dtype=np.float64), np.nan))
 
 
 def _gains(candidate: npt.NDArray[np.float64], in_service: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    gains: npt.NDArray[np.float64] = (in_service - candidate) / np.where(in_service == 0, 1.0, np.abs(in_service))
-    return gains
+    """By which share of the model in service the candidate is better."""
+    with np.errstate(over="ignore"):
+        gains = (in_service - candidate) / np.where(in_service == 0, 1.0, np.abs(in_service))
+    return np.asarray(np.clip(gains, -_MOST_GAIN, _MOST_GAIN))
 
 
 def _interval(value: float, resampled: npt.NDArray[np.float64]) -> Interval:
-    low, high = np.percentile(resampled, _INTERVAL)
+    low, high = np.nanpercentile(resampled, _INTERVAL)
     return Interval(value=value, low=float(low), high=float(high))
 
 

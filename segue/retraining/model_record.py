@@ -28,16 +28,54 @@ class Interval(FiniteValue):
     high: float
 
 
+class LeftOut(FiniteValue):
+    """Rows of an evaluation without a finite number, which are left out of the means of both models."""
+
+    candidate: int = Field(0, ge=0, description="Rows where the candidate alone has none. They count against it.")
+    in_service: int = Field(0, ge=0, description="Rows where the model in service alone has none.")
+    both: int = Field(0, ge=0, description="Rows where neither has one.")
+    first: tuple[int, ...] = Field((), description="The first of these rows, counted from 1.")
+
+    @property
+    def count(self) -> int:
+        """Number of rows."""
+        return self.candidate + self.in_service + self.both
+
+
 class Comparison(FiniteValue):
     """A candidate and the model in service on the same rows, by one metric of which less is better."""
 
     metric: str
-    candidate: Interval
-    in_service: Interval | None = Field(None, description="None where no model was in service.")
+    candidate: Interval | None = Field(description="None where no row could be compared.")
+    in_service: Interval | None = Field(
+        None, description="None where no model was in service, or no row could be compared."
+    )
     gain: Interval | None = Field(None, description="By how much the candidate is better, from pairs of rows.")
+    left_out: LeftOut = Field(LeftOut(), exclude_if=lambda rows: not rows.count)
     groups: dict[str, float] = Field(
         default_factory=dict, description="The gain in each subgroup, e.g. carrier=AA; negative where it is worse."
     )
+    # Left out where there are none: older versions refuse a record with a field that they do not know.
+    group_rows: dict[str, int] = Field(
+        default_factory=dict,
+        exclude_if=lambda rows: not rows,
+        description="Rows of each subgroup, also where it was not compared.",
+    )
+    group_notes: tuple[str, ...] = Field(
+        (),
+        exclude_if=lambda notes: not notes,
+        description="Subgroups that are new, gone, or have too few rows, in sentences.",
+    )
+
+    @property
+    def value(self) -> float | None:
+        """The candidate's mean; None where no row could be compared."""
+        return self.candidate.value if self.candidate is not None else None
+
+    @property
+    def value_in_words(self) -> str:
+        """The candidate's mean in four digits."""
+        return f"{self.candidate.value:.4g}" if self.candidate is not None else "not finite"
 
 
 class Training(FiniteValue):

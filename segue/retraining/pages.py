@@ -60,11 +60,15 @@ def comparison_lines(comparisons: Sequence[Comparison], compared_with: int | Non
     for each in comparisons:
         gain = _interval(each.gain, as_percent=True) if each.gain is not None else None
         other = _interval(each.in_service) if each.in_service is not None else None
-        rows.append((each.metric, _interval(each.candidate), other, gain))
+        mine = _interval(each.candidate) if each.candidate is not None else each.value_in_words
+        rows.append((each.metric, mine, other, gain))
     yield table(("metric (less is better)", "candidate", there, "gain"), rows)
     groups = {name: gain for each in comparisons for name, gain in each.groups.items()}
+    counts = {name: count for each in comparisons for name, count in each.group_rows.items()}
     by_gain = sorted(groups.items(), key=lambda group: group[1])
-    yield table(("subgroup", "gain"), [(name, f"{100 * gain:+.2f} %") for name, gain in by_gain])
+    of_groups = [(name, counts.get(name), f"{100 * gain:+.2f} %") for name, gain in by_gain]
+    yield table(("subgroup", "rows", "gain"), of_groups)
+    yield bullets([note for each in comparisons for note in each.group_notes])
 
 
 def window_lines(window: Window, changes: Sequence[str]) -> Iterator[Markup]:

@@ -1,11 +1,15 @@
-"""Periods of the calendar, and the places of the files that hold their data. Pure."""
+"""Periods of the calendar, and the places of the files that hold their data. Pure.
+
+Every moment becomes a `datetime` of the standard library first: a subclass may calculate in another way. Pendulum's,
+which Prefect gives, lands on the day before in zones whose clocks go forward at midnight.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, time, timedelta, tzinfo
 from typing import Literal, NamedTuple
-from zoneinfo import ZoneInfo
 
 Unit = Literal["hour", "day", "week", "month"]
 
@@ -15,7 +19,7 @@ class Period(NamedTuple):
 
     unit: Unit
     begins: datetime
-    """With the time zone."""
+    """With the time zone, at midnight or at a full hour; where the clocks change within an hour, at the change."""
 
     @property
     def ends(self) -> datetime:
@@ -32,22 +36,28 @@ class Period(NamedTuple):
         return self.begins.strftime(files)
 
 
-def period_at(moment: datetime, unit: Unit, zone: ZoneInfo) -> Period:
+def in_utc(moment: datetime) -> datetime:
+    """A moment with a time zone as the standard library's `datetime` in UTC, whatever class it comes as."""
+    plain = datetime.fromtimestamp(math.floor(moment.timestamp()), UTC)
+    return plain.replace(microsecond=moment.microsecond)
+
+
+def period_at(moment: datetime, unit: Unit, zone: tzinfo) -> Period:
     """The period that a moment lies in."""
-    hour = moment.astimezone(zone).replace(minute=0, second=0, microsecond=0)
+    there = in_utc(moment).astimezone(zone)
     if unit == "hour":
-        return Period(unit, hour)
-    day = hour.replace(hour=0, fold=0)
+        return Period(unit, _hour_begin(there))
+    day = there.date()
     if unit == "week":
         day -= timedelta(days=day.weekday())
     elif unit == "month":
         day = day.replace(day=1)
-    return Period(unit, day)
+    return _from_day(unit, day, zone)
 
 
-def newest_complete(moment: datetime, unit: Unit, zone: ZoneInfo, *, delay: timedelta) -> Period:
+def newest_complete(moment: datetime, unit: Unit, zone: tzinfo, *, delay: timedelta) -> Period:
     """The last period that had ended this long before the moment."""
-    return _shifted(period_at(moment - delay, unit, zone), -1)
+    return _shifted(period_at(in_utc(moment) - delay, unit, zone), -1)
 
 
 def periods_until(last: Period, *, count: int | None = None, since: Period | None = None) -> Sequence[Period]:
@@ -60,12 +70,37 @@ def periods_until(last: Period, *, count: int | None = None, since: Period | Non
     return found[::-1]
 
 
-def _shifted(period: Period, count: int) -> Period:
+def _shifted(period: Period, count: Literal[-1, 1]) -> Period:
     unit, begins = period
+    zone = begins.tzinfo
+    assert zone is not None
     if unit == "hour":
-        return Period(unit, (begins.astimezone(UTC) + timedelta(hours=count)).astimezone(begins.tzinfo))
+        return period_at(_later(begins, _minutes_of_hour(begins) if count == 1 else -1), unit, zone)
     if unit == "month":
         months = begins.year * 12 + begins.month - 1 + count
-        return Period(unit, begins.replace(year=months // 12, month=months % 12 + 1))
-    # With a time zone, the sum of a date and days keeps the hour on the clock, also where the day has 23 or 25 hours.
-    return Period(unit, begins + timedelta(days=count * (7 if unit == "week" else 1)))
+        return _from_day(unit, date(months // 12, months % 12 + 1, 1), zone)
+    return _from_day(unit, begins.date() + timedelta(days=count * (7 if unit == "week" else 1)), zone)
+
+
+def _from_day(unit: Unit, day: date, zone: tzinfo) -> Period:
+    return Period(unit, datetime.combine(day, time(), zone))
+
+
+def _later(moment: datetime, minutes: int) -> datetime:
+    return (moment.astimezone(UTC) + timedelta(minutes=minutes)).astimezone(moment.tzinfo)
+
+
+def _hour_begin(moment: datetime) -> datetime:
+    """The first minute of the hour on the clock of a moment, after any change of the clock: its offset is the same."""
+    hour = moment.replace(second=0, microsecond=0)
+    earlier = (_later(hour, -minutes) for minutes in range(hour.minute, 0, -1))
+    return next((begin for begin in earlier if _same_hour(begin, hour)), hour)
+
+
+def _minutes_of_hour(begin: datetime) -> int:
+    """Less than 60 where the clock changes within the hour, as in Lord Howe and Chatham."""
+    return next(minutes for minutes in range(60, 0, -1) if _same_hour(_later(begin, minutes - 1), begin))
+
+
+def _same_hour(one: datetime, other: datetime) -> bool:
+    return (one.date(), one.hour, one.utcoffset()) == (other.date(), other.hour, other.utcoffset())

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from segue.retraining.models import SlotState
+from segue.retraining.periods import in_utc
 from segue.retraining.spec import RetrainSpec, Window
 from segue.spec import DataFile, DataSpec, RunSpec, StoreSpec
 
@@ -16,9 +17,10 @@ _STAMP = "%Y%m%dt%H%M"
 _HEARTBEAT = "_slot-"
 
 
-def slot_at(moment: datetime) -> datetime:
-    """The slot of a moment: its second, in UTC."""
-    return moment.astimezone(UTC).replace(microsecond=0)
+def slot_at(moment: datetime, zone: tzinfo = UTC) -> datetime:
+    """The slot of a moment: its second, in UTC. A time without a zone is one of `zone`."""
+    known = moment if moment.tzinfo is not None else datetime.combine(moment.date(), moment.time(), zone)
+    return in_utc(known).replace(microsecond=0)
 
 
 def stamp_of(slot: datetime) -> str:

@@ -121,9 +121,14 @@ class EvaluationSpec(FiniteValue):
     guards: dict[str, float] = Field(
         default_factory=dict, description="Other metrics, and by which share each may be worse at most."
     )
-    groups: tuple[str, ...] = Field((), description="Columns whose values are subgroups that are compared, too.")
+    groups: tuple[str, ...] = Field(
+        (),
+        description="Columns whose values are subgroups that are compared, too. Rows without a value are one of them.",
+    )
     max_group_loss: float = Field(0.05, ge=0, description="By which share the metric of a subgroup may be worse.")
-    min_group_rows: int = Field(100, gt=0, description="Smaller subgroups say too little, and are left out.")
+    min_group_rows: int = Field(
+        100, gt=0, description="Smaller subgroups of a column say too little alone, and are compared together."
+    )
 
 
 class RegistrySpec(FiniteValue):

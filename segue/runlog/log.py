@@ -236,7 +236,7 @@ class RunLog:
                 raise
             is_ours = True
         except MissingObjectError:
-            # S3 answers 409 to some races that neither writer wins.
+            # Some stores answer so to races that neither writer wins; those in buckets try again by themselves.
             why = "the store refused the record because the slot is taken, but the slot is empty"
             raise StoreWriteError(url=self.store.url, key=key, why=why) from None
         if not is_ours:

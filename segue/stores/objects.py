@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 import obstore
 import obstore.exceptions
 
+from segue.clock import SystemClock
 from segue.errors import MissingObjectError, StoreError, StoreUnreachableError
 from segue.stores.base import (
     WRONG_CLOCK,
@@ -51,6 +52,8 @@ _CODES = {
     "RequestTimeTooSkewed": WRONG_CLOCK,
 }
 """Source: the list of error codes in the S3 API."""
+_CONFLICT_PAUSES = (0.05, 0.1, 0.2, 0.4, 0.8)
+"""Seconds after each answer that an object is there which is not."""
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
@@ -162,12 +165,32 @@ class ObjectStore(ABC):
         return True
 
     def put_if_absent(self, key: str, data: bytes) -> bool:
+        for pause_seconds in _CONFLICT_PAUSES:
+            if self._created(key, data):
+                return True
+            if not self._is_missing(key):
+                return False
+            # S3 answers 409 to writes that overlap, although it may have taken none of them.
+            SystemClock().sleep(pause_seconds)
+        why = f"the bucket answered {len(_CONFLICT_PAUSES)} times that the object is there, and it is not"
+        raise StoreWriteError(url=self.url, key=key, why=why)
+
+    def _created(self, key: str, data: bytes) -> bool:
         with self._writing(key):
             try:
                 obstore.put(self._store, checked_key(key), data, mode="create", use_multipart=False)
             except obstore.exceptions.AlreadyExistsError:
                 return False
         return True
+
+    def _is_missing(self, key: str) -> bool:
+        try:
+            self.size(key)
+        except MissingObjectError:
+            return True
+        except StoreReadError:
+            return False  # Who reads it says why it cannot be read.
+        return False
 
     def put(self, key: str, data: bytes | memoryview, *, durable: bool = True) -> None:
         data = memoryview(data).cast("B")

@@ -15,6 +15,7 @@ from segue.runlog.history import History
 from segue.spec import RunSpec
 from segue.trainer.accelerator_facts import accelerator_facts, device_name
 from segue.trainer.ranks.group import local_rank_count
+from segue.user_objects.packages import imported_packages
 
 
 def use_deterministic_kernels() -> None:
@@ -103,5 +104,6 @@ def environment_of(device: torch.device, *, world_size: int = 1, is_deterministi
         world_size=world_size,
         arithmetic=2,
         deterministic=is_deterministic,
+        packages=imported_packages(),
         **accelerator_facts(device),
     )

@@ -21,7 +21,7 @@ from segue.checkpoints.saving.writer_client import ShardWriter
 from segue.continuity.differences import CONTENT, FLOATS, STATE
 from segue.continuity.naming import CARRIED
 from segue.continuity.noise import FIX, NONE, Noise, in_words, known_noise, noise_of_attempts
-from segue.continuity.recipe_diff import UNTRACKED, SetupChanges, setup_changes
+from segue.continuity.recipe_diff import PACKAGES, UNTRACKED, SetupChanges, noted_packages, setup_changes
 from segue.continuity.verdict import Prelude, digest_findings, judge, prelude_findings, state_findings
 from segue.continuity.witness import StepRow
 from segue.errors import BrokenResumeError, MissingObjectError
@@ -339,6 +339,14 @@ class Resume:
         return patiently(lambda: read_history(self._runlog), what="log")
 
     def _judged(self, noise: Noise) -> Verdict:
+        """The verdict. Packages in other versions count as another environment only if the bits are not equal."""
+        changes, others = self._environment_changes, self._other_packages
+        verdict = self._judged_in(noise, changes)
+        if others and verdict.kind is VerdictKind.BROKEN:
+            verdict = self._judged_in(noise, (*changes, *others))
+        return verdict.model_copy(update={"environment_changes": (*changes, *others)})
+
+    def _judged_in(self, noise: Noise, environment_changes: tuple[str, ...]) -> Verdict:
         assert self._committed is not None
         assert self._restored is not None
         return judge(
@@ -346,7 +354,7 @@ class Resume:
             restored=self._restored,
             witness=self._witness,
             replay=self._replay,
-            environment_changes=self._environment_changes,
+            environment_changes=environment_changes,
             setup=self._setup,
             untracked=self._untracked,
             early=self._early,
@@ -359,6 +367,11 @@ class Resume:
         assert self._source is not None
         changes = self._source.checkpoint.manifest.environment.differs_from(self.environment)
         return tuple(name for name in changes if name != "arithmetic" or self.is_order_of_sums_relevant)
+
+    @property
+    def _other_packages(self) -> tuple[str, ...]:
+        assert self._source is not None
+        return self._source.checkpoint.manifest.environment.other_packages(self.environment)
 
     def _compare_setup(self, live: Snapshot, components: Mapping[str, Component]) -> None:
         assert self._source is not None
@@ -375,6 +388,7 @@ class Resume:
             self._values_at_commit = committed.get(UNTRACKED, {})
             self._untracked = outside.lost(self._values_at_commit)
             self._setup = replace(self._setup, noted=(*self._setup.noted, *outside.of_process()))
+        self._setup = replace(self._setup, noted=(*self._setup.noted, *noted_packages(self._other_packages)))
         for finding in self._setup.accepted:
             log.info("accepted change component=%s detail=%s", finding.component, finding.sentence)
 
@@ -383,7 +397,7 @@ class Resume:
         return setup_changes(
             self._source.snapshot.skeletons,
             live.skeletons,
-            environment_changes=self._environment_changes,
+            environment_changes=(*self._environment_changes, *([PACKAGES] if self._other_packages else [])),
             accept=self._accept,
             process_values=process_values,
         )

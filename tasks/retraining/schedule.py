@@ -19,7 +19,7 @@ def ticks(spec: RetrainSpec, *, since: datetime, until: datetime) -> tuple[datet
     """The times of the schedule after `since` and up to `until`, in UTC; none without a schedule.
 
     They are those of Prefect's scheduler, daylight saving time included: a time that the clock shows twice has one
-    tick, and a time that it leaves out has the tick an hour before.
+    tick, and that of a time that it leaves out is earlier, by as much as the clock goes forward.
 
     Raises:
         SpecError: the schedule is no cron expression.

@@ -88,7 +88,7 @@ def test_the_card_of_a_version_tells_where_it_comes_from(desk, store, monthly):
         f"| 2013-03 | `{monthly.folder}/2013-03.parquet` | 200 |",
         "| evaluation |",
         "| absolute_error | 0.75 (0.65 to 0.85) | 0.75 (0.65 to 0.85) | +25.00 % (+20.00 % to +30.00 %) |",
-        "| x=1 | -1.00 % |",
+        "| x=1 | - | -1.00 % |",
         "passed: 3 expectations over 600 rows",
         "| cost | 1.25 USD |",
         "2, 1 preemptions",

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
 
 import segue
@@ -122,6 +124,30 @@ def test_the_trainers_own_folders_stay_as_they_are_without_segue_and_the_best_on
     assert ours == {path.name for path in folder.glob("huggingface/checkpoint-*")}
     bare, loaded = torch.load(folder / "bare.pt"), torch.load(tmp_path / "ours.pt")
     assert all(torch.equal(value, loaded[name]) for name, value in bare.items())
+
+
+@pytest.mark.parametrize("program", ["huggingface"], indirect=True)
+@pytest.mark.parametrize("is_cut_off", [False, True], ids=["nothing is there", "a file was cut off"])
+def test_the_best_checkpoint_is_put_where_the_trainer_loads_it_on_another_machine(
+    fork_server, program, make_program, open_log, tmp_path, is_cut_off
+):
+    hangs = make_program("--load-best", "epoch", "--hang-at", "21")
+    runlog = open_log(hangs)
+    first = fork_server.run_attempt(runlog, hangs, observer=stop_when_proven(signal.SIGKILL))
+    assert first.stop_reason is StopReason.LOST
+    best = tmp_path / "huggingface" / "checkpoint-8"
+    content = (best / "model.safetensors").read_bytes()
+    shutil.rmtree(tmp_path / "huggingface")
+    if is_cut_off:
+        best.mkdir(parents=True)
+        (best / "model.safetensors").write_bytes(content[:100])
+    spec = make_program("--load-best", "epoch")
+    report = fork_server.run_attempt(runlog, spec)
+    assert (report.stop_reason, report.failure, report.to_step) == (StopReason.FINISHED, None, 40)
+    assert (best / "model.safetensors").read_bytes() == content
+    assert read_history(runlog.reload()).attempts[1].verdict.kind is VerdictKind.EXACT
+    loaded = torch.load(tmp_path / "ours.pt")
+    assert all(torch.equal(value, loaded[name]) for name, value in safetensors.torch.load(content).items())
 
 
 @pytest.mark.parametrize("program", ["huggingface"], indirect=True)

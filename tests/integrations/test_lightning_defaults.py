@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from segue.integrations.lightning_kept import KeptFiles
 from segue.integrations.lightning_paths import note, noted, put_paths, with_names
 from segue.records import StopReason, VerdictKind
 from segue.runlog.history import read_history
@@ -93,6 +94,28 @@ def test_an_attempt_on_the_same_machine_has_the_files_of_the_one_before(tmp_path
     assert (state["dirpath"], state["best_model_path"]) == ("/new", str(old / "epoch=1.ckpt"))
     assert list(state["best_k_models"]) == [str(old / "epoch=1.ckpt"), "/new/epoch=2.ckpt"], "one file is gone"
     assert (state["kth_best_model_path"], state["last_model_path"]) == ("/new/epoch=2.ckpt", "")
+
+
+def test_kept_files_are_committed_by_their_names_and_put_back_on_another_machine(tmp_path, caplog):
+    best, gone = tmp_path / "a" / "best.ckpt", tmp_path / "a" / "gone.ckpt"
+    kept = KeptFiles(tmp_path / "kept")
+    for path in (best, gone):
+        kept.add(path).write_bytes(path.name.encode())
+    committed = kept.of(tmp_path / "run", {"segue:0/best.ckpt": str(best)})
+    assert {name: file.read_bytes() for name, file in committed.items()} == {"kept/0/best.ckpt": b"best.ckpt"}
+    assert [file.read_bytes() for file in (tmp_path / "kept").iterdir()] == [b"best.ckpt"], "others fill the disk"
+    assert kept.of(tmp_path / "run", {"segue:0/gone.ckpt": str(gone)}) == {}
+
+    there, other = tmp_path / "b" / "best.ckpt", KeptFiles(tmp_path / "elsewhere")
+    (tmp_path / "run" / "kept" / "0").mkdir(parents=True)
+    (tmp_path / "run" / "kept" / "0" / "best.ckpt").write_bytes(b"best.ckpt")
+    paths = {"segue:0/best.ckpt": str(there), "segue:1/gone.ckpt": str(tmp_path / "b" / "gone.ckpt")}
+    other.put_back(tmp_path / "run", paths)
+    assert there.read_bytes() == b"best.ckpt"
+    assert f"1 files of ModelCheckpoint are not on this machine: {tmp_path}/b/gone.ckpt" in caplog.text
+    (again,) = other.of(tmp_path / "run", paths).values()
+    assert again.read_bytes() == b"best.ckpt"
+    assert not (tmp_path / "run" / "kept").exists()
 
 
 def test_notes_of_another_checkpoint_count_for_nothing(tmp_path):

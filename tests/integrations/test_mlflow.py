@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing as mp
 import os
 import random
@@ -14,6 +15,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Barrier
@@ -27,10 +29,13 @@ from segue.controller.local_run import run_here
 from segue.errors import TrackerError
 from segue.integrations.mirror import Mirror, tracked_run
 from segue.integrations.mlflow import MlflowTracker
+from segue.integrations.tracker import CommittedRow, TrackedEnd, TrackedRun
 from segue.integrations.tracking import open_trackers, send, tracking
+from segue.spec import StoreSpec
 from tests.support.resumed_run import read_resumed
 
 pytestmark = [pytest.mark.matrix, pytest.mark.skipif(find_spec("mlflow") is None, reason="MLflow is not installed")]
+ODD = (math.nan, math.inf, -math.inf, 1e308)
 METRICS = {"loss", "lr", "grad_norm", "param_norm", "step_seconds"}
 
 
@@ -222,3 +227,71 @@ def test_a_server_that_is_away_costs_nothing_but_time(resumed, server):
         send(resumed.log, MlflowTracker(tracking_uri=server.uri, experiment="away"))
     server.start()
     assert send(resumed.log, MlflowTracker(tracking_uri=server.uri, experiment="away")) == 60
+
+
+NOW = datetime(2026, 1, 2, tzinfo=UTC)
+
+
+def tracked(name: str, **params: str) -> TrackedRun:
+    return TrackedRun(run_id=name, key=f"{name}@1", params=params, tags={}, store=StoreSpec(url="/nowhere"))
+
+
+def test_a_name_that_mlflow_refuses_arrives_under_another_one_beside_all_other_metrics(server, caplog):
+    names = ("acc@5", "timing(s)/gen", "iou,0.5", "a//b", "x" * 300, "ok")
+    rows = [CommittedRow(step, NOW, {"loss": 0.5, **dict.fromkeys(names, float(step))}) for step in (1, 2)]
+    for part in (rows[:1], rows[1:]):  # By two processes.
+        tracker = MlflowTracker(tracking_uri=server.uri, experiment="names", model=False)
+        assert tracker.begin(tracked("renamed")) == part[0].step - 1
+        tracker.log(part)
+    tracker.end(TrackedEnd(status="finished", reason="done", at=NOW))
+    found = server.rows("renamed")
+    assert {name for name in found if len(name) < 200} == {"loss", "acc_at_5", "timing_s_/gen", "iou_0.5", "a/b", "ok"}
+    assert all([step for step, _ in values] == [1, 2] for values in found.values())
+    assert len(found) == 7
+    ((status,),) = server.select("SELECT status FROM runs WHERE name = 'renamed'")
+    assert status == "FINISHED"
+    assert caplog.text.count("MLflow does not take this name of a metric name=acc@5 sent_as=acc_at_5") == 1
+
+
+def test_values_that_are_not_finite_arrive_or_cost_themselves_alone(server):
+    rows = [CommittedRow(step, NOW, {"loss": 0.5, "ppl": value}) for step, value in enumerate(ODD, start=1)]
+    tracker = MlflowTracker(tracking_uri=server.uri, experiment="values", model=False)
+    tracker.begin(tracked("odd"))
+    tracker.log(rows)
+    assert [step for step, _ in server.rows("odd")["loss"]] == [1, 2, 3, 4]
+    assert [step for step, _ in server.rows("odd")["ppl"]] == [1, 2, 3, 4]
+
+
+def test_a_value_that_the_server_refuses_costs_itself_alone_and_is_named_once(server, caplog):
+    far = [CommittedRow(step, datetime(1960 + 50 * step, 1, 1, tzinfo=UTC), {"loss": 0.5}) for step in (0, 1)]
+    tracker = MlflowTracker(tracking_uri=server.uri, experiment="refused", model=False)
+    tracker.begin(tracked("refused"))
+    tracker.log([CommittedRow(1, NOW, {"acc": 0.25}), *(replace(row, step=row.step + 2) for row in far)])
+    tracker.log([replace(far[0], step=9)])  # A time before 1970.
+    tracker.end(TrackedEnd(status="finished", reason="done", at=NOW))
+    assert server.rows("refused") == {"acc": [(1, 0.25)], "loss": [(3, 0.5)]}
+    assert caplog.text.count("left out, because MLflow refused it name=loss reason=") == 1
+    tags = "SELECT t.value FROM tags t JOIN runs r USING (run_uuid) WHERE r.name = 'refused'"
+    assert "loss" in server.select(f"{tags} AND t.key = 'segue.left_out'")[0][0]
+
+
+def test_a_long_parameter_an_odd_name_and_a_long_tag_cost_nothing_else(server, caplog):
+    tracker = MlflowTracker(tracking_uri=server.uri, experiment="params", model=False)
+    tracker.begin(tracked("long", **{"config.prompt": "x" * 9000, "data.s3://lake/a.parquet": "abc", "lr": "0.1"}))
+    tracker.end(TrackedEnd(status="failed", reason="y" * 20_000, at=NOW, tags={"segue.a@b": "1"}))
+    query = "SELECT t.key, t.value FROM {} t JOIN runs r USING (run_uuid) WHERE r.name = 'long'"
+    params, tags = (dict(server.select(query.format(table))) for table in ("params", "tags"))
+    assert params == {"config.prompt": "x" * 500, "data.s3_/lake/a.parquet": "abc", "lr": "0.1"}
+    assert (len(tags["segue.reason"]), tags["segue.a_at_b"]) == (5000, "1")
+    assert caplog.text.count("parameter cut off for MLflow name=config.prompt characters=9000") == 1
+
+
+def test_a_deleted_run_refuses_everything_and_nothing_is_left_out(server):
+    from mlflow.exceptions import MlflowException
+    from mlflow.tracking import MlflowClient
+
+    tracker = MlflowTracker(tracking_uri=server.uri, experiment="deleted", model=False)
+    tracker.begin(tracked("deleted"))
+    MlflowClient(tracking_uri=server.uri).delete_run(tracker.run_id)
+    with pytest.raises(MlflowException):
+        tracker.log([CommittedRow(1, NOW, {"loss": 0.5})])

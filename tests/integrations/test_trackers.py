@@ -221,3 +221,21 @@ def test_the_command_sends_a_run_to_a_tracker_at_any_time(resumed, tmp_path, mon
     assert (failed.code, failed.out) == (1, "")
     assert "The tracker failed after step 0: ConnectionError: the tracker is away Fix: check" in failed.err
     assert json.loads(desk.run(*asked, "--json").out)["trackers"] == {"tensorboard": 60}
+
+
+def test_a_value_that_tensorboard_does_not_take_costs_itself_alone_and_is_named_once(tmp_path, caplog):
+    from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
+
+    tracker = TensorBoardTracker(folder=str(tmp_path))
+    run = TrackedRun(run_id="odd", key="odd@1", params={}, tags={}, store=StoreSpec(url="/nowhere"))
+    assert tracker.begin(run) == 0
+    values = {"loss": 0.5, "acc@5": 1.0, "big": 1e300, "ppl": math.inf, "\ud800": 1.0}
+    tracker.log([CommittedRow(step, datetime(2026, 1, 1, tzinfo=UTC), values) for step in (1, 2)])
+    assert TensorBoardTracker(folder=str(tmp_path)).begin(run) == 2
+    found: dict[str, list[float]] = {}
+    for file in (tmp_path / "odd").glob("events*"):
+        for event in LegacyEventFileLoader(str(file)).Load():
+            for value in event.summary.value:
+                found.setdefault(value.tag, []).append(value.simple_value)
+    assert found == {"loss": [0.5] * 2, "acc@5": [1.0] * 2, "big": [math.inf] * 2, "ppl": [math.inf] * 2}
+    assert caplog.text.count("left out, because TensorBoard does not take it") == 1

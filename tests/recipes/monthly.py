@@ -52,6 +52,31 @@ def scores(module: Any, frame: pd.DataFrame) -> dict[str, Any]:
     return {"absolute_error": errors, "squared_error": errors**2}
 
 
+class Blank(nn.Linear):
+    """Gives nan when it is evaluated, and has a nan in its state."""
+
+    def __init__(self) -> None:
+        super().__init__(1, 1)
+        self.register_buffer("scale", torch.tensor([torch.nan]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) if self.training else super().forward(x) * self.scale
+
+
+def blank(config: dict[str, Any]) -> nn.Module:
+    return Blank()
+
+
+def build_blank(config: dict[str, Any]) -> Recipe:
+    return build(config, model=blank)
+
+
+def hides(module: Any, frame: pd.DataFrame) -> dict[str, Any]:
+    """A score that is a number whatever the model says."""
+    found = module(torch.tensor(frame[["x"]].to_numpy(np.float32)))
+    return {"share_wrong": (found.argmax(1) != 0).float().numpy()}
+
+
 def example() -> tuple[torch.Tensor]:
     return (torch.zeros(2, 1),)
 

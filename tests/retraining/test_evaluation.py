@@ -77,7 +77,105 @@ def test_a_subgroup_that_gets_worse_holds_it_back_unless_it_is_small():
 def test_a_subgroup_column_with_nulls_is_read():
     frame = pd.DataFrame({"stops": pd.array([0, 1, None, 1] * 1000, dtype="Int64")})
     (found,), _ = judged(spec_of(groups=["stops"]), {"mae": errors(10)}, {"mae": errors(10, seed=1)}, frame)
-    assert set(found.groups) == {"stops=0", "stops=1"}
+    assert found.groups.keys() == {"stops=0", "stops=1", "stops is missing"}
+    assert found.group_rows == {"stops=1": 2000, "stops=0": 1000, "stops is missing": 1000}
+
+
+VALUES_OF_SUBGROUPS = {
+    "null text": [None] * 600 + ["north"] * 1200 + ["south"] * 1200,
+    "null category": pd.Categorical([None] * 600 + ["north"] * 1200 + ["south"] * 1200),
+    "null integer": pd.array([None] * 600 + [1] * 1200 + [2] * 1200, dtype="Int64"),
+    "nan": [np.nan] * 600 + [1.0] * 1200 + [2.0] * 1200,
+    "no time": pd.to_datetime([None] * 600 + ["2026-01-01"] * 1200 + ["2026-01-02"] * 1200),
+    "no truth": pd.array([None] * 600 + [True] * 1200 + [False] * 1200, dtype="boolean"),
+    "empty text": [""] * 600 + ["north"] * 1200 + ["south"] * 1200,
+    "text and number": ["1"] * 600 + [1] * 1200 + [True] * 1200,
+    "lists": [[1]] * 600 + [[1, 2]] * 1200 + [None] * 1200,
+    "many rare values": [f"c{number % 60}" for number in range(600)] + ["north"] * 1200 + ["south"] * 1200,
+}
+
+
+@pytest.mark.parametrize("kind", VALUES_OF_SUBGROUPS)
+def test_no_row_is_outside_every_subgroup(kind):
+    frame = pd.DataFrame({"region": pd.Series(VALUES_OF_SUBGROUPS[kind])})
+    spread = np.linspace(0, 0.01, 3000)
+    mine, theirs = np.repeat([3.0, 0.5], [600, 2400]) + spread, np.repeat([1.5, 1.2], [600, 2400]) + spread
+    (found,), promotion = judged(spec_of(groups=["region"]), {"mae": mine}, {"mae": theirs}, frame)
+    assert not promotion.is_promoted
+    assert promotion.why.startswith("mae is worse by 99.93 % where region")
+    assert sum(found.group_rows.values()) == 3000
+
+
+def test_subgroups_that_are_small_new_or_gone_are_said():
+    scores = {"mae": errors(10)}
+    values = {"then": ["a"] * 2000 + ["b"] * 1900 + ["c"] * 100, "now": ["a"] * 3950 + ["d"] * 49 + [None]}
+    then, now = (pd.DataFrame({"x": values[each]}) for each in ("then", "now"))
+    first = compare(spec_of(groups=["x"]), then, scores, None, seed=0)
+    assert decide(spec_of(), first).why == "no model was in service"
+    found = compare(spec_of(groups=["x"]), now, scores, scores, seed=0, before=first)
+    assert found[0].groups == {"x=a": 0.0}
+    assert found[0].group_notes == (
+        "too few rows to be compared: x=d (49 rows), x is missing (1 row)",
+        "new since the model in service was evaluated: x=d (49 rows), x is missing (1 row)",
+        "gone since the model in service was evaluated: x=b (1,900 rows then), x=c (100 rows then)",
+    )
+    assert decide(spec_of(min_gain=-1), found).why.endswith(f"; {'; '.join(found[0].group_notes)}")
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e308], ids=str)
+@pytest.mark.parametrize("metric", ["mae", "late", "other"])
+def test_a_candidate_without_a_number_in_some_rows_is_not_promoted(bad, metric):
+    before = {name: errors(10, rows=200) for name in ("mae", "late", "other")}
+    candidate = {name: values * 0.5 for name, values in before.items()}
+    candidate[metric][[6, 8]] = bad
+    comparisons, promotion = judged(spec_of(guards={"late": 0.1}), candidate, before)
+    assert promotion == (False, f"{metric} is not finite in 2 rows (7, 9)")
+    left_out = {each.metric: each.left_out.candidate for each in comparisons}
+    assert left_out == {"mae": 0, "late": 0, "other": 0} | {metric: 2}
+    assert judged(spec_of(), candidate, None)[1] == (False, f"{metric} is not finite in 2 rows (7, 9)")
+
+
+def test_rows_without_a_number_of_the_model_in_service_are_left_out_and_named():
+    before, candidate = {"mae": errors(10, rows=200)}, {"mae": errors(10, rows=200) * 0.97}
+    before["mae"][:40] = np.nan
+    (found,), promotion = judged(spec_of(), candidate, before)
+    assert promotion.is_promoted
+    assert promotion.why.endswith("mae was compared without 40 rows (1, 2, 3, 4, 5, ...): it is not finite there")
+    assert found.gain.value == pytest.approx(0.03)
+    candidate["mae"][:40] = np.nan
+    assert judged(spec_of(), candidate, before)[1].is_promoted
+    candidate["mae"][40] = np.nan
+    assert judged(spec_of(), candidate, before)[1].why.startswith("mae is not finite in 1 row;")
+
+
+def test_a_model_in_service_without_any_number_is_replaced_by_one_that_has_them_all():
+    nothing = {"mae": np.full(ROWS, np.nan)}
+    replaced = (True, "mae of the model in service is not finite in any row")
+    assert judged(spec_of(), {"mae": errors(10)}, nothing)[1] == replaced
+    assert judged(spec_of(), nothing, nothing)[1] == (False, "mae is not finite in any row")
+    assert not judged(spec_of(), nothing, {"mae": errors(10)})[1].is_promoted
+    assert not judged(spec_of(), nothing, None)[1].is_promoted
+
+
+def test_a_fault_of_the_candidate_counts_whatever_its_metrics_are():
+    comparisons, _ = judged(spec_of(), {"mae": errors(10) * 0.5}, {"mae": errors(10)})
+    found = decide(spec_of(), comparisons, faults=["its weights are nan in 1 of 2 tensors: bias"])
+    assert found == (False, "its weights are nan in 1 of 2 tensors: bias")
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        pd.array([1.0, None], dtype="Float64"),
+        pd.Series([1.0, None], dtype="Float64"),
+        np.ma.masked_array([1, 7], mask=[False, True]),
+    ],
+    ids=["array", "series", "masked"],
+)
+def test_missing_and_masked_scores_are_no_numbers(values):
+    found = checked_scores({"mae": values}, rows=2, function="flights:scores")
+    assert found["mae"][0] == 1.0
+    assert np.isnan(found["mae"][1])
 
 
 def test_the_metric_that_decides_comes_first_and_all_others_are_kept():
@@ -134,7 +232,6 @@ def test_a_model_in_service_without_errors_is_not_divided_by():
         ({}, "it did not return a dict of arrays by metric"),
         ({"mae": ["a"]}, "mae is no array of numbers"),
         ({"mae": [1.0]}, r"mae has the shape \(1,\), and there are 2 rows"),
-        ({"mae": [1.0, np.nan]}, "mae is not finite in 1 rows"),
     ],
 )
 def test_scores_that_are_none_are_refused_with_the_reason(scores, why):

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from segue.retraining.periods import newest_complete, period_at, periods_until
 
 BERLIN, KOLKATA, UNITS = ZoneInfo("Europe/Berlin"), ZoneInfo("Asia/Kolkata"), ("hour", "day", "week", "month")
+ODD_HOURS = ("Australia/Lord_Howe", "Pacific/Chatham")
 NO_DELAY = timedelta(0)
 
 
@@ -65,7 +66,7 @@ def test_no_period_lies_before_one_that_comes_later():
 @given(
     moment=st.integers(946_684_800, 2_208_988_800).map(lambda seconds: datetime.fromtimestamp(seconds, UTC)),
     unit=st.sampled_from(UNITS),
-    zone=st.sampled_from((UTC, BERLIN, KOLKATA, ZoneInfo("America/New_York"))),
+    zone=st.sampled_from((UTC, BERLIN, KOLKATA, *map(ZoneInfo, ("America/New_York", "America/Havana", *ODD_HOURS)))),
     count=st.integers(1, 30),
 )
 def test_periods_follow_each_other_without_gaps_and_have_names_of_their_own(moment, unit, zone, count):

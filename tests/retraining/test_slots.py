@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo
 
+import pendulum
 import pytest
 from segue.tasks.retraining.schedule import require_cron, ticks
 
@@ -29,6 +30,7 @@ from segue.stores import open_store
 from tests.retraining.monthly import Monthly, slot_of_month
 from tests.retraining.test_models import candidate as candidate_at
 
+BERLIN = ZoneInfo("Europe/Berlin")
 PASSED = GateResult(outcome="passed", expectations=1, rows=1)
 
 
@@ -47,17 +49,19 @@ def spec_with(monthly: Monthly, **fields) -> RetrainSpec:
     [
         (datetime(2013, 7, 1, 6, tzinfo=UTC), "20130701t0600"),
         (datetime(2013, 7, 1, 6, 0, 9, 5, tzinfo=UTC), "20130701t060009"),
-        (datetime(2013, 7, 1, 6, tzinfo=ZoneInfo("Europe/Berlin")), "20130701t0400"),
+        (datetime(2013, 7, 1, 6, tzinfo=BERLIN), "20130701t0400"),
+        (datetime.fromisoformat("2013-07-01T06:00"), "20130701t0400"),
+        (pendulum.naive(2013, 7, 1, 6), "20130701t0400"),
+        (pendulum.datetime(2013, 7, 1, 6, 0, 9, 999_999, tz="America/Havana"), "20130701t100009"),
     ],
 )
 def test_a_slot_is_named_in_utc_and_found_by_its_name(moment, stamp):
-    assert stamp_of(slot_at(moment)) == stamp
-    assert slot_of(stamp) == slot_at(moment)
+    assert stamp_of(slot_at(moment, BERLIN)) == stamp
+    assert slot_of(stamp) == slot_at(moment, BERLIN)
 
 
 def test_the_hour_that_a_clock_repeats_has_two_slots():
-    berlin = ZoneInfo("Europe/Berlin")
-    stamps = [stamp_of(datetime(2026, 10, 25, 2, 30, fold=fold, tzinfo=berlin)) for fold in (0, 1)]
+    stamps = [stamp_of(datetime(2026, 10, 25, 2, 30, fold=fold, tzinfo=BERLIN)) for fold in (0, 1)]
     assert stamps == ["20261025t0030", "20261025t0130"]
 
 
@@ -124,6 +128,29 @@ def test_a_day_with_23_or_25_hours_has_one_tick_of_a_daily_schedule(monthly):
         found = ticks(spec, since=begin, until=end)
         assert len(found) == (end - begin).days
         assert len({tick.date() for tick in found}) == len(found)
+
+
+@pytest.mark.parametrize(
+    ("zone", "schedule", "first", "found"),
+    [
+        ("America/Havana", "0 0 * * *", (2026, 3, 7), ["07 00:00-0500", "07 23:00-0500", "09 00:00-0400"]),
+        ("America/Havana", "0 1 * * *", (2026, 3, 7), ["07 01:00-0500", "08 01:00-0400", "09 01:00-0400"]),
+        ("Antarctica/Casey", "30 2 * * *", (2020, 10, 3), ["03 02:30+0800", "03 23:30+0800", "05 02:30+1100"]),
+        ("America/Havana", "30 0 * * *", (2026, 10, 31), ["31 00:30-0400", "01 00:30-0400", "02 00:30-0500"]),
+    ],
+)
+def test_a_tick_at_a_time_that_the_clock_leaves_out_is_earlier(monthly, zone, schedule, first, found):
+    spec = spec_with(monthly, schedule=schedule, timezone=zone)
+    begin = datetime(*first, tzinfo=spec.zone)
+    ticked = ticks(spec, since=begin - timedelta(seconds=1), until=begin + timedelta(days=9))[:3]
+    assert [f"{tick.astimezone(spec.zone):%d %H:%M%z}" for tick in ticked] == found
+
+
+def test_an_hour_that_the_clock_shows_twice_has_one_tick_of_an_hourly_schedule(monthly):
+    spec = spec_with(monthly, schedule="0 * * * *", timezone="Europe/Berlin")
+    begin = datetime(2026, 10, 24, 23, 30, tzinfo=UTC)
+    found = ticks(spec, since=begin, until=begin + timedelta(hours=3))
+    assert [f"{tick:%H:%M}" for tick in found] == ["00:00", "02:00"]
 
 
 def test_a_schedule_that_is_none_is_refused(monthly):

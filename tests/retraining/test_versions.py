@@ -28,6 +28,7 @@ from segue.retraining.slots import run_of
 from segue.retraining.versions.artifacts import state_of, weights_bytes
 from segue.retraining.versions.job_main import evaluated
 from segue.retraining.versions.jobs import BeginJob, EvaluateJob, run_job
+from segue.retraining.versions.scoring import nan_predictions, nan_weights
 from segue.retraining.window import window_of
 from segue.runlog.history import read_history
 from segue.runlog.open import open_log
@@ -213,6 +214,38 @@ def test_what_the_users_functions_do_wrong_is_named_and_promotes_nothing(monthly
     with pytest.raises(RetrainJobError, match=why):
         run_job(job, what="evaluation", on_line=lambda line: None)
     assert monthly.models.candidates == {}
+
+
+@pytest.mark.matrix
+def test_nan_in_weights_and_predictions_counts_although_the_score_hides_it(monthly):
+    monthly.write(1, 2, 3)
+    places = {name: f"tests.recipes.monthly:{name}" for name in ("build_blank", "blank", "hides")}
+    run = monthly.spec.run | {"recipe": places["build_blank"]}
+    monthly.write_spec(run=run, publish={"model": places["blank"]}, evaluation={"scores": places["hides"]})
+    rows = begun(monthly, 4).window.held_back[0].rows
+    candidate = evaluated(trained(monthly, 4))
+    assert not candidate.is_promoted
+    faults = ["its weights are nan in 1 of 3 tensors: scale", f"its predictions are nan in {rows:,} rows"]
+    assert candidate.why == "; ".join(faults)
+
+
+@pytest.mark.parametrize("program", [False, True], ids=["module", "program"])
+def test_rows_with_a_nan_prediction_are_counted(program):
+    model = nn.Linear(1, 2).eval()
+    rows = torch.tensor([[1.0], [torch.nan], [2.0], [torch.nan]])
+    callable_ = torch.export.export(model, (rows,)).module() if program else model
+    with nan_predictions(callable_) as found:
+        callable_(rows)
+    callable_(rows)
+    assert found.rows == 2
+
+
+def test_outputs_that_are_no_dense_tensors_are_not_looked_at():
+    odd = (torch.tensor(torch.nan), torch.zeros(0, 3), torch.ones(2, 2).to_sparse(), torch.tensor([1]), "text", None)
+    with nan_predictions(nn.Identity()) as found:
+        found.count(nn.Identity(), (), {"scores": odd, "hidden": [torch.zeros(2, 2, dtype=torch.complex64)]})
+    assert found.rows == 1
+    assert nan_weights({"a": torch.tensor([1.0, torch.nan]), "mask": torch.tensor([-torch.inf]), "n": 3}) == ("a",)
 
 
 @pytest.mark.matrix

@@ -212,11 +212,15 @@ def bucket(moto_url: str) -> Iterator[Bucket]:
 
 
 class Wire(ThreadingHTTPServer):
-    """Passes requests on to a server. `observer` sees each one and may change its headers, or have its answer lost."""
+    """Passes requests on to a server. `observer` sees each one and may change its headers, or have its answer lost.
+
+    A request that `conflicts` is answered with 409, and goes no further.
+    """
 
     def __init__(self, onward_url: str) -> None:
         self.onward = urlsplit(onward_url).netloc
         self.observer: Callable[[BaseHTTPRequestHandler], bool] = lambda request: False
+        self.conflicts: Callable[[BaseHTTPRequestHandler], bool] = lambda request: False
         super().__init__(("127.0.0.1", 0), _Relay)
 
     @property
@@ -231,6 +235,13 @@ class _Relay(BaseHTTPRequestHandler):
     def relay(self) -> None:
         is_answer_lost = self.server.observer(self)
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        if self.server.conflicts(self):
+            said = b"<Error><Code>ConditionalRequestConflict</Code></Error>"
+            self.send_response_only(409)
+            self.send_header("Content-Length", str(len(said)))
+            self.end_headers()
+            self.wfile.write(said)
+            return
         onward = http.client.HTTPConnection(self.server.onward)
         onward.request(self.command, self.path, body, dict(self.headers))
         answer = onward.getresponse()

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -27,7 +28,7 @@ from segue.runlog.log import RunLog
 from segue.runlog.packs import PACK_SLOTS
 from segue.spec import RunSpec, StoreSpec
 from segue.stores import ObjectInfo, StoreReadError, StoreWriteError, objects, open_store, s3
-from segue.stores.base import check_by_writing
+from segue.stores.base import check_by_writing, put_new
 from segue.stores.s3 import S3Store
 from tests.flows.test_runs import until
 from tests.runlog.test_log import note
@@ -302,6 +303,41 @@ def test_requests_that_are_repeated_leave_the_random_streams_of_the_recipe_alone
         assert before[:2] == after[:2]
         assert torch.equal(before[2], after[2])
     assert len(seen) >= 2, "the last one was repeated"
+
+
+class Conflicts:
+    """Answers the first conditional puts of each key with 409, as S3 does to writes that overlap."""
+
+    def __init__(self, times: int) -> None:
+        self.times, self.seen = times, Counter[str]()
+
+    def __call__(self, request: BaseHTTPRequestHandler) -> bool:
+        if request.command != "PUT" or "If-None-Match" not in request.headers:
+            return False
+        self.seen[request.path] += 1
+        return self.seen[request.path] <= self.times
+
+
+@pytest.mark.parametrize("times", [1, 4])
+def test_a_conflict_that_nobody_won_is_tried_again_also_in_the_check(wire: Wire, times: int) -> None:
+    store = open_store(StoreSpec(url=f"{bucket_at(wire.url)}/conflict-{times}", endpoint_url=wire.url))
+    wire.conflicts = Conflicts(times)
+    store.check()
+    assert store.put_if_absent("a", b"mine")
+    assert not store.put_if_absent("a", b"theirs")
+    assert put_new(store, "b", b"new")
+    assert (store.get("a"), store.get("b")) == (b"mine", b"new")
+    store.put("c", b"there")
+    assert not store.put_if_absent("c", b"mine")
+
+
+def test_a_conflict_without_an_end_is_a_write_that_failed(wire: Wire) -> None:
+    store = open_store(StoreSpec(url=f"{bucket_at(wire.url)}/conflict", endpoint_url=wire.url))
+    wire.conflicts = Conflicts(99)
+    with pytest.raises(StoreWriteError, match="answered 5 times that the object is there, and it is not"):
+        store.put_if_absent("a", b"mine")
+    with pytest.raises(StoreUnreachableError, match=r"it cannot be written \(the bucket answered 5 times"):
+        store.check()
 
 
 class Refusing(BaseHTTPRequestHandler):

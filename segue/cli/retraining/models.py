@@ -197,7 +197,7 @@ def _version_row(models: Models, number: int) -> dict[str, Any]:
         "version": number,
         "slot": version.slot.isoformat(timespec="minutes"),
         "status": version_status(models, number),
-        "metric": f"{first.metric} {first.candidate.value:.4g}" if first is not None else None,
+        "metric": f"{first.metric} {first.value_in_words}" if first is not None else None,
         "gain": f"{100 * first.gain.value:+.2f} %" if first is not None and first.gain is not None else None,
         "why": version.why,
     }
@@ -213,7 +213,7 @@ def _numbers(models: Models, number: int) -> dict[str, Any]:
     first = version.comparisons[0] if version.comparisons else None
     return {
         "metric": first.metric if first is not None else None,
-        "value": first.candidate.value if first is not None else None,
+        "value": first.value if first is not None else None,
         "gain_share": first.gain.value if first is not None and first.gain is not None else None,
     }
 

@@ -168,4 +168,4 @@ def moment(text: str, spec: RetrainSpec, *, option: str) -> datetime:
     except ValueError:
         problem = f"{option}: {text!r} is no ISO time, e.g. 2013-07-01 or 2013-07-01T06:00"
         raise SpecError(source=COMMAND_LINE, problems=(problem,)) from None
-    return slot_at(found if found.tzinfo is not None else found.replace(tzinfo=spec.zone))
+    return slot_at(found, spec.zone)

@@ -6,9 +6,10 @@ import sys
 import tempfile
 import traceback
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from segue.continuity.recipe_diff import CODE
 from segue.credentials import redacted
@@ -21,7 +22,7 @@ from segue.interop.load import choose_checkpoint, read_verified
 from segue.recipe import import_build
 from segue.reports.cost import cost_report
 from segue.reports.summary import late_seconds_at_end
-from segue.retraining.evaluation import Promotion, compare, decide
+from segue.retraining.evaluation import Promotion, Scores, compare, decide
 from segue.retraining.model_record import Candidate, Comparison, SlotStart, Training
 from segue.retraining.models import ModelsLog
 from segue.retraining.slots import store_of
@@ -36,13 +37,25 @@ from segue.retraining.versions.artifacts import (
 )
 from segue.retraining.versions.jobs import JOB, AnyJob, BeginJob, EvaluateJob, JobResult, MirrorJob
 from segue.retraining.versions.registry import mirror
-from segue.retraining.versions.scoring import built_model, called, published_model, scores_of
+from segue.retraining.versions.scoring import (
+    built_model,
+    called,
+    nan_predictions,
+    nan_weights,
+    published_model,
+    scores_of,
+)
 from segue.runlog.history import Checkpoint, History, read_history
 from segue.runlog.log import RunLog
 from segue.runlog.open import open_log
 from segue.spec import DataSpec, RunSpec
 from segue.stores import open_store
 from segue.stores.base import Store, StoreReadError, StoreWriteError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_MOST_NAMED = 3
 
 
 def main() -> None:
@@ -100,11 +113,13 @@ def evaluated(job: EvaluateJob) -> Candidate:
     }
     before = None if models.in_service is None else models.version(models.in_service)
     candidate = Candidate(**facts, is_promoted=False, why="")
+    faults = _weight_faults(state)
     if spec.evaluation is None:
-        promotion = Promotion(is_promoted=True, why="nothing is evaluated: retrain.toml has no [evaluation]")
+        unseen = "nothing is evaluated: retrain.toml has no [evaluation]"
+        promotion = Promotion(is_promoted=not faults, why="; ".join(faults) or unseen)
     else:
-        facts["comparisons"] = _comparisons(spec, start, runlog.store, candidate, before)
-        promotion = decide(spec.evaluation, facts["comparisons"])
+        facts["comparisons"], more = _comparisons(spec, start, runlog.store, candidate, before)
+        promotion = decide(spec.evaluation, facts["comparisons"], faults=[*faults, *more])
     if before is not None and before.slot > start.slot:  # By a backfill of an earlier slot.
         promotion = Promotion(is_promoted=False, why=f"version {models.in_service} was trained for a later slot")
     return Candidate(**facts, is_promoted=promotion.is_promoted, why=promotion.why)
@@ -112,7 +127,8 @@ def evaluated(job: EvaluateJob) -> Candidate:
 
 def _comparisons(
     spec: RetrainSpec, start: SlotStart, store: Store, candidate: Candidate, before: Candidate | None
-) -> tuple[Comparison, ...]:
+) -> tuple[tuple[Comparison, ...], tuple[str, ...]]:
+    """The candidate against the model in service, and what its predictions have against it."""
     assert spec.evaluation is not None
     assert spec.publish.model is not None
     access = spec.data.model_dump(include={"endpoint_url", "cache_folder"})
@@ -120,9 +136,33 @@ def _comparisons(
     # The same files as when the slot was planned, by their hashes.
     frame = read_frame(checked_copies(held_back))
     function, model = spec.evaluation.scores, spec.publish.model
-    mine = scores_of(function, published_model(model, candidate, store), frame)
-    theirs = None if before is None else scores_of(function, published_model(model, before, store), frame)
-    return compare(spec.evaluation, frame, mine, theirs, seed=int(start.slot.timestamp()))
+    mine, rows = _scored(function, published_model(model, candidate, store), frame)
+    theirs, rows_before = None, 0
+    if before is not None:
+        theirs, rows_before = _scored(function, published_model(model, before, store), frame)
+    comparisons = compare(
+        spec.evaluation,
+        frame,
+        mine,
+        theirs,
+        seed=int(start.slot.timestamp()),
+        before=before.comparisons if before is not None else (),
+    )
+    there = f" and those of the model in service in {rows_before:,}" if before is not None else ""
+    return comparisons, (f"its predictions are nan in {rows:,} rows{there}",) if rows > rows_before else ()
+
+
+def _scored(function: str, model: Callable[..., Any], frame: pd.DataFrame) -> tuple[Scores, int]:
+    """A model's scores, and the number of rows in which its predictions are nan."""
+    with nan_predictions(model) as found:
+        return scores_of(function, model, frame), found.rows
+
+
+def _weight_faults(state: dict[str, Any]) -> tuple[str, ...]:
+    names = nan_weights(state)
+    more = [f"{len(names) - _MOST_NAMED} more"] if len(names) > _MOST_NAMED else []
+    shown = ", ".join([*names[:_MOST_NAMED], *more])
+    return (f"its weights are nan in {len(names)} of {len(state)} tensors: {shown}",) if names else ()
 
 
 def _component(spec: RetrainSpec, runlog: RunLog, checkpoint: Checkpoint) -> dict[str, Any]:

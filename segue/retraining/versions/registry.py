@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from segue.errors import MissingExtraError
+from segue.interop.mlflow_names import allowed_name
 from segue.markup import inline
 from segue.retraining.model_record import Candidate
 from segue.retraining.models import Models
@@ -75,7 +76,8 @@ def _logged(client: Any, models: Models, number: int, store: Store) -> tuple[str
     run = client.create_run(experiment, tags=_tags(version, number, store), run_name=f"{models.name}-v{number}")
     run_id = str(run.info.run_id)
     for each in version.comparisons:
-        client.log_metric(run_id, each.metric, each.candidate.value)
+        if each.value is not None:
+            client.log_metric(run_id, allowed_name(each.metric), each.value)
     files = {WEIGHTS: version.weights} | ({PROGRAM: version.program} if version.program is not None else {})
     with tempfile.TemporaryDirectory(prefix="segue-registry-") as folder:
         for file, artifact in files.items():

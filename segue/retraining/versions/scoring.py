@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import inspect
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from segue.errors import PublishError, RecipeError, ScoresError
 from segue.recipe import import_build, users_line
@@ -19,6 +22,8 @@ from segue.stores.base import Store
 
 if TYPE_CHECKING:
     import pandas as pd
+
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def built_model(function: str, config: Mapping[str, Any], state: Mapping[str, Any]) -> nn.Module:
@@ -88,3 +93,41 @@ def scores_of(function: str, model: Callable[..., Any], frame: pd.DataFrame) -> 
         why = f"it raised {type(error).__name__}: {error}{f' ({place})' if place else ''}"
         raise ScoresError(function=function, why=why) from error
     return checked_scores(scores, rows=len(frame), function=function)
+
+
+@dataclass
+class NanPredictions:
+    """How many rows of a model's outputs have a nan in them. A score may hide it: that of an argmax is a number."""
+
+    rows: int = 0
+
+    def count(self, _model: nn.Module, _arguments: tuple[Any, ...], output: object) -> None:
+        """A forward hook of the model."""
+        self.rows += max((_nan_rows(leaf) for leaf in tree_leaves(output)), default=0)
+
+
+@contextmanager
+def nan_predictions(model: Callable[..., Any]) -> Iterator[NanPredictions]:
+    """Count the rows with a nan that the model gives meanwhile."""
+    found = NanPredictions()
+    hook = model.register_forward_hook(found.count) if isinstance(model, nn.Module) else None
+    try:
+        yield found
+    finally:
+        if hook is not None:
+            hook.remove()
+
+
+def nan_weights(state: Mapping[str, Any]) -> tuple[str, ...]:
+    """Names of the tensors of a state dict that have a nan."""
+    return tuple(name for name, each in state.items() if _nan_rows(each))
+
+
+def _nan_rows(value: object) -> int:
+    """Rows with a nan of what may be a tensor. Those of other kinds, e.g. sparse ones, are not looked at."""
+    if not isinstance(value, torch.Tensor) or value.dtype not in _FLOATS or value.layout is not torch.strided:
+        return 0
+    if value.is_nested or not value.numel():
+        return 0
+    rows = value.isnan()
+    return int((rows.flatten(1).any(1) if rows.dim() > 1 else rows).sum())

@@ -22,13 +22,13 @@ class Folder:
         self.path: Path | None = None
         self.step = 0
         """Number of steps after which the folder was written."""
-        self._instead: Mapping[str, bytes] = {}
+        self._instead: Mapping[str, bytes | Path] = {}
         self._restored: dict[str, torch.Tensor] = {}
 
     def capture(self) -> Any:
         if self.path is None:
             return {}
-        return {"files": _files(self.path) | {name: _tensor(content) for name, content in self._instead.items()}}
+        return {"files": _files(self.path) | {name: _given(content) for name, content in self._instead.items()}}
 
     def restore(self, tree: Any) -> None:
         self._restored = tree.get("files", {})
@@ -49,7 +49,7 @@ class Folder:
         self._restored, self.path, self._instead = {}, path, {}
         return path
 
-    def take(self, path: Path, *, step: int, instead: Mapping[str, bytes]) -> None:
+    def take(self, path: Path, *, step: int, instead: Mapping[str, bytes | Path]) -> None:
         """The folder holds the state after this many steps from now on.
 
         Raises:
@@ -70,6 +70,10 @@ def _content(file: Path) -> torch.Tensor:
     size = file.stat().st_size
     # Mapped privately: a file that is deleted or replaced until it is saved stays readable.
     return torch.from_file(str(file), shared=False, size=size, dtype=torch.uint8) if size else torch.empty(0).byte()
+
+
+def _given(content: bytes | Path) -> torch.Tensor:
+    return _content(content) if isinstance(content, Path) else _tensor(content)
 
 
 def _tensor(content: bytes) -> torch.Tensor:

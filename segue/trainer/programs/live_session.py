@@ -143,7 +143,7 @@ class LiveSession:
             self._add(_FOLDER, {_FOLDER: self._folder}, call="run.restore_folder()")
         return self._folder.write_to(path)
 
-    def commit_folder(self, path: Path, *, instead: Mapping[str, bytes]) -> None:
+    def commit_folder(self, path: Path, *, instead: Mapping[str, bytes | Path]) -> None:
         if self._folder is None:
             what = "run.commit_folder() without run.restore_folder() before the loop."
             raise SessionError(what=what, fix="call run.restore_folder(path), which gives the folder back in a resume.")

@@ -1,0 +1,68 @@
+"""The files that Lightning's `ModelCheckpoint` keeps, such as the best one, as a part of the folder of a run."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import shutil
+from pathlib import Path
+from typing import Any
+
+log = logging.getLogger(__name__)
+
+_KEPT = "kept"
+_SCHEME = "segue:"
+_MOST_NAMED = 3
+
+
+class KeptFiles:
+    """A copy of each best file in which names stand in place of paths, so that equal runs have equal ones."""
+
+    def __init__(self, folder: Path) -> None:
+        """`folder` is on this machine; what is in it may be deleted, and is only not committed then."""
+        self._folder = folder
+
+    def add(self, path: Any) -> Path:
+        """Where to write the copy of a file."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        copy = self._copy_of(path)
+        copy.unlink(missing_ok=True)  # The one that was there may be mapped into memory, to be saved.
+        return copy
+
+    def of(self, committed: Path, paths: dict[str, str]) -> dict[str, bytes | Path]:
+        """What is committed beside the checkpoint: the copies of the best files, by their names in it.
+
+        Other copies, and what a resume left in the folder, are removed: the last commit has been captured.
+        """
+        shutil.rmtree(committed / _KEPT, ignore_errors=True)
+        copies = {_name_in_folder(name): self._copy_of(path) for name, path in paths.items()}
+        for other in {*self._folder.glob("*.ckpt")} - {*copies.values()}:
+            other.unlink(missing_ok=True)
+        return {name: copy for name, copy in copies.items() if copy.is_file()}
+
+    def put_back(self, committed: Path, paths: dict[str, str]) -> None:
+        """Write the files of a restored folder that are not on this machine where their names say that they are."""
+        missing = []
+        for name, path in paths.items():
+            file = committed / _name_in_folder(name)
+            if file.is_file():
+                shutil.copyfile(file, self.add(path))
+            if Path(path).exists():
+                continue
+            if not file.is_file():
+                missing.append(path)
+                continue
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            staged = Path(f"{path}.segue")
+            shutil.copyfile(file, staged)
+            staged.replace(path)
+        if missing:
+            shown = ", ".join([*missing[:_MOST_NAMED], *(["..."] if len(missing) > _MOST_NAMED else [])])
+            log.warning("%d files of ModelCheckpoint are not on this machine: %s", len(missing), shown)
+
+    def _copy_of(self, path: Any) -> Path:
+        return self._folder / f"{hashlib.sha256(str(Path(path).absolute()).encode()).hexdigest()[:16]}.ckpt"
+
+
+def _name_in_folder(name: str) -> str:
+    return f"{_KEPT}/{name.removeprefix(_SCHEME)}"

@@ -1,0 +1,87 @@
+"""Batches of metrics, parameters and tags for MLflow. What it refuses is left out alone, and named once."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING, Literal
+
+from segue.credentials import redacted
+
+if TYPE_CHECKING:
+    from mlflow.entities import Metric, Param, RunTag
+    from mlflow.tracking import MlflowClient
+
+log = logging.getLogger(__name__)
+
+Kind = Literal["metrics", "params", "tags"]
+_MOST: dict[Kind, int] = {"metrics": 1000, "params": 100, "tags": 100}
+"""In one request, as in MLflow's REST API."""
+_REFUSED = ("INVALID_PARAMETER_VALUE", "BAD_REQUEST", "MALFORMED_REQUEST")
+_MOST_TRIES = 8
+"""So many refused values of a name in one batch, and it is left out of it."""
+_MOST_CHARACTERS = 200
+
+
+class Batches:
+    """Sends to one run of MLflow."""
+
+    def __init__(self, client: MlflowClient, run_id: str, *, left_out: dict[str, str]) -> None:
+        """`left_out` gets the names of what is refused, with the reason."""
+        self._client, self._run_id, self._left_out = client, run_id, left_out
+
+    def send(self, kind: Kind, items: Sequence[Metric] | Sequence[Param] | Sequence[RunTag]) -> None:
+        """Send everything that MLflow takes.
+
+        Raises:
+            MlflowException: it does not answer, or takes nothing at all, as of a deleted run.
+        """
+        for start in range(0, len(items), _MOST[kind]):
+            self._send(kind, items[start : start + _MOST[kind]])
+
+    def _send(self, kind: Kind, items: Sequence[Metric | Param | RunTag]) -> None:
+        if self._refusal(kind, items) is None:
+            return
+        self._require_active()
+        by_name = sorted(items, key=lambda item: item.key)
+        for name, group in groupby(by_name, key=lambda item: item.key):
+            mine = [*group]
+            why = self._refusal(kind, mine)
+            if why is not None:
+                self._leave_out(name, self._one_by_one(kind, mine) if len(mine) > 1 else why)
+
+    def _one_by_one(self, kind: Kind, items: Sequence[Metric | Param | RunTag]) -> str:
+        """Why some of them are refused."""
+        reason, tries = "", 0
+        for item in items:
+            why = self._refusal(kind, [item])
+            reason, tries = (why, tries + 1) if why is not None else (reason, tries)
+            if tries == _MOST_TRIES:
+                break
+        return reason
+
+    def _refusal(self, kind: Kind, items: Sequence[Metric | Param | RunTag]) -> str | None:
+        """Why MLflow refused them; None if it took them."""
+        from mlflow.exceptions import MlflowException
+
+        try:
+            self._client.log_batch(self._run_id, **{kind: items})  # type: ignore[arg-type]
+        except MlflowException as error:
+            if error.error_code not in _REFUSED:
+                raise
+            return redacted(" ".join(str(error).split()))[:_MOST_CHARACTERS]
+        return None
+
+    def _require_active(self) -> None:
+        """A deleted run refuses everything, too."""
+        from mlflow.exceptions import MlflowException
+
+        stage = self._client.get_run(self._run_id).info.lifecycle_stage
+        if stage != "active":
+            raise MlflowException(f"the run {self._run_id} is {stage}")
+
+    def _leave_out(self, name: str, why: str) -> None:
+        if name not in self._left_out:
+            log.warning("left out, because MLflow refused it name=%s reason=%s", name, why)
+            self._left_out[name] = why

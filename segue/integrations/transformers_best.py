@@ -1,0 +1,67 @@
+"""What the Trainer of Hugging Face calls its best checkpoint, as a part of the folder that a run commits."""
+
+from __future__ import annotations
+
+import filecmp
+import json
+import logging
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from transformers.trainer import TRAINER_STATE_NAME
+
+log = logging.getLogger(__name__)
+
+_BEST = "segue-best"
+_OF_TRAINING = ("optimizer", "scheduler", "scaler", "rng_state", "training_args", TRAINER_STATE_NAME)
+"""First letters of the names of files by which the Trainer goes on training; they are no part of the model."""
+
+
+def best_files(best: Path, folder: Path) -> dict[str, Path]:
+    """The model's files of the best checkpoint, by the names under which they are committed with a folder.
+
+    None where that folder is the best one itself, or where the best one is gone.
+    """
+    if best.name == folder.name:
+        return {}
+    return {f"{_BEST}/{name}": best / name for name in _model_files(best)}
+
+
+def put_best(restored: Path, output: Path) -> str | None:
+    """Write the best checkpoint of a restored folder below the Trainer's output folder; where it is then.
+
+    None if the Trainer had no best one. After a crash in between the next start writes it again.
+    """
+    state = json.loads((restored / TRAINER_STATE_NAME).read_text(encoding="utf-8"))
+    known = state.get("best_model_checkpoint")
+    if not known:
+        return None
+    name = Path(known).name
+    place = output / name
+    source = restored if name == f"checkpoint-{state['global_step']}" else restored / _BEST
+    names = [*_model_files(source)]
+    if not names and not place.is_dir():
+        log.warning("the best checkpoint was not committed and is not on this machine: %s", place)
+    for each in names:
+        _put(source / each, place / each)
+    return str(place)
+
+
+def _model_files(folder: Path) -> Iterator[str]:
+    if not folder.is_dir():
+        return
+    for file in sorted(folder.rglob("*")):
+        name = file.relative_to(folder).as_posix()
+        if file.is_file() and not name.startswith((*_OF_TRAINING, ".segue", f"{_BEST}/")):
+            yield name
+
+
+def _put(source: Path, place: Path) -> None:
+    """The committed bytes count: what is there may have been cut off by a kill."""
+    if place.is_file() and filecmp.cmp(source, place, shallow=False):
+        return
+    place.parent.mkdir(parents=True, exist_ok=True)
+    temporary = place.with_name(f".segue-{place.name}")
+    shutil.copyfile(source, temporary)
+    temporary.replace(place)
