@@ -18,8 +18,8 @@ from torch import nn
 
 from segue.checkpoints.format import state_tree
 from segue.checkpoints.format.collections import COLLECTION_TAGS
-from segue.checkpoints.format.snapshot import Snapshot, take
 from segue.checkpoints.format.constants import CONSTANT_TAG
+from segue.checkpoints.format.snapshot import Snapshot, take
 from segue.checkpoints.format.state_tree import decode_tree, encode_tree
 from segue.errors import MalformedCheckpointError
 from segue.interop.export_files import file_stems, loadable, write_state

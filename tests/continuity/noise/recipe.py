@@ -56,11 +56,15 @@ def index_put(config: dict[str, Any]) -> Recipe:
 def perturbed(config: dict[str, Any]) -> Recipe:
     """Gradients with a relative error of size eps that is another in each process and step."""
     recipe, eps = _of_tiny(config), float(config["eps"])
-    noise = torch.Generator()
-    noise.manual_seed(int.from_bytes(os.urandom(7), "little"))
     for parameter in recipe.model.parameters():
-        parameter.register_hook(lambda grad: grad * (1 + eps * torch.randn(grad.shape, generator=noise)))
+        parameter.register_hook(lambda grad: grad * (1 + eps * _noise(grad.shape)))
     return recipe
+
+
+def _noise(shape: torch.Size) -> torch.Tensor:
+    """As kernels make it, which keep no state either."""
+    made = torch.Generator().manual_seed(int.from_bytes(os.urandom(7), "little"))
+    return torch.randn(shape, generator=made)
 
 
 def unseeded_dropout(config: dict[str, Any]) -> Recipe:
