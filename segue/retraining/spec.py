@@ -16,7 +16,7 @@ from segue.errors import SpecError
 from segue.parsing import parsed
 from segue.records import FiniteValue, Record
 from segue.retraining.periods import Unit
-from segue.spec import DataAccess, DataFile, RunSpec, read_toml
+from segue.spec import DataAccess, DataFile, DataSpec, RunSpec, read_toml
 
 _FUNCTION = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
 _OF_THE_SLOT = ("run_id", "deadline", "data")
@@ -281,6 +281,15 @@ class Window(Record):
 
     files: tuple[WindowFile, ...] = Field(description="By period, oldest first, and by path.")
     missing: tuple[MissingPeriod, ...] = Field((), description="Periods of the window that had no files.")
+    columns: dict[str, str] = Field(
+        default_factory=dict, description="Types of the columns in all of its files, in which every reader takes them."
+    )
+    unlike: tuple[str, ...] = Field((), description="What in its files does not fit together, in sentences.")
+
+    def data_of(self, files: tuple[WindowFile, ...], access: DataAccess) -> DataSpec:
+        """Files of the window as those of a run, to be read as the check of the window read them."""
+        plain = tuple(DataFile(**file.model_dump(include=set(DataFile.model_fields))) for file in files)
+        return DataSpec(files=plain, columns=self.columns, **access.model_dump(include=set(DataAccess.model_fields)))
 
     @property
     def training(self) -> tuple[WindowFile, ...]:

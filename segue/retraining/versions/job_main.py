@@ -40,7 +40,7 @@ from segue.retraining.versions.scoring import built_model, called, published_mod
 from segue.runlog.history import Checkpoint, History, read_history
 from segue.runlog.log import RunLog
 from segue.runlog.open import open_log
-from segue.spec import DataSpec, RunSpec
+from segue.spec import RunSpec
 from segue.stores import open_store
 from segue.stores.base import Store, StoreReadError, StoreWriteError
 
@@ -115,10 +115,9 @@ def _comparisons(
 ) -> tuple[Comparison, ...]:
     assert spec.evaluation is not None
     assert spec.publish.model is not None
-    access = spec.data.model_dump(include={"endpoint_url", "cache_folder"})
-    held_back = DataSpec(files=start.window.held_back, **access)
+    data = start.window.data_of(start.window.held_back, spec.data)
     # The same files as when the slot was planned, by their hashes.
-    frame = read_frame(checked_copies(held_back))
+    frame = read_frame(checked_copies(data), types=data.columns or None, reading=data.reading)
     function, model = spec.evaluation.scores, spec.publish.model
     mine = scores_of(function, published_model(model, candidate, store), frame)
     theirs = None if before is None else scores_of(function, published_model(model, before, store), frame)
