@@ -1,8 +1,7 @@
-"""Data check, fingerprint of the window, evaluation, recipe and profile take the same frame from a file, or none does."""
+"""Data check, fingerprint of the window, evaluation, recipe and profile take one frame from a file, or none does."""
 
 from __future__ import annotations
 
-import os
 import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
@@ -81,13 +80,14 @@ def agree(found: tuple[list[Column], Dialect, list[str]]) -> None:
             readers = frames_of(folder, dialect.reading)
         except NoDataError:
             return
-        except DataContentError as refused:
-            assert refused.rule
+        except DataContentError:
             with pytest.raises(DataContentError):
                 read_frame(paths, reading=dialect.reading)
             return
         for reader in ("profile", "used"):
             for one, other in zip(readers["check"], readers[reader], strict=True):
+                if not len(one.columns):
+                    continue
                 same = other[list(one.columns)].reset_index(drop=True)  # The check has what every file has.
                 assert_frame_equal(one.reset_index(drop=True), same, check_exact=True)
         frame = pd.concat(readers["check"], ignore_index=True)

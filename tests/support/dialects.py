@@ -1,14 +1,15 @@
-"""Random frames, and files of them as people write CSV and Parquet, for tests that ask several readers for one frame."""
+"""Random frames, and files of them as people write CSV and Parquet, for tests of several readers."""
 
 from __future__ import annotations
 
 import csv
 import gzip
 import io
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 from hypothesis import strategies as st
@@ -17,7 +18,7 @@ from segue.spec import Reading
 
 _SHARED = "aZé0 \t'\"\\;,|\n\r.-"
 _TEXTS = st.text(_SHARED, max_size=6).map(lambda text: f"t{text}")
-_TIMES = st.datetimes(datetime(1700, 1, 1), datetime(2200, 1, 1))
+_TIMES = st.datetimes(datetime.fromisoformat("1700-01-01"), datetime.fromisoformat("2200-01-01"))
 VALUES: dict[str, st.SearchStrategy[Any]] = {
     "text": _TEXTS,
     "codes": st.sampled_from(["NA", "ZA", "null", "x", "None"]),
@@ -101,7 +102,7 @@ dialects = st.builds(
 def write(path: Path, columns: list[Column], number: int, dialect: Dialect) -> Path:
     """File `number` of the columns, in the format of its name."""
     if path.suffix == ".parquet":
-        arrays = {column.name: pa.array(_whole(column.values[number])) for column in columns}
+        arrays = {column.name: _array(column.kind, column.values[number]) for column in columns}
         pq.write_table(pa.table(arrays), path)
         return path
     text = io.StringIO(newline="")
@@ -124,9 +125,11 @@ def _cell(value: Any, dialect: Dialect) -> Any:
     return value if not isinstance(value, datetime) else value.isoformat(" ")
 
 
-def _whole(values: list[Any]) -> list[Any]:
+def _array(kind: str, values: list[Any]) -> pa.Array:
     """What Arrow has no type for is text."""
-    return [str(value) if isinstance(value, int) and value >= 2**64 else value for value in values]
+    if kind == "beyond":
+        return pa.array([None if value is None else str(value) for value in values])
+    return pa.array(values, pa.uint64() if kind == "hash" else None)
 
 
 def faithful(column: Column, dialect: Dialect) -> bool:
@@ -136,9 +139,6 @@ def faithful(column: Column, dialect: Dialect) -> bool:
 
 def plain(value: Any) -> Any:
     """A value of a frame as one of Python, to compare; None where there is none."""
-    if value is None or value != value or str(value) in ("NaT", "<NA>"):  # noqa: PLR0124 - NaN differs from itself
+    if pd.isna(value):
         return None
     return value.to_pydatetime() if hasattr(value, "to_pydatetime") else value
-
-
-__all__ = ["UTC", "Column", "Dialect", "columns", "dialects", "faithful", "plain", "timedelta", "write"]

@@ -36,7 +36,7 @@ NULL_WORDS = (
 
 
 def values_of(cells: pa.Array, kind: pa.DataType, reading: Reading) -> pa.Array:
-    """Cells as values of a type.
+    """Cells as values of a type. Digits that a number with a fraction cannot hold are lost.
 
     Raises:
         pyarrow.ArrowInvalid: a cell is none.
@@ -52,6 +52,17 @@ def values_of(cells: pa.Array, kind: pa.DataType, reading: Reading) -> pa.Array:
         words = pa.array([""] if reading.nulls is not None else NULL_WORDS, pa.string())
         known = pc.if_else(pc.is_in(trimmed, words), pa.scalar(None, pa.string()), trimmed)
         return _cast(known, kind, reading)
+
+
+def exact_values_of(cells: pa.Array, kind: pa.DataType, reading: Reading) -> pa.Array:
+    """The same, without loss: ids would become those of others.
+
+    Raises:
+        pyarrow.ArrowInvalid: a cell is none, or has more digits than that.
+    """
+    if pa.types.is_floating(kind):
+        _refuse_inexact(cells)
+    return values_of(cells, kind, reading)
 
 
 def first_refused(cells: pa.Array, cast: Callable[[pa.Array], object]) -> int:
@@ -85,8 +96,6 @@ def _cast(cells: pa.Array, kind: pa.DataType, reading: Reading) -> pa.Array:
         if pa.types.is_integer(kind):
             _refuse(cells, pc.match_substring(cells, "x"), "hexadecimal digits")
             _refuse(cells, pc.match_substring(cells, "X"), "hexadecimal digits")
-        else:
-            _refuse_inexact(cells)
     return cells.cast(kind)
 
 
@@ -105,7 +114,6 @@ def _as_numbers(cells: pa.Array, reading: Reading) -> pa.Array:
 
 
 def _refuse_inexact(cells: pa.Array) -> None:
-    """A whole number that a number with a fraction cannot hold is none: ids would become those of others."""
     long = cells.filter(pc.greater(pc.binary_length(cells), 15))
     whole = long.filter(pc.invert(pc.match_substring(long, ".")))
     whole = whole.filter(pc.match_substring_regex(whole, r"^[+-]?\d+$"))

@@ -6,7 +6,7 @@ import codecs
 import io
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,6 +29,9 @@ _MARKS = (
     (codecs.BOM_UTF16_LE, "utf-16"),
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
+
+_UNEVEN = re.compile(r"Row #(\d+): Expected (\d+) columns, got (\d+)")
+"""What pyarrow says of such a row. Its handler of invalid rows fails at rows in another encoding."""
 
 
 class _Dialect(NamedTuple):
@@ -55,10 +58,9 @@ def _batches(path: Path, dialect: _Dialect, *, name: str, reading: Reading) -> I
     if not dialect.has_rows:
         return
     last: pa.RecordBatch | None = None
-    refused: list[Any] = []
     try:
         with _plain(path, name=name) as source:
-            for batch in _opened(source, dialect, reading, pa.string(), refused):
+            for batch in _opened(source, dialect, reading, pa.string()):
                 if batch.num_rows:
                     last = batch.rename_columns(list(dialect.names))
                     yield last
@@ -66,23 +68,16 @@ def _batches(path: Path, dialect: _Dialect, *, name: str, reading: Reading) -> I
     except UnicodeDecodeError as error:
         raise _not_decoded(name, error, dialect.encoding) from None
     except pa.ArrowInvalid as error:
-        _explain(error, path, dialect, refused, name=name, reading=reading)
-        raise
+        raise _explained(error, path, dialect, name=name, reading=reading) from None
     _refuse_open_quote(last, tail, dialect, name=name, reading=reading)
 
 
-def _opened(
-    source: _Source, dialect: _Dialect, reading: Reading, kind: pa.DataType, refused: list[Any]
-) -> Iterator[pa.RecordBatch]:
-    def refuse(row: Any) -> str:
-        refused.append(row)
-        return "error"
-
+def _opened(source: _Source, dialect: _Dialect, reading: Reading, kind: pa.DataType) -> Iterator[pa.RecordBatch]:
     encoding = "utf8" if dialect.encoding == "utf-8" else dialect.encoding  # By that name pyarrow checks it by itself.
     options = {
         # Only without threads does an error have the number of its row.
         "read_options": pa.csv.ReadOptions(encoding=encoding, block_size=_BLOCK_BYTES, use_threads=False),
-        "parse_options": _parse_options(dialect.delimiter, reading, refuse),
+        "parse_options": _parse_options(dialect.delimiter, reading),
         "convert_options": pa.csv.ConvertOptions(
             column_types=dict.fromkeys(dialect.given, kind),
             null_values=[""] if reading.nulls is None else list(reading.nulls),
@@ -116,7 +111,7 @@ def _dialect_of(path: Path, *, name: str, reading: Reading) -> _Dialect:
         fix = "if it is UTF-16, set data.reading.encoding = 'utf-16-le'; otherwise write it again."
         raise DataContentError(path=name, rule=f"it holds NUL characters, so it is no text in {encoding}", fix=fix)
     delimiter = reading.delimiter or _delimiter_of(text, name=name, quote=reading.quote)
-    given = _header_of(text, delimiter, reading)
+    given = _header_of(text, delimiter, name=name, reading=reading)
     if any("\ufffd" in each for each in given):
         raise DataContentError(path=name, rule=f"the header is not text in {encoding}", fix=_encoding_fix(head[:200]))
     names = tuple(each or f"Unnamed: {number}" for number, each in enumerate(given))
@@ -126,13 +121,21 @@ def _dialect_of(path: Path, *, name: str, reading: Reading) -> _Dialect:
     return _Dialect(encoding, delimiter, names, given, has_rows)
 
 
-def _header_of(text: str, delimiter: str, reading: Reading) -> tuple[str, ...]:
+def _header_of(text: str, delimiter: str, *, name: str, reading: Reading) -> tuple[str, ...]:
     options = {
         "read_options": pa.csv.ReadOptions(block_size=2 * _BLOCK_BYTES),
         "parse_options": _parse_options(delimiter, reading, lambda _: "skip"),
     }
-    with pa.csv.open_csv(io.BytesIO(f"{text}\n".encode()), **options) as batches:
-        return tuple(batches.schema.names)
+    try:
+        with pa.csv.open_csv(io.BytesIO(f"{text}\n".encode()), **options) as batches:
+            return tuple(batches.schema.names)
+    except pa.ArrowInvalid as error:
+        raise _no_csv(error, delimiter, name=name, reading=reading) from None
+
+
+def _no_csv(error: pa.ArrowInvalid, delimiter: str, *, name: str, reading: Reading) -> DataContentError:
+    rule = f"it is no CSV with the delimiter {delimiter!r} and the quote {reading.quote!r}: {error}"
+    return DataContentError(path=name, rule=rule, fix="correct the file, or set them by data.reading.")
 
 
 def _delimiter_of(text: str, *, name: str, quote: str) -> str:
@@ -148,28 +151,29 @@ def _delimiter_of(text: str, *, name: str, quote: str) -> str:
     return found[0] if found else ","
 
 
-def _explain(
-    error: pa.ArrowInvalid, path: Path, dialect: _Dialect, refused: list[Any], *, name: str, reading: Reading
-) -> None:
-    """Raise what is known of an error: the row and the column at fault."""
-    if refused:
-        row = refused[0]
-        rule = f"it has {row.actual_columns} cells, and the header of this CSV file has {row.expected_columns}"
+def _explained(
+    error: pa.ArrowInvalid, path: Path, dialect: _Dialect, *, name: str, reading: Reading
+) -> DataContentError:
+    """What is known of an error: the row and the column at fault."""
+    uneven = _UNEVEN.search(str(error))
+    if uneven:
+        rule = f"it has {uneven[3]} cells, and the header of this CSV file has {uneven[2]}"
         fix = "quote cells that hold the delimiter, and give every row all cells."
         # The header is number 1.
-        raise DataContentError(path=name, row=row.number - 2, rule=rule, fix=fix) from None
+        return DataContentError(path=name, row=int(uneven[1]) - 2, rule=rule, fix=fix)
     if "straddling" in str(error):
         rule = f"a row is longer than {_BLOCK_BYTES / 2**20:.0f} MiB, or a quote is never closed"
-        raise DataContentError(path=name, rule=rule, fix="close the quote, or write the column as Parquet.") from None
+        return DataContentError(path=name, rule=rule, fix="close the quote, or write the column as Parquet.")
     begin = 0
-    with _plain(path, name=name) as source:
-        for batch in _opened(source, dialect, reading, pa.binary(), []):
+    with suppress(pa.ArrowInvalid), _plain(path, name=name) as source:
+        for batch in _opened(source, dialect, reading, pa.binary()):
             for column, cells in zip(dialect.names, batch.columns, strict=True):
                 try:
                     cells.cast(pa.string())
                 except pa.ArrowInvalid:
-                    raise _not_text(name, column, cells, begin, dialect.encoding) from None
+                    return _not_text(name, column, cells, begin, dialect.encoding)
             begin += batch.num_rows
+    return _no_csv(error, dialect.delimiter, name=name, reading=reading)
 
 
 def _not_text(name: str, column: str, cells: pa.Array, begin: int, encoding: str) -> DataContentError:

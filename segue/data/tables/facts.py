@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from segue.data.tables.cells import CANDIDATES, MOST_EXACT, NUMBER, OTHER_NUMBER, TIME, matching, values_of
+from segue.data.tables.cells import CANDIDATES, MOST_EXACT, NUMBER, OTHER_NUMBER, TIME, exact_values_of, matching
 from segue.data.tables.csv_cells import read_cells
 from segue.spec import Reading
 
@@ -92,7 +92,7 @@ class _Column:
             return
         for kind in self._wider():
             try:
-                values = values_of(cells, kind, self.reading)
+                values = exact_values_of(cells, kind, self.reading)
             except pa.ArrowInvalid:
                 continue
             self._take(cells, values, kind, begin)
