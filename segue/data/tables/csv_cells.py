@@ -117,7 +117,7 @@ def _dialect_of(path: Path, *, name: str, reading: Reading) -> _Dialect:
     names = tuple(each or f"Unnamed: {number}" for number, each in enumerate(given))
     refuse_names(names, name=name)
     # pyarrow refuses a header without a line break behind it.
-    has_rows = len(head) == _HEAD_BYTES or re.search(r"[\r\n]", text.strip()) is not None
+    has_rows = len(head) == _HEAD_BYTES or re.search(r"[\r\n]", text.strip("\r\n")) is not None
     return _Dialect(encoding, delimiter, names, given, has_rows)
 
 

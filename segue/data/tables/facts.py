@@ -23,6 +23,8 @@ class ColumnFacts(NamedTuple):
     nulls: int
     is_exact: bool = True
     """Whether its whole numbers stay what they are as numbers with a fraction."""
+    has_negatives: bool = True
+    """Whether some of its whole numbers are negative, or may be."""
     is_words: bool = False
     """Whether all its cells are words such as NA: text in a column of text, and otherwise no value."""
     problem: str | None = None
@@ -105,6 +107,7 @@ class _Column:
             kind=self.kind,
             nulls=self.nulls,
             is_exact=self.is_exact,
+            has_negatives=self.has_negatives,
             is_words=self.kind is None and self.has_words,
         )._replace(**self._problem())
 

@@ -81,7 +81,11 @@ def _declared(reading: Reading, name: str, held: Sequence[tuple[str, ColumnFacts
 
 def _joined(held: Sequence[tuple[str, ColumnFacts]]) -> pa.DataType:
     """The narrowest type that holds all values. Of what does not fit together it is text, where that can be written."""
-    kinds = list(dict.fromkeys(facts.kind for _, facts in held if facts.kind is not None))
+    kinds = [facts.kind for _, facts in held if facts.kind is not None]
+    if pa.uint64() in kinds:  # Numbers without a sign are of either type.
+        fits = [facts.kind == pa.int64() and not facts.has_negatives for _, facts in held if facts.kind is not None]
+        kinds = [pa.uint64() if fit else kind for kind, fit in zip(kinds, fits, strict=True)]
+    kinds = list(dict.fromkeys(kinds))
     if not kinds:
         return pa.string() if any(facts.is_words for _, facts in held) else pa.null()
     joined = kinds[0]

@@ -124,7 +124,8 @@ def _facts_of(file: pq.ParquetFile, field: pa.Field, leaf: int | None, groups: S
         [limit for each in statistics if each.has_min_max for limit in (each.min, each.max)] if needs_limits else []
     )
     is_exact = all(abs(int(limit)) <= MOST_EXACT for limit in limits)
-    return ColumnFacts(kind=kind if count < rows else None, nulls=count, is_exact=is_exact)
+    has_negatives = not limits or min(limits) < 0
+    return ColumnFacts(kind if count < rows else None, nulls=count, is_exact=is_exact, has_negatives=has_negatives)
 
 
 def _tells_limits(statistics: Any) -> bool:
