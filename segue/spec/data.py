@@ -21,6 +21,7 @@ class DataFile(FiniteValue):
     rows: int | None = Field(None, ge=0, description="Number of its rows, where its format tells.")
 
 
+_CHARACTER = r"^[ -~\t]$"
 ColumnType = Literal["text", "integer", "number", "boolean", "time"]
 
 
@@ -30,21 +31,23 @@ class Reading(FiniteValue):
     encoding: str | None = Field(
         None, description="Encoding of CSV files, e.g. cp1252; None: UTF-8, or that of a byte order mark."
     )
-    delimiter: Literal[",", ";", "\t", "|"] | None = Field(
-        None, description="Character between cells; None: the one of , ; | and tab that the header has."
+    delimiter: str | None = Field(
+        None,
+        pattern=_CHARACTER,
+        description="Character between cells; None: the one of , ; | and tab that the header has.",
     )
-    quote: str = Field('"', min_length=1, max_length=1, description="Character around cells, doubled inside them.")
+    quote: str = Field('"', pattern=_CHARACTER, description="Character around cells, doubled inside them.")
     escape: str | None = Field(
-        None, min_length=1, max_length=1, description="Character before one that is meant as such; None: there is none."
+        None, pattern=_CHARACTER, description="Character before one that is meant as such; None: there is none."
     )
-    decimal: Literal[".", ","] = Field(".", description="Decimal sign of numbers.")
-    thousands: Literal[",", ".", " ", "'"] | None = Field(
-        None, description="Character between groups of three digits; None: there is none."
+    decimal: str = Field(".", pattern=r"^[.,]$", description="Decimal sign of numbers: a point or a comma.")
+    thousands: str | None = Field(
+        None, pattern=r"^[^\w+-]$|^_$", description="Character between groups of three digits; None: there is none."
     )
     nulls: tuple[str, ...] | None = Field(
         None,
-        description="Cells without a value, in every column, e.g. ['', '-']; None: empty cells, and in columns that "
-        "are not text also NA, NaN, null and the like.",
+        description="Cells without a value, in every column, such as '' and '-'; None: empty cells, and in columns "
+        "that are not text also NA, NaN, null and the like.",
     )
     types: dict[str, ColumnType] = Field(
         default_factory=dict, description="Types of columns, of any file; the others are what their values are."
@@ -75,7 +78,7 @@ class DataAccess(FiniteValue):
     cache_folder: str | None = Field(
         None, description="Folder for copies of remote files; None: segue/data in the user's cache folder."
     )
-    reading: Reading = Reading()
+    reading: Reading = Field(Reading(), description="How files are read.")
 
     @field_validator("endpoint_url")
     @classmethod
