@@ -90,14 +90,11 @@ def read_frame(
                 raise DataContentError(path=name, column=each, rule="it has no such column", fix="deliver it again.")
         types = layout_of(facts, reading).columns
     wanted = {name: kind for name, kind in types.items() if columns is None or name in columns}
-    tables = [pa.table({name: pa.nulls(0, arrow_type(kind)) for name, kind in wanted.items()})]
-    for path, name in files:
-        tables += [*tables_of(path, name=name, types=wanted, reading=reading)]
-    # A list or a structure has no type of its own where a file lacks it.
-    table = pa.concat_tables(tables, promote_options="default")
-    del tables
-    index = pd.RangeIndex(table.num_rows)
-    return pd.DataFrame({name: _series(table.column(name), kind) for name, kind in wanted.items()}, index, copy=False)
+    empty = pa.table({name: pa.nulls(0, arrow_type(kind)) for name, kind in wanted.items()})
+    frames = [_frame(empty, wanted)]
+    for path, name in files:  # Each table is gone before the next is read, so no file is in memory twice.
+        frames += [_frame(table, wanted) for table in tables_of(path, name=name, types=wanted, reading=reading)]
+    return pd.concat(frames, ignore_index=True)
 
 
 def tables_of(path: Path, *, name: str, types: Mapping[str, str], reading: Reading = _USUAL) -> Iterator[pa.Table]:
@@ -130,6 +127,21 @@ def column_names(path: Path, *, name: str, reading: Reading = _USUAL) -> tuple[s
         return parquet_names(path) if is_parquet(path, name=name) else read_cells(path, name=name, reading=reading)[0]
 
 
+def place_of(files: Iterable[tuple[str, int]], row: int) -> str:
+    """Where a row of files, one after the other, is: the file and its row, counted from 0.
+
+    The files are given by path and number of rows.
+
+    Raises:
+        IndexError: they have fewer rows.
+    """
+    for path, rows in files:
+        if row < rows:
+            return f"{path.rpartition('/')[2]}, row {row}"
+        row -= rows
+    raise IndexError(row)
+
+
 def data_frame(config: Mapping[str, Any]) -> pd.DataFrame:
     """The rows of a recipe's files, `config["data"]`, in order, as the check of the data and the evaluation read them.
 
@@ -141,6 +153,12 @@ def data_frame(config: Mapping[str, Any]) -> pd.DataFrame:
     known = config.get("reading") or {}
     reading = Reading.model_validate(known.get("rules") or {})
     return read_frame(map(Path, config["data"]), types=known.get("columns") or None, reading=reading)
+
+
+def _frame(table: pa.Table, types: Mapping[str, str]) -> pd.DataFrame:
+    import pandas as pd
+
+    return pd.DataFrame({name: _series(table.column(name), kind) for name, kind in types.items()}, copy=False)
 
 
 def _series(column: pa.ChunkedArray, kind: str) -> pd.Series:

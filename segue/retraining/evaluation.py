@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -22,6 +22,7 @@ _RESAMPLES = 1_000
 _MOST_UNITS = 10_000
 """With more rows, groups of random rows are drawn in place of rows: the intervals stay the same."""
 _INTERVAL = (2.5, 97.5)
+_MOST_PLACES = 5
 
 
 class Promotion(NamedTuple):
@@ -31,11 +32,12 @@ class Promotion(NamedTuple):
     why: str
 
 
-def checked_scores(scores: object, *, rows: int, function: str) -> Scores:
-    """What the user's function returned, as arrays.
+def checked_scores(scores: object, *, rows: int, function: str, place_of: Callable[[int], str] = str) -> Scores:
+    """What the user's function returned, as arrays. `place_of` says where a row is.
 
     Raises:
-        ScoresError: it is no dict of numbers for each row, or some of them are not finite.
+        ScoresError: it is no dict of numbers for each row, or some of them are not finite. Rows that it dropped are
+            named: without them the two models would not be compared on the same rows.
     """
     if not isinstance(scores, Mapping) or not scores:
         raise ScoresError(function=function, why="it did not return a dict of arrays by metric")
@@ -46,11 +48,24 @@ def checked_scores(scores: object, *, rows: int, function: str) -> Scores:
         except (TypeError, ValueError):
             raise ScoresError(function=function, why=f"{metric} is no array of numbers") from None
         if array.shape != (rows,):
-            raise ScoresError(function=function, why=f"{metric} has the shape {array.shape}, and there are {rows} rows")
+            dropped = _dropped(values, rows, place_of)
+            why = f"{metric} has the shape {array.shape}, and there are {rows} rows{dropped}"
+            raise ScoresError(function=function, why=why)
         if not np.isfinite(array).all():
             raise ScoresError(function=function, why=f"{metric} is not finite in {(~np.isfinite(array)).sum()} rows")
         checked[str(metric)] = array
     return checked
+
+
+def _dropped(values: object, rows: int, place_of: Callable[[int], str]) -> str:
+    """The rows that a function left out, in words, if what it returned still has the numbers of its rows."""
+    index = getattr(values, "index", None)
+    kept = set(index) if index is not None and not callable(index) else None
+    if kept is None or not kept < set(range(rows)):
+        return ""
+    missing = sorted(set(range(rows)) - kept)
+    first = "; ".join(place_of(row) for row in missing[:_MOST_PLACES])
+    return f"; it dropped {len(missing)}: {first}{'; ...' if len(missing) > _MOST_PLACES else ''}"
 
 
 def compare(

@@ -12,6 +12,7 @@ from pydantic import Field, JsonValue, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
 from segue.credentials import secrets_in
+from segue.data.frames import place_of
 from segue.errors import SpecError
 from segue.parsing import parsed
 from segue.records import FiniteValue, Record
@@ -295,6 +296,10 @@ class Window(Record):
     def training(self) -> tuple[WindowFile, ...]:
         """The files to train on."""
         return tuple(file for file in self.files if not file.is_held_back)
+
+    def place_of_held_back(self, row: int) -> str:
+        """Where a row of the evaluation is."""
+        return place_of([(file.path, file.rows or 0) for file in self.held_back], row)
 
     @property
     def held_back(self) -> tuple[WindowFile, ...]:

@@ -19,7 +19,7 @@ from segue.data.frames import facts_of, read_frame
 from segue.data.tables.layout import layout_of
 from segue.errors import DataContentError, DataUnreadableError
 from segue.spec import DataSpec, Reading, RunSpec
-from tests.support.dialects import plain
+from tests.data.dialects import plain
 
 CP1252, GERMAN = Reading(encoding="cp1252"), Reading(decimal=",", thousands=".")
 

@@ -57,6 +57,10 @@ def example() -> tuple[torch.Tensor]:
     return (torch.zeros(2, 1),)
 
 
+def drops(module: Any, frame: pd.DataFrame) -> dict[str, Any]:
+    return {"missed": frame["y"].drop(index=[1, 3])}
+
+
 def dies(module: Any, frame: pd.DataFrame) -> dict[str, Any]:
     os._exit(7)
 

@@ -134,6 +134,7 @@ def test_a_model_in_service_without_errors_is_not_divided_by():
         ({}, "it did not return a dict of arrays by metric"),
         ({"mae": ["a"]}, "mae is no array of numbers"),
         ({"mae": [1.0]}, r"mae has the shape \(1,\), and there are 2 rows"),
+        ({"mae": pd.Series([1.0], index=[1])}, r"mae has the shape \(1,\), and there are 2 rows; it dropped 1: 0"),
         ({"mae": [1.0, np.nan]}, "mae is not finite in 1 rows"),
     ],
 )

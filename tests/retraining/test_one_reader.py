@@ -23,7 +23,7 @@ from segue.retraining.slots import run_of
 from segue.retraining.spec import RetrainSpec
 from segue.retraining.window import window_of
 from segue.spec import Reading
-from tests.support.dialects import Column, Dialect, columns, dialects, faithful, plain, write
+from tests.data.dialects import Column, Dialect, columns, dialects, faithful, plain, write
 
 SLOT = datetime(2026, 1, 1, tzinfo=UTC)
 FILES = 3

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import tempfile
-from bisect import bisect_right
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from segue.data.frames import column_names, is_parquet, read_frame, tables_of
+from segue.data.frames import column_names, is_parquet, place_of, read_frame, tables_of
 from segue.retraining.spec import WindowFile
 from segue.spec import Reading
 
@@ -31,11 +29,6 @@ class Part(NamedTuple):
     """Its columns."""
     rows: int
 
-    @property
-    def name(self) -> str:
-        """Its last part."""
-        return self.source.rpartition("/")[2]
-
 
 class Columns:
     """The rows of several files, in order. Memory holds the columns that were asked for, and no others."""
@@ -43,7 +36,6 @@ class Columns:
     def __init__(self, parts: Sequence[Part], types: Mapping[str, str]) -> None:
         self.parts = tuple(parts)
         self._types = types
-        self._ends = tuple(accumulate(part.rows for part in parts))
 
     def only(self, sources: Collection[str]) -> Columns:
         """The same of these files only."""
@@ -52,7 +44,7 @@ class Columns:
     @property
     def rows(self) -> int:
         """Number of rows."""
-        return self._ends[-1] if self._ends else 0
+        return sum(part.rows for part in self.parts)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -83,9 +75,7 @@ class Columns:
 
     def place_of(self, row: int) -> str:
         """Where a row is: the file and its row, counted from 0."""
-        number = bisect_right(self._ends, row)
-        begin = self._ends[number - 1] if number else 0
-        return f"{self.parts[number].name}, row {row - begin}"
+        return place_of([(part.source, part.rows) for part in self.parts], row)
 
 
 @contextmanager

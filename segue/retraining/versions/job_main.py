@@ -119,8 +119,11 @@ def _comparisons(
     # The same files as when the slot was planned, by their hashes.
     frame = read_frame(checked_copies(data), types=data.columns or None, reading=data.reading)
     function, model = spec.evaluation.scores, spec.publish.model
-    mine = scores_of(function, published_model(model, candidate, store), frame)
-    theirs = None if before is None else scores_of(function, published_model(model, before, store), frame)
+    place = start.window.place_of_held_back
+    mine = scores_of(function, published_model(model, candidate, store), frame, place_of=place)
+    theirs = None
+    if before is not None:
+        theirs = scores_of(function, published_model(model, before, store), frame, place_of=place)
     return compare(spec.evaluation, frame, mine, theirs, seed=int(start.slot.timestamp()))
 
 
