@@ -156,6 +156,7 @@ REFUSED = {
     "two columns of one name": ("a,b,a\n1,2,3\n", "column a: columns 1 and 3 have the same name"),
     "two columns of one name in Parquet": (pa.table([[1], [2]], names=["a", "a"]), "columns 1 and 2 have the same"),
     "no name in Parquet": (pa.table([[1]], names=[""]), "column 1 has no name"),
+    "a name with a line break": ('"a\nb"\nA\nM\xfc\n'.encode("cp1252"), r"column 'a\\nb', row 1: "),
     "a row with too many cells": ("a,b\n1,2\n1,2,3\n", "row 1: it has 3 cells, and the header .* has 2"),
     "a row with too few": ("a,b\n1,2\n1\n", "row 1: it has 1 cells"),
     "a quote that is never closed": ('a,b\n1,"x\n2,y\n3,z\n', "column b: the quote before .* is never closed"),
@@ -189,6 +190,7 @@ UNLIKE = {
     "text and a number": (["a\nx\n", "a\n1\n"], "column a is a number in 1.csv and text in 0.csv"),
     "a zone and none": (["t\n2026-01-01\n", "t\n2026-01-01T00:00:00Z\n"], "a time with a zone in 1.csv and a time in"),
     "a list and text": ([pa.table({"l": [[1]]}), pa.table({"l": ["x"]})], "column l is text in 1.parquet and list<"),
+    "a name with a line break": (['"a\nb"\nx\n', '"a\nb"\n1\n'], r"column 'a\\nb' is a number in 1.csv"),
     "a column that one lacks": (["a,b\n1,2\n", "a\n1\n"], "1.csv has no column b"),
 }
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from segue.data.tables.facts import ColumnFacts, FileFacts
+from segue.errors.data import printable
 from segue.spec import Reading
 
 NULLABLE: Mapping[str, pa.DataType] = {"Int64": pa.int64(), "UInt64": pa.uint64(), "boolean": pa.bool_()}
@@ -49,9 +50,11 @@ def layout_of(files: Sequence[tuple[str, FileFacts]], reading: Reading) -> Layou
             unlike += _differences(name, held)
             unlike += _problems(name, held)
     for file, facts in files:
-        unlike += [f"{file} has no column {name}" for name in names if name not in facts.columns]
+        unlike += [f"{file} has no column {printable(name)}" for name in names if name not in facts.columns]
     unlike += [
-        f"no file has the column {name}, which data.reading.types names" for name in reading.types if name not in names
+        f"no file has the column {printable(name)}, which data.reading.types names"
+        for name in reading.types
+        if name not in names
     ]
     return Layout(columns, tuple(unlike))
 
@@ -139,17 +142,18 @@ def _differences(name: str, held: Sequence[tuple[str, ColumnFacts]]) -> Iterator
         assert first.kind is not None
         assert facts.kind is not None
         if _both(first.kind, facts.kind) is None:
-            yield f"column {name} is {_in_words(facts.kind)} in {file} and {_in_words(first.kind)} in {first_file}"
+            here, there = f"{_in_words(facts.kind)} in {file}", f"{_in_words(first.kind)} in {first_file}"
+            yield f"column {printable(name)} is {here} and {there}"
     fractions = [file for file, facts in known if pa.types.is_floating(facts.kind)]
     inexact = [file for file, facts in known if pa.types.is_integer(facts.kind) and not facts.is_exact]
     if fractions and inexact:
-        yield f"column {name} has whole numbers above 2^53 in {inexact[0]} and fractions in {fractions[0]}"
+        yield f"column {printable(name)} has whole numbers above 2^53 in {inexact[0]} and fractions in {fractions[0]}"
 
 
 def _problems(name: str, held: Sequence[tuple[str, ColumnFacts]]) -> Iterator[str]:
     for file, facts in [(file, facts) for file, facts in held if facts.problem is not None][:1]:
         fix = facts.fix.format(setting=setting(name))
-        yield f"column {name} in {file}: {facts.problem}. Fix: set {fix} in retrain.toml"
+        yield f"column {printable(name)} in {file}: {facts.problem}. Fix: set {fix} in retrain.toml"
 
 
 def _in_words(kind: pa.DataType) -> str:
