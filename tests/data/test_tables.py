@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import hashlib
+import io
 import re
 from datetime import UTC, date, datetime, time
 from decimal import Decimal
@@ -16,6 +18,7 @@ import pytest
 import segue
 from segue.data.files import recipe_config
 from segue.data.frames import facts_of, read_frame
+from segue.data.tables import csv_cells
 from segue.data.tables.layout import layout_of
 from segue.errors import DataContentError, DataUnreadableError
 from segue.spec import DataSpec, Reading, RunSpec
@@ -89,6 +92,10 @@ ALIKE = {
         [pa.table({"n": pa.array([None], kind)}) for kind in (pa.null(), pa.float64(), pa.int32(), pa.bool_())]
         + [pa.table({"n": ["x"]})],
         {"n": [None, None, None, None, "x"]},
+    ),
+    "a column without values in Parquet, then times": (
+        [pa.table({"n": pa.array([None], pa.bool_())}), pa.table({"n": [datetime(2026, 1, 2)]})],  # noqa: DTZ001
+        {"n": [None, datetime(2026, 1, 2)]},  # noqa: DTZ001
     ),
     "categories of two files": (
         [pa.table({"c": pa.array([each]).dictionary_encode()}) for each in ("x", "y")],
@@ -201,13 +208,41 @@ def test_files_that_do_not_fit_together_are_said(tmp_path, contents, why):
     assert any(re.search(why, each) for each in sentences), sentences
 
 
-def test_a_type_is_that_of_the_whole_column_however_late_it_shows(tmp_path):
+LATE = {
+    "text": (["", "", "weather"], "string", [None, None, "weather"]),
+    "fractions": (["1", "2", "2.5"], "double", [1, 2, 2.5]),
+    "words, then numbers": (["NA", "NA", "3"], "double", [None, None, 3]),
+    "words, then text": (["NA", "NA", "x"], "string", ["NA", "NA", "x"]),
+    "above 2^63": (["1", "2", "9223372036854775809"], "uint64", [1, 2, 9223372036854775809]),
+    "digits that a fraction loses": (["9007199254740993", "1", "1.5"], "string", ["9007199254740993", "1", "1.5"]),
+    "negative, then above 2^63": (["-1", "1", "9223372036854775809"], "string", ["-1", "1", "9223372036854775809"]),
+    "numbers, then truth": (["1", "0", "true"], "string", ["1", "0", "true"]),
+    "line breaks": (["", "a\nb", "c\n\nd"], "string", [None, "a\nb", "c\n\nd"]),
+}
+
+
+@pytest.mark.parametrize(("cells", "kind", "expected"), LATE.values(), ids=LATE)
+def test_a_type_is_that_of_the_whole_column_however_late_it_shows(tmp_path, monkeypatch, cells, kind, expected):
     """Files are read in blocks of some megabytes, and no block decides for the others."""
-    early = "".join(f"{n},,{n % 50},1.5\n" for n in range(600_000))
-    paths = deliver(tmp_path, f"id,late,whole,n\n{early}600000,weather,14285.714,7\n")
-    assert paths[0].stat().st_size > 2 * 4 * 2**20
-    assert layout(paths).columns == {"id": "int64", "late": "string", "whole": "double", "n": "double"}
-    assert read_frame(paths).iloc[-1].tolist() == [600_000, "weather", 14285.714, 7.0]
+    monkeypatch.setattr(csv_cells, "_BLOCK_BYTES", 256)
+    rows = [(cell, f"row {number}, of the part {part}") for part, cell in enumerate(cells) for number in range(50)]
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([("a", "b"), *rows])
+    paths = deliver(tmp_path, text.getvalue())
+    assert layout(paths).columns["a"] == kind
+    assert rows_of(paths) == {"a": [each for each in expected for _ in range(50)], "b": [row for _, row in rows]}
+
+
+def test_the_row_at_fault_is_counted_over_all_blocks(tmp_path, monkeypatch):
+    monkeypatch.setattr(csv_cells, "_BLOCK_BYTES", 256)
+    good = "".join(f'{number},"x\ny"\n' for number in range(200))
+    for last, why in ((b"1,M\xfc\n", "column b, row 200: the bytes 4d fc"), (b"1,2,3\n", "row 200: it has 3 cells")):
+        with pytest.raises(DataContentError, match=why):
+            read_frame(deliver(tmp_path, f"a,b\n{good}".encode() + last))
+    paths = deliver(tmp_path, f"a,b\n{good}soon,x\n")
+    assert "others are text, e.g. 'soon' in row 200" in layout(paths).unlike[0]
+    with pytest.raises(DataContentError, match="column a, row 200: 'soon' is not of the type int64"):
+        read_frame(paths, types={"a": "int64", "b": "string"})
 
 
 @pytest.mark.parametrize("share", [0.2, 0.9, 0.999])
@@ -225,11 +260,13 @@ def test_a_truncated_file_is_refused(tmp_path, make, share):
 
 
 def test_a_recipe_reads_in_the_types_of_the_window(tmp_path):
-    (path,) = deliver(tmp_path, "a;zip\n1,5;01\n")
+    (path,) = deliver(tmp_path, "a;zip;n\n1,5;01;7\n")
     reading = Reading(decimal=",", types={"zip": "text"})
     file = {"path": str(path), "sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "size_bytes": 1}
-    data = DataSpec.model_validate({"files": [file], "reading": reading, "columns": {"a": "double", "zip": "string"}})
+    columns = {"a": "double", "zip": "string", "n": "double"}  # The other files of the window have fractions.
+    data = DataSpec.model_validate({"files": [file], "reading": reading, "columns": columns})
     spec = RunSpec(run_id="r", recipe="train:build", steps=1, data=data)
     frame = segue.data_frame(recipe_config(spec))
-    assert frame.to_dict("list") == {"a": [1.5], "zip": ["01"]}
-    assert segue.data_frame({"data": [str(path)]}).to_dict("list") == {"a": ["1,5"], "zip": [1]}
+    assert frame.to_dict("list") == {"a": [1.5], "zip": ["01"], "n": [7.0]}
+    assert str(frame["n"].dtype) == "float64"
+    assert segue.data_frame({"data": [str(path)]}).to_dict("list") == {"a": ["1,5"], "zip": [1], "n": [7]}
