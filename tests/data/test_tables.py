@@ -167,6 +167,7 @@ REFUSED = {
     "a row with too many cells": ("a,b\n1,2\n1,2,3\n", "row 1: it has 3 cells, and the header .* has 2"),
     "a row with too few": ("a,b\n1,2\n1\n", "row 1: it has 1 cells"),
     "a quote that is never closed": ('a,b\n1,"x\n2,y\n3,z\n', "column b: the quote before .* is never closed"),
+    "a row of more than a block": ("a,b\n1," + "x" * 2**21 + "\n", "a row is longer than 1 MiB"),
     "two delimiters": ("a;b,c\n1;2,3\n", "the header has ',' and ';'"),
     "text that is not UTF-8 in Parquet": (
         pa.table({"s": pa.Array.from_buffers(pa.string(), 1, pa.array([b"\xff"]).buffers())}),

@@ -114,8 +114,10 @@ def _as_numbers(cells: pa.Array, reading: Reading) -> pa.Array:
 
 
 def _refuse_inexact(cells: pa.Array) -> None:
-    long = cells.filter(pc.greater(pc.binary_length(cells), 15))
-    whole = long.filter(pc.invert(pc.match_substring(long, ".")))
+    is_long = pc.and_(pc.greater(pc.binary_length(cells), 15), pc.invert(pc.match_substring(cells, ".")))
+    if not pc.any(is_long).as_py():
+        return
+    whole = cells.filter(is_long)
     whole = whole.filter(pc.match_substring_regex(whole, r"^[+-]?\d+$"))
     if len(whole):
         size = pc.abs_checked(whole.cast(pa.int64()))

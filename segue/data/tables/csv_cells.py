@@ -18,7 +18,8 @@ from segue.data.tables.limits import refuse_more, refuse_names
 from segue.errors import DataContentError
 from segue.spec import Reading
 
-_BLOCK_BYTES = 4 * 2**20
+_BLOCK_BYTES = 2**20
+"""A row must fit. With larger blocks, the threads that read files at once hold much more memory."""
 _HEAD_BYTES = 2**20
 """Where the header must end."""
 _DELIMITERS = (",", ";", "\t", "|")
@@ -123,7 +124,7 @@ def _dialect_of(path: Path, *, name: str, reading: Reading) -> _Dialect:
 
 def _header_of(text: str, delimiter: str, *, name: str, reading: Reading) -> tuple[str, ...]:
     options = {
-        "read_options": pa.csv.ReadOptions(block_size=2 * _BLOCK_BYTES),
+        "read_options": pa.csv.ReadOptions(block_size=4 * _HEAD_BYTES),
         "parse_options": _parse_options(delimiter, reading, lambda _: "skip"),
     }
     try:
