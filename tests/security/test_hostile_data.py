@@ -159,6 +159,7 @@ def test_a_file_that_decompresses_to_far_more_than_its_size_is_refused(tmp_path,
     monkeypatch.setattr(limits, "LEAST_LIMIT_BYTES", 2**20)
     path = tmp_path / f"bomb.csv.{suffix}"
     with pa.output_stream(str(path), compression="detect") as stream:
+        stream.write(b"a,b,c,d\n")
         for _ in range(64):
             stream.write(b"0,0,0,0\n" * 2**17)
     assert path.stat().st_size < 2**20
@@ -181,7 +182,7 @@ from segue.data.frames import facts_of
 facts_of(Path({str(path)!r}), name="bomb")
 """
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=300)
-    assert "DataUnreadableError: bomb could not be read" in ended.stderr
+    assert "DataContentError: bomb could not be read: it is no CSV" in ended.stderr
 
 
 def test_a_parquet_file_of_equal_rows_is_refused_by_its_size_in_memory(tmp_path, monkeypatch):

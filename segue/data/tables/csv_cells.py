@@ -85,7 +85,7 @@ def _opened(source: _Source, dialect: _Dialect, reading: Reading, kind: pa.DataT
             strings_can_be_null=True,
         ),
     }
-    with pa.csv.open_csv(io.BufferedReader(source, 2**20), **options) as batches:
+    with pa.csv.open_csv(source.for_arrow(), **options) as batches:
         yield from batches
 
 
@@ -226,6 +226,15 @@ class _Source(io.RawIOBase):
 
     def readable(self) -> bool:
         return True
+
+    def for_arrow(self) -> str | io.BufferedReader:
+        """What Arrow reads. A plain file it opens by itself: its threads then never call Python."""
+        if self._is_limited:
+            return io.BufferedReader(self, 2**20)
+        with self._path.open("rb") as file:
+            file.seek(max(self._path.stat().st_size - 16, 0))
+            self.tail = file.read()
+        return str(self._path)
 
     def readinto(self, into: Any) -> int:
         data = self._inner.read(len(into))
