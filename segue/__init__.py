@@ -21,6 +21,7 @@ _HOMES = {
     "Variables": "segue.user_objects.variables",
     "check_curve": "segue.curves.expectations",
     "curve": "segue.curves.frame",
+    "data_frame": "segue.data.frames",
     "drill": "segue.resume_drill",
     "export_checkpoint": "segue.interop.export",
     "fork_run": "segue.interop.fork",
@@ -42,6 +43,7 @@ __all__ = [  # noqa: PLE0604 - the names are the keys above
 if TYPE_CHECKING:
     from segue.curves.expectations import check_curve as check_curve
     from segue.curves.frame import curve as curve
+    from segue.data.frames import data_frame as data_frame
     from segue.errors import SegueError as SegueError
     from segue.interop.export import export_checkpoint as export_checkpoint
     from segue.interop.fork import fork_run as fork_run

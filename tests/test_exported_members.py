@@ -20,6 +20,7 @@ PUBLIC = {
     "Variables",
     "check_curve",
     "curve",
+    "data_frame",
     "drill",
     "export_checkpoint",
     "fork_run",

@@ -142,6 +142,8 @@ def _default(field: FieldInfo) -> str:
     value = field.get_default(call_default_factory=True)
     if value is None:
         return "none"
+    if isinstance(value, BaseModel):
+        return f"`{json.dumps(value.model_dump(exclude_defaults=True))}`"
     plain = [each.model_dump(exclude_none=True) for each in value] if _models_in(field.annotation) else value
     return f"`{json.dumps(plain)}`"
 

@@ -17,11 +17,14 @@ import typer
 from benchmarks.common.child import child_environment
 from benchmarks.common.terminal import progress
 from benchmarks.datacheck.worker import SUITE
+from segue.data.frames import facts_of
+from segue.data.tables.layout import layout_of
 from segue.reports.console import console, show_json
 from segue.reports.tables import rows_table
 from segue.retraining.gate.columns import columns_of
 from segue.retraining.gate.starter import starter_suite
 from segue.retraining.spec import WindowFile
+from segue.spec import Reading
 
 _FILES = 10
 _HOW = ("segue", "frame")
@@ -80,7 +83,8 @@ def _make(folder: Path, rows: int) -> int:
         facts = {"path": str(path), "sha256": "0" * 64, "size_bytes": 1, "rows": count}
         files.append(WindowFile(**facts, period=path.name, is_held_back=False))
         local[str(path)] = path
-    with columns_of(files, local) as columns:
+    layout = layout_of([(path, facts_of(Path(path), name=path)) for path in local], Reading())
+    with columns_of(files, local, layout.columns) as columns:
         suite = starter_suite(columns, name="bench")
     (folder / SUITE).write_text(json.dumps(suite))
     return len(suite["expectations"])

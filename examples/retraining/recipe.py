@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
+import segue
 from segue import Recipe
 
 CATEGORIES = {"carrier": 32, "origin": 8, "dest": 256}
@@ -60,7 +61,7 @@ def model(config: dict[str, Any]) -> DelayNet:
 
 def build(config: dict[str, Any]) -> Recipe:
     """Config: data (files of the window), lr (2e-3), width."""
-    frame = pd.concat([pd.read_parquet(path) for path in config["data"]], ignore_index=True)
+    frame = segue.data_frame(config)
     codes, numbers = inputs(frame)
     delays = torch.from_numpy(frame["arr_delay"].to_numpy(np.float32))
     net = model(config)

@@ -92,14 +92,18 @@ def fetch(path: str, access: DataAccess = _DEFAULT) -> tuple[DataFile, Path]:
 
 
 def recipe_config(spec: RunSpec) -> dict[str, Any]:
-    """What a recipe is built with: the spec's config, and with data its files as `data`, a list of paths.
+    """What a recipe is built with: the spec's config, and with data its files as `data`, a list of paths,
+    and how they are read as `reading`, for `segue.data_frame`.
 
     Raises:
         DataChangedError, DataUnreadableError, MissingExtraError: as `checked_copies`.
     """
-    return (
-        spec.config if spec.data is None else spec.config | {"data": [str(each) for each in checked_copies(spec.data)]}
-    )
+    if spec.data is None:
+        return spec.config
+    known = {"rules": spec.data.reading.model_dump(mode="json", exclude_defaults=True), "columns": spec.data.columns}
+    reading = {name: value for name, value in known.items() if value}
+    data = {"data": [str(each) for each in checked_copies(spec.data)]}
+    return spec.config | data | ({"reading": reading} if reading else {})
 
 
 def _checked_copy(file: DataFile, access: DataAccess) -> Path:

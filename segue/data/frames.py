@@ -1,40 +1,44 @@
-"""Parquet and CSV files: their number of rows, and their content as a pandas frame."""
+"""The one reader of Parquet and CSV files: what they hold, and their rows as a pandas frame."""
 
 from __future__ import annotations
 
-import io
-from collections.abc import Iterable, Iterator, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from segue.data.files import readable
-from segue.errors import DataUnreadableError, MissingExtraError
+from segue.errors import DataContentError, DataUnreadableError, MissingExtraError
+from segue.spec import Reading
 
 if TYPE_CHECKING:
     import pandas as pd
+    import pyarrow as pa
 
-LEAST_LIMIT_BYTES = 2**30
-MOST_EXPANSION = 200
-"""A file may hold so many times its own bytes, and at least the limit above. Text compresses to about a tenth."""
+    from segue.data.tables.facts import FileFacts
 
 _OF_CONTENT = (ArithmeticError, AttributeError, LookupError, NotImplementedError, RecursionError, TypeError)
 """What pandas and pyarrow raise for files whose parts contradict each other."""
+_USUAL = Reading()
 
 
-def count_rows(path: Path, *, name: str) -> int:
-    """The number of rows of a local file, read in pieces. Errors call it by this name.
+def facts_of(path: Path, *, name: str, reading: Reading = _USUAL) -> FileFacts:
+    """What a local file holds: its rows, and the type of each column by all of its values. Errors call it by this name.
 
     Raises:
+        DataContentError: its content breaks a rule of the reader.
         DataUnreadableError: it is neither Parquet nor CSV, is damaged, or holds far more than its own size.
     """
-    with _as_data(name):  # What pyarrow raises for a damaged file is a ValueError.
-        if is_parquet(path, name=name):
-            return _checked_rows(path, name=name)
-        import pyarrow.csv
+    from segue.data.tables.facts import csv_facts
+    from segue.data.tables.parquet import parquet_facts
 
-        with _plain(path, name=name) as source, pyarrow.csv.open_csv(source) as batches:
-            return sum(batch.num_rows for batch in batches)
+    with _as_data(name):  # What pyarrow raises for a damaged file is a ValueError.
+        return (
+            parquet_facts(path, name=name)
+            if is_parquet(path, name=name)
+            else csv_facts(path, name=name, reading=reading)
+        )
 
 
 def is_parquet(path: Path, *, name: str) -> bool:
@@ -47,13 +51,25 @@ def is_parquet(path: Path, *, name: str) -> bool:
         return True
     if ".csv" in path.suffixes[-2:]:
         return False
-    raise DataUnreadableError(path=name, why="its name ends with neither .parquet nor .csv, .csv.gz or .csv.zst")
+    why = "its name ends with neither .parquet nor .csv, .csv.gz or .csv.zst"
+    raise DataUnreadableError(path=name, why=why, fix="name files by their format, or leave it out by data.files.")
 
 
-def read_frame(paths: Iterable[Path], *, columns: Sequence[str] | None = None) -> pd.DataFrame:
+def read_frame(
+    paths: Iterable[Path],
+    *,
+    columns: Sequence[str] | None = None,
+    types: Mapping[str, str] | None = None,
+    reading: Reading = _USUAL,
+    names: Mapping[Path, str] | None = None,
+) -> pd.DataFrame:
     """The rows of local files, in order, with a new index from 0 on; all columns, or these.
 
+    `types` are those of a layout, so that a part of a window has the types of the whole; None: those of these files.
+    Rows of a file that lacks a column have no value there. `names` are what errors call the files.
+
     Raises:
+        DataContentError: the content of a file breaks a rule of the reader.
         DataUnreadableError: a file is neither Parquet nor CSV, is damaged, lacks a column, or holds far more than its
             own size.
         MissingExtraError: pandas is not installed.
@@ -62,78 +78,115 @@ def read_frame(paths: Iterable[Path], *, columns: Sequence[str] | None = None) -
         import pandas as pd
     except ImportError:
         raise MissingExtraError(extra="data", needed_for="Reading data as a frame") from None
-    frames = []
-    for path in paths:
-        name, wanted = str(path), None if columns is None else list(columns)
-        with _as_data(name):
-            if is_parquet(path, name=name):
-                _checked_rows(path, name=name)
-                frames.append(pd.read_parquet(path, columns=wanted))
-            else:
-                with _plain(path, name=name) as source:
-                    frames.append(pd.read_csv(source, usecols=wanted))
+    import pyarrow as pa
+
+    from segue.data.tables.layout import arrow_type, layout_of
+
+    files = [(path, (names or {}).get(path, str(path))) for path in paths]
+    if types is None:
+        facts = [(name, facts_of(path, name=name, reading=reading)) for path, name in files]
+        for (name, found), each in itertools.product(facts, columns or ()):
+            if each not in found.columns:
+                raise DataContentError(path=name, column=each, rule="it has no such column", fix="deliver it again.")
+        types = layout_of(facts, reading).columns
+    wanted = {name: kind for name, kind in types.items() if columns is None or name in columns}
+    empty = pa.table({name: pa.nulls(0, arrow_type(kind)) for name, kind in wanted.items()})
+    frames = [_frame(empty, wanted)]
+    for path, name in files:  # Each table is gone before the next is read, so no file is in memory twice.
+        frames += [_frame(table, wanted) for table in tables_of(path, name=name, types=wanted, reading=reading)]
     return pd.concat(frames, ignore_index=True)
+
+
+def tables_of(path: Path, *, name: str, types: Mapping[str, str], reading: Reading = _USUAL) -> Iterator[pa.Table]:
+    """The rows of a local file in the types of a layout, as tables of some rows.
+
+    Raises:
+        DataContentError: its content breaks a rule of the reader.
+        DataUnreadableError: it is neither Parquet nor CSV, or is damaged.
+    """
+    from segue.data.tables.reader import csv_tables, parquet_tables
+
+    with _as_data(name):
+        if is_parquet(path, name=name):
+            yield from parquet_tables(path, name=name, types=types)
+        else:
+            yield from csv_tables(path, name=name, types=types, reading=reading)
+
+
+def column_names(path: Path, *, name: str, reading: Reading = _USUAL) -> tuple[str, ...]:
+    """The columns of a local file.
+
+    Raises:
+        DataContentError: its header breaks a rule of the reader.
+        DataUnreadableError: it is neither Parquet nor CSV, or is damaged.
+    """
+    from segue.data.tables.csv_cells import read_cells
+    from segue.data.tables.parquet import parquet_names
+
+    with _as_data(name):
+        return parquet_names(path) if is_parquet(path, name=name) else read_cells(path, name=name, reading=reading)[0]
+
+
+def place_of(files: Iterable[tuple[str, int]], row: int) -> str:
+    """Where a row of files, one after the other, is: the file and its row, counted from 0.
+
+    The files are given by path and number of rows.
+
+    Raises:
+        IndexError: they have fewer rows.
+    """
+    for path, rows in files:
+        if row < rows:
+            return f"{path.rpartition('/')[2]}, row {row}"
+        row -= rows
+    raise IndexError(row)
+
+
+def data_frame(config: Mapping[str, Any]) -> pd.DataFrame:
+    """The rows of a recipe's files, `config["data"]`, in order, as the check of the data and the evaluation read them.
+
+    Raises:
+        DataContentError: the content of a file breaks a rule of the reader.
+        DataUnreadableError: a file is neither Parquet nor CSV, or is damaged.
+        MissingExtraError: pandas is not installed.
+    """
+    known = config.get("reading") or {}
+    reading = Reading.model_validate(known.get("rules") or {})
+    return read_frame(map(Path, config["data"]), types=known.get("columns") or None, reading=reading)
+
+
+def _frame(table: pa.Table, types: Mapping[str, str]) -> pd.DataFrame:
+    import pandas as pd
+
+    return pd.DataFrame({name: _series(table.column(name), kind) for name, kind in types.items()}, copy=False)
+
+
+def _series(column: pa.ChunkedArray, kind: str) -> pd.Series:
+    import pandas as pd
+
+    from segue.data.tables.layout import NULLABLE
+
+    if column.type == "null":
+        return pd.Series([None] * len(column), dtype=object)
+    nullable = {NULLABLE[kind]: pd.api.types.pandas_dtype(kind)}.get if kind in NULLABLE else None
+    series: pd.Series = column.to_pandas(types_mapper=nullable, date_as_object=False)
+    return series
 
 
 @contextmanager
 def _as_data(name: str) -> Iterator[None]:
     """Turn what reading a file raises into a DataUnreadableError that names it. Nothing in a file is run."""
-    with readable(name):
-        try:
-            yield
-        except _OF_CONTENT as error:
-            why = f"its content is not that of such a file ({type(error).__name__}: {error})"
-            raise DataUnreadableError(path=name, why=why) from error
+    try:
+        with readable(name):
+            try:
+                yield
+            except _OF_CONTENT as error:
+                why = f"its content is not that of such a file ({type(error).__name__}: {error})"
+                raise DataUnreadableError(path=name, why=why, fix=_DAMAGED) from error
+    except DataUnreadableError as error:
+        if isinstance(error.__cause__, ValueError) and not isinstance(error.__cause__, OSError):
+            raise DataUnreadableError(path=name, why=error.why, fix=_DAMAGED) from error.__cause__
+        raise
 
 
-def _checked_rows(path: Path, *, name: str) -> int:
-    """The number of rows of a Parquet file, if they are in proportion to its size."""
-    import pyarrow.parquet
-
-    found = pyarrow.parquet.read_metadata(path)
-    rows, groups = int(found.num_rows), range(found.num_row_groups)
-    # Rows that are all equal take no space in the file, and 8 bytes a column in memory.
-    size_bytes = max(sum(found.row_group(number).total_byte_size for number in groups), 8 * rows * found.num_columns)
-    _refuse_more(size_bytes, most_bytes=_most_bytes(path), name=name)
-    return rows
-
-
-@contextmanager
-def _plain(path: Path, *, name: str) -> Iterator[Path | IO[bytes]]:
-    """A CSV file to read from: the file itself, or what it decompresses to, up to the limit."""
-    import pyarrow as pa
-
-    compression = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}.get(path.suffix)
-    if compression is None:
-        yield path
-        return
-    with pa.input_stream(str(path), compression=compression) as inner:
-        yield io.BufferedReader(_Limited(inner, most_bytes=_most_bytes(path), name=name), 2**20)
-
-
-class _Limited(io.RawIOBase):
-    """A stream that ends with an error after so many bytes."""
-
-    def __init__(self, inner: Any, *, most_bytes: int, name: str) -> None:
-        self._inner, self._most_bytes, self._name = inner, most_bytes, name
-        self._count = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, into: Any) -> int:
-        data = self._inner.read(len(into))
-        self._count += len(data)
-        _refuse_more(self._count, most_bytes=self._most_bytes, name=self._name)
-        into[: len(data)] = data
-        return len(data)
-
-
-def _most_bytes(path: Path) -> int:
-    return max(LEAST_LIMIT_BYTES, MOST_EXPANSION * path.stat().st_size)
-
-
-def _refuse_more(size_bytes: int, *, most_bytes: int, name: str) -> None:
-    if size_bytes > most_bytes:
-        why = f"it holds more than {most_bytes / 1e9:.1f} GB, far more than a file of its size"
-        raise DataUnreadableError(path=name, why=why)
+_DAMAGED = "deliver the file again: what is in it is damaged, or not what its name says."

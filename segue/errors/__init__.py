@@ -24,6 +24,7 @@ from segue.errors.checkpoints import (
 from segue.errors.costs import BudgetError, PriceSourceError
 from segue.errors.data import (
     DataChangedError,
+    DataContentError,
     DataUnreadableError,
     NoDataError,
 )
@@ -134,6 +135,7 @@ __all__ = [
     "DamagedRecordError",
     "DamagedVersionError",
     "DataChangedError",
+    "DataContentError",
     "DataUnreadableError",
     "DeadlinePassedError",
     "DriftError",

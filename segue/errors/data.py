@@ -33,6 +33,21 @@ class DataUnreadableError(SegueError):
 
     exit_code = 2
 
-    def __init__(self, *, path: str, why: str) -> None:
+    def __init__(self, *, path: str, why: str, fix: str = "check the path, the network and your access.") -> None:
         self.path, self.why = path, why
-        super().__init__(f"{path} could not be read: {why}.", fix="check the path, the network and your access.")
+        super().__init__(f"{path} could not be read: {why}.", fix=fix)
+
+
+def printable(name: str) -> str:
+    """A name of somebody else as part of a sentence: on one line, and visible."""
+    return name if name.isprintable() and name.strip() == name != "" else repr(name)
+
+
+class DataContentError(DataUnreadableError):
+    """The content of a file breaks a rule of the reader, so no two readers could be sure to see the same in it."""
+
+    def __init__(self, *, path: str, rule: str, fix: str, column: str | None = None, row: int | None = None) -> None:
+        self.rule, self.column, self.row = rule, column, row
+        place = [f"column {printable(column)}"] if column is not None else []
+        place += [f"row {row}"] if row is not None else []
+        super().__init__(path=path, why=f"{', '.join(place)}{': ' if place else ''}{rule}", fix=fix)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -27,6 +27,7 @@ _LARGEST = 1e150
 """A score beyond it counts as infinite: the means of such scores would be."""
 _MOST_GAIN = 1e9
 _FIRST_ROWS = 5
+_MOST_PLACES = 5
 
 
 class Promotion(NamedTuple):
@@ -36,11 +37,12 @@ class Promotion(NamedTuple):
     why: str
 
 
-def checked_scores(scores: object, *, rows: int, function: str) -> Scores:
-    """What the user's function returned, as arrays. Masked and missing numbers become nan.
+def checked_scores(scores: object, *, rows: int, function: str, place_of: Callable[[int], str] = str) -> Scores:
+    """What the user's function returned, as arrays; `place_of` says where a row is. What is missing becomes nan.
 
     Raises:
-        ScoresError: it is no dict of numbers for each row.
+        ScoresError: it is no dict of numbers for each row. Rows that it dropped are named: without them the two models
+            would not be compared on the same rows.
     """
     if not isinstance(scores, Mapping) or not scores:
         raise ScoresError(function=function, why="it did not return a dict of arrays by metric")
@@ -51,9 +53,22 @@ def checked_scores(scores: object, *, rows: int, function: str) -> Scores:
         except (TypeError, ValueError):
             raise ScoresError(function=function, why=f"{metric} is no array of numbers") from None
         if array.shape != (rows,):
-            raise ScoresError(function=function, why=f"{metric} has the shape {array.shape}, and there are {rows} rows")
+            dropped = _dropped(values, rows, place_of)
+            why = f"{metric} has the shape {array.shape}, and there are {rows} rows{dropped}"
+            raise ScoresError(function=function, why=why)
         checked[str(metric)] = array
     return checked
+
+
+def _dropped(values: object, rows: int, place_of: Callable[[int], str]) -> str:
+    """The rows that a function left out, in words, if what it returned still has the numbers of its rows."""
+    index = getattr(values, "index", None)
+    kept = set(index) if index is not None and not callable(index) else None
+    if kept is None or not kept < set(range(rows)):
+        return ""
+    missing = sorted(set(range(rows)) - kept)
+    first = "; ".join(place_of(row) for row in missing[:_MOST_PLACES])
+    return f"; it dropped {len(missing)}: {first}{'; ...' if len(missing) > _MOST_PLACES else ''}"
 
 
 def compare(

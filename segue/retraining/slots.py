@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 from segue.retraining.models import SlotState
 from segue.retraining.periods import in_utc
 from segue.retraining.spec import RetrainSpec, Window
-from segue.spec import DataFile, DataSpec, RunSpec, StoreSpec
+from segue.spec import RunSpec, StoreSpec
 
 _MOST_MISSED = 100
 _STAMP = "%Y%m%dt%H%M"
@@ -55,10 +55,7 @@ def run_of(spec: RetrainSpec, slot: datetime, window: Window | None, *, now: dat
     run = RunSpec.parse(fields, source="retrain.toml")
     updates: dict[str, object] = {"store": _absolute(run.store)}
     if window is not None:
-        known = DataFile.model_fields.keys()
-        files = tuple(DataFile(**file.model_dump(include=set(known))) for file in window.training)
-        access = spec.data.model_dump(include={"endpoint_url", "cache_folder"})
-        updates["data"] = DataSpec(files=files, **access)
+        updates["data"] = window.data_of(window.training, spec.data)
     return run.model_copy(update=updates)
 
 

@@ -12,11 +12,12 @@ from pydantic import Field, JsonValue, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
 from segue.credentials import secrets_in
+from segue.data.frames import place_of
 from segue.errors import SpecError
 from segue.parsing import parsed
 from segue.records import FiniteValue, Record
 from segue.retraining.periods import Unit
-from segue.spec import DataAccess, DataFile, RunSpec, read_toml
+from segue.spec import DataAccess, DataFile, DataSpec, RunSpec, read_toml
 
 _FUNCTION = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
 _OF_THE_SLOT = ("run_id", "deadline", "data")
@@ -286,11 +287,24 @@ class Window(Record):
 
     files: tuple[WindowFile, ...] = Field(description="By period, oldest first, and by path.")
     missing: tuple[MissingPeriod, ...] = Field((), description="Periods of the window that had no files.")
+    columns: dict[str, str] = Field(
+        default_factory=dict, description="Types of the columns in all of its files, in which every reader takes them."
+    )
+    unlike: tuple[str, ...] = Field((), description="What in its files does not fit together, in sentences.")
+
+    def data_of(self, files: tuple[WindowFile, ...], access: DataAccess) -> DataSpec:
+        """Files of the window as those of a run, to be read as the check of the window read them."""
+        plain = tuple(DataFile(**file.model_dump(include=set(DataFile.model_fields))) for file in files)
+        return DataSpec(files=plain, columns=self.columns, **access.model_dump(include=set(DataAccess.model_fields)))
 
     @property
     def training(self) -> tuple[WindowFile, ...]:
         """The files to train on."""
         return tuple(file for file in self.files if not file.is_held_back)
+
+    def place_of_held_back(self, row: int) -> str:
+        """Where a row of the evaluation is."""
+        return place_of([(file.path, file.rows or 0) for file in self.held_back], row)
 
     @property
     def held_back(self) -> tuple[WindowFile, ...]:

@@ -7,14 +7,17 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, time, timedelta
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from segue.data.files import fetch, find, is_remote
-from segue.data.frames import count_rows
+from segue.data.frames import facts_of
 from segue.errors import NoDataError, SpecError
 from segue.retraining.periods import Period, newest_complete, period_at, periods_until
 from segue.retraining.spec import MissingPeriod, RetrainSpec, Window, WindowFile, WindowSpec
 from segue.spec import DataAccess
+
+if TYPE_CHECKING:
+    from segue.data.tables.facts import FileFacts
 
 _FETCHED_AT_ONCE = 4
 
@@ -45,14 +48,18 @@ def window_of(spec: RetrainSpec, slot: datetime) -> tuple[Window, dict[str, Path
         DataUnreadableError: a file could not be read, is damaged, or is being written to.
         MissingExtraError: the package that reaches such files is not installed.
     """
+    from segue.data.tables.layout import layout_of
+
     chosen = choose(spec, slot, find=lambda pattern: find(pattern, spec.data))
     with ThreadPoolExecutor(_FETCHED_AT_ONCE) as pool:
         fetched = list(pool.map(lambda place: _described(place, spec.data), chosen.files))
-    window = Window(files=tuple(file for file, _ in fetched), missing=chosen.missing)
+    layout = layout_of([(file.path.rpartition("/")[2], facts) for file, _, facts in fetched], spec.data.reading)
+    files = tuple(file for file, _, _ in fetched)
+    window = Window(files=files, missing=chosen.missing, columns=layout.columns, unlike=layout.unlike)
     for what, files in (("train on", window.training), ("evaluate with", window.held_back)):
         if files and not any(file.rows for file in files):
             raise NoDataError(what=f"there are no rows to {what}", where=tuple(file.path for file in files))
-    return window, {file.path: local for file, local in fetched}
+    return window, {file.path: local for file, local, _ in fetched}
 
 
 def choose(spec: RetrainSpec, slot: datetime, *, find: Find) -> Chosen:
@@ -133,11 +140,11 @@ def _by_file(data: WindowSpec, find: Find) -> Iterable[Place]:
     )
 
 
-def _described(place: Place, access: DataAccess) -> tuple[WindowFile, Path]:
+def _described(place: Place, access: DataAccess) -> tuple[WindowFile, Path, FileFacts]:
     file, local = fetch(place.path, access)
-    rows = count_rows(local, name=place.path)
-    known = file.model_dump() | {"rows": rows, "period": place.period, "is_held_back": place.is_held_back}
-    return WindowFile.model_validate(known), local
+    facts = facts_of(local, name=place.path, reading=access.reading)
+    known = file.model_dump() | {"rows": facts.rows, "period": place.period, "is_held_back": place.is_held_back}
+    return WindowFile.model_validate(known), local, facts
 
 
 def _absolute(pattern: str) -> str:

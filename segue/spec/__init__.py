@@ -1,7 +1,7 @@
 """The specification of a run."""
 
 from segue.spec.budget import BudgetSpec, OnExceeded
-from segue.spec.data import DataAccess, DataFile, DataSpec
+from segue.spec.data import DataAccess, DataFile, DataSpec, Reading
 from segue.spec.policy import PolicySpec
 from segue.spec.run import RunSpec
 from segue.spec.section import RENAMED, read_toml
@@ -32,6 +32,7 @@ __all__ = [
     "OnExceeded",
     "PolicySpec",
     "ProgramSpec",
+    "Reading",
     "RunSpec",
     "SegmentSpec",
     "StoreSpec",

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from pydantic import Field, field_validator
+import codecs
+from typing import Literal
+
+from pydantic import Field, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
 
 from segue.credentials import without_credentials
 from segue.records import FiniteValue
@@ -17,8 +21,56 @@ class DataFile(FiniteValue):
     rows: int | None = Field(None, ge=0, description="Number of its rows, where its format tells.")
 
 
+_CHARACTER = r"^[ -~\t]$"
+ColumnType = Literal["text", "integer", "number", "boolean", "time"]
+
+
+class Reading(FiniteValue):
+    """What CSV files do not tell of themselves, and types of columns that their values do not tell."""
+
+    encoding: str | None = Field(
+        None, description="Encoding of CSV files, e.g. cp1252; None: UTF-8, or that of a byte order mark."
+    )
+    delimiter: str | None = Field(
+        None,
+        pattern=_CHARACTER,
+        description="Character between cells; None: the one of , ; | and tab that the header has.",
+    )
+    quote: str = Field('"', pattern=_CHARACTER, description="Character around cells, doubled inside them.")
+    escape: str | None = Field(
+        None, pattern=_CHARACTER, description="Character before one that is meant as such; None: there is none."
+    )
+    decimal: str = Field(".", pattern=r"^[.,]$", description="Decimal sign of numbers: a point or a comma.")
+    thousands: str | None = Field(
+        None, pattern=r"^[^\w+-]$|^_$", description="Character between groups of three digits; None: there is none."
+    )
+    nulls: tuple[str, ...] | None = Field(
+        None,
+        description="Cells without a value, in every column, such as '' and '-'; None: empty cells, and in columns "
+        "that are not text also NA, NaN, null and the like.",
+    )
+    types: dict[str, ColumnType] = Field(
+        default_factory=dict, description="Types of columns, of any file; the others are what their values are."
+    )
+
+    @field_validator("encoding")
+    @classmethod
+    def _is_known(cls, name: str | None) -> str | None:
+        try:
+            return None if name is None else codecs.lookup(name).name
+        except LookupError:
+            raise PydanticCustomError("reading", "must be an encoding that Python knows, e.g. cp1252") from None
+
+    @field_validator("thousands")
+    @classmethod
+    def _differs(cls, sign: str | None, info: ValidationInfo) -> str | None:
+        if sign is not None and sign == info.data.get("decimal"):
+            raise PydanticCustomError("reading", "must differ from decimal")
+        return sign
+
+
 class DataAccess(FiniteValue):
-    """How files are reached. It never holds credentials; s3fs, gcsfs and adlfs find them in the environment."""
+    """How files are reached and read. It holds no credentials; s3fs, gcsfs and adlfs find them in the environment."""
 
     endpoint_url: str | None = Field(
         None, pattern=r"^https?://[^/\s]+", description="S3 endpoint of s3:// files, e.g. http://127.0.0.1:9000."
@@ -26,6 +78,7 @@ class DataAccess(FiniteValue):
     cache_folder: str | None = Field(
         None, description="Folder for copies of remote files; None: segue/data in the user's cache folder."
     )
+    reading: Reading = Field(Reading(), description="How files are read.")
 
     @field_validator("endpoint_url")
     @classmethod
@@ -38,4 +91,9 @@ class DataSpec(DataAccess):
 
     files: tuple[DataFile, ...] = Field(
         min_length=1, description="Files with their hashes, in order; checked before each segment trains on them."
+    )
+    columns: dict[str, str] = Field(
+        default_factory=dict,
+        description="Types of the columns in all files of a retraining's window, as segue.data_frame gives them; "
+        "empty: those that these files have.",
     )

@@ -18,7 +18,7 @@ from segue.errors import DeadlinePassedError, SpecError
 from segue.parsing import parsed
 from segue.records import FiniteValue, Record
 from segue.spec.budget import Budget, BudgetSpec
-from segue.spec.data import DataSpec
+from segue.spec.data import DataSpec, Reading
 from segue.spec.launchers import RaySpec, SlurmSpec, range_of_ranks
 from segue.spec.policy import PolicySpec
 from segue.spec.pool_prices import PoolSpec
@@ -263,6 +263,8 @@ class RunSpec(FiniteValue, Record):
             names[f"config.{key}"] = json.dumps(value, sort_keys=True)
         for file in self.data.files if self.data is not None else ():
             names[f"data.{file.path}"] = file.sha256
+        if self.data is not None and self.data.reading != Reading():
+            names["data.reading"] = self.data.reading.model_dump_json(exclude_defaults=True)
         names["config"] = hashlib.sha256(config.encode()).hexdigest()[:12]
         return names
 

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+import segue
 from segue import Recipe
 
 
@@ -29,7 +30,7 @@ def build_wide(config: dict[str, Any]) -> Recipe:
 
 def build(config: dict[str, Any], model: Any = model) -> Recipe:
     """Config: lr (0.1), pause_seconds (0) for each step."""
-    frame = pd.concat([pd.read_parquet(path) for path in config["data"]])
+    frame = segue.data_frame(config)
     points = torch.tensor(frame[["x", "y"]].to_numpy(np.float32))
     net = model(config)
     pause_seconds = float(config.get("pause_seconds", 0.0))
@@ -79,6 +80,10 @@ def hides(module: Any, frame: pd.DataFrame) -> dict[str, Any]:
 
 def example() -> tuple[torch.Tensor]:
     return (torch.zeros(2, 1),)
+
+
+def drops(module: Any, frame: pd.DataFrame) -> dict[str, Any]:
+    return {"missed": frame["y"].drop(index=[1, 3])}
 
 
 def dies(module: Any, frame: pd.DataFrame) -> dict[str, Any]:

@@ -232,6 +232,7 @@ def test_a_model_in_service_without_errors_is_not_divided_by():
         ({}, "it did not return a dict of arrays by metric"),
         ({"mae": ["a"]}, "mae is no array of numbers"),
         ({"mae": [1.0]}, r"mae has the shape \(1,\), and there are 2 rows"),
+        ({"mae": pd.Series([1.0], index=[1])}, r"mae has the shape \(1,\), and there are 2 rows; it dropped 1: 0"),
     ],
 )
 def test_scores_that_are_none_are_refused_with_the_reason(scores, why):

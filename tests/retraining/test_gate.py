@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime
+import math
+from datetime import UTC, datetime, time
+from decimal import Decimal
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from segue.errors import SpecError
 from segue.parsing import parsed
 from segue.retraining.gate.check import check_window
+from segue.retraining.gate.columns import columns_of
+from segue.retraining.gate.starter import starter_suite
 from segue.retraining.spec import RetrainSpec
 from segue.retraining.window import window_of
 
@@ -245,3 +251,35 @@ def test_a_suite_with_errors_is_refused_and_each_is_named(lake, content, problem
 def test_a_suite_that_is_missing_is_named(lake):
     with pytest.raises(SpecError, match=r"nosuch\.json.*the file cannot be read"):
         lake.check(suite="nosuch.json")
+
+
+def test_a_first_suite_of_columns_of_every_kind_is_met_by_them(lake):
+    """Nested columns, bytes, times of day and infinite numbers cannot be compared as text or numbers are."""
+    rows = 4
+    table = pa.table(
+        {
+            "list": [[1], [2, 3], None, []],
+            "struct": [{"a": 1, "b": "x"}] * rows,
+            "bytes": [b"\xff", b"", b"a", None],
+            "clock": [time(1), time(2), time(3), None],
+            "length": pa.array([1, 2, 3, None], pa.duration("s")),
+            "large": [2**53 + 1, None, 3, 4],
+            "flag": [True, None, False, True],
+            "infinite": [1.0, math.inf, -math.inf, math.nan],
+            "amount": [Decimal("1.25"), None, Decimal("-3"), Decimal("0")],
+            "kind": pa.array(["a", "b", "a", None]).dictionary_encode(),
+            "nothing": pa.nulls(rows),
+            "line\nbreak": ["x"] * rows,
+        }
+    )
+    for month in (4, 5, 6):
+        pq.write_table(table, lake.folder / f"flights-2013-{month:02}.parquet")
+    paths = {str(path): path for path in lake.folder.glob("*.parquet")}
+    window, first = lake.check(suite=None)
+    with columns_of(window.files, paths, window.columns) as columns:
+        suite = starter_suite(columns, name="kinds")
+    (lake.folder / "suite.json").write_text(json.dumps(suite))
+    _, found = lake.check(before=(window, first), max_psi=0.1)
+    assert sentences(found) == []
+    assert set(found.profiles) == set(table.column_names)
+    assert found.profiles["large"].kind == found.profiles["amount"].kind == "numbers"

@@ -199,6 +199,10 @@ def test_a_run_may_begin_with_the_weights_in_service(monthly):
     [
         pytest.param({"scores": "tests.recipes.monthly:nothing"}, "has no function 'nothing'", marks=pytest.mark.soak),
         ({"scores": "tests.recipes.monthly:wrong"}, r"ZeroDivisionError: division by zero \(tests/recipes/monthly.py"),
+        (
+            {"scores": "tests.recipes.monthly:drops"},
+            r"missed has the shape .*; it dropped 2: 2013-\d\d.parquet, row 1; 2013-\d\d.parquet, row 3",
+        ),
         ({"scores": "tests.recipes.monthly:dies"}, "its process ended without a result"),
         pytest.param(
             {"metric": "accuracy"},

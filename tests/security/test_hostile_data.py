@@ -19,9 +19,9 @@ import pytest
 
 from segue.checkpoints.saving.written import PreparedCommit
 from segue.curves.frame import curve
-from segue.data import frames
 from segue.data.files import fetch, find
-from segue.data.frames import count_rows, read_frame
+from segue.data.frames import facts_of, read_frame
+from segue.data.tables import limits
 from segue.errors import DataUnreadableError
 from segue.runlog import keys
 
@@ -65,7 +65,7 @@ def test_a_pickle_in_an_extension_type_is_bytes(tmp_path, payload, proof, name):
     path = written(tmp_path, extension(name, payload))
     try:
         assert read_frame([path])["x"].tolist() == [payload]
-        assert count_rows(path, name="it") == 1
+        assert facts_of(path, name="it").rows == 1
     except DataUnreadableError:
         assert name == b"pandas.period", "pandas' own types hold JSON"
 
@@ -78,7 +78,7 @@ def test_a_pickle_in_a_column_is_bytes(tmp_path, payload, proof):
 def test_a_pickle_in_place_of_a_file_is_refused(tmp_path, payload, proof, suffix):
     path = tmp_path / f"data.{suffix}"
     path.write_bytes(payload)
-    for read in (lambda: read_frame([path]), lambda: count_rows(path, name=str(path))):
+    for read in (lambda: read_frame([path]), lambda: facts_of(path, name=str(path))):
         with pytest.raises(DataUnreadableError) as caught:
             read()
         assert caught.value.path == str(path)
@@ -137,7 +137,7 @@ def test_formulas_in_csv_stay_text(tmp_path):
 def test_damaged_csv_is_read_as_data_or_refused(tmp_path, content):
     path = tmp_path / "data.csv"
     path.write_bytes(content)
-    for read in (lambda: read_frame([path]), lambda: count_rows(path, name=str(path))):
+    for read in (lambda: read_frame([path]), lambda: facts_of(path, name=str(path))):
         with suppress(DataUnreadableError):
             read()
 
@@ -150,19 +150,20 @@ def test_compressed_csv_is_read(tmp_path, suffix):
         stream.write(rows.encode())
     assert read_frame([path])["a"].tolist() == list(range(5000))
     assert list(read_frame([path], columns=["b"])) == ["b"]
-    assert count_rows(path, name="it") == 5000
+    assert facts_of(path, name="it").rows == 5000
 
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("suffix", ["gz", "zst"])
 def test_a_file_that_decompresses_to_far_more_than_its_size_is_refused(tmp_path, monkeypatch, suffix):
-    monkeypatch.setattr(frames, "LEAST_LIMIT_BYTES", 2**20)
+    monkeypatch.setattr(limits, "LEAST_LIMIT_BYTES", 2**20)
     path = tmp_path / f"bomb.csv.{suffix}"
     with pa.output_stream(str(path), compression="detect") as stream:
+        stream.write(b"a,b,c,d\n")
         for _ in range(64):
             stream.write(b"0,0,0,0\n" * 2**17)
     assert path.stat().st_size < 2**20
-    for read in (lambda: read_frame([path]), lambda: count_rows(path, name=str(path))):
+    for read in (lambda: read_frame([path]), lambda: facts_of(path, name=str(path))):
         with pytest.raises(DataUnreadableError, match="it holds more than"):
             read()
 
@@ -177,24 +178,24 @@ def test_the_limit_of_a_bomb_keeps_memory_small(tmp_path):
 import resource
 resource.setrlimit(resource.RLIMIT_AS, (6 * 2**30, 6 * 2**30))
 from pathlib import Path
-from segue.data.frames import count_rows
-count_rows(Path({str(path)!r}), name="bomb")
+from segue.data.frames import facts_of
+facts_of(Path({str(path)!r}), name="bomb")
 """
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=300)
-    assert "DataUnreadableError: bomb could not be read" in ended.stderr
+    assert "DataContentError: bomb could not be read: it is no CSV" in ended.stderr
 
 
 def test_a_parquet_file_of_equal_rows_is_refused_by_its_size_in_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr(frames, "LEAST_LIMIT_BYTES", 2**20)
+    monkeypatch.setattr(limits, "LEAST_LIMIT_BYTES", 2**20)
     path = written(tmp_path, pa.table({"x": pa.array([0] * 4_000_000, pa.int8())}))
     assert path.stat().st_size < 50_000
-    for read in (lambda: read_frame([path]), lambda: count_rows(path, name=str(path))):
+    for read in (lambda: read_frame([path]), lambda: facts_of(path, name=str(path))):
         with pytest.raises(DataUnreadableError, match="far more than a file of its size"):
             read()
 
 
 def test_a_usual_compressed_file_is_far_from_the_limit(tmp_path, monkeypatch):
-    monkeypatch.setattr(frames, "LEAST_LIMIT_BYTES", 0)
+    monkeypatch.setattr(limits, "LEAST_LIMIT_BYTES", 0)
     table = pd.DataFrame({"day": ["2026-01-01"] * 50_000, "delay": [number % 97 for number in range(50_000)]})
     table.to_csv(tmp_path / "data.csv.gz")
     table.to_parquet(tmp_path / "data.parquet")
@@ -229,7 +230,7 @@ def test_names_of_files_are_names_only(tmp_path):
     found = find(f"{lake}/")
     assert sorted(found) == sorted(str(lake / name) for name in odd if not name.startswith("."))
     for path in found:
-        assert count_rows(fetch(path)[1], name=path) == 1
+        assert facts_of(fetch(path)[1], name=path).rows == 1
     assert not (tmp_path / "was-run").exists()
 
 

@@ -16,7 +16,7 @@ from segue.cli.options import Json, writing
 from segue.cli.retraining.retrain import DEFAULT, File, moment
 from segue.clock import SystemClock
 from segue.data.files import fetch, find
-from segue.data.frames import count_rows
+from segue.data.frames import facts_of
 from segue.errors import COMMAND_LINE, NoDataError, NoDocsError, SpecError
 from segue.reports.console import console, errors, show_json
 from segue.reports.tables import rows_table
@@ -25,7 +25,7 @@ from segue.retraining.slots import slot_at, store_of
 from segue.retraining.spec import RetrainSpec, WindowFile
 from segue.retraining.versions.serving import model_or_empty
 from segue.retraining.window import window_of
-from segue.spec import DataAccess
+from segue.spec import DataAccess, Reading
 from segue.stores import open_store
 
 app = typer.Typer(
@@ -45,6 +45,9 @@ def profile(
     *,
     to: Annotated[Path, typer.Option(help="JSON file of the suite, e.g. expectations/flights.json.")],
     endpoint_url: Annotated[str | None, typer.Option(help="Endpoint of s3:// files; default: AWS.")] = None,
+    reading: Annotated[
+        Path | None, typer.Option(help="retrain.toml whose [data.reading] tells how the files are written.")
+    ] = None,
 ) -> None:
     """Write a first suite of Great Expectations that these files meet, for you to correct.
 
@@ -52,20 +55,26 @@ def profile(
     """
     if to.exists():
         raise SpecError(source=COMMAND_LINE, problems=(f"--to: {to} exists; name a new file",))
+    from segue.data.tables.layout import layout_of
     from segue.retraining.gate.columns import columns_of
     from segue.retraining.gate.starter import starter_suite
 
-    access = DataAccess(endpoint_url=endpoint_url)
+    rules = RetrainSpec.from_toml(reading).data.reading if reading is not None else Reading()
+    access = DataAccess(endpoint_url=endpoint_url, reading=rules)
     found = list(dict.fromkeys(path for pattern in files for path in find(_absolute(pattern), access)))
     if not found:
         raise NoDataError(what="there are no files", where=tuple(files))
-    described, local = [], {}
+    described, held, local = [], [], {}
     for path in found:
         file, local[path] = fetch(path, access)
-        rows = count_rows(local[path], name=path)
-        facts = file.model_dump() | {"rows": rows, "period": Path(path).name, "is_held_back": False}
-        described.append(WindowFile.model_validate(facts))
-    with columns_of(described, local) as columns:
+        facts = facts_of(local[path], name=path, reading=access.reading)
+        held.append((Path(path).name, facts))
+        known = file.model_dump() | {"rows": facts.rows, "period": Path(path).name, "is_held_back": False}
+        described.append(WindowFile.model_validate(known))
+    layout = layout_of(held, access.reading)
+    for sentence in layout.unlike:
+        errors.print(f"warning: {sentence}", markup=False)
+    with columns_of(described, local, layout.columns, access.reading) as columns:
         suite = starter_suite(columns, name=to.stem)
     with writing(to):
         to.parent.mkdir(parents=True, exist_ok=True)

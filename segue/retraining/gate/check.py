@@ -41,7 +41,7 @@ def check_window(
     With `docs`, Data Docs are written into that folder; open its `index.html`.
 
     Raises:
-        DataUnreadableError: a file is damaged.
+        DataUnreadableError: a file is damaged, or a value is none of its column's type.
         MissingExtraError: great-expectations is not installed.
         OutputError: `docs` cannot be written.
         SpecError: the suite cannot be read, or holds something else than expectations.
@@ -49,7 +49,10 @@ def check_window(
     known = {file.sha256 for file in before[0].files} if before is not None else set()
     paths = {file.path for file in window.files}
     new = {file.path for file in window.files if file.sha256 not in known} or paths
-    with columns_of(window.files, local) as columns, ephemeral_context(docs, needed_for=_NEEDED_FOR) as (gx, context):
+    with (
+        columns_of(window.files, local, window.columns, spec.data.reading) as columns,
+        ephemeral_context(docs, needed_for=_NEEDED_FOR) as (gx, context),
+    ):
         suite = read_suite(folder / spec.gate.suite, gx) if spec.gate.suite is not None else ()
         validator = _Validator(context)
         found = [*_of_suite(suite, columns, validator)]

@@ -45,7 +45,7 @@ def derived(
     """
     import pandas as pd
 
-    unlike = columns.mismatches()
+    unlike = list(window.unlike)
     between, inside = "ExpectColumnValuesToBeBetween", "ExpectColumnValuesToBeInSet"
     files = pd.DataFrame({"files": unlike or ["all files"], "alike": [not unlike] * max(len(unlike), 1)})
     yield Derived("files", files, ((inside, {"column": "alike", "value_set": [True]}),))

@@ -41,13 +41,17 @@ def _of_column(name: str, values: pd.Series) -> Iterator[Entry]:
         yield _entry("expect_column_values_to_not_be_null", column=name)
     elif share > 0.5:
         yield _entry("expect_column_values_to_not_be_null", column=name, mostly=math.floor(share * 90) / 100)
-    if not len(present) or pd.api.types.is_bool_dtype(present):
+    # Lists, bytes and times of day are objects, which cannot be counted or compared.
+    if not len(present) or pd.api.types.is_bool_dtype(present) or present.dtype == object:
         return
     distinct = present.nunique()
     if distinct == len(values) > 1 and not pd.api.types.is_float_dtype(present):
         yield _entry("expect_column_values_to_be_unique", column=name)
     if pd.api.types.is_numeric_dtype(present):
-        low, high = _limits(float(present.min()), float(present.max()))
+        low, high = float(present.min()), float(present.max())
+        if math.isinf(low) or math.isinf(high):
+            return
+        low, high = _limits(low, high)
         yield _entry("expect_column_values_to_be_between", column=name, min_value=low, max_value=high)
     elif pd.api.types.is_string_dtype(present) and distinct <= _MOST_VALUES:
         yield _entry("expect_column_values_to_be_in_set", column=name, value_set=sorted(map(str, present.unique())))

@@ -48,7 +48,7 @@ from segue.retraining.versions.scoring import (
 from segue.runlog.history import Checkpoint, History, read_history
 from segue.runlog.log import RunLog
 from segue.runlog.open import open_log
-from segue.spec import DataSpec, RunSpec
+from segue.spec import RunSpec
 from segue.stores import open_store
 from segue.stores.base import Store, StoreReadError, StoreWriteError
 
@@ -131,15 +131,15 @@ def _comparisons(
     """The candidate against the model in service, and what its predictions have against it."""
     assert spec.evaluation is not None
     assert spec.publish.model is not None
-    access = spec.data.model_dump(include={"endpoint_url", "cache_folder"})
-    held_back = DataSpec(files=start.window.held_back, **access)
+    data = start.window.data_of(start.window.held_back, spec.data)
     # The same files as when the slot was planned, by their hashes.
-    frame = read_frame(checked_copies(held_back))
+    frame = read_frame(checked_copies(data), types=data.columns or None, reading=data.reading)
     function, model = spec.evaluation.scores, spec.publish.model
-    mine, rows = _scored(function, published_model(model, candidate, store), frame)
+    place = start.window.place_of_held_back
+    mine, rows = _scored(function, published_model(model, candidate, store), frame, place)
     theirs, rows_before = None, 0
     if before is not None:
-        theirs, rows_before = _scored(function, published_model(model, before, store), frame)
+        theirs, rows_before = _scored(function, published_model(model, before, store), frame, place)
     comparisons = compare(
         spec.evaluation,
         frame,
@@ -152,10 +152,12 @@ def _comparisons(
     return comparisons, (f"its predictions are nan in {rows:,} rows{there}",) if rows > rows_before else ()
 
 
-def _scored(function: str, model: Callable[..., Any], frame: pd.DataFrame) -> tuple[Scores, int]:
+def _scored(
+    function: str, model: Callable[..., Any], frame: pd.DataFrame, place_of: Callable[[int], str]
+) -> tuple[Scores, int]:
     """A model's scores, and the number of rows in which its predictions are nan."""
     with nan_predictions(model) as found:
-        return scores_of(function, model, frame), found.rows
+        return scores_of(function, model, frame, place_of=place_of), found.rows
 
 
 def _weight_faults(state: dict[str, Any]) -> tuple[str, ...]:

@@ -73,8 +73,10 @@ def published_model(function: str, version: Candidate, store: Store) -> Callable
     return built_model(function, version.config, state_of(get_artifact(store, version.weights)))
 
 
-def scores_of(function: str, model: Callable[..., Any], frame: pd.DataFrame) -> Scores:
-    """What the user's function says of a model, by metric: a number for each row.
+def scores_of(
+    function: str, model: Callable[..., Any], frame: pd.DataFrame, *, place_of: Callable[[int], str] = str
+) -> Scores:
+    """What the user's function says of a model, by metric: a number for each row. `place_of` says where a row is.
 
     Raises:
         ScoresError: there is no such function, it raised, or did not return that.
@@ -92,7 +94,7 @@ def scores_of(function: str, model: Callable[..., Any], frame: pd.DataFrame) -> 
         place = users_line("".join(traceback.format_exception(error)))
         why = f"it raised {type(error).__name__}: {error}{f' ({place})' if place else ''}"
         raise ScoresError(function=function, why=why) from error
-    return checked_scores(scores, rows=len(frame), function=function)
+    return checked_scores(scores, rows=len(frame), function=function, place_of=place_of)
 
 
 @dataclass

@@ -27,7 +27,7 @@ MUTANTS = (
                 "                staged.unlink()\n                _sync_folder(self.root)",
                 "                staged.unlink()",
             ),
-            ("    folder.mkdir(exist_ok=True)\n    _sync_folder(folder.parent)", "    folder.mkdir(exist_ok=True)"),
+            (", str(folder)) from None\n    _sync_folder(folder.parent)", ", str(folder)) from None"),
             (
                 "_write_small(staged, data, durable=durable), durable=durable)",
                 "_write_small(staged, data, durable=True), durable=durable)",

@@ -1,0 +1,129 @@
+"""Cells of CSV as values: cells are text, and a column's type is the first of a list that all of its cells are."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from segue.spec import Reading
+
+MOST_EXACT = 2**53
+"""Whole numbers up to this are exact as a number with a fraction."""
+CANDIDATES: tuple[pa.DataType, ...] = (
+    pa.int64(),
+    pa.uint64(),
+    pa.float64(),
+    pa.bool_(),
+    pa.timestamp("us"),
+    pa.timestamp("ns"),
+    pa.timestamp("us", "UTC"),
+    pa.timestamp("ns", "UTC"),
+)
+"""The types of a column, in the order in which they are tried. A column that is none of them is text."""
+NUMBER = r"^\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*$"
+TIME = r"^\s*\d{4}-\d{2}-\d{2}([ T]\d{2}.*)?\s*$"
+OTHER_NUMBER = r"^\s*[+-]?(\d{1,3}([. ']\d{3})+(,\d+)?|\d+,\d+|\d{1,3}(,\d{3})+(\.\d+)?)\s*$"
+"""A number with a decimal comma, or with groups of digits."""
+
+NULL_WORDS = (
+    *("", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "<NA>", "N/A"),
+    *("NA", "NULL", "NaN", "None", "n/a", "nan", "null"),
+)
+"""Cells without a value in columns that are not text."""
+
+
+def values_of(cells: pa.Array, kind: pa.DataType, reading: Reading) -> pa.Array:
+    """Cells as values of a type. Digits that a number with a fraction cannot hold are lost.
+
+    Raises:
+        pyarrow.ArrowInvalid: a cell is none.
+    """
+    if pa.types.is_string(kind):
+        return cells
+    if pa.types.is_null(kind):
+        return pa.nulls(len(cells))
+    try:
+        return _cast(cells, kind, reading)
+    except pa.ArrowInvalid:
+        trimmed = pc.utf8_trim_whitespace(cells)
+        words = pa.array([""] if reading.nulls is not None else NULL_WORDS, pa.string())
+        known = pc.if_else(pc.is_in(trimmed, words), pa.scalar(None, pa.string()), trimmed)
+        return _cast(known, kind, reading)
+
+
+def exact_values_of(cells: pa.Array, kind: pa.DataType, reading: Reading) -> pa.Array:
+    """The same, without loss: ids would become those of others.
+
+    Raises:
+        pyarrow.ArrowInvalid: a cell is none, or has more digits than that.
+    """
+    if pa.types.is_floating(kind):
+        _refuse_inexact(cells)
+    return values_of(cells, kind, reading)
+
+
+def first_refused(cells: pa.Array, cast: Callable[[pa.Array], object]) -> int:
+    """The number of the first cell for which `cast` raises; it raises for all of them together."""
+    begin, end = 0, len(cells)
+    while end - begin > 1:
+        middle = (begin + end) // 2
+        try:
+            cast(cells.slice(begin, middle - begin))
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+            end = middle
+        else:
+            begin = middle
+    return begin
+
+
+def matching(cells: pa.Array, patterns: tuple[str, ...]) -> Iterator[tuple[int, int | None]]:
+    """By pattern: how many cells match it, and the number of the first one that does not; None where all do."""
+    counted = pc.value_counts(pc.drop_null(cells))
+    values, counts = counted.field("values"), counted.field("counts")
+    for pattern in patterns:
+        fits = pc.match_substring_regex(values, pattern)
+        count = pc.sum(counts.filter(fits)).as_py() or 0
+        others = values.filter(pc.invert(fits))
+        yield count, cells.index(others[0]).as_py() if count and len(others) else None
+
+
+def _cast(cells: pa.Array, kind: pa.DataType, reading: Reading) -> pa.Array:
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind):
+        cells = _as_numbers(cells, reading)
+        if pa.types.is_integer(kind):
+            _refuse(cells, pc.match_substring(cells, "x"), "hexadecimal digits")
+            _refuse(cells, pc.match_substring(cells, "X"), "hexadecimal digits")
+    return cells.cast(kind)
+
+
+def _as_numbers(cells: pa.Array, reading: Reading) -> pa.Array:
+    """The same numbers with a point and without groups of digits."""
+    if reading.decimal == "." and reading.thousands is None:
+        return cells
+    sign, digits = re.escape(reading.decimal), r"\d+"
+    if reading.thousands is not None:
+        digits = rf"(\d{{1,3}}({re.escape(reading.thousands)}\d{{3}})+|\d+)"
+    pattern = rf"^[+-]?({digits}({sign}\d*)?|{sign}\d+)([eE][+-]?\d+)?$|^[+-]?(?i:nan|inf)$"
+    _refuse(cells, pc.invert(pc.match_substring_regex(cells, pattern)), "another notation")
+    if reading.thousands is not None:
+        cells = pc.replace_substring(cells, reading.thousands, "")
+    return pc.replace_substring(cells, reading.decimal, ".")
+
+
+def _refuse_inexact(cells: pa.Array) -> None:
+    is_long = pc.and_(pc.greater(pc.binary_length(cells), 15), pc.invert(pc.match_substring(cells, ".")))
+    if not pc.any(is_long).as_py():
+        return
+    whole = cells.filter(is_long)
+    whole = whole.filter(pc.match_substring_regex(whole, r"^[+-]?\d+$"))
+    if len(whole):
+        size = pc.abs_checked(whole.cast(pa.int64()))
+        _refuse(whole, pc.greater(size, MOST_EXACT), "more digits than a number with a fraction holds")
+
+
+def _refuse(cells: pa.Array, at_fault: pa.Array, why: str) -> None:
+    if pc.any(at_fault).as_py():
+        raise pa.ArrowInvalid(why)

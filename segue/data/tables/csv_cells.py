@@ -1,0 +1,246 @@
+"""CSV files as cells of text: encoding, delimiter and header, then batches of rows."""
+
+from __future__ import annotations
+
+import codecs
+import io
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.csv
+
+from segue.data.tables.cells import first_refused
+from segue.data.tables.limits import refuse_more, refuse_names
+from segue.errors import DataContentError
+from segue.spec import Reading
+
+_BLOCK_BYTES = 2**20
+"""A row must fit. With larger blocks, the threads that read files at once hold much more memory."""
+_HEAD_BYTES = 2**20
+"""Where the header must end."""
+_DELIMITERS = (",", ";", "\t", "|")
+_MARKS = (
+    (codecs.BOM_UTF8, "utf-8"),
+    (codecs.BOM_UTF32_LE, "utf-32"),
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
+
+_UNEVEN = re.compile(r"Row #(\d+): Expected (\d+) columns, got (\d+)")
+"""What pyarrow says of such a row. Its handler of invalid rows fails at rows in another encoding."""
+
+
+class _Dialect(NamedTuple):
+    encoding: str
+    delimiter: str
+    names: tuple[str, ...]
+    given: tuple[str, ...]
+    """The names as the file has them: a column without one has an empty one."""
+    has_rows: bool
+
+
+def read_cells(path: Path, *, name: str, reading: Reading) -> tuple[tuple[str, ...], Iterator[pa.RecordBatch]]:
+    """The names of the columns, and the rows in batches of text. Null is what `reading.nulls` says, or an empty cell.
+
+    Raises:
+        DataContentError: it is empty, its header has no names, or a row breaks a rule.
+        DataUnreadableError: it could not be read.
+    """
+    dialect = _dialect_of(path, name=name, reading=reading)
+    return dialect.names, _batches(path, dialect, name=name, reading=reading)
+
+
+def _batches(path: Path, dialect: _Dialect, *, name: str, reading: Reading) -> Iterator[pa.RecordBatch]:
+    if not dialect.has_rows:
+        return
+    last: pa.RecordBatch | None = None
+    try:
+        with _plain(path, name=name) as source:
+            for batch in _opened(source, dialect, reading, pa.string()):
+                if batch.num_rows:
+                    last = batch.rename_columns(list(dialect.names))
+                    yield last
+            tail = source.tail
+    except UnicodeDecodeError as error:
+        raise _not_decoded(name, error, dialect.encoding) from None
+    except pa.ArrowInvalid as error:
+        raise _explained(error, path, dialect, name=name, reading=reading) from None
+    _refuse_open_quote(last, tail, dialect, name=name, reading=reading)
+
+
+def _opened(source: _Source, dialect: _Dialect, reading: Reading, kind: pa.DataType) -> Iterator[pa.RecordBatch]:
+    encoding = "utf8" if dialect.encoding == "utf-8" else dialect.encoding  # By that name pyarrow checks it by itself.
+    options = {
+        # Only without threads does an error have the number of its row.
+        "read_options": pa.csv.ReadOptions(encoding=encoding, block_size=_BLOCK_BYTES, use_threads=False),
+        "parse_options": _parse_options(dialect.delimiter, reading),
+        "convert_options": pa.csv.ConvertOptions(
+            column_types=dict.fromkeys(dialect.given, kind),
+            null_values=[""] if reading.nulls is None else list(reading.nulls),
+            strings_can_be_null=True,
+        ),
+    }
+    with pa.csv.open_csv(source.for_arrow(), **options) as batches:
+        yield from batches
+
+
+def _parse_options(delimiter: str, reading: Reading, refuse: Any = None) -> pyarrow.csv.ParseOptions:
+    return pa.csv.ParseOptions(
+        delimiter=delimiter,
+        quote_char=reading.quote,
+        escape_char=reading.escape or False,
+        newlines_in_values=True,
+        invalid_row_handler=refuse,
+    )
+
+
+def _dialect_of(path: Path, *, name: str, reading: Reading) -> _Dialect:
+    with _plain(path, name=name) as source:
+        head = io.BufferedReader(source).read(_HEAD_BYTES)
+    mark = next((encoding for mark, encoding in _MARKS if head.startswith(mark)), None)
+    encoding = mark or reading.encoding or "utf-8"
+    text = codecs.getincrementaldecoder(encoding)("replace").decode(head).removeprefix("\ufeff")
+    if not text.strip():
+        rule = "it is empty, and a CSV file begins with the names of its columns"
+        raise DataContentError(path=name, rule=rule, fix="deliver it again, or remove it.")
+    if "\0" in text:
+        fix = "if it is UTF-16, set data.reading.encoding = 'utf-16-le'; otherwise write it again."
+        raise DataContentError(path=name, rule=f"it holds NUL characters, so it is no text in {encoding}", fix=fix)
+    delimiter = reading.delimiter or _delimiter_of(text, name=name, quote=reading.quote)
+    given = _header_of(text, delimiter, name=name, reading=reading)
+    if any("\ufffd" in each for each in given):
+        raise DataContentError(path=name, rule=f"the header is not text in {encoding}", fix=_encoding_fix(head[:200]))
+    names = tuple(each or f"Unnamed: {number}" for number, each in enumerate(given))
+    refuse_names(names, name=name)
+    # pyarrow refuses a header without a line break behind it.
+    has_rows = len(head) == _HEAD_BYTES or re.search(r"[\r\n]", text.strip("\r\n")) is not None
+    return _Dialect(encoding, delimiter, names, given, has_rows)
+
+
+def _header_of(text: str, delimiter: str, *, name: str, reading: Reading) -> tuple[str, ...]:
+    options = {
+        "read_options": pa.csv.ReadOptions(block_size=4 * _HEAD_BYTES),
+        "parse_options": _parse_options(delimiter, reading, lambda _: "skip"),
+    }
+    try:
+        with pa.csv.open_csv(io.BytesIO(f"{text}\n".encode()), **options) as batches:
+            return tuple(batches.schema.names)
+    except pa.ArrowInvalid as error:
+        raise _no_csv(error, delimiter, name=name, reading=reading) from None
+
+
+def _no_csv(error: pa.ArrowInvalid, delimiter: str, *, name: str, reading: Reading) -> DataContentError:
+    rule = f"it is no CSV with the delimiter {delimiter!r} and the quote {reading.quote!r}: {error}"
+    return DataContentError(path=name, rule=rule, fix="correct the file, or set them by data.reading.")
+
+
+def _delimiter_of(text: str, *, name: str, quote: str) -> str:
+    """The only one of the usual delimiters in the header, outside of quotes."""
+    q = re.escape(quote)
+    plain = re.sub(rf"{q}(?:[^{q}]|{q}{q})*{q}", "x", text.lstrip("\r\n"))
+    header = re.split(r"[\r\n]", plain, maxsplit=1)[0]
+    found = [each for each in _DELIMITERS if each in header]
+    if len(found) > 1:
+        shown = " and ".join("tab" if each == "\t" else f"'{each}'" for each in found)
+        fix = "set data.reading.delimiter in retrain.toml, e.g. delimiter = ';'."
+        raise DataContentError(path=name, rule=f"the header has {shown}, so its delimiter is not certain", fix=fix)
+    return found[0] if found else ","
+
+
+def _explained(
+    error: pa.ArrowInvalid, path: Path, dialect: _Dialect, *, name: str, reading: Reading
+) -> DataContentError:
+    """What is known of an error: the row and the column at fault."""
+    uneven = _UNEVEN.search(str(error))
+    if uneven:
+        rule = f"it has {uneven[3]} cells, and the header of this CSV file has {uneven[2]}"
+        fix = "quote cells that hold the delimiter, and give every row all cells."
+        # The header is number 1.
+        return DataContentError(path=name, row=int(uneven[1]) - 2, rule=rule, fix=fix)
+    if "straddling" in str(error):
+        rule = f"a row is longer than {_BLOCK_BYTES / 2**20:.0f} MiB, or a quote is never closed"
+        return DataContentError(path=name, rule=rule, fix="close the quote, or write the column as Parquet.")
+    begin = 0
+    with suppress(pa.ArrowInvalid), _plain(path, name=name) as source:
+        for batch in _opened(source, dialect, reading, pa.binary()):
+            for column, cells in zip(dialect.names, batch.columns, strict=True):
+                try:
+                    cells.cast(pa.string())
+                except pa.ArrowInvalid:
+                    return _not_text(name, column, cells, begin, dialect.encoding)
+            begin += batch.num_rows
+    return _no_csv(error, dialect.delimiter, name=name, reading=reading)
+
+
+def _not_text(name: str, column: str, cells: pa.Array, begin: int, encoding: str) -> DataContentError:
+    row = first_refused(cells, lambda some: some.cast(pa.string()))
+    cell = cells[row].as_py()
+    rule = f"the bytes {cell[:20].hex(' ')} are not text in {encoding.upper()}"
+    return DataContentError(path=name, column=column, row=begin + row, rule=rule, fix=_encoding_fix(cell))
+
+
+def _not_decoded(name: str, error: UnicodeDecodeError, encoding: str) -> DataContentError:
+    some = error.object[max(error.start - 10, 0) : error.start + 10]
+    rule = f"the bytes {some.hex(' ')} are not text in {encoding}"
+    return DataContentError(path=name, rule=rule, fix=_encoding_fix(some))
+
+
+def _encoding_fix(some: bytes) -> str:
+    guess = f"cp1252 would read {some.decode('cp1252', 'replace')[:20]!r}"
+    return f"write the file as UTF-8, or set data.reading.encoding in retrain.toml ({guess})."
+
+
+def _refuse_open_quote(
+    last: pa.RecordBatch | None, tail: bytes, dialect: _Dialect, *, name: str, reading: Reading
+) -> None:
+    """pyarrow reads a quote that is never closed to the end of the file, and every row after it is lost."""
+    cell = last.column(last.num_columns - 1)[-1].as_py() if last is not None else None
+    if cell is None or not re.search(r"[\r\n]", cell):
+        return
+    if not tail.replace(b"\0", b"").rstrip(b"\r\n \t").endswith(reading.quote.encode()):
+        begins = cell[:20]
+        rule = f"the quote before {begins!r} is never closed, so the rows after it are part of a cell"
+        raise DataContentError(path=name, column=dialect.names[-1], rule=rule, fix="close the quote.")
+
+
+@contextmanager
+def _plain(path: Path, *, name: str) -> Iterator[_Source]:
+    """The bytes of a file, or what they decompress to, up to a limit."""
+    compression = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}.get(path.suffix)
+    with pa.input_stream(str(path), compression=compression) as inner:
+        yield _Source(inner, path=path, name=name, is_limited=compression is not None)
+
+
+class _Source(io.RawIOBase):
+    """A stream that ends with an error after so many bytes, and knows the last ones."""
+
+    def __init__(self, inner: Any, *, path: Path, name: str, is_limited: bool) -> None:
+        self._inner, self._path, self._name, self._is_limited = inner, path, name, is_limited
+        self._count = 0
+        self.tail = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def for_arrow(self) -> str | io.BufferedReader:
+        """What Arrow reads. A plain file it opens by itself: its threads then never call Python."""
+        if self._is_limited:
+            return io.BufferedReader(self, 2**20)
+        with self._path.open("rb") as file:
+            file.seek(max(self._path.stat().st_size - 16, 0))
+            self.tail = file.read()
+        return str(self._path)
+
+    def readinto(self, into: Any) -> int:
+        data = self._inner.read(len(into))
+        self._count += len(data)
+        if self._is_limited:
+            refuse_more(self._count, path=self._path, name=self._name)
+        self.tail = (self.tail + data[-16:])[-16:]
+        into[: len(data)] = data
+        return len(data)

@@ -1,0 +1,174 @@
+"""What the columns of a file hold: of CSV from every cell, batch by batch, so that no part of a file decides alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from segue.data.tables.cells import CANDIDATES, MOST_EXACT, NUMBER, OTHER_NUMBER, TIME, exact_values_of, matching
+from segue.data.tables.csv_cells import read_cells
+from segue.spec import Reading
+
+
+class ColumnFacts(NamedTuple):
+    """What a column of a file holds."""
+
+    kind: pa.DataType | None
+    """None: no row has a value."""
+    nulls: int
+    is_exact: bool = True
+    """Whether its whole numbers stay what they are as numbers with a fraction."""
+    has_negatives: bool = True
+    """Whether some of its whole numbers are negative, or may be."""
+    is_words: bool = False
+    """Whether all its cells are words such as NA: text in a column of text, and otherwise no value."""
+    problem: str | None = None
+    """Why its type is not certain, in words."""
+    fix: str = ""
+    """What retrain.toml can say then; `{setting}` is the type of the column there."""
+
+
+class FileFacts(NamedTuple):
+    """What a file holds."""
+
+    rows: int
+    columns: dict[str, ColumnFacts]
+
+
+def csv_facts(path: Path, *, name: str, reading: Reading) -> FileFacts:
+    """What a CSV file holds. Columns whose type is declared are not looked at.
+
+    Raises:
+        DataContentError: a row breaks a rule of the reader.
+        DataUnreadableError: it could not be read.
+    """
+    names, batches = read_cells(path, name=name, reading=reading)
+    columns = [_Column(reading) for _ in names]
+    rows = 0
+    for batch in batches:
+        for column, cells in zip(columns, batch.columns, strict=True):
+            column.add(cells, begin=rows)
+        rows += batch.num_rows
+    return FileFacts(rows, {name: column.facts() for name, column in zip(names, columns, strict=True)})
+
+
+@dataclass
+class _Pattern:
+    """How many cells of a column are of a notation, and the first one that is not."""
+
+    regex: str
+    words: str
+    fix: str
+    count: int = 0
+    other: tuple[int, str] | None = None
+
+
+@dataclass
+class _Column:
+    """The type of the cells so far: it only ever widens to one that also holds all cells before."""
+
+    reading: Reading
+    kind: pa.DataType | None = None
+    nulls: int = 0
+    present: int = 0
+    is_exact: bool = True
+    has_negatives: bool = False
+    has_words: bool = False
+    patterns: list[_Pattern] = field(
+        default_factory=lambda: [
+            _Pattern(NUMBER, "numbers", _TEXT),
+            _Pattern(TIME, "times", _TEXT),
+            _Pattern(OTHER_NUMBER, "numbers with a decimal comma or groups of digits", _NOTATION),
+        ]
+    )
+
+    def add(self, cells: pa.Array, *, begin: int) -> None:
+        """Take in the next cells; the first of them is in the row `begin`."""
+        if cells.null_count == len(cells):
+            self.nulls += len(cells)
+            return
+        for kind in self._wider():
+            try:
+                values = exact_values_of(cells, kind, self.reading)
+            except pa.ArrowInvalid:
+                continue
+            self._take(cells, values, kind, begin)
+            return
+        raise AssertionError("every cell is text")
+
+    def facts(self) -> ColumnFacts:
+        """What all cells are."""
+        return ColumnFacts(
+            kind=self.kind,
+            nulls=self.nulls,
+            is_exact=self.is_exact,
+            has_negatives=self.has_negatives,
+            is_words=self.kind is None and self.has_words,
+        )._replace(**self._problem())
+
+    def _wider(self) -> Iterator[pa.DataType]:
+        """The types that hold all cells so far, narrowest first."""
+        kind = self.kind
+        if kind is None:
+            yield from CANDIDATES
+        else:
+            yield kind
+            if kind == pa.int64() and not self.has_negatives:
+                yield pa.uint64()
+            if kind == pa.int64() and self.is_exact:
+                yield pa.float64()
+            if pa.types.is_timestamp(kind) and kind.unit == "us":
+                yield pa.timestamp("ns", kind.tz)
+        yield pa.string()
+
+    def _take(self, cells: pa.Array, values: pa.Array, kind: pa.DataType, begin: int) -> None:
+        if values.null_count == len(values):  # Words such as NA alone tell no type.
+            self.has_words = True
+            self.nulls += len(values)
+            return
+        self.kind = kind
+        self.nulls += values.null_count
+        present = len(values) - values.null_count
+        self.present += present
+        if pa.types.is_integer(kind):
+            limits = pc.min_max(values).as_py()
+            self.has_negatives |= limits["min"] < 0
+            self.is_exact &= max(abs(limits["min"]), abs(limits["max"])) <= MOST_EXACT
+        if pa.types.is_string(kind):
+            self._count(cells, begin)
+        elif not pa.types.is_boolean(kind):
+            self.patterns[pa.types.is_timestamp(kind)].count += present
+
+    def _count(self, cells: pa.Array, begin: int) -> None:
+        found = matching(cells, tuple(each.regex for each in self.patterns))
+        for pattern, (count, other) in zip(self.patterns, found, strict=True):
+            pattern.count += count
+            if pattern.other is None and other is not None:
+                pattern.other = begin + other, cells[other].as_py()
+            elif pattern.other is None and not count:
+                row = pc.index(cells.is_valid(), True).as_py()
+                pattern.other = begin + row, cells[row].as_py()
+
+    def _problem(self) -> dict[str, Any]:
+        """Why a column of text may be meant as something else: most of its cells are."""
+        if self.kind is None or not pa.types.is_string(self.kind):
+            return {}
+        mostly = max(self.patterns, key=lambda pattern: pattern.count)
+        if 2 * mostly.count <= self.present:
+            return {}
+        others = ""
+        if mostly.other is not None and mostly.count < self.present:
+            others = f", and others are text, e.g. {mostly.other[1][:40]!r} in row {mostly.other[0]}"
+        elif mostly.words == "numbers":
+            others = ", and no type of numbers holds all their digits"
+        problem = f"{mostly.count} of {self.present} cells are {mostly.words}{others}"
+        return {"problem": problem, "fix": mostly.fix}
+
+
+_TEXT = "{setting} = 'text', or data.reading.nulls to the cells that stand for no value,"
+_NOTATION = "data.reading.decimal and data.reading.thousands to how they are written, or {setting} = 'text'"

@@ -1,0 +1,36 @@
+"""What no file may hold: far more than its size, and columns that no name tells apart."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+from segue.errors import DataContentError, DataUnreadableError
+
+LEAST_LIMIT_BYTES = 2**30
+MOST_EXPANSION = 200
+"""A file may hold so many times its own bytes, and at least the limit above. Text compresses to about a tenth."""
+
+
+def refuse_more(size_bytes: int, *, path: Path, name: str) -> None:
+    """Raises:
+    DataUnreadableError: it is far more than a file of its size holds.
+    """
+    most_bytes = max(LEAST_LIMIT_BYTES, MOST_EXPANSION * path.stat().st_size)
+    if size_bytes > most_bytes:
+        why = f"it holds more than {most_bytes / 1e9:.1f} GB, far more than a file of its size"
+        raise DataUnreadableError(path=name, why=why, fix="look where it comes from; if it is sound, divide it.")
+
+
+def refuse_names(names: tuple[str, ...], *, name: str) -> None:
+    """Raises:
+    DataContentError: a column has no name, or that of another.
+    """
+    if "" in names:
+        rule = f"column {names.index('') + 1} has no name"
+        raise DataContentError(path=name, rule=rule, fix="give each column a name.")
+    twice = next((each for each, count in Counter(names).items() if count > 1), None)
+    if twice is not None:
+        places = " and ".join(str(number) for number, each in enumerate(names, start=1) if each == twice)
+        rule = f"columns {places} have the same name"
+        raise DataContentError(path=name, column=twice, rule=rule, fix="give each column a name of its own.")
