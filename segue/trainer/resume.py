@@ -461,5 +461,5 @@ def _fixed(tensors: Mapping[str, torch.Tensor], components: Collection[str]) -> 
 
 def _may_be_noise(verdict: Verdict) -> bool:
     """Whether only replayed steps speak against a resume: kernels or a recipe may not compute the same twice."""
-    steps = (*FLOATS, *CONTENT, STATE)
+    steps = (*FLOATS, *CONTENT, STATE, CARRIED)
     return verdict.kind is VerdictKind.BROKEN and all(finding.channel in steps for finding in verdict.findings)
