@@ -95,13 +95,19 @@ _HOOKS_OF_MODULES = tuple(name for name in vars(nn.Module()) if "hooks" in name)
 _HOOKS_OF_OPTIMIZERS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 
 
+_FROM_SHAPES = ("in_features", "in_channels", "num_features")
+"""What torch's lazy layers take from their first input. Nothing is computed with it."""
+
+
 def within_module(place: Place, module: nn.Module) -> Iterator[Place]:
     if isinstance(module, torch.jit.ScriptModule):
         for name in module._concrete_type.get_attributes():
             yield place.part(name, "attribute", attribute(module, name), expression=place.dotted(name))
     else:
+        is_torchs = type(module).__module__.startswith("torch.nn.")
         for name, _ in settings_of(module):
-            yield place.part(name, "attribute", _entry(module, name), expression=place.dotted(name))
+            if not (is_torchs and name in _FROM_SHAPES):
+                yield place.part(name, "attribute", _entry(module, name), expression=place.dotted(name))
     for group in ("_parameters", "_buffers", "_modules"):
         held = getattr(module, group)  # Of a module that torch has compiled to TorchScript, it is no dict.
         for name, _ in [*held.items()]:

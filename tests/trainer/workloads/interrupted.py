@@ -54,7 +54,7 @@ def assert_exact(history: History, whole: History, *, rows: int) -> None:
     """The second attempt replayed so many rows, all equal, and ended in the state of the undisturbed run."""
     verdict = history.attempts[1].verdict
     assert verdict is not None
-    assert (verdict.kind, verdict.findings, verdict.rows_compared) == (VerdictKind.EXACT, (), rows)
+    assert (verdict.kind, verdict.findings, verdict.rows_compared) == (VerdictKind.EXACT, (), rows), verdict.sentence
     assert history.finish_reason == whole.finish_reason
     assert history.committed_step == whole.committed_step
     assert state_at_end(history) == state_at_end(whole)
