@@ -162,7 +162,7 @@ def test_state_curve_and_witness_are_those_of_numbers_read_at_once(run, inner, i
     assert same
     assert all(marks[0][step] == marks[1][step] for step in same)
     verdicts = [attempt.verdict.kind for attempt in late.attempts[1:]]
-    assert set(verdicts) <= {VerdictKind.EXACT}
+    assert set(verdicts) <= {VerdictKind.EXACT}, [attempt.verdict.sentence for attempt in late.attempts[1:]]
     assert len(verdicts) >= is_killed
 
 
