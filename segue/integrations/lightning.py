@@ -114,7 +114,7 @@ class SegueCallback(lightning.Callback):
         """Close the last step."""
         if not self._run.is_active or self._is_open:
             return
-        if not self._run.should_stop:
+        if self._is_due or not self._run.should_stop:  # The Trainer has ended by itself.
             self._commit(trainer)
             self._run.finish(f"the Trainer ended at step {self._run.step + 1}")
         next(self._steps, None)
