@@ -9,7 +9,7 @@ that people write are parsed by `segue.cli.durations`.
 from __future__ import annotations
 
 import math
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Annotated
 
 from pydantic import AfterValidator, AwareDatetime
@@ -53,6 +53,11 @@ def size(count_bytes: float) -> str:
     while value >= 1000 and len(units) > 1:
         value, units = value / 1000, units[1:]
     return f"{value:.2g} {units[0]}" if value < 10 and units[0] != "B" else f"{value:.0f} {units[0]}"
+
+
+def later(moment: datetime, seconds: float) -> datetime:
+    """The moment so many seconds later, of whatever size they are: ten years at most, which no run lasts."""
+    return moment + timedelta(seconds=within(seconds, least=-MOST_SECONDS, most=MOST_SECONDS))
 
 
 def within(value: float, *, least: float, most: float) -> float:

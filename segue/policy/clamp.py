@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 from segue.policy.estimates import Situation
 from segue.policy.queueing import Queues
+from segue.units import later
 
 if TYPE_CHECKING:
     from segue.policy.rules.view import Flags, Floats, Job
@@ -87,7 +88,7 @@ def crowd_seconds(now: Situation, queues: Queues, *, at: datetime) -> float:
     if now.work_seconds is None:
         return 0.0
     patience = longest_wait_seconds(replace(now, on_demand_queue_seconds=0.0, crowd_seconds=0.0))
-    return 0.0 if patience is None else queues.crowd_seconds(until=at + timedelta(seconds=patience))
+    return 0.0 if patience is None else queues.crowd_seconds(until=later(at, patience))
 
 
 def is_behind_others(now: Situation) -> bool:

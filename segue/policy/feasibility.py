@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from segue.errors import HopelessPlanError
 from segue.policy import clamp
 from segue.policy.estimates import Situation
 from segue.spec import RunSpec
-from segue.units import duration
+from segue.units import duration, later
 
 _TYPING_SECONDS = 300.0
 """Time that a person needs to ask again with a later deadline."""
@@ -48,7 +48,7 @@ def refuse_hopeless(
 def _refuse_deadline(here: Situation, now: datetime) -> None:
     left, work = here.remaining_seconds or 0.0, here.work_seconds or 0.0
     needed = work + here.changeover_seconds
-    earliest = (now + timedelta(seconds=needed + _TYPING_SECONDS)).isoformat(timespec="minutes")
+    earliest = later(now, needed + _TYPING_SECONDS).isoformat(timespec="minutes")
     raise HopelessPlanError(
         reason="deadline_too_near",
         why=(

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from statistics import median
+
+from segue.units import later
 
 NUMBER = "on_demand_queue_seconds"
 """Name of the estimate among the numbers of a decision."""
@@ -65,7 +67,7 @@ class Queues:
         wait = queue_seconds(spot)
         return cls(
             on_demand_seconds=queue_seconds(on_demand),
-            spot_free_at=now + timedelta(seconds=wait) if wait else None,
+            spot_free_at=later(now, wait) if wait else None,
             slots_ratio=(spot.limit or 0) / on_demand.limit if on_demand.limit else 0.0,
         )
 

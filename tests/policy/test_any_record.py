@@ -8,8 +8,9 @@ import random
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from pydantic import BaseModel
 
-from segue.errors import DamagedRecordError
+from segue.errors import DamagedRecordError, SpecError
 from segue.policy.decide import decide
 from segue.records import Capacity, Heartbeat, Notice, SegmentPlan, SegmentReport, StopReason, VerdictKind
 from segue.reports.cost import cost_report
@@ -17,6 +18,7 @@ from segue.reports.page import RunView, page
 from segue.runlog.entries import DrillEntry, HandoverEntry, PricesEntry, SpendingEntry, StartEntry, body_of, parse
 from segue.runlog.history import fold
 from segue.runlog.log import Slot
+from segue.spec import RunSpec
 from segue.units import LEAST_SECONDS, MOST_MONEY, MOST_SECONDS
 from tests.support.histories import START, Logbook, make_spec
 
@@ -184,3 +186,35 @@ def test_a_hand_over_that_lacks_a_figure_is_read():
     taken_over = book.plan(standby="s1")
     book.report(taken_over, StopReason.LOST, attempt_id=book.claim(taken_over), seconds=60.0)
     assert book.ask().action == "run"
+
+
+def durations(model, path=()):
+    """The fields of a spec that are a number of seconds, by their path."""
+    for name, field in model.model_fields.items():
+        kinds = (field.annotation, *getattr(field.annotation, "__args__", ()))
+        for kind in kinds:
+            if isinstance(kind, type) and issubclass(kind, BaseModel):
+                yield from durations(kind, (*path, name))
+        if name.endswith("_seconds") and not {int, float}.isdisjoint(kinds):
+            yield (*path, name)
+
+
+DURATIONS = sorted(path for path in set(durations(RunSpec)) if path[0] not in ("slurm", "ray", "data", "program"))
+
+
+@pytest.mark.parametrize("path", DURATIONS, ids=".".join)
+def test_whatever_duration_a_spec_has_it_is_refused_or_it_is_decided_what_happens_next(path):
+    for value in (5e-324, 1e18, 1e300):
+        fields = {"deadline_in": 86_400.0, "policy": {"name": "greedy", "step_seconds": 1.0}}
+        node = fields
+        for name in path[:-1]:
+            node = node.setdefault(name, {})
+        node[path[-1]] = value
+        try:
+            book = Logbook(make_spec(**fields))
+        except SpecError:
+            continue
+        book.attempt(StopReason.LOST, commit=10, to_step=12, train_steps=9, train_seconds=9.0, startup_seconds=3.0)
+        assert all(math.isfinite(number) for number in book.ask().numbers.values())
+        book.seconds += 50
+        book.ask()
