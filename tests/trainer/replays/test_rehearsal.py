@@ -128,5 +128,5 @@ def test_a_rehearsal_that_cannot_be_started_does_not_disturb_training(monkeypatc
     drill.begin(state_bytes=0)
     drill.check()
     drill.close()
-    assert psutil.Process().num_fds() == before
+    assert psutil.Process().num_fds() <= before  # What other tests have left may be closed meanwhile.
     assert "its process could not be started" in caplog.text
