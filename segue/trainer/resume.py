@@ -319,8 +319,8 @@ class Resume:
         """Note what somebody changed between the restore and the first step: the cause, if the replay differs."""
         outside = self._components.get(UNTRACKED)
         if isinstance(outside, OutsideState):
-            trees = capture({name: each for name, each in self._components.items() if not self._is_left_out(name)})
-            self._other_hands = outside.by_another_hand(trees, self._values_at_commit)
+            known = {name: each for name, each in self._components.items() if not self._is_left_out(name)}
+            self._other_hands = outside.by_another_hand(lambda: capture(known), self._values_at_commit)
 
     def _noise_of_earlier_attempts(self) -> Noise:
         """What attempts from the same checkpoint differ in: after a first broken resume there is a second one."""

@@ -97,6 +97,12 @@ def test_constants_come_back_equal_and_of_their_type(value):
     assert getattr(back, "fold", 0) == getattr(value, "fold", 0)
 
 
+@pytest.mark.parametrize("lie", ["1e999999999", [1, 0], ["1e999999999"]])
+def test_a_fraction_that_somebody_has_changed_is_refused_at_once(lie):
+    with pytest.raises((ValueError, TypeError, ZeroDivisionError)):
+        decode_tree({"$constant": ["fraction", lie]}, {})
+
+
 @pytest.mark.parametrize("key", [date(2026, 2, 28), Path("a"), Fraction(1, 3)])
 def test_constants_may_be_keys(key):
     assert there_and_back({key: 1, "plain": 2}) == {key: 1, "plain": 2}
@@ -166,6 +172,7 @@ def test_two_names_that_make_one_path_do_not_overwrite_each_other():
         ({"v": np.zeros(1, dtype=[("a", int)])[0]}, "state.v"),
         ({"z": datetime(2026, 1, 1, tzinfo=OwnZone())}, "state.z"),
         ({"p": pandas.Timestamp("2026-01-01")}, "state.p"),
+        ({"s": [slice("a", "b")]}, "state.s.0"),
     ],
 )
 def test_what_is_not_data_is_refused_by_its_path(tree, path):

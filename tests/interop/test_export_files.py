@@ -99,7 +99,7 @@ MOMENTS = {
 
 def test_safetensors_give_back_times_and_the_text_of_constants(folder):
     found = write(folder, file_format="safetensors", **{"extra.moments": MOMENTS})["extra.moments"]
-    assert (found["day"], found["share"], found["hour"]) == ("2026-02-28", "1/3", MOMENTS["hour"])
+    assert (found["day"], found["share"], found["hour"]) == ("2026-02-28", [1, 3], MOMENTS["hour"])
     assert np.array_equal(found["hours"], MOMENTS["hours"], equal_nan=True)
 
 

@@ -31,12 +31,15 @@ def encode_constant(value: Any, *, path: str) -> Json:
     """A constant as JSON: the name of its class, and its content.
 
     Raises:
-        UnsupportedStateError: its time zone is of a class that is not the standard library's.
+        UnsupportedStateError: its time zone is of a class that is not the standard library's, or it is a slice of
+            other things than numbers.
     """
     name, to_json, _ = _WAYS[type(value)]
     zone = getattr(value, "tzinfo", None)
     if zone is not None and not isinstance(zone, (timezone, ZoneInfo)):
         raise UnsupportedStateError(path=path, type_name=f"time in a zone of the class {type(zone).__qualname__}")
+    if isinstance(value, slice) and not all(bound is None or isinstance(bound, int) for bound in _bounds_of(value)):
+        raise UnsupportedStateError(path=path, type_name="slice of other things than numbers")
     return [name, to_json(value)]
 
 
@@ -82,11 +85,13 @@ def _of_timedelta(value: timedelta) -> Json:
     return [value.days, value.seconds, value.microseconds]
 
 
-def _of_range(value: range | slice) -> Json:
-    bounds = [value.start, value.stop, value.step]
-    if not all(bound is None or isinstance(bound, int) for bound in bounds):
-        raise UnsupportedStateError(path="slice", type_name="slice of other things than numbers")
-    return bounds
+def _bounds_of(value: range | slice) -> Json:
+    return [value.start, value.stop, value.step]
+
+
+def _of_fraction(value: Fraction) -> Json:
+    # As text, one that somebody has changed to 1e999999999 would be calculated for hours.
+    return [value.numerator, value.denominator]
 
 
 def _to_type_of_torch(text: str) -> torch.dtype:
@@ -98,7 +103,7 @@ def _to_type_of_torch(text: str) -> torch.dtype:
 
 _WAYS: dict[type, tuple[str, Callable[[Any], Json], Callable[[Json], Any]]] = {
     Decimal: ("decimal", str, Decimal),
-    Fraction: ("fraction", str, Fraction),
+    Fraction: ("fraction", _of_fraction, lambda content: Fraction(*content)),
     UUID: ("uuid", str, UUID),
     date: ("date", date.isoformat, date.fromisoformat),
     time: ("time", _of_time, _to_time(time)),
@@ -107,8 +112,8 @@ _WAYS: dict[type, tuple[str, Callable[[Any], Json], Callable[[Json], Any]]] = {
     type(Path()): ("path", str, Path),
     PurePosixPath: ("posix path", str, PurePosixPath),
     PureWindowsPath: ("windows path", str, PureWindowsPath),
-    range: ("range", _of_range, lambda content: range(*content)),
-    slice: ("slice", _of_range, lambda content: slice(*content)),
+    range: ("range", _bounds_of, lambda content: range(*content)),
+    slice: ("slice", _bounds_of, lambda content: slice(*content)),
     torch.dtype: ("dtype", str, _to_type_of_torch),
     torch.device: ("device", str, torch.device),
 }

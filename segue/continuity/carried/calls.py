@@ -8,18 +8,17 @@ _SHOWING = frozenset({"print", "pprint", "display", "input", "warn"})
 _SHOWING_METHODS = frozenset(
     {"info", "debug", "warning", "error", "critical", "exception", "log", "print", "echo", "secho", "add_scalar"}
     | {"add_scalars", "add_histogram", "add_text", "add_image", "add_images", "add_figure", "add_hparams", "write"}
+    | {"writelines", "writerow", "writerows", "set_postfix", "set_postfix_str", "set_description", "flush", "plot"}
     | {
-        "writelines",
         "write_text",
-        "writerow",
-        "writerows",
-        "set_postfix",
-        "set_postfix_str",
-        "set_description",
-        "flush",
-        "plot",
+        "set_description_str",
+        "log_metric",
+        "log_metrics",
+        "log_dict",
+        "log_param",
+        "log_params",
+        "refresh",
     }
-    | {"set_description_str", "log_metric", "log_metrics", "log_dict", "log_param", "log_params", "refresh"}
 )
 _SHOWING_OBJECTS = frozenset(
     {"logging", "logger", "log", "LOG", "LOGGER", "_log", "_logger", "console", "wandb", "tb", "writer", "summary"}

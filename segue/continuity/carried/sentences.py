@@ -18,6 +18,10 @@ from segue.records import Finding
 _ABSENT = object()
 ITERATOR, OF_CODE = "iterator", "code"
 """The kinds of values that no checkpoint can hold."""
+_WITHOUT = {
+    ITERATOR: "a generator: compute what {} gives from the number of the step",
+    OF_CODE: "a function: choose {} by the number of the step or by a name",
+}
 
 
 def findings_of(
@@ -76,17 +80,16 @@ def fix_of(
     taken: Collection[str],
 ) -> str:
     """The lines that make these variables of one function part of the state."""
-    held = [name for name in names if kinds.get(name.path) not in (ITERATOR, OF_CODE)]
-    if not held and kinds.get(names[0].path) == OF_CODE:
-        return (
-            f"no checkpoint can hold a function: choose {names[0].name} in each step by the step's number or by a name"
-        )
-    if not held:
-        return f"no checkpoint can hold a generator: compute what {names[0].name} gives from the number of the step"
+    held = [name for name in names if kinds.get(name.path) not in _WITHOUT]
+    fixes = [
+        f"no checkpoint can hold {_WITHOUT[kind]}".format(name.name)
+        for name in names
+        if (kind := kinds.get(name.path, "")) in _WITHOUT
+    ]
     in_place = [
         name for name in held if name.path in lasting and kinds.get(name.path) == "dict" and not name.is_rebound
     ]
-    fixes = [f"register it: {session}.track({name.name}={name.name})" for name in in_place]
+    fixes += [f"register it: {session}.track({name.name}={name.name})" for name in in_place]
     held = [name for name in held if name not in in_place]
     of_module = [name for name in held if name.is_global]
     if of_module:

@@ -93,10 +93,13 @@ class OutsideState:
         lost = [path for path, mark in values.items() if path not in now or now[path] != mark]
         return self._watch.findings_of(lost, before=values)
 
-    def by_another_hand(self, trees: Mapping[str, Any], committed: Mapping[str, Any]) -> tuple[Finding, ...]:
-        """Findings about what is not as built, and was as built at the commit; `trees` are the captured components."""
+    def by_another_hand(
+        self, captured: Callable[[], Mapping[str, Any]], committed: Mapping[str, Any]
+    ) -> tuple[Finding, ...]:
+        """Findings about what is not as built, and was as built at the commit; `captured` gives all components."""
         if self._others is None:
             return ()
+        trees = captured()
         settings = self._watch.changed_and_unknown(trees, beneath="model", known=committed.get(VALUES, {}))
         return tuple(self._others.findings(settings))
 
