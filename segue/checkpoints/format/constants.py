@@ -94,6 +94,11 @@ def _of_fraction(value: Fraction) -> Json:
     return [value.numerator, value.denominator]
 
 
+def _to_fraction(content: Json) -> Fraction:
+    numerator, denominator = map(int, content)
+    return Fraction(numerator, denominator)
+
+
 def _to_type_of_torch(text: str) -> torch.dtype:
     found = getattr(torch, text.removeprefix("torch."))
     if not isinstance(found, torch.dtype):
@@ -103,7 +108,7 @@ def _to_type_of_torch(text: str) -> torch.dtype:
 
 _WAYS: dict[type, tuple[str, Callable[[Any], Json], Callable[[Json], Any]]] = {
     Decimal: ("decimal", str, Decimal),
-    Fraction: ("fraction", _of_fraction, lambda content: Fraction(*content)),
+    Fraction: ("fraction", _of_fraction, _to_fraction),
     UUID: ("uuid", str, UUID),
     date: ("date", date.isoformat, date.fromisoformat),
     time: ("time", _of_time, _to_time(time)),
