@@ -4,10 +4,26 @@ from __future__ import annotations
 
 from benchmarks.continuity.carried.kind import Kind, in_steps
 
-_RECORD = """
+
+def _replaced_record(name: str, options: str) -> Kind:
+    return in_steps(
+        name,
+        "state",
+        top=f"""
+        from dataclasses import replace
+
+
+        @dataclass({options})
+        class State:
+            total: float = 0.0
+        """,
+        before="state = State()",
+        body="""
         state = replace(state, total=state.total + loss.item())
         set_lr(optimizer, 0.02 / (1 + state.total / 30))
-"""
+        """,
+    )
+
 
 KINDS: tuple[Kind, ...] = (
     in_steps(
@@ -81,34 +97,8 @@ KINDS: tuple[Kind, ...] = (
         set_lr(optimizer, 0.02 / (1 + state.total / 30))
         """,
     ),
-    in_steps(
-        "frozen data class that is replaced",
-        "state",
-        top="""
-        from dataclasses import replace
-
-
-        @dataclass(frozen=True)
-        class State:
-            total: float = 0.0
-        """,
-        before="state = State()",
-        body=_RECORD,
-    ),
-    in_steps(
-        "data class with slots that is replaced",
-        "state",
-        top="""
-        from dataclasses import replace
-
-
-        @dataclass(slots=True)
-        class State:
-            total: float = 0.0
-        """,
-        before="state = State()",
-        body=_RECORD,
-    ),
+    _replaced_record("frozen data class that is replaced", "frozen=True"),
+    _replaced_record("data class with slots that is replaced", "slots=True"),
     in_steps(
         "rest of a range",
         "rest",
