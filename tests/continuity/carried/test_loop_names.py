@@ -6,8 +6,9 @@ from textwrap import dedent
 
 import pytest
 
-from segue.continuity.carried.loop_names import Running, names_in_loops
+from segue.continuity.carried.loop_names import CarriedName, Running, names_in_loops
 from segue.continuity.carried.reading import flows_of
+from segue.continuity.carried.sentences import ITERATOR, OF_CODE, fix_of
 from segue.continuity.carried.source import functions_of
 
 
@@ -151,3 +152,14 @@ def test_a_users_class_that_only_prints_does_not_make_its_arguments_count(carrie
     assert carried(text) == ({"total"}, set())
     library = text.replace("class Meter", "class Other").replace("meter.update", "meter.step")
     assert carried(library) == ({"total"}, {"total"})
+
+
+def test_a_fix_says_of_each_variable_what_can_be_done():
+    place = {"function": "main", "file": "t.py", "line": 6, "loop_line": 4, "is_global": False, "is_of_process": False}
+    seen = {"is_rebound": True, "is_used": True, "is_bound": True}
+    names = [CarriedName(name=name, **place, **seen) for name in ("total", "rates", "loss_of")]
+    kinds = {"main:total": "float", "main:rates": ITERATOR, "main:loss_of": OF_CODE}
+    fix = fix_of(names, kinds=kinds, lasting=(), session="run", taken=())
+    assert "compute what rates gives from the number of the step" in fix
+    assert "choose loss_of by the number of the step or by a name" in fix
+    assert 'main_carries = run.carry("main_carries", total=total)' in fix
