@@ -109,7 +109,8 @@ def drill_spec(
     Both runs have the spec's own settings, except that they save by steps: so often that a commit is before and after
     each disturbance. They commit in `folder` (a temporary one by default), or below a prefix of their own in `store`,
     which is emptied again when the drill has passed; never in the spec's own runs. A program works in the current
-    folder both times, as it does by hand, and finds there what it has left.
+    folder both times, as it does by hand, and finds there what it has left; what it wrote there is hidden from every
+    second resume, the last one included, as if that were on another machine.
 
     Raises:
         RecipeError, ProgramError: there is no such recipe or program; nothing was started.
@@ -142,7 +143,13 @@ def drill_spec(
             witness_steps=killed.continuity.witness_steps,
             progress=lambda step: progress("killed", step),
         )
-        ended = run_here(killed, runlog, on_line=_Output(), watch=disturber)
+        with found.hiding() as hidden:
+
+            def before() -> None:
+                if disturber.is_next_elsewhere:
+                    hidden.hide()
+
+            ended = run_here(killed, runlog, on_line=_Output(), watch=disturber, before=before)
         history = read_history(runlog)
         hits = disturber.hits(history)
         report = _report(spec, kinds, undisturbed=undisturbed, history=history, ended=ended, hits=hits)
@@ -151,7 +158,12 @@ def drill_spec(
         if FOLDER in report.differing:
             report = report.model_copy(update={"of_folder": _of_folder(reference, killed)})
         place.keep_if(store is not None and not report.passed)
-    facts = {"seconds": round(clock.monotonic() - started, 2), "kept": place.kept, "shared": shared}
+    facts = {
+        "seconds": round(clock.monotonic() - started, 2),
+        "kept": place.kept,
+        "shared": shared,
+        "hidden": hidden.names,
+    }
     return report.model_copy(update=facts)
 
 

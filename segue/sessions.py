@@ -372,7 +372,10 @@ class Session:
             self._host.call_on_notice(function)
 
     def save_best(self, metric: float) -> None:
-        """Save at the next safe point and note this metric there: retention keeps the best checkpoint."""
+        """Save at the next safe point and note this metric there: retention keeps the best checkpoint.
+
+        The metric is of the weights at that safe point, so training waits there if the save before is being written.
+        """
         if self._host is not None:
             self._host.save_best(metric)
 

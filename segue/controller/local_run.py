@@ -28,6 +28,9 @@ log = logging.getLogger(__name__)
 Watch = Callable[[Trainer, RunLog, SegmentPlan], None]
 """Called repeatedly while an attempt runs; may send signals to it."""
 
+Before = Callable[[], None]
+"""Called before each attempt, when no process of the one before runs."""
+
 _PERIOD = Period(poll_seconds=0.02, ask_seconds=0.0, patience_seconds=60.0)
 
 
@@ -36,6 +39,7 @@ def run_here(
     runlog: RunLog,
     *,
     watch: Watch | None = None,
+    before: Before | None = None,
     on_line: OnLine | None = None,
     clock: Clock | None = None,
 ) -> Decision:
@@ -48,20 +52,25 @@ def run_here(
     """
     clock = clock or SystemClock()
     with closing(_ChildProcesses(runlog, watch=watch, on_line=on_line)) as processes:
-        return drive(_Steps(spec, runlog, processes, clock)).decision
+        return drive(_Steps(spec, runlog, processes, clock, before=before)).decision
 
 
 class _Steps:
     """The parent's steps, each a plain function call."""
 
-    def __init__(self, spec: RunSpec, runlog: RunLog, processes: _ChildProcesses, clock: Clock) -> None:
+    def __init__(
+        self, spec: RunSpec, runlog: RunLog, processes: _ChildProcesses, clock: Clock, *, before: Before | None
+    ) -> None:
         self._spec, self._runlog, self._processes, self._clock = spec, runlog, processes, clock
+        self._before = before
 
     def decide(self) -> Decision:
         return decide_next(self._runlog, self._spec, clock=self._clock)
 
     def run(self, plan: SegmentPlan) -> SegmentReport:
         back_off(self._runlog, plan, clock=self._clock)
+        if self._before is not None:
+            self._before()
         handle = self._processes.submit(self._spec, plan)
         submitted = Submitted(plan, self._processes, handle)
         report = await_report(self._runlog, self._spec, submitted, clock=self._clock, period=_PERIOD)

@@ -54,6 +54,9 @@ log = logging.getLogger(__name__)
 
 _SomeSteps = Generator[StepDue, StepMade | LateStep | None, None]
 _OneStep = Generator[StepDue, StepMade | LateStep | None, bool]
+
+_WAIT_SECONDS = 0.5
+"""How long a save waits for a staging buffer before the ranks vote again: a notice may have come."""
 """Returns whether the step was made."""
 
 
@@ -217,10 +220,8 @@ class TrainingLoop:
 
     def _train(self) -> Steps:
         while (vote := self._voted()).stop is None:
-            if vote.save and vote.is_busy:
-                self._saving.delay()
-            elif vote.save:
-                self._save(evaluate=True)
+            if vote.save and not self._takes_save(vote):
+                continue
             with span("step", step=self._progress.step + 1):
                 is_made = yield from self._step(counts=True)
             if not is_made:
@@ -237,6 +238,26 @@ class TrainingLoop:
         self._context.activity.ending()
         yield from self._end(vote.stop)
         return vote.stop
+
+    def _takes_save(self, vote: Vote) -> bool:
+        """Make the save, or leave it to a later safe point where that is as good; False: vote again before the next step.
+
+        What the user's code has measured or written is of this step and of no other one. It waits for the save before;
+        and while a resume is still compared, the steps so far decide, for nothing can be committed without a verdict.
+        """
+        if self._resume.is_pending:
+            self._records.read()
+            self._resume.settle()
+            return self._resume.is_pending
+        if vote.is_busy and vote.waits:
+            with span("wait for the save before"), self._context.activity.saving():
+                self._saving.wait_for_staging_buffer(_WAIT_SECONDS)
+            return False
+        if vote.is_busy:
+            self._saving.delay()
+        else:
+            self._save(evaluate=True)
+        return True
 
     def _voted(self) -> Vote:
         with span("safe point"):

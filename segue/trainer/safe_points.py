@@ -99,9 +99,10 @@ class SafePoints:
             self._has_waited_for_state, stop, seen = True, None, None
         if stop is None:
             self._notices.follow_hints()
-        may_save = stop is None and can_save and ranks.is_leader and not self._resume.is_pending
-        save = may_save and self._saving.is_due()
-        agreed = agree(ranks, Vote(stop, save, is_busy=not self._saving.has_room, notice=seen))
+        may_save = stop is None and can_save and ranks.is_leader
+        save = may_save and (self._live.wants_save or not self._resume.is_pending) and self._saving.is_due()
+        waits = save and self._live.is_save_of_this_step
+        agreed = agree(ranks, Vote(stop, save, is_busy=not self._saving.has_room, waits=waits, notice=seen))
         if agreed.notice is not None:
             # All ranks stop now, so the source may not withdraw it any more.
             board.hold()

@@ -48,6 +48,10 @@ class DrillReport(Record):
     shared: tuple[str, ...] = Field(
         (), description="Files that the undisturbed run wrote in the working folder, and the disturbed run found there."
     )
+    hidden: tuple[str, ...] = Field(
+        (),
+        description="Files and folders that the runs wrote in the working folder, and that some resumes did not find.",
+    )
     kept: str | None = Field(None, description="Store in which both runs were kept; None: they were removed.")
     seconds: float
 
@@ -116,6 +120,8 @@ class DrillReport(Record):
         if not found and self._lacks_replay:
             fix = "set continuity.witness_steps above 0, and checkpoints.every_steps to some steps and not to one."
             found.append(Problem(component="run", sentence="no step could be replayed after a kill", fix=fix))
+        if self.hidden and not self.ends_alike and self.apart_from is None:
+            found.append(self._elsewhere)
         return tuple(found)
 
     @property
@@ -127,6 +133,14 @@ class DrillReport(Record):
         if self.reached < _LEAST_STEPS:
             return f"let the script train for at least {_LEAST_STEPS} steps: {ends}."
         return f"give --steps {self.reached}: {ends}."
+
+    @property
+    def _elsewhere(self) -> Problem:
+        """What a resume on another machine does not find may be the cause."""
+        files = " and ".join(self.hidden[:_MOST_FILES])
+        sentence = f"the last resume was made as on another machine, without what the script had written: {files}"
+        fix = "keep in the run's state what a resume or the end reads from there, by run.track() or run.commit_folder()"
+        return Problem(component="files", sentence=sentence, fix=f"{fix}; then run `segue drill` again.")
 
     @property
     def _unlike(self) -> Problem:

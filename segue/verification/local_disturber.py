@@ -113,6 +113,14 @@ class LocalDisturber:
             return
         self._targets.insert(0, self._made.pop(last))
 
+    @property
+    def is_next_elsewhere(self) -> bool:
+        """Whether the attempt that follows is to find the folder of another machine: after every second disturbance.
+
+        The last one is such a one. The others resume where they were, beside what the attempts before have left.
+        """
+        return bool(self._made) and len(self._targets) % 2 == 0
+
     def hits(self, history: History) -> dict[str, DisturbanceKind]:
         """The disturbances that ended an attempt, by its id."""
         named = ((attempt_id, made.kind, history.attempt_named(attempt_id)) for attempt_id, made in self._made.items())

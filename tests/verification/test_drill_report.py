@@ -85,6 +85,52 @@ def test_files_that_one_run_leaves_are_known_and_those_of_the_drill_are_not(tmp_
     assert SharedFolder(None, apart=Place(StoreSpec(url=str(tmp_path / "store")), None)).written() == ()
 
 
+def test_what_is_new_in_a_folder_is_hidden_and_comes_back(tmp_path):
+    def write(text: str, *names: str) -> None:
+        for name in names:
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_text(text)
+
+    def files() -> dict[str, str]:
+        found = (path for path in tmp_path.rglob("*") if path.is_file() and "store" not in path.parts)
+        return {str(path.relative_to(tmp_path)): path.read_text() for path in found}
+
+    before = {"old.txt": "before", "out/rows.csv": "before", ".git/HEAD": "before"}
+    for name, text in before.items():
+        write(text, name)
+    with SharedFolder(tmp_path, apart=Place(StoreSpec(url=str(tmp_path / "out" / "store")), None)).hiding() as hidden:
+        write("first", "out/best.pt", "runs/1/.mark", "runs/1/log", "runs/1/deep/log", "out/store/shard", "old.txt")
+        hidden.hide()
+        assert hidden.names == ("out/best.pt", "runs")
+        seen = {name: text for name, text in files().items() if not name.startswith(".segue")}
+        assert seen == before | {"old.txt": "first"}, "what was there before may be read by the script"
+        assert (tmp_path / "out" / "store" / "shard").exists()
+        write("second", "out/best.pt", "runs/1/log")
+        hidden.hide()
+        write("third", "runs/1/log")
+    new = {"out/best.pt": "second", "runs/1/log": "third", "runs/1/.mark": "first", "runs/1/deep/log": "first"}
+    assert files() == before | {"old.txt": "first"} | new
+    assert not (tmp_path / ".segue").exists()
+
+
+def test_a_folder_with_too_many_files_to_know_is_left_as_it_is(tmp_path, monkeypatch):
+    monkeypatch.setattr("segue.verification.shared_folder._MOST_KNOWN", 3)
+    for number in range(3):
+        (tmp_path / f"{number}.txt").touch()
+    with SharedFolder(tmp_path, apart=Place(StoreSpec(url=str(tmp_path / "store")), None)).hiding() as hidden:
+        (tmp_path / "new.txt").touch()
+        hidden.hide()
+        assert (tmp_path / "new.txt").exists()
+        assert hidden.names == ()
+
+
+def test_what_a_resume_elsewhere_did_not_find_is_named():
+    made = report(identical=False, differing=("model",), hidden=("out/best.pt", "runs"))
+    problem = made.problems[-1]
+    assert problem.sentence.endswith("without what the script had written: out/best.pt and runs")
+    assert report(hidden=("out/best.pt",)).problems == ()
+
+
 def saved(state) -> bytes:
     file = io.BytesIO()
     torch.save(state, file)

@@ -82,7 +82,8 @@ class LiveSession:
         self._has_own_code_run = self._has_asked_to_save = False
         self._structure: Structure | None = None
         self.on_notice: Callable[[Notice], None] | None = None
-        self._metric: float | None = None
+        self._metric: tuple[int, float] | None = None
+        """With the number of steps after which it was measured."""
         self._finish_reason: str | None = None
         self.error: Exception | None = None
         """What ended the attempt, also where the program caught it."""
@@ -129,7 +130,7 @@ class LiveSession:
         self._measures.report(loss, lr=lr, grad_norm=grad_norm, metrics=metrics)
 
     def save_best(self, metric: float) -> None:
-        self._metric = float(metric)
+        self._metric = self._steps_so_far, float(metric)
 
     def measure(self, objects: Mapping[str, Any]) -> None:
         self._measured |= objects
@@ -241,19 +242,23 @@ class LiveSession:
 
     @property
     def has_metric(self) -> bool:
-        return self._metric is not None
+        return self._metric is not None and self._metric[0] == self.progress.step
 
     is_metric_known = True
     awaits_metric = False
 
     @property
     def wants_save(self) -> bool:
-        return self._metric is not None
+        return self.has_metric
+
+    @property
+    def is_save_of_this_step(self) -> bool:
+        return self.has_metric or self._folder is not None
 
     def evaluate(self) -> float:
-        metric, self._metric = self._metric, None
-        assert metric is not None
-        return metric
+        measured, self._metric = self._metric, None
+        assert measured is not None
+        return measured[1]
 
     def call_on_notice(self, function: Callable[[Notice], None]) -> None:
         if self._steps is not None:
@@ -285,6 +290,8 @@ class LiveSession:
     def advance(self, start: int, count: int) -> None:
         if self._structure is not None:
             self._structure.step_made()
+        if self._folder is not None and self.has_metric:
+            log.warning("a metric is not noted, because no folder of its step was committed step=%d", self.progress.step)
         self.progress.step += 1
         self.progress.samples_seen = start + count
 

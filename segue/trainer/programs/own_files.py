@@ -54,7 +54,7 @@ def files_below(folder: Path, *, apart: Sequence[Path]) -> Iterator[str]:
     looked_at = 0
     for here, folders, files in os.walk(folder):
         above = Path(here)
-        kept = (each for each in folders if not each.startswith(".") and each not in _OF_NOBODY)
+        kept = (each for each in folders if not is_of_nobody(each))
         folders[:] = [each for each in kept if (above / each).absolute() not in places]
         for name in files:
             looked_at += 1
@@ -62,3 +62,8 @@ def files_below(folder: Path, *, apart: Sequence[Path]) -> Iterator[str]:
                 return
             if not name.startswith("."):
                 yield str((above / name).relative_to(folder))
+
+
+def is_of_nobody(folder: str) -> bool:
+    """Whether the folder of this name is hidden, or one of installed packages and the like."""
+    return folder.startswith(".") or folder in _OF_NOBODY

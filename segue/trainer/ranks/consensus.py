@@ -14,7 +14,7 @@ from segue.records import StopReason
 from segue.trainer.ranks.collectives import Ranks
 
 _STOPS = (None, StopReason.FINISHED, StopReason.BOUND, StopReason.NOTICE)
-_VOTE = struct.Struct("<B??16sd")
+_VOTE = struct.Struct("<B???16sd")
 _SAME_RELATIVE = 1e-6
 
 
@@ -36,18 +36,21 @@ class Vote(NamedTuple):
     save: bool = False
     is_busy: bool = False
     """Whether no staging buffer is free for a save."""
+    waits: bool = False
+    """Whether a save is of this very step, and waits for a staging buffer."""
     notice: tuple[str, float] | None = None
     """Kind of the notice, and the seconds left."""
 
     def pack(self) -> bytes:
         kind, seconds_left = self.notice or ("", 0.0)
-        return _VOTE.pack(_STOPS.index(self.stop), self.save, self.is_busy, kind.encode()[:16], seconds_left)
+        flags = self.save, self.is_busy, self.waits
+        return _VOTE.pack(_STOPS.index(self.stop), *flags, kind.encode()[:16], seconds_left)
 
     @classmethod
     def unpack(cls, data: bytes) -> Self:
-        stop, save, is_busy, kind, seconds_left = _VOTE.unpack(data)
+        stop, save, is_busy, waits, kind, seconds_left = _VOTE.unpack(data)
         name = kind.rstrip(b"\0").decode()
-        return cls(_STOPS[stop], save, is_busy, (name, seconds_left) if name else None)
+        return cls(_STOPS[stop], save, is_busy, waits, (name, seconds_left) if name else None)
 
 
 def merged(votes: Sequence[Vote]) -> Vote:
@@ -64,6 +67,7 @@ def merged(votes: Sequence[Vote]) -> Vote:
         stop=stop,
         save=leader.save and stop is None,
         is_busy=any(vote.is_busy for vote in votes),
+        waits=leader.waits and stop is None,
         notice=min(notices, key=lambda notice: notice[1], default=None),
     )
 

@@ -104,6 +104,11 @@ class Workload(Protocol):
         ...
 
     @property
+    def is_save_of_this_step(self) -> bool:
+        """Whether a save that is due must be of this step: its metric is known, or it is in a folder of its own."""
+        ...
+
+    @property
     def on_notice(self) -> Callable[[Notice], None] | None:
         """The user's function for notices; read once, when the loop begins."""
         ...

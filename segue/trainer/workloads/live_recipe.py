@@ -150,7 +150,7 @@ class LiveRecipe:
     def is_metric_known(self) -> bool:
         return self._evaluated is not None and self._evaluated[0] == self.progress.step
 
-    wants_save = False
+    wants_save = is_save_of_this_step = False
     can_save = True
 
     @property

@@ -43,6 +43,11 @@ class AnsweredRanks(Ranks):
             [Vote(save=True), NO_VOTE, Vote(is_busy=True)], Vote(save=True, is_busy=True), id="one without room"
         ),
         pytest.param(
+            [Vote(save=True, waits=True), Vote(is_busy=True)],
+            Vote(save=True, is_busy=True, waits=True),
+            id="the leader waits for one without room",
+        ),
+        pytest.param(
             [Vote(save=True), Vote(notice=("sigterm", 25.0))],
             Vote(stop=NOTICE, notice=("sigterm", 25.0)),
             id="a notice anywhere stops all, and comes before a save",
@@ -70,14 +75,15 @@ def test_the_votes_of_all_ranks_give_one_result(votes, agreed):
     stop=st.sampled_from([None, FINISHED, BOUND, NOTICE]),
     save=st.booleans(),
     is_busy=st.booleans(),
+    waits=st.booleans(),
     notice=st.none()
     | st.tuples(
         st.sampled_from(["sigterm", "sigint", "sigusr1", "file", "recall", "orphaned", "aws", "gce", "azure"]),
         st.floats(allow_nan=False),
     ),
 )
-def test_a_vote_is_read_back_from_its_bytes_and_all_votes_have_the_same_size(stop, save, is_busy, notice):
-    vote = Vote(stop, save, is_busy, notice)
+def test_a_vote_is_read_back_from_its_bytes_and_all_votes_have_the_same_size(stop, save, is_busy, waits, notice):
+    vote = Vote(stop, save, is_busy, waits, notice)
     assert Vote.unpack(vote.pack()) == vote
     assert len(vote.pack()) == len(NO_VOTE.pack())
 
