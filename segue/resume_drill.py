@@ -12,6 +12,7 @@ from operator import or_
 from pathlib import Path
 from typing import Any
 
+from segue.checkpoints.format.names import FOLDER
 from segue.clock import Clock, SystemClock
 from segue.continuity.noise import Noise, noise_of, unreproducible_of
 from segue.controller.local_run import run_here
@@ -32,7 +33,7 @@ from segue.sessions import require_program
 from segue.spec import BudgetSpec, RunSpec, StoreSpec
 from segue.spec.pool_prices import PoolSpec
 from segue.trainer.replays.fresh import FreshProcesses, ReplayRequest
-from segue.verification.comparison import FOLDER, differing, differing_before, resumes_of, worst
+from segue.verification.comparison import differing, differing_before, resumes_of, worst
 from segue.verification.drill_report import DrillReport
 from segue.verification.failures import failure_in, failure_in_words, is_raised
 from segue.verification.folder_entries import folder_differences

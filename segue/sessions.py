@@ -56,7 +56,7 @@ class Host(Protocol):
         """Write the committed folder there."""
         ...
 
-    def commit_folder(self, path: Path, *, instead: Mapping[str, bytes | Path]) -> None:
+    def commit_folder(self, path: Path, *, instead: Mapping[str, bytes | Path], best: Mapping[str, str] | None) -> None:
         """The folder is the run's state at the next safe point, with these files in place of those of their names."""
         ...
 
@@ -340,7 +340,13 @@ class Session:
         """Whether to write the folder at the end of this iteration, and hand it over by `commit_folder`."""
         return self._host is not None and self._host.should_save
 
-    def commit_folder(self, path: Path | str, *, instead: Mapping[str, bytes | Path] | None = None) -> None:
+    def commit_folder(
+        self,
+        path: Path | str,
+        *,
+        instead: Mapping[str, bytes | Path] | None = None,
+        best: Mapping[str, str] | None = None,
+    ) -> None:
         """Commit this folder at the next safe point: atomically, each file with its digest, fenced, kept by retention.
 
         Call it at the end of an iteration in which `should_save` is true; the folder may change or go after the next
@@ -348,12 +354,14 @@ class Session:
         `instead` has content for files that are to be committed otherwise than they are there, by their path in the
         folder: without the times of day in them, for example, by which no two runs would be identical. A path is that
         of a file elsewhere. Names that the folder does not have are added.
+        `best` names the committed files that are the best model so far, by the names that
+        `segue checkpoints export --best` gives them: `{"model.pt": "best/model.pt"}`.
 
         Raises:
             SessionError: there is no such folder, or `restore_folder` was not called before the loop.
         """
         if self._host is not None:
-            self._host.commit_folder(Path(path), instead=instead or {})
+            self._host.commit_folder(Path(path), instead=instead or {}, best=best)
 
     def measure(self, **objects: Any) -> None:
         """Measure the norms and learning rates of modules and optimizers whose state is in a folder."""

@@ -14,7 +14,7 @@ from segue.cli.options import DefaultCommandGroup, Endpoint, Json, Store, read_r
 from segue.errors import COMMAND_LINE, SpecError
 from segue.interop.export import ExportFormat, require_free_folder, write_export
 from segue.interop.import_weights import ImportReport, import_weights
-from segue.interop.load import choose_checkpoint
+from segue.interop.load import find_checkpoint
 from segue.reports.console import console, errors, show_json
 from segue.reports.tables import checkpoint_rows, rows_table
 from segue.spec import RunSpec, read_toml
@@ -58,7 +58,9 @@ def export(
     to: Annotated[Path, typer.Option(help="Folder for the files; must be empty or not exist yet.")],
     file_format: Annotated[ExportFormat, typer.Option("--format", help="Format of the state's files.")],
     step: Annotated[int | None, typer.Option(min=0, help="Step of the checkpoint; the newest by default.")] = None,
-    best: Annotated[bool, typer.Option("--best", help="The checkpoint with the best metric.")] = False,
+    best: Annotated[
+        bool, typer.Option("--best", help="The best model: what its framework calls so, or that of the best metric.")
+    ] = False,
     quarantined: Annotated[
         bool, typer.Option("--quarantined", help="Export the checkpoint even if it is quarantined.")
     ] = False,
@@ -74,7 +76,7 @@ def export(
     if best and step is not None:
         raise SpecError(source=COMMAND_LINE, problems=("--best: --step names another checkpoint; give one of them",))
     wanted: int | Literal["best"] | None = "best" if best else step
-    checkpoint = choose_checkpoint(history, run_id=run, step=wanted, take_quarantined=quarantined)
+    checkpoint = find_checkpoint(log, history, step=wanted, take_quarantined=quarantined)
     folder = require_free_folder(to)
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as bars:

@@ -13,7 +13,7 @@ import lightning
 import torch
 from lightning.pytorch.plugins import CheckpointIO
 
-from segue.integrations.lightning_kept import KeptFiles
+from segue.integrations.lightning_kept import KeptFiles, exported
 from segue.integrations.lightning_paths import note, noted, put_paths, with_names
 from segue.sessions import Session, host_here
 from segue.trainer.programs.resumable import ResumableLoader
@@ -127,7 +127,7 @@ class SegueCallback(lightning.Callback):
         note(self._places, self._folder / _FILE, paths)
         best = {getattr(each, "best_model_path", "") for each in trainer.checkpoint_callbacks}
         kept = self._kept.of(self._folder, {name: path for name, path in paths.items() if path in best})
-        self._run.commit_folder(self._folder, instead=kept)
+        self._run.commit_folder(self._folder, instead=kept, best=exported(kept))
 
 
 class _Canonical(CheckpointIO):

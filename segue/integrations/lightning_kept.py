@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import logging
 import shutil
-from pathlib import Path
+from collections.abc import Collection
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 log = logging.getLogger(__name__)
@@ -62,6 +63,15 @@ class KeptFiles:
 
     def _copy_of(self, path: Any) -> Path:
         return self._folder / f"{hashlib.sha256(str(Path(path).absolute()).encode()).hexdigest()[:16]}.ckpt"
+
+
+def exported(names: Collection[str]) -> dict[str, str]:
+    """The names of committed best files by those that an export gives them: the file's own, if no other has it."""
+    own = [PurePosixPath(name).name for name in names]
+    return {
+        short if own.count(short) == 1 else name.removeprefix(f"{_KEPT}/"): name
+        for short, name in zip(own, names, strict=True)
+    }
 
 
 def _name_in_folder(name: str) -> str:

@@ -106,9 +106,10 @@ class SegueCallback(TrainerCallback):
             self._extra = None  # At the end of an epoch the Trainer writes the same folder again, for the user.
         self._end_asking(args)
         if self._run.is_active:
-            best = best_files(Path(state.best_model_checkpoint or folder), folder)
+            known = state.best_model_checkpoint
+            best, beside = best_files(Path(known), folder) if known else ({}, {})
             trainer_state = _without_times(folder / TRAINER_STATE_NAME)
-            self._run.commit_folder(folder, instead={TRAINER_STATE_NAME: trainer_state, **best})
+            self._run.commit_folder(folder, instead={TRAINER_STATE_NAME: trainer_state, **beside}, best=best)
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

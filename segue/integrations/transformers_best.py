@@ -18,14 +18,16 @@ _OF_TRAINING = ("optimizer", "scheduler", "scaler", "rng_state", "training_args"
 """First letters of the names of files by which the Trainer goes on training; they are no part of the model."""
 
 
-def best_files(best: Path, folder: Path) -> dict[str, Path]:
-    """The model's files of the best checkpoint, by the names under which they are committed with a folder.
+def best_files(best: Path, folder: Path) -> tuple[dict[str, str], dict[str, Path]]:
+    """The model's files of the best checkpoint, and those that are committed besides a folder for it.
 
-    None where that folder is the best one itself, or where the best one is gone.
+    The first are by their own names, with those under which they are committed. There are none of the second where that
+    folder is the best one itself, and none at all where the best one is gone.
     """
     if best.name == folder.name:
-        return {}
-    return {f"{_BEST}/{name}": best / name for name in _model_files(best)}
+        return {name: name for name in _model_files(folder)}, {}
+    names = {name: f"{_BEST}/{name}" for name in _model_files(best)}
+    return names, {committed: best / name for name, committed in names.items()}
 
 
 def put_best(restored: Path, output: Path) -> str | None:

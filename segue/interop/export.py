@@ -19,7 +19,7 @@ import segue
 from segue.errors import (
     ExportFolderError,
 )
-from segue.interop.load import choose_checkpoint, read_verified
+from segue.interop.load import find_checkpoint, read_verified
 from segue.records import Value
 from segue.runlog.entries import OpenEntry
 from segue.runlog.history import Checkpoint, History, read_history
@@ -91,8 +91,9 @@ def export_checkpoint(
     """Write a run's checkpoint, the newest by default, as plain files into a new or empty folder.
 
     The files need no segue: model, optimizer, random streams, position and loss curve, and a README.md that loads them.
-    `file_format` is "torch", "safetensors" or "dcp" (torch.distributed.checkpoint); `step` may be "best". The run is
-    only read.
+    `file_format` is "torch", "safetensors" or "dcp" (torch.distributed.checkpoint); `step` may be "best". Files of a
+    framework's own checkpoint are in `folder/`, those of the model that it calls its best in `best/`. The run is only
+    read.
 
     Raises:
         RunNotFoundError, StoreUnreachableError: there is no such run, or no such store.
@@ -101,7 +102,7 @@ def export_checkpoint(
         DamagedCheckpointError: the checkpoint's bytes do not verify; names the damage.
     """
     runlog, history = find_run(run, store)
-    checkpoint = choose_checkpoint(history, run_id=run, step=step, take_quarantined=take_quarantined)
+    checkpoint = find_checkpoint(runlog, history, step=step, take_quarantined=take_quarantined)
     return write_export(runlog, checkpoint, file_format=ExportFormat(file_format), folder=Path(folder))
 
 
@@ -137,7 +138,10 @@ def write_export(
         _write_json(staging / "config.json", _config(spec))
         _write_json(staging / "data_position.json", _data_position(checkpoint, spec))
         export_files.write_state(staging, snapshot, file_format=file_format.value, progress=progress)
-        files = tuple(ExportedFile(name=p.name, size_bytes=p.stat().st_size) for p in sorted(staging.iterdir()))
+        written = sorted(path for path in staging.rglob("*") if path.is_file())
+        files = tuple(
+            ExportedFile(name=path.relative_to(staging).as_posix(), size_bytes=path.stat().st_size) for path in written
+        )
         progress("waiting for the disk")
     step = checkpoint.manifest.step
     log.info("checkpoint exported step=%d folder=%s files=%d", step, target, len(files))
@@ -155,7 +159,7 @@ def _arriving_whole(target: Path) -> Iterator[Path]:
     try:
         staging.mkdir(parents=True)
         yield staging
-        for path in (*staging.iterdir(), staging):
+        for path in (*staging.rglob("*"), staging):
             _sync(path)
         staging.rename(target)
         _sync(target.parent)

@@ -21,6 +21,7 @@ import torch
 
 from segue.checkpoints.format.collections import is_frame
 from segue.checkpoints.format.constants import MOMENTS, is_constant
+from segue.checkpoints.format.names import FOLDER
 from segue.checkpoints.format.snapshot import Snapshot
 from segue.checkpoints.format.state_tree import Json, decode_tree, encode_tree
 from segue.continuity.recipe_diff import BINDING, NOT_STATE
@@ -28,6 +29,7 @@ from segue.curves.frame import steps_of_lineage, stored_tables
 from segue.curves.schema import SCHEMA
 from segue.errors import MalformedCheckpointError
 from segue.interop.export_readme import readme, readme_of_dcp
+from segue.interop.own_folder import BEST, folder_of, write_folder
 from segue.runlog.history import Checkpoint, History
 from segue.runlog.log import RunLog
 from segue.trainer.workloads.state import PROGRESS
@@ -74,14 +76,19 @@ def write_state(
     as_torch = file_format == "torch"
     # The position is in data_position.json.
     stems = file_stems(name for name in _loadable_names(snapshot) if name != PROGRESS)
+    own = folder_of(snapshot)
     files = {}
     for name, state in plain_state(snapshot) if as_torch else _trees(snapshot):
-        if name == PROGRESS:
+        if name == PROGRESS or (name == FOLDER and own is not None):
             continue
         progress(f"writing {name}")
         write = _write_torch if as_torch else _write_model if name == _MODEL else _write_component
         files[name] = write(folder, name, stems[name], state)
-    (folder / "README.md").write_text(readme(files, as_torch=as_torch), encoding="utf-8")
+    if own is not None:
+        progress("writing the framework's own files")
+        write_folder(folder, own)
+    folders = [] if own is None else [FOLDER, BEST] if own.best else [FOLDER]
+    (folder / "README.md").write_text(readme(files, as_torch=as_torch, folders=folders), encoding="utf-8")
 
 
 def _dcp_state(snapshot: Snapshot) -> dict[str, Any]:

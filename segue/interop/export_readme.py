@@ -22,6 +22,11 @@ _NEXT_TO_STATE = {
     "loss_curve.parquet": "the steps that led here, each once; `curve_gaps` of train_state.json: attempts lacking rows",
 }
 
+_FOLDERS = {
+    "folder": "the checkpoint of the framework that trained it, as that wrote it",
+    "best": "the files of the model that the framework calls its best",
+}
+
 _MEANINGS = {
     "model": "parameters and buffers, by the names that the model gives them",
     "modes": "train or eval of each module (`training`), which parameters are trained (`requires_grad`)",
@@ -156,9 +161,10 @@ _LINES = {
 }
 
 
-def readme(files: Mapping[str, tuple[str, ...]], *, as_torch: bool) -> str:
-    """The text for an export of these components, each given with the names of its files."""
+def readme(files: Mapping[str, tuple[str, ...]], *, as_torch: bool, folders: Sequence[str] = ()) -> str:
+    """The text for an export of these components, each given with the names of its files, and of these folders."""
     rows = [(Markup(", ".join(map(code, names))), _meaning(name)) for name, names in files.items()]
+    rows += [(code(f"{name}/"), _FOLDERS[name]) for name in folders]
     rows += [(code(name), meaning) for name, meaning in _NEXT_TO_STATE.items()]
     lines = [_loading(name, names[0].rpartition(".")[0], as_torch=as_torch) for name, names in files.items()]
     head = _TORCH_HEAD if as_torch else _SAFETENSORS_HEAD

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from segue.checkpoints.format.names import FOLDER
 from segue.checkpoints.retention import best_of
 from segue.errors import (
     CheckpointError,
@@ -33,7 +36,8 @@ def load_checkpoint(
 ) -> dict[str, Any]:
     """The state in a run's checkpoint, the newest by default: for each component what its `load_state_dict` takes.
 
-    `step` may be "best": the checkpoint with the best metric.
+    `step` may be "best": the checkpoint with the best metric, or the newest one where a framework has named the files
+    of its best model: `["folder"]["best"]` are their names in `["folder"]["files"]`.
     Keys are the components: `model`, `optimizer`, `scheduler`, `extra.<name>`, `rng.torch`, `progress` and others.
     Values are dicts and lists of CPU tensors and plain values; `model` is the model's `state_dict()`. Every byte is
     verified while it is read. The run is only read.
@@ -45,11 +49,32 @@ def load_checkpoint(
         DamagedCheckpointError: the checkpoint's bytes do not verify; names the damage.
     """
     runlog, history = find_run(run, store)
-    checkpoint = choose_checkpoint(history, run_id=run, step=step, take_quarantined=False)
+    checkpoint = find_checkpoint(runlog, history, step=step, take_quarantined=False)
     # Torch takes seconds to import: what can be refused without it has been refused by now.
     from segue.interop.export_files import plain_state
 
     return dict(plain_state(read_verified(runlog, checkpoint)))
+
+
+def find_checkpoint(
+    runlog: RunLog, history: History, *, step: int | Literal["best"] | None, take_quarantined: bool
+) -> Checkpoint:
+    """As `choose_checkpoint`; the best one is the newest, where that holds what a framework calls its best model.
+
+    Raises:
+        DamagedCheckpointError: the index of the newest one does not verify; names the damage.
+        StoreReadError: the store could not be read.
+    """
+    newest = history.newest
+    if step == "best" and newest is not None and FOLDER in newest.manifest.components:
+        from segue.checkpoints.loading.read import read_index  # It imports torch.
+
+        with _damage_named(runlog, newest):
+            index = read_index([runlog.store], run_id=runlog.run_id, manifest=newest.manifest)
+        folder = index.skeletons.get(FOLDER)
+        if isinstance(folder, dict) and folder.get("best"):
+            return newest
+    return choose_checkpoint(history, run_id=runlog.run_id, step=step, take_quarantined=take_quarantined)
 
 
 def choose_checkpoint(
@@ -95,8 +120,15 @@ def read_verified(runlog: RunLog, checkpoint: Checkpoint) -> Snapshot:
     from segue.checkpoints.loading.snapshot import read_checkpoint
 
     require_whole(runlog, read_history(runlog))
-    try:
+    with _damage_named(runlog, checkpoint):
         return read_checkpoint(runlog.store, run_id=runlog.run_id, manifest=checkpoint.manifest)
+
+
+@contextmanager
+def _damage_named(runlog: RunLog, checkpoint: Checkpoint) -> Iterator[None]:
+    """Errors of a checkpoint that cannot be used as those of a person who asked for it."""
+    try:
+        yield
     except CheckpointError as error:
         step, history = checkpoint.manifest.step, read_history(runlog)
         others = tuple(number for number in _usable_steps(history) if number != step)

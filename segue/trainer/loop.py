@@ -240,7 +240,7 @@ class TrainingLoop:
         return vote.stop
 
     def _takes_save(self, vote: Vote) -> bool:
-        """Make the save, or leave it to a later safe point where that is as good; False: vote again before the next step.
+        """Make the save, or leave it to a later safe point where that is as good; False: vote again before a step.
 
         What the user's code has measured or written is of this step and of no other one. It waits for the save before;
         and while a resume is still compared, the steps so far decide, for nothing can be committed without a verdict.

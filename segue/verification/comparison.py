@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from pydantic import Field
 
+from segue.checkpoints.format.names import FOLDER
 from segue.continuity.naming import CARRIED
 from segue.continuity.recipe_diff import BINDING, NEXT_BATCHES, NOT_STATE
 from segue.notices.disturbance import DisturbanceKind
@@ -124,10 +125,6 @@ def worst(resumes: Sequence[Resume]) -> VerdictKind:
     """The worst verdict of the resumes that could be compared; unverified when none could."""
     kinds = (resume.verdict.kind for resume in resumes if resume.excuse is None)
     return min(kinds, key=_ORDER.index, default=VerdictKind.UNVERIFIED)
-
-
-FOLDER = "folder"
-"""The component of a framework's own checkpoint."""
 
 
 def problems_of(

@@ -22,6 +22,7 @@ from tests.support.observers import stop_when_proven
 PROGRAMS = Path(__file__).parents[1] / "programs"
 FRAMEWORKS = {"huggingface": "transformers", "lightning_module": "lightning"}
 """The programs, and the package that each of them needs."""
+OF_TRAINING = ("optimizer", "scheduler", "rng_state", "training_args", "trainer_state", ".")
 pytestmark = pytest.mark.matrix
 
 
@@ -148,6 +149,23 @@ def test_the_best_checkpoint_is_put_where_the_trainer_loads_it_on_another_machin
     assert read_history(runlog.reload()).attempts[1].verdict.kind is VerdictKind.EXACT
     loaded = torch.load(tmp_path / "ours.pt")
     assert all(torch.equal(value, loaded[name]) for name, value in safetensors.torch.load(content).items())
+    segue.export_checkpoint(spec.run_id, tmp_path / "export", store=spec.store, step="best")
+    assert (tmp_path / "export/best/model.safetensors").read_bytes() == content
+    assert sorted(path.name for path in (tmp_path / "export/best").iterdir()) == sorted(
+        path.name for path in best.iterdir() if not path.name.startswith(OF_TRAINING)
+    )
+
+
+@pytest.mark.parametrize("program", ["lightning_module"], indirect=True)
+def test_the_file_of_model_checkpoint_is_exported(fork_server, make_program, open_log, tmp_path):
+    spec = make_program()
+    fork_server.run_attempt(open_log(spec), spec)
+    segue.export_checkpoint(spec.run_id, tmp_path / "export", store=spec.store, step="best")
+    (file,) = (tmp_path / "export/best").iterdir()
+    (there,) = tmp_path.glob("lightning_logs/version_0/checkpoints/*.ckpt")
+    assert file.name == there.name
+    one, other = (torch.load(path, weights_only=False)["state_dict"] for path in (file, there))
+    assert all(torch.equal(value, other[name]) for name, value in one.items())
 
 
 @pytest.mark.parametrize("program", ["huggingface"], indirect=True)

@@ -19,6 +19,7 @@ def main() -> None:
     parser.add_argument("--hang-at", type=int, default=-1)
     parser.add_argument("--pause-seconds", type=float, default=0.0)
     parser.add_argument("--never-writes", action="store_true")
+    parser.add_argument("--best-until", type=int, default=-1, help="The best model is the newest, until this step.")
     parser.add_argument("--folder", default="state")
     parser.add_argument("--save-to", default="")
     options = parser.parse_args()
@@ -49,7 +50,10 @@ def main() -> None:
             (folder / "parts/notes.json").write_text(json.dumps({"step": step + 1}))
             (folder / "parts/empty").touch()
             torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, folder / "state.pt")
-            run.commit_folder(folder)
+            if step < options.best_until:
+                torch.save(model.state_dict(), folder / "parts/best.pt")
+            has_best = (folder / "parts/best.pt").exists()
+            run.commit_folder(folder, best={"model.pt": "parts/best.pt"} if has_best else None)
     if options.save_to:
         torch.save(model.state_dict(), options.save_to)
 

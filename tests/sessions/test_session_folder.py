@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,8 +12,14 @@ from pathlib import Path
 import pytest
 import torch
 
+import segue
+from segue.checkpoints.format.snapshot import Snapshot
+from segue.checkpoints.format.state_tree import encode_tree
+from segue.errors import MalformedCheckpointError, NoMetricError
+from segue.interop.own_folder import folder_of
 from segue.records import StopReason, VerdictKind
 from segue.runlog.history import read_history
+from segue.trainer.programs.folder import Folder
 from tests.support.observers import stop_when_proven
 
 PROGRAM = Path(__file__).parents[1] / "programs/folder_loop.py"
@@ -45,6 +52,56 @@ def test_a_killed_program_goes_on_from_the_folder_it_committed(fork_server, make
     subprocess.run(command, cwd=tmp_path, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
     bare, ours = torch.load(tmp_path / "bare.pt"), torch.load(tmp_path / "ours.pt")
     assert all(torch.equal(value, ours[name]) for name, value in bare.items())
+
+
+def test_the_best_model_is_exported_with_the_folder_as_it_was(fork_server, make_program, open_log, tmp_path):
+    hangs = make_program("--best-until", "10", "--hang-at", "13")
+    runlog = open_log(hangs)
+    fork_server.run_attempt(runlog, hangs, observer=stop_when_proven(signal.SIGKILL))
+    best = (tmp_path / "state/parts/best.pt").read_bytes()
+    shutil.rmtree(tmp_path / "state")
+    spec = make_program("--best-until", "10")
+    assert fork_server.run_attempt(runlog, spec).stop_reason is StopReason.FINISHED
+    for file_format in ("torch", "safetensors"):
+        report = segue.export_checkpoint(
+            spec.run_id, tmp_path / file_format, store=spec.store, step="best", file_format=file_format
+        )
+        names = [file.name for file in report.files]
+        assert report.step == 40
+        assert names[:2] == ["README.md", "best/model.pt"]
+        assert [name for name in names if name.startswith("folder")] == [
+            "folder/parts/best.pt",
+            "folder/parts/empty",
+            "folder/parts/notes.json",
+            "folder/state.pt",
+        ]
+        for name, content in (("best/model.pt", best), ("folder/parts/best.pt", best), ("folder/parts/empty", b"")):
+            assert (tmp_path / file_format / name).read_bytes() == content
+        assert "`best/`" in (tmp_path / file_format / "README.md").read_text()
+    loaded = segue.load_checkpoint(spec.run_id, store=spec.store, step="best")["folder"]
+    assert bytes(loaded["files"][loaded["best"]["model.pt"]].numpy()) == best
+
+
+def test_without_a_best_model_the_metric_decides_and_there_is_none(fork_server, make_program, open_log, tmp_path):
+    spec = make_program()
+    fork_server.run_attempt(open_log(spec), spec)
+    with pytest.raises(NoMetricError):
+        segue.export_checkpoint(spec.run_id, tmp_path / "out", store=spec.store, step="best")
+
+
+@pytest.mark.parametrize("name", ["../outside", "/outside", "a/../../outside", ""])
+def test_a_file_outside_of_the_folder_is_neither_restored_nor_exported(tmp_path, name):
+    tree = {"files": {name: torch.ones(3, dtype=torch.uint8)}}
+    folder = Folder()
+    folder.restore(tree)
+    with pytest.raises(MalformedCheckpointError, match="a file of it is called"):
+        folder.write_to(tmp_path / "state")
+    for hostile in (tree, {"files": {"a": torch.ones(3, dtype=torch.uint8)}, "best": {name: "a"}}):
+        tensors = {}
+        skeleton = encode_tree(hostile, path="folder", tensors=tensors)
+        with pytest.raises(MalformedCheckpointError, match="a file of it is called"):
+            folder_of(Snapshot(skeletons={"folder": skeleton}, tensors=tensors))
+    assert [*tmp_path.iterdir()] == []
 
 
 def test_a_notice_waits_for_the_folder_of_one_more_step(fork_server, make_program, open_log):
@@ -85,9 +142,15 @@ def test_a_folder_with_the_users_own_files_is_left_alone(fork_server, make_progr
             "run.restore_folder('x')\nfor n in run.steps():\n    run.commit_folder('no')",
             "('no'): there is no such folder",
         ),
+        (
+            "import pathlib\nrun.restore_folder('x')\npathlib.Path('x').mkdir(); pathlib.Path('x/a').touch()\n"
+            "for n in run.steps():\n    run.commit_folder('x', best={'a': 'b'})",
+            "('x', best=...): 'b' is no file that is committed. Fix: give paths in the folder",
+        ),
     ],
 )
-def test_a_wrong_use_of_folders_is_told_why(fork_server, make_spec, open_log, tmp_path, source, sentence):
+def test_a_wrong_use_of_folders_is_told_why(fork_server, make_spec, open_log, tmp_path, monkeypatch, source, sentence):
+    monkeypatch.chdir(tmp_path)
     script = tmp_path / "train.py"
     script.write_text(f"import segue\nrun = segue.session()\n{source}")
     spec = make_spec(recipe=None, program={"command": ["python", str(script)]})

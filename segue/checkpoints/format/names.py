@@ -1,14 +1,24 @@
-"""Names of what belongs to one rank: tensor slices, and components that every rank has for itself. No torch here."""
+"""Names of what belongs to one rank (tensor slices, components of its own) and of files in folders. No torch here."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection
+from pathlib import PurePosixPath
 
 from segue.checkpoints.format.layout import TensorSlice
 
+FOLDER = "folder"
+"""The component of a program that commits a framework's own checkpoint folder."""
+
 _SEPARATOR = "@"
 _OF_RANK = re.compile(rf"{_SEPARATOR}(\d+)$")
+
+
+def leads_out(path: str) -> bool:
+    """Whether a file's path in a folder, as a checkpoint has it, names nothing below that folder."""
+    parts = PurePosixPath(path).parts
+    return not parts or parts[0] == "/" or ".." in parts
 
 
 def slice_name(tensor_slice: TensorSlice) -> str:

@@ -93,12 +93,8 @@ def read_stored(
         StoreReadError: the store could not be read; nothing is known about the checkpoint.
         MachineTooSmallError: what has to be read needs more memory; nothing but the index was read.
     """
-    refuse_absurd(manifest)
-    index = Index()
-    shard_files = {shard.key: shard for shard in manifest.shards if shard.key.endswith(".safetensors")}
-    for shard in (shard for shard in manifest.shards if shard.key not in shard_files):
-        data = bytes(_from_first(tiers, run_id, shard, _Arriving.whole)[0])
-        index.add(data, key=shard.key, shard_files=shard_files)
+    shard_files = _shard_files(manifest)
+    index = read_index(tiers, run_id=run_id, manifest=manifest)
     skeletons, expected, homes, slices = index.skeletons, index.tensors, index.homes, index.slices
     shapes = {name: expected[name].shape for name in slices if name in expected}
     unread = (
@@ -124,6 +120,25 @@ def read_stored(
         digests = digests_of({name: json.dumps(tree).encode() for name, tree in skeletons.items()}, expected)
     base = Base(expected, homes, manifest.saves_since_full)
     return Stored(skeletons, tensors, digests, base, slices, {name: expected[name] for name in unread})
+
+
+def read_index(tiers: Sequence[Store], *, run_id: str, manifest: Manifest) -> Index:
+    """What a manifest's checkpoint consists of, without its tensors: skeletons, and where each tensor is.
+
+    Raises:
+        MissingShardError, TruncatedShardError, CorruptShardError, MalformedCheckpointError: it cannot be used.
+        StoreReadError: the store could not be read.
+    """
+    refuse_absurd(manifest)
+    index, shard_files = Index(), _shard_files(manifest)
+    for shard in (shard for shard in manifest.shards if shard.key not in shard_files):
+        data = bytes(_from_first(tiers, run_id, shard, _Arriving.whole)[0])
+        index.add(data, key=shard.key, shard_files=shard_files)
+    return index
+
+
+def _shard_files(manifest: Manifest) -> dict[str, Shard]:
+    return {shard.key: shard for shard in manifest.shards if shard.key.endswith(".safetensors")}
 
 
 class _Arriving:

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from segue.errors import SessionError
+from segue.checkpoints.format.names import FOLDER, leads_out
+from segue.errors import MalformedCheckpointError, SessionError
 
 _MARKER = ".segue-folder"
 """In a folder that holds a run's files and nothing else, so that they may be replaced."""
@@ -23,24 +24,30 @@ class Folder:
         self.step = 0
         """Number of steps after which the folder was written."""
         self._instead: Mapping[str, bytes | Path] = {}
+        self._best: Mapping[str, str] = {}
         self._restored: dict[str, torch.Tensor] = {}
 
     def capture(self) -> Any:
         if self.path is None:
             return {}
-        return {"files": _files(self.path) | {name: _given(content) for name, content in self._instead.items()}}
+        files = _files(self.path) | {name: _given(content) for name, content in self._instead.items()}
+        return {"files": files, "best": dict(self._best)} if self._best else {"files": files}
 
     def restore(self, tree: Any) -> None:
-        self._restored = tree.get("files", {})
+        self._restored, self._best = tree.get("files", {}), tree.get("best", {})
 
     def write_to(self, path: Path) -> Path | None:
         """Replace the folder by the restored files; None, and nothing is changed, where there are none.
 
         Raises:
             SessionError: the folder has files of somebody else's.
+            MalformedCheckpointError: a restored file would be outside of it; nothing was written.
         """
         if not self._restored:
             return None
+        outside = next(filter(leads_out, self._restored), None)
+        if outside is not None:
+            raise MalformedCheckpointError(key=FOLDER, why=f"a file of it is called {outside!r}")
         _empty(path)
         for name, content in self._restored.items():
             file = path / name
@@ -49,16 +56,24 @@ class Folder:
         self._restored, self.path, self._instead = {}, path, {}
         return path
 
-    def take(self, path: Path, *, step: int, instead: Mapping[str, bytes | Path]) -> None:
+    def take(
+        self, path: Path, *, step: int, instead: Mapping[str, bytes | Path], best: Mapping[str, str] | None = None
+    ) -> None:
         """The folder holds the state after this many steps from now on.
 
+        `best` has the names of those files that are the best model so far, each by the name that an export gives it.
+
         Raises:
-            SessionError: there is no such folder, or it is empty.
+            SessionError: there is no such folder, it is empty, or a file of the best model is not committed.
         """
         if not path.is_dir() or not _files(path):
             raise SessionError(what=f"run.commit_folder({str(path)!r}): {_lack(path)}.", fix="write it before.")
+        lost = sorted({*(best or {}).values()} - {*_files(path), *instead})
+        if lost:
+            what = f"run.commit_folder({str(path)!r}, best=...): {lost[0]!r} is no file that is committed."
+            raise SessionError(what=what, fix="give paths in the folder, or names in instead=...")
         (path / _MARKER).touch()
-        self.path, self.step, self._instead = path, step, instead
+        self.path, self.step, self._instead, self._best = path, step, instead, best or {}
 
 
 def _files(folder: Path) -> dict[str, torch.Tensor]:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from segue.checkpoints.format.names import rank_of
+from segue.checkpoints.format.names import FOLDER, rank_of
 from segue.clock import SystemClock
 from segue.continuity.fingerprints import batch_fingerprint, input_fingerprint, streams_fingerprint
 from segue.continuity.recipe_diff import CODE, NOT_STATE, RANGE, RESTORED, UNTRACKED
@@ -50,7 +50,7 @@ from segue.trainer.workloads.values import RestoredValues
 log = logging.getLogger(__name__)
 
 _NO_IDS = np.zeros(0, np.uint64)
-_GRADIENTS, _EPOCH, _FOLDER = "gradients", "epoch", "folder"
+_GRADIENTS, _EPOCH = "gradients", "epoch"
 
 
 class LiveSession:
@@ -141,14 +141,14 @@ class LiveSession:
             raise SessionError(what=what, fix="train with ranks = 1, or track the model and the optimizer themselves.")
         if self._folder is None:
             self._folder = Folder()
-            self._add(_FOLDER, {_FOLDER: self._folder}, call="run.restore_folder()")
+            self._add(FOLDER, {FOLDER: self._folder}, call="run.restore_folder()")
         return self._folder.write_to(path)
 
-    def commit_folder(self, path: Path, *, instead: Mapping[str, bytes | Path]) -> None:
+    def commit_folder(self, path: Path, *, instead: Mapping[str, bytes | Path], best: Mapping[str, str] | None) -> None:
         if self._folder is None:
             what = "run.commit_folder() without run.restore_folder() before the loop."
             raise SessionError(what=what, fix="call run.restore_folder(path), which gives the folder back in a resume.")
-        self._folder.take(path, step=self._steps_so_far, instead=instead)
+        self._folder.take(path, step=self._steps_so_far, instead=instead, best=best)
 
     @property
     def should_save(self) -> bool:
@@ -291,7 +291,9 @@ class LiveSession:
         if self._structure is not None:
             self._structure.step_made()
         if self._folder is not None and self.has_metric:
-            log.warning("a metric is not noted, because no folder of its step was committed step=%d", self.progress.step)
+            log.warning(
+                "a metric is not noted, because no folder of its step was committed step=%d", self.progress.step
+            )
         self.progress.step += 1
         self.progress.samples_seen = start + count
 
