@@ -7,7 +7,10 @@ from pathlib import Path
 import pandas as pd
 
 from examples.flights.data import csv_path
+from segue.data.files import file_system
+from segue.spec import DataAccess
 
+LAST_MONTH = 12
 COLUMNS = ("year", "month", "day", "carrier", "origin", "dest", "sched_dep_time", "distance", "dep_delay", "arr_delay")
 
 
@@ -17,13 +20,12 @@ def month_of(month: int) -> pd.DataFrame:
     return frame[(frame["month"] == month) & frame["arr_delay"].notna()].reset_index(drop=True)
 
 
-def write_month(frame: pd.DataFrame, month: int, folder: Path) -> Path:
-    """Write a month's file as a whole: a reader never sees half of it."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"flights-2013-{month:02}.parquet"
-    partial = path.with_suffix(".partial")
-    frame.to_parquet(partial)
-    return partial.rename(path)
+def write_month(frame: pd.DataFrame, month: int, place: str, access: DataAccess) -> None:
+    """Write a month's file as a whole, into a folder or below a bucket's prefix: a reader never sees half of it."""
+    system = file_system(place, access)
+    system.makedirs(place, exist_ok=True)
+    with system.transaction, system.open(f"{place}/flights-2013-{month:02}.parquet", "wb") as file:
+        frame.to_parquet(file)
 
 
 def spoiled(frame: pd.DataFrame) -> pd.DataFrame:
@@ -34,7 +36,7 @@ def spoiled(frame: pd.DataFrame) -> pd.DataFrame:
     return bad
 
 
-def deliver(month: int, folder: Path, is_spoiled: bool) -> Path:
+def write_month_here(month: int, folder: Path, is_spoiled: bool) -> None:
     """Write the file of a month into a folder, as it is or after a faulty export."""
     frame = month_of(month)
-    return write_month(spoiled(frame) if is_spoiled else frame, month, folder)
+    write_month(spoiled(frame) if is_spoiled else frame, month, str(folder), DataAccess())

@@ -45,10 +45,10 @@ def demo(
     hint = "The demo was interrupted; everything it had started has ended."
     with ends_cleanly(hint=hint), begun_stack(folder, home=_ROOT, cloud=cloud) as (stack, service):
         if retraining:
-            from examples.retraining.months import deliver
+            from examples.retraining.months import write_month_here
             from segue.deployments.process.retrain_demo import run_retrain_demo
 
-            run_retrain_demo(stack, write_month=deliver)
+            run_retrain_demo(stack, write_month=write_month_here)
         else:
             from segue.deployments.process.demo import run_demo
 

@@ -74,6 +74,9 @@ def test_a_service_that_has_ended_is_not_alive_although_nobody_took_note_of_it()
 def test_the_repositorys_deployments_are_those_that_init_writes_with_other_recipes():
     written = yaml.safe_load((TEMPLATES / "prefect.yaml").read_text(encoding="utf-8"))
     own = yaml.safe_load((REPO / "prefect.yaml").read_text())
+    sample = own["deployments"].pop()
+    assert sample["entrypoint"] == "examples.retraining.deliver.deliver"
+    assert sample["parameters"] == own["deployments"][-1]["parameters"]
     for document, folder in ((written, TEMPLATES), (own, REPO)):
         retraining = document["deployments"].pop()
         spec = RetrainSpec.from_toml(Path(str(folder / retraining["parameters"]["file"])))

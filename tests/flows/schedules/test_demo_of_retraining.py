@@ -15,7 +15,7 @@ from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
 from segue.deployments.process.retrain_demo import DELIVERIES, RetrainDemo
 from segue.tasks.state_words import word_of
 
-from examples.retraining.months import deliver
+from examples.retraining.months import write_month_here
 from segue.retraining.gate.docs import fetch_docs
 from segue.retraining.slots import run_id_of
 from tests.flows.conftest import REPO
@@ -39,7 +39,7 @@ def test_six_monthly_slots_end_as_they_should_and_the_ui_shows_them(own_stack, t
     monkeypatch.chdir(REPO)  # Where the example's package can be imported.
     started = time.monotonic()
     with get_client(sync_client=True) as client:
-        demo = RetrainDemo(client, own_stack, write_month=deliver)
+        demo = RetrainDemo(client, own_stack, write_month=write_month_here)
         demo.run()
         demo.show(url=own_stack.url, seconds=time.monotonic() - started)
         deployment = client.read_deployment_by_name("retrain/flights")
