@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from prefect.client.schemas.schedules import CronSchedule
 from pydantic import ValidationError
@@ -13,6 +13,7 @@ from segue.retraining.slots import slot_at
 from segue.retraining.spec import RetrainSpec
 
 _MOST_TICKS = 10_000
+_LONGEST_GAP, _ONE_DAY = timedelta(hours=3), timedelta(days=1)
 
 
 def ticks(spec: RetrainSpec, *, since: datetime, until: datetime) -> tuple[datetime, ...]:
@@ -33,6 +34,24 @@ def ticks(spec: RetrainSpec, *, since: datetime, until: datetime) -> tuple[datet
     schedule = ServerSchedule(cron=spec.schedule, timezone=spec.timezone)
     found = asyncio.run(schedule.get_dates(n=_MOST_TICKS, start=since.astimezone(UTC), end=until.astimezone(UTC)))
     return tuple(slot for slot in map(slot_at, found) if since < slot <= until)
+
+
+def ticks_of_the_evening_before(spec: RetrainSpec, *, since: datetime, until: datetime) -> tuple[datetime, ...]:
+    """The ticks that come on the day before that of their schedule, because the clock leaves out the time after midnight.
+
+    Raises:
+        SpecError: the schedule is no cron expression.
+    """
+    on_the_calendar = spec.model_copy(update={"timezone": "UTC"})  # Whose days have all hours.
+    wanted = {tick.replace(tzinfo=None) for tick in ticks(on_the_calendar, since=since, until=until + _ONE_DAY)}
+    found = ticks(spec, since=since, until=until)
+    local = {tick: tick.astimezone(spec.zone).replace(tzinfo=None) for tick in found}
+    return tuple(
+        tick
+        for tick, clock in local.items()
+        if clock not in wanted
+        and any(clock < each <= clock + _LONGEST_GAP and each.date() > clock.date() for each in wanted)
+    )
 
 
 def require_cron(spec: RetrainSpec) -> CronSchedule:

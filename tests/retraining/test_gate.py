@@ -131,6 +131,7 @@ def test_columns_that_were_shifted_or_lost_are_named(lake):
         "column carrier is a number in flights-2013-06.parquet and text in flights-2013-04.parquet",
         "flights-2013-06.parquet has no column flight",
     )
+    assert files.observed == "3 differences"
     assert any("the data has no column flight" in sentence for sentence in sentences(found))
 
 

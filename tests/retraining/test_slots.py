@@ -7,7 +7,7 @@ from zoneinfo import ZoneInfo
 
 import pendulum
 import pytest
-from segue.tasks.retraining.schedule import require_cron, ticks
+from segue.tasks.retraining.schedule import require_cron, ticks, ticks_of_the_evening_before
 
 from segue.errors import NoDataError, SlotEndedError, SpecError
 from segue.retraining.gate.record import GateResult
@@ -119,6 +119,23 @@ def test_ticks_are_those_of_the_schedule_in_its_time_zone(monthly):
     assert [f"{tick:%m-%d %H:%M}" for tick in found] == ["03-01 11:00", "04-01 10:00"]  # Clocks changed on March 10.
     assert ticks(spec, since=found[-1], until=found[-1]) == ()
     assert ticks(spec, since=found[0], until=found[1]) == (found[1],)
+
+
+@pytest.mark.parametrize(
+    ("zone", "schedule", "found"),
+    [
+        ("America/Havana", "30 0 * * *", ["2026-03-07 23:30"]),
+        ("America/Santiago", "0 0 * * 0", ["2026-09-05 23:00"]),
+        ("America/Havana", "0 1 * * *", []),
+        ("America/Havana", "0 * * * *", []),
+        ("America/New_York", "30 2 * * *", []),
+    ],
+)
+def test_a_tick_on_the_evening_before_is_known(monthly, zone, schedule, found):
+    spec = spec_with(monthly, schedule=schedule, timezone=zone)
+    begin = datetime(2026, 1, 1, tzinfo=UTC)
+    ticks_there = ticks_of_the_evening_before(spec, since=begin, until=begin + timedelta(days=365))
+    assert [f"{tick.astimezone(spec.zone):%Y-%m-%d %H:%M}" for tick in ticks_there] == found
 
 
 def test_a_day_with_23_or_25_hours_has_one_tick_of_a_daily_schedule(monthly):

@@ -49,7 +49,7 @@ def deploy(
     require_prefect("retrain")
     from segue.deployments.process.follow import open_client, require_server
     from segue.deployments.retraining import deploy as deploy_here
-    from segue.tasks.retraining.schedule import ticks
+    from segue.tasks.retraining.schedule import ticks, ticks_of_the_evening_before
 
     require_lasting_server("segue retrain deploy")
     require_server()
@@ -59,6 +59,11 @@ def deploy(
     following = ticks(spec, since=now, until=now + _NEXT)[:_SHOWN_NEXT]
     when = ", ".join(f"{tick.astimezone(spec.zone):%Y-%m-%d %H:%M %Z}" for tick in following) or "by hand only"
     console.print(f"deployed retrain/{spec.name}; next slots: {when}", markup=False, soft_wrap=True)
+    for tick in ticks_of_the_evening_before(spec, since=now, until=now + _NEXT)[:_SHOWN_NEXT]:
+        moment = f"{tick.astimezone(spec.zone):%Y-%m-%d %H:%M}"
+        why = f"the clock in {spec.timezone} leaves out the hour after midnight"
+        note = f"note: a tick is on the evening before, at {moment}, because {why}; a schedule from 1:00 on has none"
+        console.print(note, markup=False, soft_wrap=True)
 
 
 @app.command()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from segue.curves.great_expectations import build_docs, ephemeral_context
 from segue.retraining.gate.columns import Columns, columns_of
-from segue.retraining.gate.measures import derived
+from segue.retraining.gate.measures import DIFFERENCES, derived
 from segue.retraining.gate.profile import profile_of
 from segue.retraining.gate.record import Finding, GateResult
 from segue.retraining.gate.suite import Expectation, by_columns, read_suite
@@ -61,7 +61,8 @@ def check_window(
             made = tuple(getattr(gx.expectations, name)(**arguments) for name, arguments in measure.expected)
             results = validator.validate(measure.frame, made)
             subjects = [str(each) for each in measure.frame.iloc[:, 0]]
-            found += [_finding(each, measure.name, subjects.__getitem__, is_warning=False) for each in results]
+            about, place = measure.name, subjects.__getitem__
+            found += [_finding(each, about, place, is_warning=False, of=measure.of) for each in results]
         if docs is not None:
             validator.write_docs(docs, name=spec.name, run_name=f"{slot.astimezone(UTC):%Y-%m-%dT%H%MZ}")
         findings = tuple(each for each in found if each is not None)
@@ -98,7 +99,9 @@ def _of_suite(suite: Sequence[Expectation], columns: Columns, validator: _Valida
                 yield _finding(result, about, columns.place_of, each.is_warning)
 
 
-def _finding(result: Any, about: str, place_of: Callable[[int], str], is_warning: bool) -> Finding | None:
+def _finding(
+    result: Any, about: str, place_of: Callable[[int], str], is_warning: bool, *, of: str = "rows"
+) -> Finding | None:
     if result.success:
         return None
     found = result.result
@@ -107,19 +110,22 @@ def _finding(result: Any, about: str, place_of: Callable[[int], str], is_warning
         expectation=result.expectation_config.type,
         about=about,
         is_warning=is_warning,
-        observed=_observed(result),
+        observed=_observed(result, of),
         places=tuple(place_of(row) for row in rows[:_MOST_PLACES]),
     )
 
 
-def _observed(result: Any) -> str:
+def _observed(result: Any, of: str) -> str:
     found = result.result
     if not found:  # It could not be evaluated; Great Expectations keeps the exception.
         return f"it could not be evaluated: {_reason(result.exception_info)}"
     if "unexpected_count" not in found:
         return f"observed {_shown(found.get('observed_value'))}"
-    shown = ", ".join(dict.fromkeys(_shown(value) for value in found.get("partial_unexpected_list", ())[:3]))
-    return f"{found['unexpected_count']} of {found['element_count']} rows, e.g. {shown}"
+    if of == DIFFERENCES:  # The places describe them.
+        count = found["unexpected_count"]
+        return f"{count} {of if count > 1 else of.removesuffix('s')}"
+    shown = ", ".join(dict.fromkeys(map(_shown, found.get("partial_unexpected_list", ())[:3])))
+    return f"{found['unexpected_count']} of {found['element_count']} {of}, e.g. {shown}"
 
 
 def _shown(value: object) -> str:

@@ -16,6 +16,8 @@ from segue.retraining.spec import GateSpec, Window
 if TYPE_CHECKING:
     import pandas as pd
 
+DIFFERENCES = "differences"
+"""Between files; each is a row of its own."""
 Arguments = Mapping[str, Any]
 
 
@@ -23,6 +25,8 @@ class Derived(NamedTuple):
     """A frame of measures, and what is expected of them: classes of expectations with their arguments."""
 
     name: str
+    of: str
+    """What a row of the frame is, in the plural."""
     frame: pd.DataFrame
     """Its first column says what a row is about."""
     expected: tuple[tuple[str, Arguments], ...]
@@ -48,20 +52,20 @@ def derived(
     unlike = list(window.unlike)
     between, inside = "ExpectColumnValuesToBeBetween", "ExpectColumnValuesToBeInSet"
     files = pd.DataFrame({"files": unlike or ["all files"], "alike": [not unlike] * max(len(unlike), 1)})
-    yield Derived("files", files, ((inside, {"column": "alike", "value_set": [True]}),))
+    yield Derived("files", DIFFERENCES, files, ((inside, {"column": "alike", "value_set": [True]}),))
     limits = {"min_value": spec.min_rows_share, "max_value": spec.max_rows_share}
     if any(limit is not None for limit in limits.values()):
-        yield Derived("rows", _rows_by_period(window), ((between, {"column": "share", **limits}),))
+        yield Derived("rows", "periods", _rows_by_period(window), ((between, {"column": "share", **limits}),))
     if spec.max_age_hours is not None and spec.time_column is not None:
         known = ("ExpectColumnValuesToNotBeNull", {"column": "age_hours"})
         young = (between, {"column": "age_hours", "max_value": spec.max_age_hours})
-        yield Derived("age", _age(columns, spec.time_column, slot), (known, young))
+        yield Derived("age", "columns", _age(columns, spec.time_column, slot), (known, young))
     drifts = {"psi": spec.max_psi, "ks": spec.max_ks}
     if before and any(limit is not None for limit in drifts.values()):
         expected = tuple(
             (between, {"column": name, "max_value": limit}) for name, limit in drifts.items() if limit is not None
         )
-        yield Derived("drift", _drifts(spec, new, before), expected)
+        yield Derived("drift", "columns", _drifts(spec, new, before), expected)
 
 
 def _rows_by_period(window: Window) -> pd.DataFrame:
