@@ -37,14 +37,15 @@ def ticks(spec: RetrainSpec, *, since: datetime, until: datetime) -> tuple[datet
 
 
 def ticks_of_the_evening_before(spec: RetrainSpec, *, since: datetime, until: datetime) -> tuple[datetime, ...]:
-    """The ticks that come on the day before that of their schedule, because the clock leaves out the time after midnight.
+    """The ticks that come a day before that of their schedule, because the clock leaves out the time after midnight.
 
     Raises:
         SpecError: the schedule is no cron expression.
     """
     on_the_calendar = spec.model_copy(update={"timezone": "UTC"})  # Whose days have all hours.
-    wanted = {tick.replace(tzinfo=None) for tick in ticks(on_the_calendar, since=since, until=until + _ONE_DAY)}
-    found = ticks(spec, since=since, until=until)
+    around = ticks(on_the_calendar, since=since - _ONE_DAY, until=until + _ONE_DAY)
+    wanted = {tick.replace(tzinfo=None) for tick in around}
+    found = [tick for tick in ticks(spec, since=since, until=until) if tick < around[-1] - _ONE_DAY]
     local = {tick: tick.astimezone(spec.zone).replace(tzinfo=None) for tick in found}
     return tuple(
         tick
