@@ -38,7 +38,8 @@ class Promotion(NamedTuple):
 
 
 def checked_scores(scores: object, *, rows: int, function: str, place_of: Callable[[int], str] = str) -> Scores:
-    """What the user's function returned, as arrays; `place_of` says where a row is. What is missing becomes nan.
+    """What the user's function returned, as arrays; `place_of` says where a row is. What is missing becomes nan, and
+    the rows of a pandas Series are those of its index.
 
     Raises:
         ScoresError: it is no dict of numbers for each row. Rows that it dropped are named: without them the two models
@@ -49,7 +50,7 @@ def checked_scores(scores: object, *, rows: int, function: str, place_of: Callab
     checked = {}
     for metric, values in scores.items():
         try:
-            array = _as_array(values)
+            array = _as_array(_in_order(values, rows))
         except (TypeError, ValueError):
             raise ScoresError(function=function, why=f"{metric} is no array of numbers") from None
         if array.shape != (rows,):
@@ -58,6 +59,14 @@ def checked_scores(scores: object, *, rows: int, function: str, place_of: Callab
             raise ScoresError(function=function, why=why)
         checked[str(metric)] = array
     return checked
+
+
+def _in_order(values: object, rows: int) -> object:
+    """Scores in the order of the rows: those of a pandas Series by its index, which a function may have sorted."""
+    index = getattr(values, "index", None)
+    if index is None or callable(index) or len(index) != rows or set(index) != set(range(rows)):
+        return values
+    return values.sort_index()  # type: ignore[attr-defined]
 
 
 def _dropped(values: object, rows: int, place_of: Callable[[int], str]) -> str:

@@ -178,6 +178,13 @@ def test_missing_and_masked_scores_are_no_numbers(values):
     assert np.isnan(found["mae"][1])
 
 
+def test_scores_that_a_function_has_sorted_are_those_of_their_rows():
+    sorted_by_value = pd.Series([3.0, 1.0, 2.0]).sort_values()
+    assert [*sorted_by_value.index] == [1, 2, 0]
+    found = checked_scores({"mae": sorted_by_value}, rows=3, function="flights:scores")
+    assert found["mae"].tolist() == [3.0, 1.0, 2.0]
+
+
 def test_the_metric_that_decides_comes_first_and_all_others_are_kept():
     scores = {"rmse": errors(3), "mae": errors(10), "late": errors(1)}
     comparisons, _ = judged(spec_of(metric="mae", guards={"late": 0.1}), scores, scores)
