@@ -163,6 +163,15 @@ def recovery_of(client: SyncPrefectClient, *, now: datetime) -> Recovery:
     return Recovery.ALIVE if due else Recovery.IDLE
 
 
+def is_verification_limited(client: SyncPrefectClient) -> bool | None:
+    """Whether the deployment of scheduled verifications has a concurrency limit; None: there is none."""
+    try:
+        deployment = client.read_deployment_by_name("verify-resume/verify-resume")
+    except ObjectNotFound:
+        return None
+    return deployment.global_concurrency_limit is not None
+
+
 def server_version(client: SyncPrefectClient) -> str | None:
     """The version of the server; None for Prefect Cloud, which works with every version of the client."""
     return None if client.server_type is ServerType.CLOUD else client.api_version()

@@ -17,6 +17,7 @@ OF_SERVER = (
     "prefect.sqlalchemy",
     "prefect.deployments",
     "prefect.recover",
+    "prefect.verify-resume",
     *JUDGES,
 )
 """The checks that need a Prefect server. `segue.tasks.doctor` makes them, because only the pack imports Prefect."""

@@ -17,6 +17,12 @@ _SQLITE_PARENTS, _SQLITE_MOST_PARENTS = 10, 80
 """Open runs up to which SQLite is measured to be enough, and from which it locked up (docs/operations.md)."""
 
 
+_NO_LIMIT = (
+    "delete `concurrency_limit` and the lines below it from the deployment {} in prefect.yaml "
+    "(`segue init --diff` shows them), and run `prefect --no-prompt deploy --all`."
+)
+
+
 class Database(StrEnum):
     """The kind of database that a server keeps its state in."""
 
@@ -115,8 +121,20 @@ def judge_recovery(found: Recovery) -> Result:
             return fail(
                 "the deployment recover/recover has a concurrency limit: a look that dies together with the server "
                 f"keeps its slot, every later one is cancelled, and {lost}",
-                fix="delete `concurrency_limit` and the lines below it from the deployment recover in prefect.yaml "
-                "(`segue init --diff` shows them), and run `prefect --no-prompt deploy --all`.",
+                fix=_NO_LIMIT.format("recover"),
             )
         case Recovery.ALIVE:
             return ok("the server starts recover/recover on its schedule")
+
+
+def judge_verifications(is_limited: bool | None) -> Result:
+    """Whether scheduled verifications of resumes can go on after one died; None: there is no deployment for them."""
+    if is_limited is None:
+        return skipped("there is no deployment verify-resume/verify-resume")
+    if not is_limited:
+        return ok("no verification keeps another one from its start")
+    return warn(
+        "the deployment verify-resume/verify-resume has a concurrency limit: a verification that dies together with "
+        "the server keeps its slot, and no later one begins",
+        fix=_NO_LIMIT.format("verify-resume"),
+    )

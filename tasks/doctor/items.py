@@ -10,7 +10,7 @@ from importlib.metadata import version
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.settings import PREFECT_API_URL
 from segue.tasks.doctor.server import Pools, database_of, open_parents, refused_writes
-from segue.tasks.pools import recovery_of, server_version
+from segue.tasks.pools import is_verification_limited, recovery_of, server_version
 from segue.tasks.prefect_api import SILENCE, quick_client, refusal
 
 from segue.clock import Clock
@@ -19,7 +19,14 @@ from segue.doctor.check import Item, Result, ok, refused, worst
 from segue.doctor.pools.containers import kept_seconds
 from segue.doctor.pools.judgement import JUDGES, judge
 from segue.doctor.pools.state import Needs
-from segue.doctor.server import judge_database, judge_recovery, judge_refusals, judge_sqlalchemy, judge_version
+from segue.doctor.server import (
+    judge_database,
+    judge_recovery,
+    judge_refusals,
+    judge_sqlalchemy,
+    judge_verifications,
+    judge_version,
+)
 from segue.doctor.subject import Subject
 from segue.spec.pool_prices import PoolSpec
 
@@ -42,6 +49,7 @@ def items(subject: Subject) -> list[Item]:
         Item("prefect.sqlalchemy", lambda: judge_sqlalchemy(version("sqlalchemy"))),
         Item("prefect.deployments", _answered(partial(deployments, pools)), (_SERVER,)),
         _asked("prefect.recover", partial(recovery, clock=subject.clock)),
+        _asked("prefect.verify-resume", lambda client: judge_verifications(is_verification_limited(client))),
         *(Item(name, _answered(partial(of_pools, name, subject, pools, needs)), (_SERVER,)) for name in JUDGES),
     ]
 

@@ -11,6 +11,7 @@ from segue.doctor.server import (
     judge_recovery,
     judge_refusals,
     judge_sqlalchemy,
+    judge_verifications,
     judge_version,
 )
 from tests.doctor.showing import bad, good, makes_fail
@@ -46,6 +47,15 @@ def test_refused_writes_are_found():
 def test_a_version_of_sqlalchemy_that_harms_the_server_is_found(version):
     good(judge_sqlalchemy("2.0.37"))
     bad("prefect.sqlalchemy", judge_sqlalchemy(version), "warn", version, "sqlalchemy<2.0.38")
+
+
+@makes_fail("prefect.verify-resume")
+def test_a_limit_that_a_dead_verification_holds_is_found():
+    good(judge_verifications(False))
+    assert judge_verifications(None).outcome == "skipped"
+    bad(
+        "prefect.verify-resume", judge_verifications(True), "warn", "no later one begins", "deployment verify-resume in"
+    )
 
 
 @makes_fail("prefect.recover")

@@ -13,7 +13,7 @@ from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from segue.tasks.doctor.items import items
 from segue.tasks.doctor.server import database_of, open_parents
-from segue.tasks.pools import read_pool, recovery_of, require_pools
+from segue.tasks.pools import is_verification_limited, read_pool, recovery_of, require_pools
 
 from segue.doctor.check import examine
 from segue.doctor.server import Database, Recovery
@@ -196,6 +196,7 @@ def test_job_variables_take_the_place_of_the_templates_defaults(client, on_pods)
 @pytest.mark.prefect
 def test_what_becomes_of_dead_parents_is_read(stack, client):
     assert recovery_of(client, now=datetime.now(UTC) + timedelta(days=1)) in set(Recovery)
+    assert is_verification_limited(client) is False
 
 
 @pytest.mark.prefect
