@@ -94,6 +94,9 @@ class SegueCallback(lightning.Callback):
         batch_idx: int,
     ) -> None:
         """Report the step that was made; save where the run needs it."""
+        # Until the end of a resumed epoch it would count as restarting, and step no ReduceLROnPlateau then. Its batches
+        # and its validation are made as in any other.
+        trainer.fit_loop._restarting = False
         if not self._is_open or trainer.global_step == self._updates:
             return  # Gradients are being accumulated.
         self._updates, self._is_open = trainer.global_step, False

@@ -85,9 +85,16 @@ class SegueCallback(TrainerCallback):
         self._run.report(loss=torch.stack(self._losses).double().mean() if self._losses else 0.0)
         if self._run.should_save:
             self._ask_for_folder(args, state, control)
-            control.should_log = True
+        self._log_with_save(control)
         if self._run.goal is not None and state.global_step >= self._run.goal:
             control.should_training_stop = True
+
+    def on_epoch_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Log where the Trainer is about to save or to evaluate."""
+        if self._run.is_active:
+            self._log_with_save(control)
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Save after each evaluation, for it may be the reason why the Trainer ends early; note the metric."""
@@ -128,6 +135,11 @@ class SegueCallback(TrainerCallback):
             # Folders of the user's would be deleted for this one.
             self._limit, args.save_total_limit = args.save_total_limit, None
         control.should_save = True
+
+    @staticmethod
+    def _log_with_save(control: TrainerControl) -> None:
+        """Log with each save, also that after an evaluation: losses since the last log are in no checkpoint."""
+        control.should_log = control.should_log or control.should_save or control.should_evaluate
 
     def _end_asking(self, args: TrainingArguments) -> None:
         if self._is_asking:

@@ -99,6 +99,10 @@ class Resume:
         """Whether the verdict is still missing; nothing may be committed before it."""
         return self._source is not None and self.verdict is None
 
+    def is_pending_after(self, step: int) -> bool:
+        """Whether the verdict will still be missing when so many steps are made and compared."""
+        return self.is_pending and step < self._last_witnessed
+
     def find(
         self,
         *,

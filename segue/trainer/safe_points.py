@@ -62,7 +62,7 @@ class SafePoints:
 
     def saves_at(self, step: int) -> bool:
         """The same for a save that is due there."""
-        saves = not self._resume.is_pending and self._saving.is_due(step)
+        saves = not self._resume.is_pending_after(step) and self._saving.is_due(step)
         self._full_at_seconds = 0.0 if saves else self._full_at_seconds
         return saves
 

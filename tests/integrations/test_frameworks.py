@@ -17,11 +17,13 @@ import torch
 import segue
 from segue.records import StopReason, VerdictKind
 from segue.runlog.history import read_history
+from tests.support.final_states import state_at_end
 from tests.support.observers import stop_when_proven
 
 PROGRAMS = Path(__file__).parents[1] / "programs"
 FRAMEWORKS = {"huggingface": "transformers", "lightning_module": "lightning"}
 """The programs, and the package that each of them needs."""
+FRAMEWORKS_FOLDERS = ("huggingface", "lightning_logs", "segue-lightning")
 OF_TRAINING = ("optimizer", "scheduler", "rng_state", "training_args", "trainer_state", ".")
 pytestmark = pytest.mark.matrix
 
@@ -77,6 +79,30 @@ def test_a_killed_trainer_that_accumulates_ends_with_the_weights_of_one_without_
     subprocess.run(command, cwd=tmp_path, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
     bare, ours = torch.load(tmp_path / "bare.pt"), torch.load(tmp_path / "ours.pt")
     assert all(torch.equal(value, ours[name]) for name, value in bare.items())
+
+
+@pytest.mark.parametrize(
+    ("program", "options", "hang_at"),
+    [("huggingface", ("--load-best", "epoch"), "13"), ("lightning_module", ("--plateau",), "13")],
+    indirect=["program"],
+    ids=["logs after an evaluation", "a scheduler that follows a metric"],
+)
+def test_the_checkpoint_at_the_end_is_that_of_an_undisturbed_run(
+    fork_server, make_program, open_log, tmp_path, options, hang_at
+):
+    hangs = make_program(*options, "--hang-at", hang_at)
+    runlog = open_log(hangs)
+    fork_server.run_attempt(runlog, hangs, observer=stop_when_proven(signal.SIGKILL))
+    spec = make_program(*options)
+    assert fork_server.run_attempt(runlog, spec).from_step > 0
+    for name in FRAMEWORKS_FOLDERS:
+        shutil.rmtree(tmp_path / name, ignore_errors=True)
+    whole = spec.model_copy(update={"run_id": "whole"})
+    log_of_whole = open_log(whole)
+    fork_server.run_attempt(log_of_whole, whole)
+    found, wanted = (read_history(log.reload()) for log in (runlog, log_of_whole))
+    assert found.attempts[1].verdict.kind is VerdictKind.EXACT
+    assert state_at_end(found) == state_at_end(wanted)
 
 
 def test_a_trainer_that_stops_early_has_finished_its_run(fork_server, make_program, open_log):

@@ -23,9 +23,9 @@ class Noisy(Dataset):
 
 
 class Module(lightning.LightningModule):
-    def __init__(self, hang_at):
+    def __init__(self, hang_at, has_plateau):
         super().__init__()
-        self.hang_at = hang_at
+        self.hang_at, self.has_plateau = hang_at, has_plateau
         self.net = nn.Sequential(nn.Linear(4, 16), nn.Dropout(0.2), nn.ReLU(), nn.Linear(16, 1))
 
     def training_step(self, batch, _):
@@ -40,6 +40,9 @@ class Module(lightning.LightningModule):
 
     def configure_optimizers(self):
         optimizer = torch.optim.AdamW(self.parameters(), lr=0.01)
+        if self.has_plateau:  # No error is as much smaller as this asks for.
+            scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=0.99, factor=0.5)
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "monitor": "error"}}
         return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.9)]
 
 
@@ -48,13 +51,14 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--accumulate", type=int, default=1)
     parser.add_argument("--stop-early", action="store_true")
+    parser.add_argument("--plateau", action="store_true")
     parser.add_argument("--hang-at", type=int, default=-1)
     parser.add_argument("--save-to", default="")
     options = parser.parse_args()
     lightning.seed_everything(3)
     loader = DataLoader(Noisy(), batch_size=6 // options.accumulate, shuffle=True)
     validation = DataLoader(Noisy(), batch_size=48)
-    model = Module(options.hang_at)
+    model = Module(options.hang_at, options.plateau)
     callback = SegueCallback()
     callbacks = [callback]
     if options.stop_early:  # No error is as much smaller as this asks for.
