@@ -18,7 +18,7 @@ from segue.tasks.run_artifact import LiveArtifact, artifact_key
 
 from segue.clock import SystemClock
 from segue.errors import OrchestratorError
-from segue.retraining.models import Models
+from segue.retraining.history import Models
 from segue.retraining.pages import history_page
 from segue.retraining.slots import run_id_of
 from segue.retraining.spec import RetrainSpec

@@ -204,6 +204,15 @@ class RetrainSpec(Record):
     start_from: typing.Literal["scratch", "in_service"] = Field(
         "scratch", description="What a run begins with: weights as the recipe builds them, or those in service."
     )
+    promotion: typing.Literal["automatic", "ask"] = Field(
+        "automatic", description="Who promotes a candidate that the evaluation found better: segue, or a person."
+    )
+    decide_within_hours: float = Field(
+        72.0,
+        gt=0,
+        le=672,
+        description='With promotion = "ask": hours that a candidate waits for a decision; then it is not promoted.',
+    )
     data: WindowSpec
     gate: GateSpec = GateSpec()
     run: dict[str, JsonValue] = Field(
@@ -239,6 +248,13 @@ class RetrainSpec(Record):
         if evaluation is not None and data is not None and not data.held_back_periods:
             raise PydanticCustomError("evaluation", "needs data.held_back_periods of at least 1: rows to evaluate with")
         return evaluation
+
+    @field_validator("decide_within_hours")
+    @classmethod
+    def _is_for_a_person(cls, hours: float, info: ValidationInfo) -> float:
+        if info.data.get("promotion") == "automatic":
+            raise PydanticCustomError("promotion", 'needs promotion = "ask": otherwise nobody decides')
+        return hours
 
     @field_validator("timezone")
     @classmethod

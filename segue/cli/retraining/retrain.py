@@ -16,7 +16,7 @@ from segue.errors import COMMAND_LINE, SpecError
 from segue.reports.console import console, show_json
 from segue.reports.progress import progress
 from segue.reports.tables import rows_table
-from segue.retraining.models import SlotState
+from segue.retraining.history import SlotState
 from segue.retraining.slots import run_id_of, slot_at, store_of
 from segue.retraining.spec import RetrainSpec
 from segue.retraining.versions.serving import model_or_empty
@@ -119,8 +119,15 @@ def _row(spec: RetrainSpec, state: SlotState) -> dict[str, object]:
         "run": run_id_of(spec, state.slot),
         "outcome": state.outcome_in_words,
         "version": state.version,
-        "why": state.end.why if state.end is not None else None,
+        "why": _why(spec, state),
     }
+
+
+def _why(spec: RetrainSpec, state: SlotState) -> str | None:
+    if state.end is not None:
+        return state.end.why
+    is_waiting = state.is_waiting and state.decide_by is not None
+    return f"until {state.decide_by.astimezone(spec.zone):%Y-%m-%d %H:%M %Z}" if is_waiting else None
 
 
 def _facts(state: SlotState) -> dict[str, object]:
