@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -12,16 +13,21 @@ from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.states import Cancelled, Completed, Crashed, Pending, Running, Scheduled, Suspended
 from segue.tasks.retraining.events import event_of
 from segue.tasks.retraining.recovery import next_start
+from segue.tasks.retraining.turns import Turns
 
+from segue.clock import SystemClock
 from segue.errors import DamagedVersionError, ModelChangedError, NotWaitingError, SpecError
+from segue.records import ParentRecord
 from segue.retraining.asking import asked
 from segue.retraining.gate.record import GateResult
 from segue.retraining.history import Models, SlotState
 from segue.retraining.model_record import Answer, Candidate, Decision, SlotEnd, SlotStart
 from segue.retraining.models import ModelsLog
 from segue.retraining.pages import card, history_page, question
+from segue.retraining.slots import heartbeat_of
 from segue.retraining.spec import RetrainSpec, Window
 from segue.retraining.versions.artifacts import put_artifact, require_artifact
+from segue.runlog.parents import read_parent, write_parent
 from segue.stores import open_store
 from segue.testing.faulty_store import FaultyStore
 from tests.retraining.monthly import Monthly
@@ -189,7 +195,7 @@ def test_a_candidate_waits_only_while_the_version_that_it_was_compared_with_is_i
 
 @pytest.fixture
 def spec(tmp_path) -> RetrainSpec:
-    made = Monthly(tmp_path / "points", promotion="ask")
+    made = Monthly(tmp_path / "points", name="flights", promotion="ask")
     return made.spec
 
 
@@ -262,6 +268,20 @@ def test_weights_that_are_gone_or_cut_are_not_approved(store):
     place.unlink()
     with pytest.raises(DamagedVersionError, match="it is missing"):
         require_artifact(store, artifact)
+
+
+def test_a_slot_that_waits_for_a_decision_does_not_hold_up_the_next_one(log, store, spec):
+    name = heartbeat_of(spec.name, waiting(2).slot)
+    left = ParentRecord(run_id=name, parent_id="a", has_left=True, timeout_seconds=10, beat_at=NOW)
+    write_parent(store, left)
+    turns = Turns(spec, store, log, clock=SystemClock(), logger=logging.getLogger())
+
+    def adopt(slot: datetime) -> None:
+        raise AssertionError(f"{slot} was adopted")
+
+    assert turns.wait(waiting(3).slot, has_begun=False, adopt=adopt) is None
+    assert [*log.read().waiting] == [2]
+    assert read_parent(store, name) == left  # Recovery looks after it.
 
 
 def flow_run(state: State, *, run_count: int = 1, deployment: bool = True) -> FlowRun:
