@@ -20,6 +20,7 @@ from segue.tasks.prefect_api import is_cancelled
 from segue.tasks.recovery import known_server_id
 from segue.tasks.retraining.events import announce
 from segue.tasks.retraining.questions import Questions
+from segue.tasks.retraining.schedule import begins_for_data
 from segue.tasks.retraining.slot import (
     begin_with_version,
     check_data,
@@ -33,7 +34,7 @@ from segue.tasks.retraining.turns import Turns, stop_run
 from segue.tasks.state_words import Word, has_reached_goal, state_with, word_of
 
 from segue.controller.recovery import ParentHeartbeat
-from segue.errors import NoDataError, ParentAliveError, SegueError, SlotEndedError, StoreError
+from segue.errors import NoDataError, ParentAliveError, SameDataError, SegueError, SlotEndedError, StoreError
 from segue.retraining.history import SlotState
 from segue.retraining.model_record import SlotEnd, SlotOutcome, SlotStart
 from segue.retraining.models import ModelsLog
@@ -124,6 +125,8 @@ class SlotRunner:
             start = self._begun_before(known) or self._planned(slot)
         except NoDataError as error:
             return self._end(slot, "no_data", str(error), Word.NO_DATA)
+        except SameDataError as error:
+            return self._end(slot, "skipped", str(error), Word.SKIPPED)
         if start.run is None:
             refused = [finding.sentence for finding in start.gate.findings if not finding.is_warning]
             return self._end(slot, "data_gate", "; ".join(refused[:3]), Word.DATA_GATE)
@@ -151,11 +154,15 @@ class SlotRunner:
 
         Raises:
             NoDataError: there is no window.
+            SameDataError: the slot is there for new data, and there is none.
             SegueError: it could not be read or checked.
         """
         spec = self._spec
         window, local = choose_window(spec, slot)
         models = self.log.read()
+        same = models.trained_on(window, but=slot) if begins_for_data(spec, models, slot) else None
+        if same is not None:
+            raise SameDataError(run=run_id_of(spec, same))
         before = models.window_before(slot)
         gate, docs = check_data(spec, slot, window, local, folder=self._folder, before=before)
         is_accepted = gate.outcome != "failed"

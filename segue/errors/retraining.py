@@ -139,6 +139,16 @@ class SlotEndedError(SegueError):
         super().__init__(f"the slot has ended as {outcome}, so its candidate is not recorded.", fix="none needed.")
 
 
+class SameDataError(SegueError):
+    """A slot that new data begins has the data of a slot that trains, or has trained, on it."""
+
+    def __init__(self, *, run: str) -> None:
+        self.run = run
+        super().__init__(
+            f"its files are those of {run}, unchanged.", fix="none needed; start a slot by hand to train on them again."
+        )
+
+
 class RetrainStoreError(StoreError):
     """The process that evaluates and publishes a candidate could not use the store."""
 

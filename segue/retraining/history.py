@@ -18,7 +18,9 @@ from segue.retraining.model_record import (
     SlotEnd,
     SlotOutcome,
     SlotStart,
+    Trigger,
 )
+from segue.retraining.spec import Window
 
 WAITING = "waits for a decision"
 
@@ -88,6 +90,8 @@ class Models:
     events: tuple[Event, ...]
     slots: Mapping[datetime, SlotState]
     """By the time of the slot, in its order."""
+    triggers: Mapping[datetime, Trigger] = field(default_factory=dict)
+    """What asked for a slot, by its time; slots of the schedule and of a person have none."""
 
     @property
     def candidates(self) -> dict[int, Candidate]:
@@ -120,6 +124,16 @@ class Models:
         accepted = [start for start in starts if start is not None and start.run is not None]
         return accepted[-1] if accepted else None
 
+    def trained_on(self, window: Window, *, but: datetime) -> datetime | None:
+        """The slot that trains or has trained on the same files with the same content, other than `but`."""
+        same = [
+            state.slot
+            for state in self.slots.values()
+            if state.slot != but and (state.is_open or state.is_done)
+            if state.start is not None and state.start.run is not None and state.start.window.content == window.content
+        ]
+        return same[-1] if same else None
+
     def version(self, number: int) -> Candidate:
         """A version.
 
@@ -145,7 +159,7 @@ def models_of(name: str, records: Iterable[tuple[datetime, ModelRecord]]) -> Mod
     fold = _Fold()
     for at, record in records:
         fold.take(at, record)
-    return Models(name, tuple(fold.events), dict(sorted(fold.slots.items())))
+    return Models(name, tuple(fold.events), dict(sorted(fold.slots.items())), fold.triggers)
 
 
 @dataclass
@@ -154,6 +168,7 @@ class _Fold:
 
     events: list[Event] = field(default_factory=list)
     slots: dict[datetime, SlotState] = field(default_factory=dict)
+    triggers: dict[datetime, Trigger] = field(default_factory=dict)
     slot_of: dict[int, datetime] = field(default_factory=dict)
     """The slot of each version."""
 
@@ -170,6 +185,8 @@ class _Fold:
                 self._settle(record.version, "promoted", f"promoted by hand: {record.why}")
             case Decision():
                 self._decide(at, record)
+            case Trigger():
+                self.triggers[record.slot] = record
 
     def _add(self, at: datetime, candidate: Candidate) -> None:
         version = len(self.slot_of) + 1

@@ -183,5 +183,18 @@ class Decision(Record):
         return f"{self.answer} by {self.by}: {self.why}" if self.by else self.why
 
 
-ModelRecord = Annotated[SlotStart | SlotEnd | Candidate | Choice | Decision, Field(discriminator="kind")]
-RECORD: TypeAdapter[SlotStart | SlotEnd | Candidate | Choice | Decision] = TypeAdapter(ModelRecord)
+Cause = Literal["arrival", "drift"]
+
+
+class Trigger(Record):
+    """Why a slot was asked for: data has arrived, or data in service has drifted. One slot for each `key`."""
+
+    kind: Literal["trigger"] = "trigger"
+    slot: AwareDatetime
+    cause: Cause
+    key: str = Field(description="Hash of what was seen: of the same files, however often they are seen.")
+    why: str
+
+
+ModelRecord = Annotated[SlotStart | SlotEnd | Candidate | Choice | Decision | Trigger, Field(discriminator="kind")]
+RECORD: TypeAdapter[SlotStart | SlotEnd | Candidate | Choice | Decision | Trigger] = TypeAdapter(ModelRecord)

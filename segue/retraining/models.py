@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from segue.clock import Clock
 from segue.errors import ModelChangedError, NotWaitingError, SlotEndedError
@@ -16,11 +16,13 @@ from segue.retraining.history import Models, models_of
 from segue.retraining.model_record import (
     RECORD,
     Candidate,
+    Cause,
     Choice,
     Decision,
     ModelRecord,
     SlotEnd,
     SlotStart,
+    Trigger,
 )
 from segue.runlog import keys
 from segue.runlog.entries import Entry, ModelEntry
@@ -109,6 +111,25 @@ class ModelsLog:
                 _require_unchanged(models, models.version(decision.version))
 
         return self._append(decision, check)
+
+    def trigger(self, cause: Cause, key: str, *, why: str, now: datetime) -> Trigger:
+        """Ask for a slot, at the second of `now` or the next free one. Of the same key there is one, asked for first.
+
+        Raises:
+            StoreWriteError, StoreReadError: it is not known whether it was recorded; a retry is safe.
+        """
+        slot = now.replace(microsecond=0)
+
+        def check(models: Models) -> None:
+            if slot in models.slots or any(slot == time or key == each.key for time, each in models.triggers.items()):
+                raise _RecordedError
+
+        while True:
+            models = self._append(Trigger(slot=slot, cause=cause, key=key, why=why), check)
+            known = [each for each in models.triggers.values() if each.key == key]
+            if known:
+                return known[0]
+            slot += timedelta(seconds=1)
 
     def open_slot(self, start: SlotStart) -> SlotStart:
         """Record the beginning of a slot; of several starts of one slot, all get the one that was recorded first.

@@ -26,6 +26,8 @@ def card(models: Models, number: int, *, zone: tzinfo = UTC) -> str:
     status = version_status(models, number)
     run = Markup(f"{code(version.run_id)}, step {version.step}, attempt {code(version.attempt_id)}")
     rows = [("slot", _moment(version.slot, zone)), ("run", run), ("begins with", _beginning(start))]
+    if version.slot in models.triggers:
+        rows.append(("begun by", inline(models.triggers[version.slot].why)))
     rows += [*_training_rows(version), ("weights", _file(version.weights))]
     if version.program is not None:
         rows.append(("program", _file(version.program)))
@@ -137,7 +139,8 @@ def history_page(models: Models, *, zone: tzinfo) -> str:
     """All slots, versions and promotions of a model, newest first."""
     now = f"version {models.in_service} is in service" if models.in_service is not None else "none is in service"
     slots = table(
-        ("slot", "outcome", "version", "why"), [_slot_row(state, zone) for state in reversed([*models.slots.values()])]
+        ("slot", "begun by", "outcome", "version", "why"),
+        [_slot_row(models, state, zone) for state in reversed([*models.slots.values()])],
     )
     before, rows = None, list[tuple[object, ...]]()
     for event in models.events:
@@ -149,9 +152,11 @@ def history_page(models: Models, *, zone: tzinfo) -> str:
     return f"{blocks(head, heading('Slots'), slots, heading('In service'), in_service)}\n"
 
 
-def _slot_row(state: SlotState, zone: tzinfo) -> tuple[object, ...]:
+def _slot_row(models: Models, state: SlotState, zone: tzinfo) -> tuple[object, ...]:
     why = _short(state.end.why) if state.end is not None else f"until {_until(state, zone)}" if state.is_waiting else ""
-    return (_moment(state.slot, zone), state.outcome_in_words, state.version, why)
+    trigger = models.triggers.get(state.slot)
+    begun_by = _short(trigger.why) if trigger is not None else ""
+    return (_moment(state.slot, zone), begun_by, state.outcome_in_words, state.version, why)
 
 
 def _finding_row(finding: Finding) -> tuple[str, ...]:

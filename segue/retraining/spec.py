@@ -17,6 +17,7 @@ from segue.errors import SpecError
 from segue.parsing import parsed
 from segue.records import FiniteValue, Record
 from segue.retraining.periods import Unit
+from segue.retraining.triggers.spec import TriggerSpec
 from segue.spec import DataAccess, DataFile, DataSpec, RunSpec, read_toml
 
 _FUNCTION = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
@@ -214,6 +215,7 @@ class RetrainSpec(Record):
         description='With promotion = "ask": hours that a candidate waits for a decision; then it is not promoted.',
     )
     data: WindowSpec
+    trigger: TriggerSpec | None = Field(None, description="None: slots begin by the schedule or by hand alone.")
     gate: GateSpec = GateSpec()
     run: dict[str, JsonValue] = Field(
         description="Run spec of each slot, without run_id, deadline and data: those are the slot's own."
@@ -312,6 +314,11 @@ class Window(Record):
         """Files of the window as those of a run, to be read as the check of the window read them."""
         plain = tuple(DataFile(**file.model_dump(include=set(DataFile.model_fields))) for file in files)
         return DataSpec(files=plain, columns=self.columns, **access.model_dump(include=set(DataAccess.model_fields)))
+
+    @property
+    def content(self) -> frozenset[tuple[str, str, bool]]:
+        """What two windows with the same data have in common: files, their hashes, and what they are used for."""
+        return frozenset((file.path, file.sha256, file.is_held_back) for file in self.files)
 
     @property
     def training(self) -> tuple[WindowFile, ...]:

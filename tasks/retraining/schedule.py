@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from prefect.client.schemas.schedules import CronSchedule
 from pydantic import ValidationError
 
 from segue.errors import SpecError
+from segue.retraining.history import Models
 from segue.retraining.slots import slot_at
 from segue.retraining.spec import RetrainSpec
 
@@ -33,6 +34,18 @@ def ticks(spec: RetrainSpec, *, since: datetime, until: datetime) -> tuple[datet
     schedule = ServerSchedule(cron=spec.schedule, timezone=spec.timezone)
     found = asyncio.run(schedule.get_dates(n=_MOST_TICKS, start=since.astimezone(UTC), end=until.astimezone(UTC)))
     return tuple(slot for slot in map(slot_at, found) if since < slot <= until)
+
+
+def begins_for_data(spec: RetrainSpec, models: Models, slot: datetime) -> bool:
+    """Whether a slot is there for new data, and needless without: one that data began, or one of a schedule beside it.
+
+    A person, and a drift, begin a slot on whatever data there is.
+    """
+    trigger = models.triggers.get(slot)
+    if trigger is not None:
+        return trigger.cause == "arrival"
+    is_watched = spec.trigger is not None and spec.trigger.arrival is not None
+    return is_watched and slot in ticks(spec, since=slot - timedelta(seconds=1), until=slot)
 
 
 def require_cron(spec: RetrainSpec) -> CronSchedule:

@@ -17,6 +17,7 @@ from segue.reports.console import console, show_json
 from segue.reports.progress import progress
 from segue.reports.tables import rows_table
 from segue.retraining.history import SlotState
+from segue.retraining.model_record import Trigger
 from segue.retraining.slots import run_id_of, slot_at, store_of
 from segue.retraining.spec import RetrainSpec
 from segue.retraining.versions.serving import model_or_empty
@@ -41,7 +42,9 @@ def deploy(
     file: File = DEFAULT,
     paused: Annotated[bool, typer.Option("--paused", help="Create the schedule without starting it.")] = False,
 ) -> None:
-    """Create or update the deployment of a retraining, with its schedule, on the pool `parents`.
+    """Create or update the deployments of a retraining, with their schedules, on the pool `parents`.
+
+    `retrain/NAME` runs its slots; with [trigger] in the file, `watch/NAME` looks for what begins one.
 
     Flow runs start in this folder: it must exist on the machines of that pool. Exit code 0.
     """
@@ -59,6 +62,11 @@ def deploy(
     following = ticks(spec, since=now, until=now + _NEXT)[:_SHOWN_NEXT]
     when = ", ".join(f"{tick.astimezone(spec.zone):%Y-%m-%d %H:%M %Z}" for tick in following) or "by hand only"
     console.print(f"deployed retrain/{spec.name}; next slots: {when}", markup=False, soft_wrap=True)
+    if spec.trigger is not None:
+        causes = [name for name in ("arrival", "drift") if getattr(spec.trigger, name) is not None]
+        every = f"every {spec.trigger.every_minutes:g} minutes" if not paused else "when it is not paused"
+        text = f"deployed watch/{spec.name}; looks for {' and '.join(causes)} {every}"
+        console.print(text, markup=False, soft_wrap=True)
 
 
 @app.command()
@@ -104,19 +112,21 @@ def backfill(
 def slots(file: File = DEFAULT, as_json: Json = False) -> None:
     """Show what became of every slot of a retraining."""
     spec = RetrainSpec.from_toml(file)
-    states = model_or_empty(store_of(spec), spec.name).slots.values()
-    rows = [_row(spec, state) for state in states]
+    models = model_or_empty(store_of(spec), spec.name)
+    states = models.slots.values()
+    rows = [_row(spec, state, models.triggers.get(state.slot)) for state in states]
     if as_json:
-        facts = [row | _facts(state) for row, state in zip(rows, states, strict=True)]
+        facts = [_named(row) | _facts(state) for row, state in zip(rows, states, strict=True)]
         show_json({"model": spec.name, "slots": facts})
     else:
         console.print(rows_table(rows) if rows else "no slot was started yet")
 
 
-def _row(spec: RetrainSpec, state: SlotState) -> dict[str, object]:
+def _row(spec: RetrainSpec, state: SlotState, trigger: Trigger | None) -> dict[str, object]:
     return {
         "slot": f"{state.slot.astimezone(spec.zone):%Y-%m-%d %H:%M %Z}",
         "run": run_id_of(spec, state.slot),
+        "begun by": trigger.why if trigger is not None else None,
         "outcome": state.outcome_in_words,
         "version": state.version,
         "why": _why(spec, state),
@@ -126,13 +136,19 @@ def _row(spec: RetrainSpec, state: SlotState) -> dict[str, object]:
 def _why(spec: RetrainSpec, state: SlotState) -> str | None:
     if state.end is not None:
         return state.end.why
-    is_waiting = state.is_waiting and state.decide_by is not None
-    return f"until {state.decide_by.astimezone(spec.zone):%Y-%m-%d %H:%M %Z}" if is_waiting else None
+    if not state.is_waiting or state.decide_by is None:
+        return None
+    return f"until {state.decide_by.astimezone(spec.zone):%Y-%m-%d %H:%M %Z}"
+
+
+def _named(row: dict[str, object]) -> dict[str, object]:
+    return {name.replace(" ", "_"): value for name, value in row.items()}
 
 
 def _facts(state: SlotState) -> dict[str, object]:
     """What a program reads in another way than a person."""
-    return {"slot": state.slot.isoformat(), "outcome": state.end.outcome if state.end is not None else None}
+    outcome = state.end.outcome if state.end is not None else None
+    return {"slot": state.slot.isoformat(), "outcome": outcome}
 
 
 def _run_all(spec: RetrainSpec, file: Path, wanted: list[datetime]) -> None:
