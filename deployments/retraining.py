@@ -118,7 +118,8 @@ def start_slot(client: SyncPrefectClient, spec: RetrainSpec, slot: datetime) -> 
 
 
 def wait_for(client: SyncPrefectClient, flow_run_id: UUID) -> State:
-    """The final state of a flow run. Waits for it, also while the server does not answer.
+    """The final state of a flow run, or the one in which it waits for a person. Waits for it, also while the server
+    does not answer.
 
     Raises:
         OrchestratorError: the server refuses to answer.
@@ -129,7 +130,7 @@ def wait_for(client: SyncPrefectClient, flow_run_id: UUID) -> State:
         except SILENCE as error:
             require_silence(error)
             state = None
-        if state is not None and state.is_final():
+        if state is not None and (state.is_final() or state.is_paused()):
             return state
         SystemClock().sleep(_LOOK_SECONDS)
 

@@ -8,6 +8,8 @@ from segue.retraining.history import Models
 from segue.retraining.model_record import Candidate
 from segue.retraining.spec import RetrainSpec
 
+USUAL_HOURS = 72.0
+
 
 def asked(candidate: Candidate, spec: RetrainSpec, models: Models, *, now: datetime) -> Candidate:
     """The candidate of an evaluation as it is recorded: where a person promotes, one that is better waits for that.
@@ -21,5 +23,6 @@ def asked(candidate: Candidate, spec: RetrainSpec, models: Models, *, now: datet
     if later:
         why = f"version {later[0]}, trained for a later slot, waits for a decision"
         return candidate.model_copy(update={"is_promoted": False, "why": why})
-    decide_by = now + timedelta(hours=spec.decide_within_hours)
+    hours = spec.decide_within_hours if spec.decide_within_hours is not None else USUAL_HOURS
+    decide_by = now + timedelta(hours=hours)
     return candidate.model_copy(update={"is_promoted": False, "decide_by": decide_by})

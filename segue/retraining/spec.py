@@ -208,11 +208,11 @@ class RetrainSpec(Record):
     promotion: typing.Literal["automatic", "ask"] = Field(
         "automatic", description="Who promotes a candidate that the evaluation found better: segue, or a person."
     )
-    decide_within_hours: float = Field(
-        72.0,
+    decide_within_hours: float | None = Field(
+        None,
         gt=0,
         le=672,
-        description='With promotion = "ask": hours that a candidate waits for a decision; then it is not promoted.',
+        description="Hours that a candidate waits for that decision; then it is not promoted. None: 72.",
     )
     data: WindowSpec
     trigger: TriggerSpec | None = Field(None, description="None: slots begin by the schedule or by hand alone.")
@@ -253,8 +253,8 @@ class RetrainSpec(Record):
 
     @field_validator("decide_within_hours")
     @classmethod
-    def _is_for_a_person(cls, hours: float, info: ValidationInfo) -> float:
-        if info.data.get("promotion") == "automatic":
+    def _is_for_a_person(cls, hours: float | None, info: ValidationInfo) -> float | None:
+        if hours is not None and info.data.get("promotion") == "automatic":
             raise PydanticCustomError("promotion", 'needs promotion = "ask": otherwise nobody decides')
         return hours
 

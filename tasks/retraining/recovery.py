@@ -21,7 +21,7 @@ from segue.tasks.state_words import Word, is_by_a_person, state_with
 
 from segue.errors import OrchestratorError
 from segue.records import ParentRecord
-from segue.retraining.history import SlotState
+from segue.retraining.history import Models, SlotState
 from segue.retraining.model_record import SlotEnd, SlotOutcome
 from segue.retraining.models import ModelsLog, expired
 from segue.retraining.slots import model_and_slot_of
@@ -30,6 +30,8 @@ from segue.spec import StoreSpec
 from segue.stores import open_store
 
 _MOST_RESTARTS = 5
+_LEFT_ALONE = timedelta(minutes=15)
+"""How long another server has to let the flow run of a slot go on that was decided; its database may be lost."""
 _MOST_STARTS = 20
 """Starts of one flow run that waits for a decision: each answer needs one."""
 
@@ -52,20 +54,11 @@ def recover_slot(client: SyncPrefectClient, place: StoreSpec, dead: ParentRecord
     assert known is not None
     store, slot = open_store(place), known[1]
     log = ModelsLog(store, known[0], spec=place)
-    state = log.read().slots.get(slot)
-    is_asked = state is not None and state.decide_by is not None and (state.is_waiting or state.is_done)
-    if state is not None and not state.is_open and not is_asked:
-        remove_parent(store, dead)
-        return "it had ended"
-    if dead.server_id and dead.server_id != known_server_id() and not take_over:
-        return "its flow run was on another Prefect server; `segue recover --take-over` starts it here"
-    if state is not None and is_asked:
-        what = _go_on_asked(client, log, dead, state)
-        if what is not None:
-            return what
-        if not state.is_open:
-            remove_parent(store, dead)
-            return "it had ended"
+    models = log.read()
+    state = models.slots.get(slot)
+    what = _settle(client, log, dead, models, state, take_over=take_over)
+    if what is not None:
+        return what
     if dead.flow_run_id is None:
         why = "its process has died, and it had no flow run to start again"
         _end(log, dead, slot, outcome="failed", why=why)
@@ -91,12 +84,42 @@ def recover_slot(client: SyncPrefectClient, place: StoreSpec, dead: ParentRecord
     return "its flow run was started again"
 
 
+def _decided_at(models: Models, state: SlotState) -> datetime:
+    return max(event.at for event in models.events if event.version == state.version)
+
+
 def _end(log: ModelsLog, dead: ParentRecord, slot: datetime, *, outcome: SlotOutcome, why: str) -> None:
     state = log.read().slots.get(slot)
     if state is not None and state.start is not None and state.start.run is not None:
         stop_run(state.start, why=why)
     log.end_slot(SlotEnd(slot=slot, outcome=outcome, why=why))
     remove_parent(log.store, dead)
+
+
+def _settle(
+    client: SyncPrefectClient,
+    log: ModelsLog,
+    dead: ParentRecord,
+    models: Models,
+    state: SlotState | None,
+    *,
+    take_over: bool,
+) -> str | None:
+    """What was done about a slot that has ended, waits for a decision, or is another server's; None for any other."""
+    is_asked = state is not None and state.decide_by is not None and (state.is_waiting or state.is_done)
+    is_elsewhere = bool(dead.server_id) and not take_over and dead.server_id != known_server_id()
+    if state is not None and is_asked and not is_elsewhere:
+        what = _go_on_asked(client, log, dead, state)
+        if what is not None:
+            return what
+    if state is not None and not state.is_open:
+        is_asked_there = is_asked and is_elsewhere
+        if not is_asked_there or time_at(client) - _decided_at(models, state) > _LEFT_ALONE:
+            remove_parent(log.store, dead)
+            return "it had ended"
+    if is_elsewhere:
+        return "its flow run was on another Prefect server; `segue recover --take-over` starts it here"
+    return None
 
 
 def _go_on_asked(client: SyncPrefectClient, log: ModelsLog, dead: ParentRecord, state: SlotState) -> str | None:

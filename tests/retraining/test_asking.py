@@ -236,6 +236,21 @@ def test_wrong_settings_of_a_promotion_are_named_with_the_file_and_the_key(tmp_p
     assert str(monthly.file) in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"promotion": "ask"},
+        {"promotion": "ask", "decide_within_hours": 5},
+        {"trigger": {"arrival": {}}},
+        {"trigger": {"drift": {"data": "served/", "max_psi": 0.2}}},
+    ],
+)
+def test_settings_are_what_they_were_when_they_were_written_for_another_process(tmp_path, fields):
+    found = Monthly(tmp_path / "points", **fields).spec
+    assert RetrainSpec.model_validate_json(found.model_dump_json()) == found
+
+
 def test_the_pages_say_that_a_version_waits_and_who_decided_when_and_why(log):
     models = log.read()
     assert "**waits for a decision until 2013-06-04 12:00 UTC**" in card(models, 2)

@@ -78,7 +78,8 @@ def start(
 ) -> None:
     """Start one slot, by default for now, and follow it to its end. A slot that is done is left as it is.
 
-    Exit code 0: it trained a candidate, or was left out. 1: it did not. 2: it could not be started as asked.
+    Exit code 0: it trained a candidate, which may wait for a decision, or was left out. 1: it did not. 2: it could not
+    be started as asked.
     """
     spec = RetrainSpec.from_toml(file)
     chosen = moment(slot, spec, option="--slot") if slot is not None else slot_at(SystemClock().now())
@@ -176,8 +177,9 @@ def _run(client: SyncPrefectClient, spec: RetrainSpec, file: Path, slot: datetim
     name = run_id_of(spec, slot)
     with progress(f"{name}: the slot runs"):
         state = wait_for(client, start_slot(client, spec, slot))
-    console.print(f"{name}: {state.message or in_words(state)}", markup=False, soft_wrap=True)
-    return state.is_completed()
+    waits = f"it waits for a decision: `segue models approve {spec.name}`, or reject" if state.is_paused() else None
+    console.print(f"{name}: {waits or state.message or in_words(state)}", markup=False, soft_wrap=True)
+    return state.is_completed() or state.is_paused()
 
 
 def moment(text: str, spec: RetrainSpec, *, option: str) -> datetime:
