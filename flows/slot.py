@@ -37,7 +37,7 @@ from segue.controller.recovery import ParentHeartbeat
 from segue.errors import NoDataError, ParentAliveError, SameDataError, SegueError, SlotEndedError, StoreError
 from segue.retraining.history import SlotState
 from segue.retraining.model_record import SlotEnd, SlotOutcome, SlotStart
-from segue.retraining.models import ModelsLog
+from segue.retraining.models import ModelsLog, require_new_data
 from segue.retraining.slots import heartbeat_of, run_id_of, run_of, store_of
 from segue.retraining.spec import RetrainSpec
 from segue.retraining.window import changes_since
@@ -160,9 +160,9 @@ class SlotRunner:
         spec = self._spec
         window, local = choose_window(spec, slot)
         models = self.log.read()
-        same = models.trained_on(window, but=slot) if begins_for_data(spec, models, slot) else None
-        if same is not None:
-            raise SameDataError(run=run_id_of(spec, same))
+        is_for_new_data = begins_for_data(spec, models, slot)
+        if is_for_new_data:  # Before its data is checked, and again when it begins.
+            require_new_data(models, window, slot=slot)
         before = models.window_before(slot)
         gate, docs = check_data(spec, slot, window, local, folder=self._folder, before=before)
         is_accepted = gate.outcome != "failed"
@@ -175,7 +175,7 @@ class SlotRunner:
             run=run_of(spec, slot, window, now=self._clock.now()) if is_accepted else None,
             start_version=models.in_service if is_accepted and spec.start_from == "in_service" else None,
         )
-        start = as_parent(lambda: self.log.open_slot(planned), what="slot")
+        start = as_parent(lambda: self.log.open_slot(planned, is_for_new_data=is_for_new_data), what="slot")
         for change in start.changes:
             self._logger.warning("data changed: %s", change)
         publish_data_check(spec, start, return_state=True)  # A failed artifact must not fail the slot.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 from segue.errors.base import SegueError
 from segue.errors.storage import StoreError
 
@@ -142,10 +144,11 @@ class SlotEndedError(SegueError):
 class SameDataError(SegueError):
     """A slot that new data begins has the data of a slot that trains, or has trained, on it."""
 
-    def __init__(self, *, run: str) -> None:
-        self.run = run
+    def __init__(self, *, name: str, slot: datetime) -> None:
+        self.name, self.slot = name, slot
         super().__init__(
-            f"its files are those of {run}, unchanged.", fix="none needed; start a slot by hand to train on them again."
+            f"its files are those of the slot {slot:%Y-%m-%d %H:%M:%S %Z} of {name}, unchanged.",
+            fix="none needed; start a slot by hand to train on them again.",
         )
 
 

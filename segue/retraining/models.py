@@ -11,7 +11,7 @@ from contextlib import suppress
 from datetime import datetime, timedelta
 
 from segue.clock import Clock
-from segue.errors import ModelChangedError, NotWaitingError, SlotEndedError
+from segue.errors import ModelChangedError, NotWaitingError, SameDataError, SlotEndedError
 from segue.retraining.history import Models, models_of
 from segue.retraining.model_record import (
     RECORD,
@@ -24,6 +24,7 @@ from segue.retraining.model_record import (
     SlotStart,
     Trigger,
 )
+from segue.retraining.spec import Window
 from segue.runlog import keys
 from segue.runlog.entries import Entry, ModelEntry
 from segue.runlog.log import RunLog, Stamp
@@ -131,12 +132,14 @@ class ModelsLog:
                 return known[0]
             slot += timedelta(seconds=1)
 
-    def open_slot(self, start: SlotStart) -> SlotStart:
+    def open_slot(self, start: SlotStart, *, is_for_new_data: bool = False) -> SlotStart:
         """Record the beginning of a slot; of several starts of one slot, all get the one that was recorded first.
 
-        A slot that ended without a candidate is begun again.
+        A slot that ended without a candidate is begun again. One that is there for new data is not begun beside or
+        after another one with the same files.
 
         Raises:
+            SameDataError: it is for new data, and another slot trains or has trained on its files.
             StoreWriteError, StoreReadError: it is not known whether it was recorded; a retry is safe.
         """
 
@@ -144,6 +147,8 @@ class ModelsLog:
             known = models.slots.get(start.slot)
             if known is not None and known.start is not None and (known.is_open or known.is_done):
                 raise _RecordedError
+            if is_for_new_data:
+                require_new_data(models, start.window, slot=start.slot)
 
         known = self._append(start, check).slots[start.slot].start
         assert known is not None
@@ -193,6 +198,17 @@ def expired(version: int, decide_by: datetime) -> Decision:
 
 class _RecordedError(Exception):
     """Another process has recorded it meanwhile."""
+
+
+def require_new_data(models: Models, window: Window, *, slot: datetime) -> None:
+    """Check that no other slot trains, or has trained, on the same files.
+
+    Raises:
+        SameDataError: one does.
+    """
+    same = models.trained_on(window, but=slot)
+    if same is not None:
+        raise SameDataError(name=models.name, slot=same)
 
 
 def _require_unchanged(models: Models, candidate: Candidate) -> None:

@@ -38,6 +38,14 @@ class DriftSpec(FiniteValue):
         None, min_length=1, description="Columns to compare; None: all that both have, so that a label may be missing."
     )
 
+    @field_validator("data")
+    @classmethod
+    def _has_no_fields(cls, data: str) -> str:
+        if "%" in data:
+            text = "cannot have fields of strftime; give a glob or a folder, and newest_files for the newest of them"
+            raise PydanticCustomError("trigger", text)
+        return data
+
     @field_validator("max_ks")
     @classmethod
     def _has_a_limit(cls, limit: float | None, info: ValidationInfo) -> float | None:

@@ -6,6 +6,7 @@ import json
 from uuid import UUID
 
 import pytest
+from prefect.states import Crashed
 from segue.tasks.looks.look import look_at
 from segue.tasks.state_words import in_words
 
@@ -60,8 +61,15 @@ def test_a_slot_waits_for_a_person_who_answers_in_the_ui_or_on_the_command_line(
     assert in_words(state) == "Promoted", state
     assert "approved by anna: seen" in state.message
     assert monthly.models.in_service == 1
+    [given] = client.filter_flow_run_input(first, "suspended-promotion-1-response", limit=1, exclude_keys=set())
+    assert given.created is not None  # When it was answered is what counts.
 
     second = suspended(client, started(client, monthly, 5))
+    client.set_flow_run_state(second, Crashed(), force=True)
+    assert "its flow run goes on" in gone_on(client, monthly)
+    until(lambda: not client.read_flow_run(second).state.is_scheduled(), what="another start of the flow run")
+    suspended(client, second)
+    assert client.read_flow_run(second).empirical_policy.pause_keys == {"promotion-1", "promotion-2"}
     # Nobody has to look at the UI: the decision is in the store, and recovery lets the flow run end.
     rejected = Decision(version=2, answer="rejected", by="ben", why="a holiday")
     monthly.log.decide(rejected, now=SystemClock().now())

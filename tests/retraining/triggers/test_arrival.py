@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
+from datetime import datetime, timedelta
+from threading import Barrier
 
 import pytest
 from segue.tasks.retraining.schedule import begins_for_data
 
 from segue.data.files import Listed, listed
-from segue.errors import SpecError
+from segue.errors import SameDataError, SpecError
+from segue.retraining.gate.record import GateResult
+from segue.retraining.model_record import SlotStart
 from segue.retraining.models import ModelsLog
 from segue.retraining.pages import history_page
+from segue.retraining.slots import run_of
 from segue.retraining.spec import RetrainSpec
 from segue.retraining.triggers.look import unstarted
 from segue.retraining.window import window_of
@@ -153,6 +157,27 @@ def test_a_slot_that_is_there_for_new_data_finds_the_one_that_has_it(watched, ou
     assert watched.models.trained_on(window, but=slot) is None
 
 
+def test_of_two_slots_for_the_same_data_at_the_same_moment_one_begins(watched):
+    spec, slots = watched.monthly.spec, [slot_of_month(4) + timedelta(minutes=each) for each in range(4)]
+    window, _ = window_of(spec, slots[0])
+    barrier = Barrier(len(slots))
+
+    def begin(slot: datetime) -> bool:
+        log = watched.monthly.log
+        run = run_of(spec, slot, window, now=slot)
+        start = SlotStart(slot=slot, window=window, gate=GateResult(outcome="passed", expectations=1, rows=1), run=run)
+        barrier.wait()
+        try:
+            log.open_slot(start, is_for_new_data=True)
+        except SameDataError:
+            return False
+        return True
+
+    with ThreadPoolExecutor(len(slots)) as pool:
+        assert list(pool.map(begin, slots)).count(True) == 1
+    assert len(watched.models.slots) == 1
+
+
 def test_only_slots_of_data_and_of_a_schedule_beside_it_are_needless_without_new_data(watched):
     spec, log, tick = watched.monthly.spec, watched.monthly.log, slot_of_month(4)
     by_data = log.trigger("arrival", "a", why="new data", now=tick + timedelta(hours=1)).slot
@@ -207,6 +232,7 @@ def test_a_listing_of_a_bucket_tells_files_by_their_entity_tags(bucket):
         ({"arrival": {"marker": "a/_SUCCESS"}}, "trigger.arrival.marker"),
         ({"arrival": {}, "event": ""}, "trigger.event"),
         ({"drift": {"max_psi": 0.25}}, "trigger.drift.data"),
+        ({"drift": {"data": "served/%Y.csv", "max_psi": 1}}, "trigger.drift.data: cannot have fields of strftime"),
         ({"drift": {"data": "served/"}}, "trigger.drift.max_ks: needs max_psi or max_ks"),
         ({"drift": {"data": "served/", "max_ks": 1.5}}, "trigger.drift.max_ks"),
         ({"drift": {"data": "served/", "max_psi": 0.2, "columns": []}}, "trigger.drift.columns"),
