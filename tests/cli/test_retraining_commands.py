@@ -201,6 +201,14 @@ def test_an_approval_that_comes_too_late_promotes_nothing(desk, store, monthly):
     assert (monthly.models.in_service, monthly.models.waiting) == (2, {})
 
 
+@pytest.mark.parametrize("option", ["--why", "--by"])
+def test_a_decision_needs_a_name_and_a_reason(desk, waits, monthly, option):
+    given = {"--why": "seen", "--by": "anna"} | {option: " "}
+    refused = desk.run("models", "approve", "points", *(part for pair in given.items() for part in pair), *waits)
+    assert (refused.code, f"{option}: empty" in refused.err) == (2, True)
+    assert [*monthly.models.waiting] == [3]
+
+
 def test_nothing_that_waits_is_said_with_what_to_do(desk, store):
     refused = desk.run("models", "approve", "points", "--why", "seen", *store)
     assert refused.code == 2

@@ -189,6 +189,11 @@ def _choose(place: StoreSpec, name: str, version: int, *, why: str) -> None:
 
 
 def _decide(place: StoreSpec, name: str, version: int | None, *, answer: Answer, by: str | None, why: str) -> None:
+    empty = next(
+        (option for option, text in (("--why", why), ("--by", by)) if text is not None and not text.strip()), None
+    )
+    if empty is not None:
+        raise SpecError(source=COMMAND_LINE, problems=(f"{empty}: empty; the model's history needs it",))
     known, store = known_model(place, name), open_store(place)
     if version is None and not known.waiting:
         raise NotWaitingError(name=name)

@@ -12,6 +12,7 @@ from pydantic import AwareDatetime, Field
 from segue.data.files import Listed
 from segue.records import Record
 from segue.retraining.history import Models
+from segue.retraining.model_record import Trigger
 from segue.retraining.spec import Window
 from segue.retraining.triggers.spec import ArrivalSpec
 from segue.retraining.window import Chosen
@@ -24,7 +25,7 @@ class Seen(Record):
 
     files: str = Field("", description="Hash of the window's files as they were listed.")
     since: AwareDatetime | None = Field(None, description="Since when these files have not changed.")
-    known: str = Field("", description="Hash of listed files with which a slot has begun, by their content.")
+    known: str = Field("", description="Reason that is none: the newest slot has begun with the same content.")
     compared: str = Field("", description="Hash of listed data in service that was compared, and with which version.")
 
 
@@ -41,6 +42,16 @@ def key_of(chosen: Chosen, listed: Sequence[Listed]) -> str:
     known = {each.path: each for each in listed}
     lines = [f"{place.path}\n{place.is_held_back}\n{known[place.path][1:]}" for place in chosen.files]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def reason_of(files: str, models: Models, *, before: datetime | None = None) -> str:
+    """What the files of a window are to the newest slot, or to the newest one `before` another.
+
+    Those of an earlier slot that are put back are a reason once more.
+    """
+    begun = [slot for slot, state in models.slots.items() if state.start is not None]
+    slots = [slot.isoformat() for slot in begun if before is None or slot < before]
+    return hashlib.sha256("\n".join([files, *slots[-1:]]).encode()).hexdigest()
 
 
 def noted(seen: Seen, key: str, *, now: datetime) -> Seen:
@@ -62,16 +73,25 @@ def arrival_of(
 
     A slot that failed on these files is not begun again until one of them changes.
     """
-    begun = next((each for each in models.triggers.values() if each.key == seen.files), None)
+    reason = reason_of(seen.files, models)
+    begun = next((each for each in models.triggers.values() if each.key == reason), None) or _newest(models, seen.files)
     if begun is not None:
         return Arrival("none", f"nothing new: these files began the slot of {begun.slot:%Y-%m-%d %H:%M:%S %Z}")
-    if seen.known == seen.files:
+    if seen.known == reason:
         return Arrival("none", "nothing new: a slot has begun with these files")
     waits = _incomplete(spec, chosen, seen, now=now, is_there=is_there)
     if waits is not None:
         return Arrival("wait", waits)
     why = _difference(newest_window(models), chosen, listed)
     return Arrival("train", why) if why else Arrival("compare", "names and sizes of the files are known")
+
+
+def _newest(models: Models, files: str) -> Trigger | None:
+    """What began the newest slot, if it was these files: then their content need not be read."""
+    begun = [slot for slot, state in models.slots.items() if state.start is not None]
+    trigger = models.triggers.get(begun[-1]) if begun else None
+    is_same = trigger is not None and trigger.key == reason_of(files, models, before=trigger.slot)
+    return trigger if is_same else None
 
 
 def newest_window(models: Models) -> Window | None:

@@ -66,7 +66,7 @@ def look(spec: RetrainSpec, log: ModelsLog, *, now: datetime) -> Look:
         lines.append(found.why)
         waits = found.action == "wait"
         if found.action == "train":
-            trigger = log.trigger("arrival", window.key, why=found.why, now=now)
+            trigger = log.trigger("arrival", arrival.reason_of(window.key, models), why=found.why, now=now)
     if spec.trigger.drift is not None and trigger is None and not waits:
         why, trigger, seen = _drift(spec, spec.trigger.drift, log, models, window=window, seen=seen, now=now)
         lines.append(why)
@@ -112,7 +112,7 @@ def _arrival(
     if changed:
         return Arrival("train", f"changed data: {arrival.names(changed)}"), seen
     why = "nothing new: a slot has begun with these files"
-    return Arrival("none", why), seen.model_copy(update={"known": window.key})
+    return Arrival("none", why), seen.model_copy(update={"known": arrival.reason_of(window.key, models)})
 
 
 def _changed(chosen: Chosen, before: Window, spec: RetrainSpec) -> list[str]:

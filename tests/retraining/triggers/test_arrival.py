@@ -13,7 +13,7 @@ from segue.tasks.retraining.schedule import begins_for_data
 from segue.data.files import Listed, listed
 from segue.errors import SameDataError, SpecError
 from segue.retraining.gate.record import GateResult
-from segue.retraining.model_record import SlotStart
+from segue.retraining.model_record import SlotStart, Trigger
 from segue.retraining.models import ModelsLog
 from segue.retraining.pages import history_page
 from segue.retraining.slots import run_of
@@ -44,7 +44,8 @@ def test_data_that_is_seen_again_begins_no_second_slot(watched):
         assert (again.trigger, "these files began the slot" in again.lines[0]) == (None, True)
     assert [*watched.models.triggers] == [slot]
     watched.run_slot(slot, outcome="failed")
-    assert watched.look(after_minutes=10).trigger is None  # Nor is a slot that failed begun again.
+    again = watched.look(after_minutes=10)  # Nor is a slot that failed begun again.
+    assert (again.trigger, "these files began the slot" in again.lines[0]) == (None, True)
 
 
 def test_looks_at_the_same_moment_begin_one_slot(watched):
@@ -126,6 +127,25 @@ def test_a_slot_of_the_schedule_makes_a_trigger_on_the_same_files_needless(watch
     found = watched.look(after_minutes=10).trigger
     assert found.why.startswith("changed data: ")
     assert found.why.count("parquet") == 1
+
+
+def test_a_file_that_is_put_back_as_it_was_begins_a_slot_again(watched):
+    path = watched.monthly.folder / "2013-03.parquet"
+    before, times = path.read_bytes(), path.stat()
+
+    def slot() -> Trigger:
+        watched.look()
+        found = watched.look(after_minutes=5).trigger
+        watched.run_slot(found.slot)
+        assert watched.look(after_minutes=5).trigger is None
+        return found
+
+    first = slot()
+    watched.monthly.write(3, slope=3.0)
+    second = slot()
+    path.write_bytes(before)
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert first.slot < second.slot < slot().slot
 
 
 def test_new_data_of_a_period_that_is_complete_begins_a_slot_and_that_of_a_later_one_does_not(watched):
