@@ -2,29 +2,37 @@
 
 from __future__ import annotations
 
-from datetime import datetime, tzinfo
+from collections.abc import Mapping
+from contextlib import suppress
+from datetime import datetime, timedelta, tzinfo
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import DeploymentScheduleCreate
 from prefect.client.schemas.objects import State
+from prefect.client.schemas.schedules import IntervalSchedule
+from prefect.events import DeploymentEventTrigger
 from prefect.exceptions import ObjectNotFound
 from prefect.utilities.callables import parameter_schema
 from segue.flows.retrain import retrain
+from segue.flows.watch import watch
 from segue.tasks.prefect_api import SILENCE, create_flow_run, require_silence
 from segue.tasks.retraining.schedule import require_cron
 from segue.tasks.run_artifact import LiveArtifact, artifact_key
 
 from segue.clock import SystemClock
 from segue.errors import OrchestratorError
-from segue.retraining.models import Models
+from segue.retraining.history import Models
 from segue.retraining.pages import history_page
 from segue.retraining.slots import run_id_of
 from segue.retraining.spec import RetrainSpec
 
 FLOW = "retrain"
 ENTRYPOINT = "segue.flows.retrain.retrain"
+WATCH = "watch"
+WATCH_ENTRYPOINT = "segue.flows.watch.watch"
 POOL = "parents"
 _LOOK_SECONDS = 1.0
 
@@ -46,19 +54,46 @@ def deploy(client: SyncPrefectClient, spec: RetrainSpec, *, file: str, working_d
     except ObjectNotFound:
         fix = "create the pools: sh deployments/create-pools.sh, which `segue init` writes."
         raise OrchestratorError(what=f"there is no work pool {POOL!r} on this Prefect server.", fix=fix) from None
-    return client.create_deployment(
+    common: dict[str, Any] = {
+        "name": spec.name,
+        "work_pool_name": POOL,
+        "tags": ["segue"],
+        "job_variables": {"working_dir": str(working_dir)},
+        "parameters": {"file": file},
+        "enforce_parameter_schema": True,
+    }
+    deployment_id = client.create_deployment(
         flow_id=client.create_flow(retrain),
-        name=spec.name,
         entrypoint=ENTRYPOINT,
-        work_pool_name=POOL,
         description=f"Retrains {spec.name} on its schedule.",
-        tags=["segue"],
-        job_variables={"working_dir": str(working_dir)},
-        parameters={"file": file},
         schedules=schedules,
         parameter_openapi_schema=parameter_schema(retrain).model_dump_for_openapi(),
-        enforce_parameter_schema=True,
+        **common,
     )
+    _deploy_watch(client, spec, common, active=active)
+    return deployment_id
+
+
+def _deploy_watch(client: SyncPrefectClient, spec: RetrainSpec, common: Mapping[str, Any], *, active: bool) -> None:
+    """The deployment `watch/NAME`, with the event after which it looks; without [trigger] there is none."""
+    if spec.trigger is None:
+        with suppress(ObjectNotFound):
+            client.delete_deployment(client.read_deployment_by_name(f"{WATCH}/{spec.name}").id)
+        return
+    every = IntervalSchedule(interval=timedelta(minutes=spec.trigger.every_minutes))
+    deployment_id = client.create_deployment(
+        flow_id=client.create_flow(watch),
+        entrypoint=WATCH_ENTRYPOINT,
+        description=f"Begins slots of {spec.name} when data has arrived, or data in service has drifted.",
+        schedules=[DeploymentScheduleCreate(schedule=every, active=active, slug=spec.name)],
+        parameter_openapi_schema=parameter_schema(watch).model_dump_for_openapi(),
+        **common,
+    )
+    client.delete_resource_owned_automations(f"prefect.deployment.{deployment_id}")
+    if spec.trigger.event is not None:
+        found = DeploymentEventTrigger(name=f"segue-watch-{spec.name}", expect={spec.trigger.event}, enabled=active)
+        found.set_deployment_id(deployment_id)
+        client.create_automation(found.as_automation())
 
 
 def start_slot(client: SyncPrefectClient, spec: RetrainSpec, slot: datetime) -> UUID:
@@ -83,7 +118,8 @@ def start_slot(client: SyncPrefectClient, spec: RetrainSpec, slot: datetime) -> 
 
 
 def wait_for(client: SyncPrefectClient, flow_run_id: UUID) -> State:
-    """The final state of a flow run. Waits for it, also while the server does not answer.
+    """The final state of a flow run, or the one in which it waits for a person. Waits for it, also while the server
+    does not answer.
 
     Raises:
         OrchestratorError: the server refuses to answer.
@@ -94,7 +130,7 @@ def wait_for(client: SyncPrefectClient, flow_run_id: UUID) -> State:
         except SILENCE as error:
             require_silence(error)
             state = None
-        if state is not None and state.is_final():
+        if state is not None and (state.is_final() or state.is_paused()):
             return state
         SystemClock().sleep(_LOOK_SECONDS)
 

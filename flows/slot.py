@@ -19,6 +19,8 @@ from segue.tasks.parent_clock import as_parent, parent_clock
 from segue.tasks.prefect_api import is_cancelled
 from segue.tasks.recovery import known_server_id
 from segue.tasks.retraining.events import announce
+from segue.tasks.retraining.questions import Questions
+from segue.tasks.retraining.schedule import begins_for_data
 from segue.tasks.retraining.slot import (
     begin_with_version,
     check_data,
@@ -32,9 +34,10 @@ from segue.tasks.retraining.turns import Turns, stop_run
 from segue.tasks.state_words import Word, has_reached_goal, state_with, word_of
 
 from segue.controller.recovery import ParentHeartbeat
-from segue.errors import NoDataError, ParentAliveError, SegueError, SlotEndedError, StoreError
+from segue.errors import NoDataError, ParentAliveError, SameDataError, SegueError, SlotEndedError, StoreError
+from segue.retraining.history import SlotState
 from segue.retraining.model_record import SlotEnd, SlotOutcome, SlotStart
-from segue.retraining.models import ModelsLog, SlotState
+from segue.retraining.models import ModelsLog, require_new_data
 from segue.retraining.slots import heartbeat_of, run_id_of, run_of, store_of
 from segue.retraining.spec import RetrainSpec
 from segue.retraining.window import changes_since
@@ -58,6 +61,7 @@ class SlotRunner:
         self._store = open_store(place)
         self.log = ModelsLog(self._store, spec.name, spec=place, clock=self._clock)
         self.turns = Turns(spec, self._store, self.log, clock=self._clock, logger=logger)
+        self._questions = Questions(spec, self.log, clock=self._clock, logger=logger, show=self._publish)
 
     def require_store(self) -> None:
         """Check that the store can be written.
@@ -109,6 +113,8 @@ class SlotRunner:
 
     def _run(self, slot: datetime) -> State[Any]:
         known = self.log.read().slots.get(slot)
+        if known is not None and known.decide_by is not None and (known.is_waiting or known.is_done):
+            return self._decided(slot)
         if known is not None and known.is_done:
             return _done(known, run_id_of(self._spec, slot))
         has_begun = known is not None and known.is_open and known.start is not None
@@ -119,6 +125,8 @@ class SlotRunner:
             start = self._begun_before(known) or self._planned(slot)
         except NoDataError as error:
             return self._end(slot, "no_data", str(error), Word.NO_DATA)
+        except SameDataError as error:
+            return self._end(slot, "skipped", str(error), Word.SKIPPED)
         if start.run is None:
             refused = [finding.sentence for finding in start.gate.findings if not finding.is_warning]
             return self._end(slot, "data_gate", "; ".join(refused[:3]), Word.DATA_GATE)
@@ -146,11 +154,15 @@ class SlotRunner:
 
         Raises:
             NoDataError: there is no window.
+            SameDataError: the slot is there for new data, and there is none.
             SegueError: it could not be read or checked.
         """
         spec = self._spec
         window, local = choose_window(spec, slot)
         models = self.log.read()
+        is_for_new_data = begins_for_data(spec, models, slot)
+        if is_for_new_data:  # Before its data is checked, and again when it begins.
+            require_new_data(models, window, slot=slot)
         before = models.window_before(slot)
         gate, docs = check_data(spec, slot, window, local, folder=self._folder, before=before)
         is_accepted = gate.outcome != "failed"
@@ -163,7 +175,7 @@ class SlotRunner:
             run=run_of(spec, slot, window, now=self._clock.now()) if is_accepted else None,
             start_version=models.in_service if is_accepted and spec.start_from == "in_service" else None,
         )
-        start = as_parent(lambda: self.log.open_slot(planned), what="slot")
+        start = as_parent(lambda: self.log.open_slot(planned, is_for_new_data=is_for_new_data), what="slot")
         for change in start.changes:
             self._logger.warning("data changed: %s", change)
         publish_data_check(spec, start, return_state=True)  # A failed artifact must not fail the slot.
@@ -187,12 +199,22 @@ class SlotRunner:
         models = evaluate_candidate(self._spec, start.model_copy(update={"run": run}))
         slot_state = models.slots[start.slot]
         assert slot_state.version is not None
+        if slot_state.decide_by is not None:
+            return self._decided(start.slot)
         version = models.version(slot_state.version)
         if self._spec.publish.mlflow is not None:
             mirror_registry(self._spec, return_state=True)  # A registry that is away must not fail the slot.
         outcome: SlotOutcome = "promoted" if version.is_promoted else "not_promoted"
         why = f"version {slot_state.version}: {version.why}"
         return self._end(start.slot, outcome, why, Word.PROMOTED if version.is_promoted else Word.NOT_PROMOTED)
+
+    def _decided(self, slot: datetime) -> State[Any]:
+        """The end of a slot about whose candidate a person decides. Suspends this flow run until somebody has."""
+        state = self._questions.answered(slot)
+        if self._spec.publish.mlflow is not None:
+            mirror_registry(self._spec, return_state=True)
+        self._publish(slot)
+        return _done(state, run_id_of(self._spec, slot))
 
     def _in_time(self, run: RunSpec, history: History) -> RunSpec:
         """The run with a deadline that it can begin with: one that had passed before it began is none."""
@@ -261,11 +283,14 @@ class SlotRunner:
         return state_with(word, message) if word is not None else Failed(message=message)
 
     def _finish(self, slot: datetime, outcome: SlotOutcome, why: str) -> None:
-        models = as_parent(lambda: self.log.end_slot(SlotEnd(slot=slot, outcome=outcome, why=why)), what="slot")
-        end = models.slots[slot].end
-        assert end is not None  # That of another process, if it was faster.
+        as_parent(lambda: self.log.end_slot(SlotEnd(slot=slot, outcome=outcome, why=why)), what="slot")
+        self._publish(slot)  # The end is that of another process, if it was faster.
+
+    def _publish(self, slot: datetime) -> None:
+        """Show in Prefect what the log has of a slot that has ended, or that waits for a decision."""
+        models = as_parent(self.log.read, what="log of the model")
         publish_model(self._spec, models.slots[slot].version, return_state=True)
-        announce(self._spec, models, end, log_id=self.log.log_id, logger=self._logger)
+        announce(self._spec, models, slot, log_id=self.log.log_id, logger=self._logger)
 
     def _heartbeat(self, slot: datetime) -> ParentHeartbeat:
         run = run_of(self._spec, slot, None, now=self._clock.now())
@@ -278,7 +303,8 @@ class SlotRunner:
 def _done(known: SlotState, name: str) -> State[Any]:
     assert known.end is not None
     is_promoted = known.end.outcome == "promoted"
-    message = f"{name} is done: {known.end.why}"
+    which = f"version {known.version}: " if known.decide_by is not None else ""
+    message = f"{name} is done: {which}{known.end.why}"
     return state_with(Word.PROMOTED if is_promoted else Word.NOT_PROMOTED, message)
 
 

@@ -6,10 +6,10 @@ import fcntl
 import hashlib
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from segue.errors import DataChangedError, DataUnreadableError, MissingExtraError
 from segue.spec import DataAccess, DataFile, DataSpec, RunSpec
@@ -20,6 +20,8 @@ _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "a
 """The extra whose file system reads the URLs of a scheme: s3fs, gcsfs or adlfs."""
 _CLIENTS = ("botocore.", "aiobotocore.", "gcsfs.", "google.", "azure.", "aiohttp.")
 """Packages below those, whose errors have no type in common with the rest."""
+_MARKS = ("ETag", "etag", "generation", "mtime", "LastModified", "last_modified", "updated")
+"""Facts of a listing that change with a file's content, as the file systems name them."""
 
 
 def is_remote(path: str) -> bool:
@@ -50,23 +52,60 @@ def find(pattern: str, access: DataAccess = _DEFAULT) -> list[str]:
         DataUnreadableError: what is there could not be listed, or a file's name is not safe to open.
         MissingExtraError: the package that reaches such files is not installed.
     """
+    return [each.path for each in listed(pattern, access)]
+
+
+class Listed(NamedTuple):
+    """A file as a listing shows it; it was not read."""
+
+    path: str
+    size_bytes: int
+    mark: str
+    """What changes with its content: an entity tag, a generation, or the time of the last write."""
+
+
+def listed(pattern: str, access: DataAccess = _DEFAULT) -> list[Listed]:
+    """The files that `find` finds, with what tells whether they have changed since.
+
+    Raises:
+        DataUnreadableError: what is there could not be listed, or a file's name is not safe to open.
+        MissingExtraError: the package that reaches such files is not installed.
+    """
     with readable(pattern):
         system = file_system(pattern, access)
         found = system.glob(f"{pattern}**" if pattern.endswith("/") else pattern, detail=True)
     # Consoles create an empty object for a folder, whose name ends with '/'.
-    files = [
-        name
+    files = {
+        name: info
         for name, info in found.items()
         if info["type"] == "file" and not name.rpartition("/")[2].startswith(("_", ".")) and not name.endswith("/")
-    ]
+    }
     odd = next((name for name in files if "::" in name), None)
     if odd is not None:  # fsspec would open another file system for it.
         raise DataUnreadableError(path=odd, why="its name contains '::'")
-    if not is_remote(pattern):
-        return sorted(files)
-    # With the scheme that was given: adlfs has several, and names only one of them.
-    scheme = pattern.partition("://")[0]
-    return sorted(f"{scheme}://{system.unstrip_protocol(name).partition('://')[2]}" for name in files)
+
+    def named(name: str) -> str:
+        if not is_remote(pattern):
+            return name
+        # With the scheme that was given: adlfs has several, and names only one of them.
+        return f"{pattern.partition('://')[0]}://{system.unstrip_protocol(name).partition('://')[2]}"
+
+    return sorted(Listed(named(name), int(info.get("size") or 0), _mark(info)) for name, info in files.items())
+
+
+def is_there(path: str, access: DataAccess = _DEFAULT) -> bool:
+    """Whether there is such a file.
+
+    Raises:
+        DataUnreadableError: what is there could not be listed.
+        MissingExtraError: the package that reaches such files is not installed.
+    """
+    with readable(path):
+        return bool(file_system(path, access).exists(path))
+
+
+def _mark(info: Mapping[str, Any]) -> str:
+    return next((f"{name}={info[name]}" for name in _MARKS if info.get(name)), "")
 
 
 def fetch(path: str, access: DataAccess = _DEFAULT) -> tuple[DataFile, Path]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 from segue.errors.base import SegueError
 from segue.errors.storage import StoreError
 
@@ -40,6 +42,22 @@ class ModelChangedError(SegueError):
         )
 
 
+class NotWaitingError(SegueError):
+    """Nobody is asked about a version, so there is nothing to decide."""
+
+    exit_code = 2
+
+    def __init__(self, *, name: str, version: int | None = None, outcome: str = "") -> None:
+        self.name, self.version, self.outcome = name, version, outcome
+        which = f"version {version}" if version is not None else "no version"
+        verb = "does not wait" if version is not None else "waits"
+        slot = f"; its slot has ended as {outcome}" if outcome else ""
+        super().__init__(
+            f"{which} of model {name} {verb} for a decision{slot}.",
+            fix="put a version into service whatever its evaluation said: `segue models promote`.",
+        )
+
+
 class ScoresError(SegueError):
     """The function that scores a model did not return what an evaluation needs."""
 
@@ -66,11 +84,12 @@ class PublishError(SegueError):
 class DamagedVersionError(SegueError):
     """A published file of a version is gone, or has other bytes."""
 
-    def __init__(self, *, key: str, why: str) -> None:
+    def __init__(self, *, key: str, why: str, is_in_service: bool = True) -> None:
         self.key, self.why = key, why
-        super().__init__(
-            f"{key} in the store is damaged: {why}.", fix="put another version into service: `segue models rollback`."
-        )
+        fix = "put another version into service: `segue models rollback`."
+        if not is_in_service:
+            fix = "restore the file from a backup, or reject the version: `segue models reject`."
+        super().__init__(f"{key} in the store is damaged: {why}.", fix=fix)
 
 
 class NotInServiceError(SegueError):
@@ -120,6 +139,17 @@ class SlotEndedError(SegueError):
     def __init__(self, *, outcome: str) -> None:
         self.outcome = outcome
         super().__init__(f"the slot has ended as {outcome}, so its candidate is not recorded.", fix="none needed.")
+
+
+class SameDataError(SegueError):
+    """A slot that new data begins has the data of a slot that trains, or has trained, on it."""
+
+    def __init__(self, *, name: str, slot: datetime) -> None:
+        self.name, self.slot = name, slot
+        super().__init__(
+            f"its files are those of the slot {slot:%Y-%m-%d %H:%M:%S %Z} of {name}, unchanged.",
+            fix="none needed; start a slot by hand to train on them again.",
+        )
 
 
 class RetrainStoreError(StoreError):

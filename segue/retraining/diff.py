@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+from segue.retraining.history import Models
 from segue.retraining.model_record import Candidate, SlotStart
-from segue.retraining.models import Models
 from segue.retraining.spec import WindowFile
 from segue.units import money
 

@@ -149,6 +149,12 @@ class Candidate(Record):
     is_promoted: bool
     why: str = Field(description="Why it was promoted, or not.")
     registry: RegistrySpec | None = Field(None, description="Registry that mirrors it.")
+    # Left out where nobody is asked: older versions refuse a record with a field that they do not know.
+    decide_by: AwareDatetime | None = Field(
+        None,
+        exclude_if=lambda moment: moment is None,
+        description="Until when a person may approve its promotion; None: nobody is asked.",
+    )
 
 
 class Choice(Record):
@@ -159,5 +165,36 @@ class Choice(Record):
     why: str
 
 
-ModelRecord = Annotated[SlotStart | SlotEnd | Candidate | Choice, Field(discriminator="kind")]
-RECORD: TypeAdapter[SlotStart | SlotEnd | Candidate | Choice] = TypeAdapter(ModelRecord)
+Answer = Literal["approved", "rejected", "expired"]
+
+
+class Decision(Record):
+    """The answer about a candidate that waited for one: its promotion, or not, and the end of its slot in one."""
+
+    kind: Literal["decision"] = "decision"
+    version: int = Field(ge=1)
+    answer: Answer = Field(description="Expired: nobody has answered in time.")
+    by: str = Field("", description="Who decided, as that person was named; empty where nobody has.")
+    why: str
+
+    @property
+    def sentence(self) -> str:
+        """What was decided, by whom, and why."""
+        return f"{self.answer} by {self.by}: {self.why}" if self.by else self.why
+
+
+Cause = Literal["arrival", "drift"]
+
+
+class Trigger(Record):
+    """Why a slot was asked for: data has arrived, or data in service has drifted. One slot for each `key`."""
+
+    kind: Literal["trigger"] = "trigger"
+    slot: AwareDatetime
+    cause: Cause
+    key: str = Field(description="Hash of what was seen: of the same files, however often they are seen.")
+    why: str
+
+
+ModelRecord = Annotated[SlotStart | SlotEnd | Candidate | Choice | Decision | Trigger, Field(discriminator="kind")]
+RECORD: TypeAdapter[SlotStart | SlotEnd | Candidate | Choice | Decision | Trigger] = TypeAdapter(ModelRecord)

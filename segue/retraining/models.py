@@ -6,109 +6,31 @@ the one before it, and none is lost.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from datetime import datetime
-from typing import NamedTuple
+from datetime import datetime, timedelta
 
 from segue.clock import Clock
-from segue.errors import ModelChangedError, SlotEndedError, UnknownVersionError
-from segue.retraining.model_record import DONE, IN_WORDS, RECORD, Candidate, Choice, ModelRecord, SlotEnd, SlotStart
+from segue.errors import ModelChangedError, NotWaitingError, SameDataError, SlotEndedError
+from segue.retraining.history import Models, models_of
+from segue.retraining.model_record import (
+    RECORD,
+    Candidate,
+    Cause,
+    Choice,
+    Decision,
+    ModelRecord,
+    SlotEnd,
+    SlotStart,
+    Trigger,
+)
+from segue.retraining.spec import Window
 from segue.runlog import keys
 from segue.runlog.entries import Entry, ModelEntry
 from segue.runlog.log import RunLog, Stamp
 from segue.runlog.open import log_in
 from segue.spec import StoreSpec
 from segue.stores.base import Store
-
-
-class Event(NamedTuple):
-    """One change of what is in service, or a candidate that changed nothing."""
-
-    at: datetime
-    record: Candidate | Choice
-    version: int
-    """The candidate's own, or the one that was chosen."""
-    in_service: int | None
-    """The version in service afterwards."""
-
-
-@dataclass(frozen=True)
-class SlotState:
-    """What the log holds of a slot."""
-
-    slot: datetime
-    start: SlotStart | None = None
-    """Its newest start; None where it ended before its data was checked."""
-    end: SlotEnd | None = None
-    """None while it is open."""
-    version: int | None = None
-    """The version that it trained."""
-    ends: int = 0
-    """How often it has ended: one that ended without a candidate may be started again."""
-
-    @property
-    def is_open(self) -> bool:
-        """Whether it was started and has not ended."""
-        return self.end is None
-
-    @property
-    def outcome_in_words(self) -> str:
-        """Its outcome; `open` while it has none."""
-        return IN_WORDS[self.end.outcome] if self.end is not None else "open"
-
-    @property
-    def is_done(self) -> bool:
-        """Whether it trained a candidate; starting it again changes nothing."""
-        return self.end is not None and self.end.outcome in DONE
-
-
-@dataclass(frozen=True)
-class Models:
-    """The versions of a model, from 1 on, and everything that happened to them."""
-
-    name: str
-    events: tuple[Event, ...]
-    slots: Mapping[datetime, SlotState]
-    """By the time of the slot, in its order."""
-
-    @property
-    def candidates(self) -> dict[int, Candidate]:
-        """Every version."""
-        return {event.version: event.record for event in self.events if isinstance(event.record, Candidate)}
-
-    @property
-    def in_service(self) -> int | None:
-        """The version in service; None while there is none."""
-        return self.events[-1].in_service if self.events else None
-
-    @property
-    def before(self) -> int | None:
-        """The version that was in service before the present one first was: where a rollback leads."""
-        earlier: int | None = None
-        for event in self.events:
-            if event.in_service == self.in_service:
-                return earlier
-            earlier = event.in_service
-        return None
-
-    def window_before(self, slot: datetime) -> SlotStart | None:
-        """The newest earlier slot whose data was accepted: what the next one's data is compared with."""
-        starts = (state.start for time, state in self.slots.items() if time < slot)
-        accepted = [start for start in starts if start is not None and start.run is not None]
-        return accepted[-1] if accepted else None
-
-    def version(self, number: int) -> Candidate:
-        """A version.
-
-        Raises:
-            UnknownVersionError: there is none of this number.
-        """
-        known = self.candidates
-        if number not in known:
-            raise UnknownVersionError(name=self.name, version=number, known=tuple(known))
-        return known[number]
 
 
 class ModelsLog:
@@ -147,10 +69,8 @@ class ModelsLog:
             known = models.slots.get(candidate.slot)
             if known is not None and known.end is not None:
                 raise SlotEndedError(outcome=known.outcome_in_words)
-            if candidate.is_promoted and models.in_service != candidate.compared_with:
-                raise ModelChangedError(
-                    name=self.name, compared_with=candidate.compared_with, in_service=models.in_service
-                )
+            if candidate.is_promoted or candidate.decide_by is not None:
+                _require_unchanged(models, candidate)
 
         models = self.read()
         if any(_is_same(candidate, known) for known in models.candidates.values()):
@@ -166,12 +86,60 @@ class ModelsLog:
         """
         return self._append(Choice(version=version, why=why), lambda models: models.version(version))
 
-    def open_slot(self, start: SlotStart) -> SlotStart:
-        """Record the beginning of a slot; of several starts of one slot, all get the one that was recorded first.
+    def decide(self, decision: Decision, *, now: datetime) -> Models:
+        """Record the answer about a candidate that waits for one, which ends its slot. The first answer counts.
 
-        A slot that ended without a candidate is begun again.
+        One that comes after the time to decide is recorded as expired, and nothing is promoted. What was decided is in
+        the slot of the version, whoever decided it.
 
         Raises:
+            UnknownVersionError: there is no such version.
+            NotWaitingError: nobody was asked about it, or its slot was cancelled.
+            ModelChangedError: it is approved, and another version is in service than the one that it was compared with.
+            StoreWriteError, StoreReadError: it is not known whether it was recorded; a retry is safe.
+        """
+        decide_by = self.read().version(decision.version).decide_by
+        if decide_by is not None and now >= decide_by:
+            decision = expired(decision.version, decide_by)
+
+        def check(models: Models) -> None:
+            state = models.slot_of(decision.version)
+            if state.decision is not None or (state.decide_by is not None and state.is_done):
+                raise _RecordedError
+            if not state.is_waiting:
+                raise NotWaitingError(name=self.name, version=decision.version, outcome=state.outcome_in_words)
+            if decision.answer == "approved":
+                _require_unchanged(models, models.version(decision.version))
+
+        return self._append(decision, check)
+
+    def trigger(self, cause: Cause, key: str, *, why: str, now: datetime) -> Trigger:
+        """Ask for a slot, at the second of `now` or the next free one. Of the same key there is one, asked for first.
+
+        Raises:
+            StoreWriteError, StoreReadError: it is not known whether it was recorded; a retry is safe.
+        """
+        slot = now.replace(microsecond=0)
+
+        def check(models: Models) -> None:
+            if slot in models.slots or any(slot == time or key == each.key for time, each in models.triggers.items()):
+                raise _RecordedError
+
+        while True:
+            models = self._append(Trigger(slot=slot, cause=cause, key=key, why=why), check)
+            known = [each for each in models.triggers.values() if each.key == key]
+            if known:
+                return known[0]
+            slot += timedelta(seconds=1)
+
+    def open_slot(self, start: SlotStart, *, is_for_new_data: bool = False) -> SlotStart:
+        """Record the beginning of a slot; of several starts of one slot, all get the one that was recorded first.
+
+        A slot that ended without a candidate is begun again. One that is there for new data is not begun beside or
+        after another one with the same files.
+
+        Raises:
+            SameDataError: it is for new data, and another slot trains or has trained on its files.
             StoreWriteError, StoreReadError: it is not known whether it was recorded; a retry is safe.
         """
 
@@ -179,6 +147,8 @@ class ModelsLog:
             known = models.slots.get(start.slot)
             if known is not None and known.start is not None and (known.is_open or known.is_done):
                 raise _RecordedError
+            if is_for_new_data:
+                require_new_data(models, start.window, slot=start.slot)
 
         known = self._append(start, check).slots[start.slot].start
         assert known is not None
@@ -198,7 +168,7 @@ class ModelsLog:
 
         return self._append(end, check)
 
-    def _append(self, record: SlotStart | SlotEnd | Candidate | Choice, check: Callable[[Models], object]) -> Models:
+    def _append(self, record: ModelRecord, check: Callable[[Models], object]) -> Models:
         def build(stamp: Stamp) -> Entry:
             # Called again after every lost race, with the log as it is then.
             models = _models(self.name, self._log)
@@ -221,8 +191,29 @@ def model_names(store: Store) -> list[str]:
     return [name for folder in store.folders() if (name := keys.model_of(folder)) is not None]
 
 
+def expired(version: int, decide_by: datetime) -> Decision:
+    """The end of a wait in which nobody has decided."""
+    return Decision(version=version, answer="expired", why=f"nobody decided by {decide_by:%Y-%m-%d %H:%M %Z}")
+
+
 class _RecordedError(Exception):
     """Another process has recorded it meanwhile."""
+
+
+def require_new_data(models: Models, window: Window, *, slot: datetime) -> None:
+    """Check that no other slot trains, or has trained, on the same files.
+
+    Raises:
+        SameDataError: one does.
+    """
+    same = models.trained_on(window, but=slot)
+    if same is not None:
+        raise SameDataError(name=models.name, slot=same)
+
+
+def _require_unchanged(models: Models, candidate: Candidate) -> None:
+    if models.in_service != candidate.compared_with:
+        raise ModelChangedError(name=models.name, compared_with=candidate.compared_with, in_service=models.in_service)
 
 
 def _is_same(one: Candidate, other: Candidate) -> bool:
@@ -230,42 +221,11 @@ def _is_same(one: Candidate, other: Candidate) -> bool:
 
 
 def _models(name: str, log: RunLog) -> Models:
-    records = [
-        (slot.entry.written_at, RECORD.validate_python(slot.entry.record))
-        for slot in log.slots
-        if isinstance(slot.entry, ModelEntry)
-    ]
-    return Models(name, tuple(_events(records)), _slots(record for _, record in records))
-
-
-def _events(records: Iterable[tuple[datetime, ModelRecord]]) -> Iterator[Event]:
-    in_service: int | None = None
-    count = 0
-    for at, record in records:
-        if isinstance(record, Candidate):
-            count += 1
-            version = count
-            in_service = version if record.is_promoted else in_service
-        elif isinstance(record, Choice):
-            version = in_service = record.version
-        else:
-            continue
-        yield Event(at, record, version, in_service)
-
-
-def _slots(records: Iterable[ModelRecord]) -> dict[datetime, SlotState]:
-    found: dict[datetime, SlotState] = {}
-    count = 0
-    for record in records:
-        if isinstance(record, Choice):
-            continue
-        state = found.get(record.slot, SlotState(record.slot))
-        if isinstance(record, SlotStart):
-            state = replace(state, start=record, end=None)
-        elif isinstance(record, SlotEnd):
-            state = replace(state, end=record, ends=state.ends + 1)
-        else:
-            count += 1
-            state = replace(state, version=count)
-        found[record.slot] = state
-    return dict(sorted(found.items()))
+    return models_of(
+        name,
+        (
+            (slot.entry.written_at, RECORD.validate_python(slot.entry.record))
+            for slot in log.slots
+            if isinstance(slot.entry, ModelEntry)
+        ),
+    )

@@ -8,8 +8,8 @@ from datetime import UTC, datetime, tzinfo
 
 from segue.markup import Markup, blocks, bold, bullets, code, heading, inline, table
 from segue.retraining.gate.record import Finding, GateResult
-from segue.retraining.model_record import Artifact, Candidate, Choice, Comparison, Interval, SlotStart
-from segue.retraining.models import Models, SlotState
+from segue.retraining.history import WAITING, Models, SlotState
+from segue.retraining.model_record import Artifact, Candidate, Choice, Comparison, Decision, Interval, SlotStart
 from segue.retraining.spec import Window
 from segue.units import duration, money
 
@@ -23,15 +23,18 @@ def card(models: Models, number: int, *, zone: tzinfo = UTC) -> str:
     """The model card of a version."""
     version = models.version(number)
     start = models.slots[version.slot].start
-    status = "in service" if models.in_service == number else version_status(models, number)
+    status = version_status(models, number)
     run = Markup(f"{code(version.run_id)}, step {version.step}, attempt {code(version.attempt_id)}")
     rows = [("slot", _moment(version.slot, zone)), ("run", run), ("begins with", _beginning(start))]
+    if version.slot in models.triggers:
+        rows.append(("begun by", inline(models.triggers[version.slot].why)))
     rows += [*_training_rows(version), ("weights", _file(version.weights))]
     if version.program is not None:
         rows.append(("program", _file(version.program)))
     parts = [
         heading(f"{models.name}, version {number}", level=1),
         Markup(f"{bold(status)}: {inline(version.why)}."),
+        bullets(decision_lines(models, number, zone=zone)),
         table(("", ""), rows),
         heading("Evaluation"),
         *comparison_lines(version.comparisons, version.compared_with),
@@ -43,11 +46,37 @@ def card(models: Models, number: int, *, zone: tzinfo = UTC) -> str:
 
 
 def version_status(models: Models, number: int) -> str:
-    """Whether a version is or was in service, in words."""
+    """Whether a version is, was or may come into service, in words."""
     if models.in_service == number:
         return "in service"
+    if number in models.waiting:
+        return f"{WAITING} until {_until(models.waiting[number], UTC)}"
     was = any(event.in_service == number for event in models.events)
     return "was in service" if was else "never in service"
+
+
+def decision_lines(models: Models, number: int, *, zone: tzinfo) -> list[str]:
+    """What was decided about a version, by whom and when."""
+    return [
+        f"{_moment(event.at, zone)}: {event.record.sentence}"
+        for event in models.events
+        if isinstance(event.record, Decision) and event.version == number
+    ]
+
+
+def question(models: Models, number: int, *, zone: tzinfo, problem: str = "") -> str:
+    """What a person reads who is asked whether a version is to be promoted; `problem` is why the last answer failed."""
+    version, state = models.version(number), models.slot_of(number)
+    there = f"version {models.in_service}" if models.in_service is not None else "no version"
+    parts = [
+        Markup(f"Is version {number} of {bold(models.name)} to be promoted? {inline(there)} is in service."),
+        inline(f"The evaluation is for it: {version.why}."),
+    ]
+    if problem:
+        parts.insert(0, inline(f"The last answer could not be followed: {problem}"))
+    parts.append(inline(f"Without an answer by {_until(state, zone)} it is not promoted."))
+    parts += comparison_lines(version.comparisons, version.compared_with)
+    return f"{blocks(*parts)}\n"
 
 
 def comparison_lines(comparisons: Sequence[Comparison], compared_with: int | None) -> Iterator[Markup]:
@@ -110,21 +139,24 @@ def history_page(models: Models, *, zone: tzinfo) -> str:
     """All slots, versions and promotions of a model, newest first."""
     now = f"version {models.in_service} is in service" if models.in_service is not None else "none is in service"
     slots = table(
-        ("slot", "outcome", "version", "why"), [_slot_row(state, zone) for state in reversed([*models.slots.values()])]
+        ("slot", "begun by", "outcome", "version", "why"),
+        [_slot_row(models, state, zone) for state in reversed([*models.slots.values()])],
     )
     before, rows = None, list[tuple[object, ...]]()
     for event in models.events:
         if event.in_service != before or isinstance(event.record, Choice):
-            rows.append((_moment(event.at, zone), event.in_service, _short(event.record.why)))
+            rows.append((_moment(event.at, zone), event.in_service, _short(event.why)))
             before = event.in_service
     in_service = table(("since", "version", "why"), rows[::-1])
     head = Markup(f"{bold(models.name)}: {now}.")
     return f"{blocks(head, heading('Slots'), slots, heading('In service'), in_service)}\n"
 
 
-def _slot_row(state: SlotState, zone: tzinfo) -> tuple[object, ...]:
-    why = _short(state.end.why) if state.end is not None else ""
-    return (_moment(state.slot, zone), state.outcome_in_words, state.version, why)
+def _slot_row(models: Models, state: SlotState, zone: tzinfo) -> tuple[object, ...]:
+    why = _short(state.end.why) if state.end is not None else f"until {_until(state, zone)}" if state.is_waiting else ""
+    trigger = models.triggers.get(state.slot)
+    begun_by = _short(trigger.why) if trigger is not None else ""
+    return (_moment(state.slot, zone), begun_by, state.outcome_in_words, state.version, why)
 
 
 def _finding_row(finding: Finding) -> tuple[str, ...]:
@@ -162,6 +194,11 @@ def _interval(interval: Interval, *, as_percent: bool = False) -> str:
         return f"{100 * value:+.2f} %" if as_percent else f"{value:.4g}"
 
     return f"{shown(interval.value)} ({shown(interval.low)} to {shown(interval.high)})"
+
+
+def _until(state: SlotState, zone: tzinfo) -> str:
+    assert state.decide_by is not None
+    return _moment(state.decide_by, zone)
 
 
 def _short(text: str) -> str:

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from segue.retraining.models import SlotState
+from segue.retraining.history import SlotState
 from segue.retraining.periods import in_utc
 from segue.retraining.spec import RetrainSpec, Window
 from segue.spec import RunSpec, StoreSpec

@@ -17,6 +17,7 @@ from segue.errors import SpecError
 from segue.parsing import parsed
 from segue.records import FiniteValue, Record
 from segue.retraining.periods import Unit
+from segue.retraining.triggers.spec import TriggerSpec
 from segue.spec import DataAccess, DataFile, DataSpec, RunSpec, read_toml
 
 _FUNCTION = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
@@ -204,7 +205,17 @@ class RetrainSpec(Record):
     start_from: typing.Literal["scratch", "in_service"] = Field(
         "scratch", description="What a run begins with: weights as the recipe builds them, or those in service."
     )
+    promotion: typing.Literal["automatic", "ask"] = Field(
+        "automatic", description="Who promotes a candidate that the evaluation found better: segue, or a person."
+    )
+    decide_within_hours: float | None = Field(
+        None,
+        gt=0,
+        le=672,
+        description="Hours that a candidate waits for that decision; then it is not promoted. None: 72.",
+    )
     data: WindowSpec
+    trigger: TriggerSpec | None = Field(None, description="None: slots begin by the schedule or by hand alone.")
     gate: GateSpec = GateSpec()
     run: dict[str, JsonValue] = Field(
         description="Run spec of each slot, without run_id, deadline and data: those are the slot's own."
@@ -239,6 +250,13 @@ class RetrainSpec(Record):
         if evaluation is not None and data is not None and not data.held_back_periods:
             raise PydanticCustomError("evaluation", "needs data.held_back_periods of at least 1: rows to evaluate with")
         return evaluation
+
+    @field_validator("decide_within_hours")
+    @classmethod
+    def _is_for_a_person(cls, hours: float | None, info: ValidationInfo) -> float | None:
+        if hours is not None and info.data.get("promotion") == "automatic":
+            raise PydanticCustomError("promotion", 'needs promotion = "ask": otherwise nobody decides')
+        return hours
 
     @field_validator("timezone")
     @classmethod
@@ -296,6 +314,11 @@ class Window(Record):
         """Files of the window as those of a run, to be read as the check of the window read them."""
         plain = tuple(DataFile(**file.model_dump(include=set(DataFile.model_fields))) for file in files)
         return DataSpec(files=plain, columns=self.columns, **access.model_dump(include=set(DataAccess.model_fields)))
+
+    @property
+    def content(self) -> frozenset[tuple[str, str, bool]]:
+        """What two windows with the same data have in common: files, their hashes, and what they are used for."""
+        return frozenset((file.path, file.sha256, file.is_held_back) for file in self.files)
 
     @property
     def training(self) -> tuple[WindowFile, ...]:

@@ -18,6 +18,7 @@ from segue.spec import DataAccess
 
 if TYPE_CHECKING:
     from segue.data.tables.facts import FileFacts
+    from segue.data.tables.layout import Layout
 
 _FETCHED_AT_ONCE = 4
 
@@ -40,6 +41,16 @@ class Chosen(NamedTuple):
     missing: tuple[MissingPeriod, ...]
 
 
+class Described(NamedTuple):
+    """Files that were read."""
+
+    files: tuple[WindowFile, ...]
+    local: dict[str, Path]
+    """Where each of them is on this machine, by its path."""
+    layout: Layout
+    """The types of their columns."""
+
+
 def window_of(spec: RetrainSpec, slot: datetime) -> tuple[Window, dict[str, Path]]:
     """The window of a slot, and where each of its files is on this machine, by its path. Every file is read once.
 
@@ -48,18 +59,29 @@ def window_of(spec: RetrainSpec, slot: datetime) -> tuple[Window, dict[str, Path
         DataUnreadableError: a file could not be read, is damaged, or is being written to.
         MissingExtraError: the package that reaches such files is not installed.
     """
-    from segue.data.tables.layout import layout_of
-
     chosen = choose(spec, slot, find=lambda pattern: find(pattern, spec.data))
-    with ThreadPoolExecutor(_FETCHED_AT_ONCE) as pool:
-        fetched = list(pool.map(lambda place: _described(place, spec.data), chosen.files))
-    layout = layout_of([(file.path.rpartition("/")[2], facts) for file, _, facts in fetched], spec.data.reading)
-    files = tuple(file for file, _, _ in fetched)
-    window = Window(files=files, missing=chosen.missing, columns=layout.columns, unlike=layout.unlike)
+    data = described(chosen.files, spec.data)
+    layout = data.layout
+    window = Window(files=data.files, missing=chosen.missing, columns=layout.columns, unlike=layout.unlike)
     for what, files in (("train on", window.training), ("evaluate with", window.held_back)):
         if files and not any(file.rows for file in files):
             raise NoDataError(what=f"there are no rows to {what}", where=tuple(file.path for file in files))
-    return window, {file.path: local for file, local, _ in fetched}
+    return window, data.local
+
+
+def described(places: Sequence[Place], access: DataAccess) -> Described:
+    """What these files hold, each read once.
+
+    Raises:
+        DataUnreadableError: a file could not be read, is damaged, or is being written to.
+        MissingExtraError: the package that reaches such files is not installed.
+    """
+    from segue.data.tables.layout import layout_of
+
+    with ThreadPoolExecutor(_FETCHED_AT_ONCE) as pool:
+        fetched = list(pool.map(lambda place: _described(place, access), places))
+    layout = layout_of([(file.path.rpartition("/")[2], facts) for file, _, facts in fetched], access.reading)
+    return Described(tuple(file for file, _, _ in fetched), {file.path: local for file, local, _ in fetched}, layout)
 
 
 def choose(spec: RetrainSpec, slot: datetime, *, find: Find) -> Chosen:

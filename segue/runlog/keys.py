@@ -31,6 +31,11 @@ def model_file(name: str, folder: str, file: str) -> str:
     return f"{model_folder(name)}/{folder}/{file}"
 
 
+def seen_key(model: str) -> str:
+    """What the last look for triggers of a model saw; overwritten."""
+    return f"{model_folder(model)}/triggers/seen.json"
+
+
 def docs_prefix(model: str, stamp: str) -> str:
     """Where the Data Docs of a slot are."""
     return f"{model_folder(model)}/slots/{stamp}/docs/"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from contextlib import suppress
+from datetime import datetime, timedelta
+from typing import Literal
 from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient
@@ -13,19 +15,25 @@ from prefect.exceptions import ObjectNotFound
 from segue.tasks.parent_clock import time_at
 from segue.tasks.prefect_api import create_flow_run
 from segue.tasks.recovery import known_server_id, start_seconds, will_start
+from segue.tasks.retraining.questions import go_on
 from segue.tasks.retraining.turns import stop_run
 from segue.tasks.state_words import Word, is_by_a_person, state_with
 
 from segue.errors import OrchestratorError
 from segue.records import ParentRecord
+from segue.retraining.history import Models, SlotState
 from segue.retraining.model_record import SlotEnd, SlotOutcome
-from segue.retraining.models import ModelsLog
+from segue.retraining.models import ModelsLog, expired
 from segue.retraining.slots import model_and_slot_of
 from segue.runlog.parents import remove_parent
 from segue.spec import StoreSpec
 from segue.stores import open_store
 
 _MOST_RESTARTS = 5
+_LEFT_ALONE = timedelta(minutes=15)
+"""How long another server has to let the flow run of a slot go on that was decided; its database may be lost."""
+_MOST_STARTS = 20
+"""Starts of one flow run that waits for a decision: each answer needs one."""
 
 
 def is_slot(record: ParentRecord) -> bool:
@@ -46,12 +54,11 @@ def recover_slot(client: SyncPrefectClient, place: StoreSpec, dead: ParentRecord
     assert known is not None
     store, slot = open_store(place), known[1]
     log = ModelsLog(store, known[0], spec=place)
-    state = log.read().slots.get(slot)
-    if state is not None and not state.is_open:
-        remove_parent(store, dead)
-        return "it had ended"
-    if dead.server_id and dead.server_id != known_server_id() and not take_over:
-        return "its flow run was on another Prefect server; `segue recover --take-over` starts it here"
+    models = log.read()
+    state = models.slots.get(slot)
+    what = _settle(client, log, dead, models, state, take_over=take_over)
+    if what is not None:
+        return what
     if dead.flow_run_id is None:
         why = "its process has died, and it had no flow run to start again"
         _end(log, dead, slot, outcome="failed", why=why)
@@ -77,12 +84,97 @@ def recover_slot(client: SyncPrefectClient, place: StoreSpec, dead: ParentRecord
     return "its flow run was started again"
 
 
+def _decided_at(models: Models, state: SlotState) -> datetime:
+    return max(event.at for event in models.events if event.version == state.version)
+
+
 def _end(log: ModelsLog, dead: ParentRecord, slot: datetime, *, outcome: SlotOutcome, why: str) -> None:
     state = log.read().slots.get(slot)
     if state is not None and state.start is not None and state.start.run is not None:
         stop_run(state.start, why=why)
     log.end_slot(SlotEnd(slot=slot, outcome=outcome, why=why))
     remove_parent(log.store, dead)
+
+
+def _settle(
+    client: SyncPrefectClient,
+    log: ModelsLog,
+    dead: ParentRecord,
+    models: Models,
+    state: SlotState | None,
+    *,
+    take_over: bool,
+) -> str | None:
+    """What was done about a slot that has ended, waits for a decision, or is another server's; None for any other."""
+    is_asked = state is not None and state.decide_by is not None and (state.is_waiting or state.is_done)
+    is_elsewhere = bool(dead.server_id) and not take_over and dead.server_id != known_server_id()
+    if state is not None and is_asked and not is_elsewhere:
+        what = _go_on_asked(client, log, dead, state)
+        if what is not None:
+            return what
+    if state is not None and not state.is_open:
+        is_asked_there = is_asked and is_elsewhere
+        if not is_asked_there or time_at(client) - _decided_at(models, state) > _LEFT_ALONE:
+            remove_parent(log.store, dead)
+            return "it had ended"
+    if is_elsewhere:
+        return "its flow run was on another Prefect server; `segue recover --take-over` starts it here"
+    return None
+
+
+def _go_on_asked(client: SyncPrefectClient, log: ModelsLog, dead: ParentRecord, state: SlotState) -> str | None:
+    """What was done about a slot with a candidate that waits for a decision, or about which it was made.
+
+    Its own flow run goes on, because an answer that was given in the UI belongs to that one. None where it cannot.
+    """
+    assert state.decide_by is not None
+    now, run = time_at(client), _found(client, dead)
+    waits = f"version {state.version} waits for a decision: `segue models approve {log.name}`"
+    is_late = now >= state.decide_by
+    if run is None:
+        if not state.is_waiting:
+            return None
+        if not is_late:
+            return waits
+        assert state.version is not None
+        log.decide(expired(state.version, state.decide_by), now=now)
+        remove_parent(log.store, dead)
+        return "nobody has decided in time"
+    match next_start(run, state, now=now, start_seconds=start_seconds(client, run)):
+        case "wait":
+            return waits
+        case "starts":
+            return "its flow run will be started"
+        case "none":
+            return None
+    go_on(client, run)
+    return "nobody has decided in time, and its flow run goes on" if is_late else "its flow run goes on"
+
+
+def next_start(
+    run: FlowRun, state: SlotState, *, now: datetime, start_seconds: float
+) -> Literal["wait", "starts", "go on", "none"]:
+    """What becomes of the flow run of a slot about whose candidate a person decides, and whose process is gone."""
+    if run.state is None or is_by_a_person(run.state) or run.deployment_id is None:
+        return "none"
+    if run.state.is_paused():
+        is_undecided = state.is_waiting and state.decide_by is not None and now < state.decide_by
+        return "wait" if is_undecided else "go on"
+    if run.state.is_scheduled():
+        return "starts"
+    if run.state.is_final():
+        return "go on" if run.run_count < _MOST_STARTS and (state.is_open or run.state.is_crashed()) else "none"
+    is_starting = now - run.state.timestamp < timedelta(seconds=start_seconds)
+    return "starts" if is_starting else "go on"
+
+
+def _found(client: SyncPrefectClient, dead: ParentRecord) -> FlowRun | None:
+    """The flow run of a slot; None where it was deleted, or where there was none."""
+    if dead.flow_run_id is None:
+        return None
+    with suppress(ObjectNotFound):
+        return client.read_flow_run(UUID(dead.flow_run_id))
+    return None
 
 
 def _read(client: SyncPrefectClient, dead: ParentRecord) -> FlowRun:

@@ -9,6 +9,7 @@ from prefect.client.schemas.schedules import CronSchedule
 from pydantic import ValidationError
 
 from segue.errors import SpecError
+from segue.retraining.history import Models
 from segue.retraining.slots import slot_at
 from segue.retraining.spec import RetrainSpec
 
@@ -53,6 +54,18 @@ def ticks_of_the_evening_before(spec: RetrainSpec, *, since: datetime, until: da
         if clock not in wanted
         and any(clock < each <= clock + _LONGEST_GAP and each.date() > clock.date() for each in wanted)
     )
+
+
+def begins_for_data(spec: RetrainSpec, models: Models, slot: datetime) -> bool:
+    """Whether a slot is there for new data, and needless without: one that data began, or one of a schedule beside it.
+
+    A person, and a drift, begin a slot on whatever data there is.
+    """
+    trigger = models.triggers.get(slot)
+    if trigger is not None:
+        return trigger.cause == "arrival"
+    is_watched = spec.trigger is not None and spec.trigger.arrival is not None
+    return is_watched and slot in ticks(spec, since=slot - timedelta(seconds=1), until=slot)
 
 
 def require_cron(spec: RetrainSpec) -> CronSchedule:

@@ -10,15 +10,17 @@ from pathlib import Path
 from prefect import get_run_logger, task
 from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
-from segue.tasks.parent_clock import as_parent
+from segue.tasks.parent_clock import as_parent, parent_clock
 from segue.tasks.run_artifact import artifact_key
 
 from segue.errors import ModelChangedError
+from segue.retraining.asking import asked
 from segue.retraining.gate.check import check_window
 from segue.retraining.gate.docs import store_docs
 from segue.retraining.gate.record import GateResult
+from segue.retraining.history import Models
 from segue.retraining.model_record import SlotStart
-from segue.retraining.models import Models, ModelsLog
+from segue.retraining.models import ModelsLog
 from segue.retraining.pages import card, gate_page, history_page
 from segue.retraining.slots import run_id_of, stamp_of, store_of
 from segue.retraining.spec import RetrainSpec, Window
@@ -86,8 +88,8 @@ def begin_with_version(spec: RetrainSpec, start: SlotStart) -> None:
 def evaluate_candidate(spec: RetrainSpec, start: SlotStart) -> Models:
     """Publish what the slot's run trained, compare it with the version in service, and promote it if it is better.
 
-    The promotion is one record that is written only while that version is still in service; otherwise the candidate is
-    compared again.
+    Where a person promotes, one that is better waits for that. The promotion, or the wait, is one record that is
+    written only while that version is still in service; otherwise the candidate is compared again.
     """
     place, logger = store_of(spec), get_run_logger()
     log = ModelsLog(open_store(place), spec.name, spec=place)
@@ -98,6 +100,7 @@ def evaluate_candidate(spec: RetrainSpec, start: SlotStart) -> Models:
     for is_last in (*[False] * (_MOST_COMPARISONS - 1), True):
         candidate = run_job(EvaluateJob(spec=spec, start=start), what=what, on_line=logger.info).candidate
         assert candidate is not None
+        candidate = asked(candidate, spec, as_parent(log.read, what="log of the model"), now=parent_clock().now())
         try:
             models = as_parent(lambda found=candidate: log.add(found), what="candidate")  # type: ignore[misc]
         except ModelChangedError as error:
@@ -105,7 +108,12 @@ def evaluate_candidate(spec: RetrainSpec, start: SlotStart) -> Models:
                 raise
             logger.info("comparing again reason=%s", error)
             continue
-        logger.info("candidate recorded promoted=%s reason=%s", candidate.is_promoted, candidate.why)
+        logger.info(
+            "candidate recorded promoted=%s decide_by=%s reason=%s",
+            candidate.is_promoted,
+            candidate.decide_by,
+            candidate.why,
+        )
         break
     return models
 

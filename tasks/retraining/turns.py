@@ -54,7 +54,7 @@ class Turns:
         """
         said = ""
         while True:
-            others = {other: _Other(record, self._watch.judge(record)) for other, record in self._records(before=slot)}
+            others = {other: _Other(record, self._watch.judge(record)) for other, record in self._unfinished(slot)}
             for other, found in others.items():
                 if found.life is Life.DEAD:
                     self._settle(other, found.record, adopt)
@@ -79,6 +79,12 @@ class Turns:
     def look_seconds(self) -> float:
         """How often the store is looked at."""
         return REMOTE_LOOK_SECONDS if self._store.is_remote else LOOK_SECONDS
+
+    def _unfinished(self, slot: datetime) -> list[tuple[datetime, ParentRecord]]:
+        """The earlier slots without those about whose candidates a person decides: these have trained and compared."""
+        found = self._records(before=slot)
+        slots = self._log.read().slots if found else {}
+        return [(other, record) for other, record in found if other not in slots or slots[other].decide_by is None]
 
     def _records(self, *, before: datetime | None = None) -> list[tuple[datetime, ParentRecord]]:
         found = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -23,12 +24,20 @@ PASSED = GateResult(outcome="passed", expectations=3, rows=600)
 @pytest.fixture
 def monthly(desk) -> Monthly:
     made = Monthly(desk.folder / "points")
-    made.write(1, 2, 3, 4)
+    made.write(1, 2, 3, 4, 5)
     open_store(made.store_folder).check()
     return made
 
 
-def version(monthly: Monthly, month: int, *, error: float, promoted: bool = True, against: int | None = None) -> None:
+def version(
+    monthly: Monthly,
+    month: int,
+    *,
+    error: float,
+    promoted: bool = True,
+    against: int | None = None,
+    decide_by: datetime | None = None,
+) -> None:
     """A version of the slot of a month, as a flow run would record it."""
     import torch
 
@@ -54,8 +63,11 @@ def version(monthly: Monthly, month: int, *, error: float, promoted: bool = True
             compared_with=against,
             is_promoted=promoted,
             why="better" if promoted else "no better",
+            decide_by=decide_by,
         )
     )
+    if decide_by is not None:
+        return
     outcome = "promoted" if promoted else "not_promoted"
     monthly.log.end_slot(SlotEnd(slot=slot, outcome=outcome, why=f"version of {month}"))
 
@@ -139,6 +151,70 @@ def test_what_is_not_there_is_refused_and_nothing_changes(desk, store, monthly, 
     assert monthly.models.in_service == 2
 
 
+@pytest.fixture
+def waits(monthly, store) -> tuple[str, str]:
+    """A third version, which waits for a decision."""
+    until = datetime.now(UTC) + timedelta(hours=1)
+    version(monthly, 6, error=0.5, promoted=False, against=2, decide_by=until)
+    return store
+
+
+def test_a_person_approves_a_version_that_waits_and_another_one_is_told(desk, waits, monthly):
+    assert (
+        "waits for a decision until" in desk.told("models", "ls", "points", *waits, "--json")["versions"][2]["status"]
+    )
+    assert desk.told("retrain", "slots", str(monthly.file), "--json")["slots"][2]["why"].startswith("until ")
+    done = desk.run("models", "approve", "points", "--why", "seen", "--by", "anna", *waits)
+    assert (done.code, monthly.models.in_service) == (0, 3)
+    assert "version 3 of points is promoted: approved by anna: seen" in done.out
+    again = desk.run("models", "approve", "points", "3", "--why", "too", "--by", "ben", *waits)
+    assert (again.code, "approved by anna: seen" in again.out) == (0, True)
+    other = desk.run("models", "reject", "points", "3", "--why", "no", "--by", "ben", *waits)
+    assert (other.code, "approved by anna: seen" in other.out) == (1, True)
+    found = desk.told("models", "show", "points", "--version", "3", *waits, "--json")["decisions"]
+    assert [(each["answer"], each["by"], each["why"]) for each in found] == [("approved", "anna", "seen")]
+    assert datetime.fromisoformat(found[0]["at"]) > datetime.now(UTC) - timedelta(hours=1)
+
+
+def test_a_person_rejects_a_version_that_waits(desk, waits, monthly):
+    done = desk.run("models", "reject", "points", "--why", "not now", *waits)
+    assert (done.code, monthly.models.in_service) == (0, 2)
+    assert "version 3 of points is not promoted: rejected by " in done.out
+    assert desk.run("models", "approve", "points", "3", "--why", "yes", *waits).code == 1
+
+
+def test_a_version_that_waits_is_kept_when_its_run_is_gone_and_not_approved_when_its_weights_are(desk, waits, monthly):
+    run = monthly.store_folder / run_id_of(monthly.spec, slot_of_month(6))
+    assert not run.exists()  # The weights are files of the model's own.
+    weights = Path(monthly.store_folder, monthly.models.version(3).weights.key)
+    weights.unlink()
+    refused = desk.run("models", "approve", "points", "--why", "seen", *waits)
+    assert (refused.code, "it is missing" in refused.err.replace("\n", " ")) == (1, True)
+    assert [*monthly.models.waiting] == [3]
+    assert desk.run("models", "reject", "points", "--why", "its file is gone", *waits).code == 0
+
+
+def test_an_approval_that_comes_too_late_promotes_nothing(desk, store, monthly):
+    version(monthly, 6, error=0.5, promoted=False, against=2, decide_by=datetime.now(UTC) - timedelta(seconds=1))
+    late = desk.run("models", "approve", "points", "--why", "seen", *store)
+    assert (late.code, "not promoted: nobody decided by" in late.out) == (1, True)
+    assert (monthly.models.in_service, monthly.models.waiting) == (2, {})
+
+
+@pytest.mark.parametrize("option", ["--why", "--by"])
+def test_a_decision_needs_a_name_and_a_reason(desk, waits, monthly, option):
+    given = {"--why": "seen", "--by": "anna"} | {option: " "}
+    refused = desk.run("models", "approve", "points", *(part for pair in given.items() for part in pair), *waits)
+    assert (refused.code, f"{option}: empty" in refused.err) == (2, True)
+    assert [*monthly.models.waiting] == [3]
+
+
+def test_nothing_that_waits_is_said_with_what_to_do(desk, store):
+    refused = desk.run("models", "approve", "points", "--why", "seen", *store)
+    assert refused.code == 2
+    assert "no version of model points waits for a decision" in refused.err.replace("\n", " ")
+
+
 def test_a_store_without_models_is_no_error(desk, tmp_path):
     open_store(tmp_path / "empty").check()
     assert desk.run("models", "ls", "--store", str(tmp_path / "empty")).out.strip() == "none"
@@ -178,7 +254,7 @@ def test_a_retraining_that_cannot_be_started_as_asked_is_refused(desk, monthly, 
 @pytest.mark.matrix
 def test_a_first_suite_is_met_by_its_data_and_not_by_other_data(desk, monthly):
     out = desk.run("data", "profile", f"{monthly.folder}/*.parquet", "--to", "points/expectations/new.json").out
-    assert "wrote 5 expectations from 4 files" in out.replace("\n", " ")
+    assert "wrote 5 expectations from 5 files" in out.replace("\n", " ")
     monthly.write_spec(gate={"suite": "expectations/new.json"})
     passed = desk.run("data", "check", str(monthly.file), "--slot", "2013-05-01T06:00")
     assert (passed.code, "passed: 6 expectations over 600 rows" in passed.out) == (0, True)

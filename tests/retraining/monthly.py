@@ -11,7 +11,8 @@ import numpy as np
 import pandas as pd
 import toml
 
-from segue.retraining.models import Models, ModelsLog
+from segue.retraining.history import Models
+from segue.retraining.models import ModelsLog
 from segue.retraining.spec import RetrainSpec
 from segue.stores import open_store
 from segue.stores.local import MARKER

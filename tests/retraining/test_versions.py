@@ -22,8 +22,8 @@ from segue.errors import (
     UnknownVersionError,
 )
 from segue.retraining.gate.record import GateResult
+from segue.retraining.history import Models
 from segue.retraining.model_record import SlotStart
-from segue.retraining.models import Models
 from segue.retraining.slots import run_of
 from segue.retraining.versions.artifacts import state_of, weights_bytes
 from segue.retraining.versions.job_main import evaluated

@@ -16,8 +16,9 @@ from segue.reports.page import RunView, page
 from segue.retraining import pages
 from segue.retraining.gate.record import Finding as Unmet
 from segue.retraining.gate.record import GateResult
+from segue.retraining.history import Models
 from segue.retraining.model_record import Artifact, Candidate, Comparison, Interval, SlotStart, Training
-from segue.retraining.models import Models, ModelsLog
+from segue.retraining.models import ModelsLog
 from segue.retraining.spec import MissingPeriod, Window, WindowFile
 from segue.stores import LocalStore
 from segue.verification.comparison import Problem, Resume

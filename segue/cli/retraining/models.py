@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import getpass
+import socket
 from datetime import UTC
 from typing import Annotated, Any
 
@@ -9,12 +11,16 @@ import typer
 
 from segue.cli.options import Endpoint, Json, Store, store_named
 from segue.cli.server import has_server
-from segue.errors import COMMAND_LINE, SpecError
+from segue.clock import SystemClock
+from segue.errors import COMMAND_LINE, NotWaitingError, SpecError
 from segue.reports.console import console, errors, show_json
 from segue.reports.tables import rows_table
 from segue.retraining.diff import differences
-from segue.retraining.models import Models, ModelsLog, model_names
+from segue.retraining.history import Models
+from segue.retraining.model_record import IN_WORDS, Answer, Decision
+from segue.retraining.models import ModelsLog, model_names
 from segue.retraining.pages import card, version_status
+from segue.retraining.versions.artifacts import require_artifact
 from segue.retraining.versions.serving import known_model, place_of, require_in_service
 from segue.spec import StoreSpec
 from segue.stores import open_store
@@ -22,13 +28,17 @@ from segue.stores.base import Store as OpenedStore
 
 app = typer.Typer(
     name="models",
-    help="Versions of the models that schedules train: list, compare, promote, roll back.",
+    help="Versions of the models that schedules train: list, compare, approve, promote, roll back.",
     no_args_is_help=True,
 )
 
 Name = Annotated[str, typer.Argument(help="Name of the model, as in retrain.toml.")]
 Version = Annotated[int | None, typer.Option(help="Number of the version; the one in service by default.")]
 Why = Annotated[str, typer.Option(help="Reason, for the model's history.")]
+Waiting = Annotated[
+    int | None, typer.Argument(metavar="VERSION", help="Number of the version; the newest one that waits by default.")
+]
+By = Annotated[str | None, typer.Option(help="Your name, for the model's history; by default the user here.")]
 
 
 @app.command("ls")
@@ -65,8 +75,13 @@ def show(
     if as_json:
         candidate, start = models.version(number), models.slots[models.version(number).slot].start
         data = start.model_dump(mode="json", exclude={"run": True, "gate": {"profiles"}}) if start is not None else None
-        status = version_status(models, number)
-        show_json({"version": number, "status": status, "data": data} | candidate.model_dump(mode="json"))
+        facts = {"version": number, "status": version_status(models, number), "data": data}
+        decisions = [
+            event.record.model_dump(mode="json") | {"at": event.at.isoformat()}
+            for event in models.events
+            if isinstance(event.record, Decision) and event.version == number
+        ]
+        show_json(facts | candidate.model_dump(mode="json") | {"decisions": decisions})
         return
     console.print(card(models, number), markup=False, soft_wrap=True, end="")
 
@@ -111,6 +126,40 @@ def rollback(name: Name, why: Why, store: Store = ".segue/store", endpoint_url: 
     _choose(place, name, models.before, why=why)
 
 
+@app.command()
+def approve(
+    name: Name,
+    why: Why,
+    version: Waiting = None,
+    by: By = None,
+    store: Store = ".segue/store",
+    endpoint_url: Endpoint = None,
+) -> None:
+    """Promote a candidate that waits for a decision. Of several decisions the first counts.
+
+    Exit code 0: it is promoted. 1: somebody has decided otherwise, or it is too late. 2: it does not wait.
+    """
+    place = store_named(store, endpoint_url=endpoint_url)
+    _decide(place, name, version, answer="approved", by=by, why=why)
+
+
+@app.command()
+def reject(
+    name: Name,
+    why: Why,
+    version: Waiting = None,
+    by: By = None,
+    store: Store = ".segue/store",
+    endpoint_url: Endpoint = None,
+) -> None:
+    """Leave a candidate that waits for a decision as it is, not promoted. Of several decisions the first counts.
+
+    Exit code 0: it is not promoted. 1: somebody has approved it. 2: it does not wait.
+    """
+    place = store_named(store, endpoint_url=endpoint_url)
+    _decide(place, name, version, answer="rejected", by=by, why=why)
+
+
 @app.command("serve-path")
 def serve_path(
     name: Name,
@@ -136,6 +185,40 @@ def _choose(place: StoreSpec, name: str, version: int, *, why: str) -> None:
     store = open_store(place)
     models = ModelsLog(store, name, spec=place).choose(version, why=why)
     console.print(f"version {models.in_service} of {name} is in service", markup=False)
+    _follow(models, store)
+
+
+def _decide(place: StoreSpec, name: str, version: int | None, *, answer: Answer, by: str | None, why: str) -> None:
+    empty = next(
+        (option for option, text in (("--why", why), ("--by", by)) if text is not None and not text.strip()), None
+    )
+    if empty is not None:
+        raise SpecError(source=COMMAND_LINE, problems=(f"{empty}: empty; the model's history needs it",))
+    known, store = known_model(place, name), open_store(place)
+    if version is None and not known.waiting:
+        raise NotWaitingError(name=name)
+    version = version if version is not None else max(known.waiting)
+    if version in known.waiting and answer == "approved":
+        require_artifact(store, known.version(version).weights)
+    mine = Decision(version=version, answer=answer, by=by or _user(), why=why)
+    models = ModelsLog(store, name, spec=place).decide(mine, now=SystemClock().now())
+    end = models.slot_of(version).end
+    assert end is not None  # A decision ends the slot.
+    console.print(f"version {version} of {name} is {IN_WORDS[end.outcome]}: {end.why}", markup=False, soft_wrap=True)
+    _follow(models, store)
+    if (end.outcome == "promoted") is not (answer == "approved"):
+        raise typer.Exit(1)
+
+
+def _user() -> str:
+    try:
+        return f"{getpass.getuser()}@{socket.gethostname()}"
+    except (KeyError, OSError):
+        raise SpecError(source=COMMAND_LINE, problems=("--by: this computer knows no user; give your name",)) from None
+
+
+def _follow(models: Models, store: OpenedStore) -> None:
+    """Show a change by a person in the registry and in Prefect. Best effort: the next slot does it otherwise."""
     _mirror(models, store)
     if has_server():
         _publish(models)

@@ -16,7 +16,8 @@ from segue.errors import COMMAND_LINE, SpecError
 from segue.reports.console import console, show_json
 from segue.reports.progress import progress
 from segue.reports.tables import rows_table
-from segue.retraining.models import SlotState
+from segue.retraining.history import SlotState
+from segue.retraining.model_record import Trigger
 from segue.retraining.slots import run_id_of, slot_at, store_of
 from segue.retraining.spec import RetrainSpec
 from segue.retraining.versions.serving import model_or_empty
@@ -41,7 +42,9 @@ def deploy(
     file: File = DEFAULT,
     paused: Annotated[bool, typer.Option("--paused", help="Create the schedule without starting it.")] = False,
 ) -> None:
-    """Create or update the deployment of a retraining, with its schedule, on the pool `parents`.
+    """Create or update the deployments of a retraining, with their schedules, on the pool `parents`.
+
+    `retrain/NAME` runs its slots; with [trigger] in the file, `watch/NAME` looks for what begins one.
 
     Flow runs start in this folder: it must exist on the machines of that pool. Exit code 0.
     """
@@ -60,10 +63,15 @@ def deploy(
     when = ", ".join(f"{tick.astimezone(spec.zone):%Y-%m-%d %H:%M %Z}" for tick in following) or "by hand only"
     console.print(f"deployed retrain/{spec.name}; next slots: {when}", markup=False, soft_wrap=True)
     for tick in ticks_of_the_evening_before(spec, since=now, until=now + _NEXT)[:_SHOWN_NEXT]:
-        moment = f"{tick.astimezone(spec.zone):%Y-%m-%d %H:%M}"
+        at = f"{tick.astimezone(spec.zone):%Y-%m-%d %H:%M}"
         why = f"the clock in {spec.timezone} leaves out the hour after midnight"
-        note = f"note: a tick is on the evening before, at {moment}, because {why}; a schedule from 1:00 on has none"
+        note = f"note: a tick is on the evening before, at {at}, because {why}; a schedule from 1:00 on has none"
         console.print(note, markup=False, soft_wrap=True)
+    if spec.trigger is not None:
+        causes = [name for name in ("arrival", "drift") if getattr(spec.trigger, name) is not None]
+        every = f"every {spec.trigger.every_minutes:g} minutes" if not paused else "when it is not paused"
+        text = f"deployed watch/{spec.name}; looks for {' and '.join(causes)} {every}"
+        console.print(text, markup=False, soft_wrap=True)
 
 
 @app.command()
@@ -75,7 +83,8 @@ def start(
 ) -> None:
     """Start one slot, by default for now, and follow it to its end. A slot that is done is left as it is.
 
-    Exit code 0: it trained a candidate, or was left out. 1: it did not. 2: it could not be started as asked.
+    Exit code 0: it trained a candidate, which may wait for a decision, or was left out. 1: it did not. 2: it could not
+    be started as asked.
     """
     spec = RetrainSpec.from_toml(file)
     chosen = moment(slot, spec, option="--slot") if slot is not None else slot_at(SystemClock().now())
@@ -109,28 +118,43 @@ def backfill(
 def slots(file: File = DEFAULT, as_json: Json = False) -> None:
     """Show what became of every slot of a retraining."""
     spec = RetrainSpec.from_toml(file)
-    states = model_or_empty(store_of(spec), spec.name).slots.values()
-    rows = [_row(spec, state) for state in states]
+    models = model_or_empty(store_of(spec), spec.name)
+    states = models.slots.values()
+    rows = [_row(spec, state, models.triggers.get(state.slot)) for state in states]
     if as_json:
-        facts = [row | _facts(state) for row, state in zip(rows, states, strict=True)]
+        facts = [_named(row) | _facts(state) for row, state in zip(rows, states, strict=True)]
         show_json({"model": spec.name, "slots": facts})
     else:
         console.print(rows_table(rows) if rows else "no slot was started yet")
 
 
-def _row(spec: RetrainSpec, state: SlotState) -> dict[str, object]:
+def _row(spec: RetrainSpec, state: SlotState, trigger: Trigger | None) -> dict[str, object]:
     return {
         "slot": f"{state.slot.astimezone(spec.zone):%Y-%m-%d %H:%M %Z}",
         "run": run_id_of(spec, state.slot),
+        "begun by": trigger.why if trigger is not None else None,
         "outcome": state.outcome_in_words,
         "version": state.version,
-        "why": state.end.why if state.end is not None else None,
+        "why": _why(spec, state),
     }
+
+
+def _why(spec: RetrainSpec, state: SlotState) -> str | None:
+    if state.end is not None:
+        return state.end.why
+    if not state.is_waiting or state.decide_by is None:
+        return None
+    return f"until {state.decide_by.astimezone(spec.zone):%Y-%m-%d %H:%M %Z}"
+
+
+def _named(row: dict[str, object]) -> dict[str, object]:
+    return {name.replace(" ", "_"): value for name, value in row.items()}
 
 
 def _facts(state: SlotState) -> dict[str, object]:
     """What a program reads in another way than a person."""
-    return {"slot": state.slot.isoformat(), "outcome": state.end.outcome if state.end is not None else None}
+    outcome = state.end.outcome if state.end is not None else None
+    return {"slot": state.slot.isoformat(), "outcome": outcome}
 
 
 def _run_all(spec: RetrainSpec, file: Path, wanted: list[datetime]) -> None:
@@ -158,8 +182,9 @@ def _run(client: SyncPrefectClient, spec: RetrainSpec, file: Path, slot: datetim
     name = run_id_of(spec, slot)
     with progress(f"{name}: the slot runs"):
         state = wait_for(client, start_slot(client, spec, slot))
-    console.print(f"{name}: {state.message or in_words(state)}", markup=False, soft_wrap=True)
-    return state.is_completed()
+    waits = f"it waits for a decision: `segue models approve {spec.name}`, or reject" if state.is_paused() else None
+    console.print(f"{name}: {waits or state.message or in_words(state)}", markup=False, soft_wrap=True)
+    return state.is_completed() or state.is_paused()
 
 
 def moment(text: str, spec: RetrainSpec, *, option: str) -> datetime:

@@ -4,7 +4,7 @@ age, drift."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -88,15 +88,25 @@ def _age(columns: Columns, name: str, slot: datetime) -> pd.DataFrame:
     return pd.DataFrame({"column": [name], "age_hours": pd.Series([hours], dtype="float64")})
 
 
+def drifts_of(
+    columns: Columns, before: Mapping[str, ColumnProfile], *, only: Sequence[str] | None = None
+) -> dict[str, Drift]:
+    """How far each column is from its profile, for those that have one. A column is read at a time.
+
+    A column of `only` that is not there has drifted as far as can be.
+
+    Raises:
+        DataUnreadableError: a file is damaged.
+    """
+    wanted = [name for name in columns.names if name in before and (only is None or name in only)]
+    found = {name: drift_of(columns.read([name])[name], before[name]) for name in wanted}
+    known = {name: drift for name, drift in found.items() if drift is not None}
+    return known | {name: Drift(math.inf, None) for name in only or () if name not in columns.names}
+
+
 def _drifts(spec: GateSpec, columns: Columns, before: Mapping[str, ColumnProfile]) -> pd.DataFrame:
     import pandas as pd
 
-    wanted = [
-        name for name in columns.names if name in before and (spec.drift_columns is None or name in spec.drift_columns)
-    ]
-    found = {name: drift_of(columns.read([name])[name], before[name]) for name in wanted}
-    known = {name: drift for name, drift in found.items() if drift is not None}
-    # A column that is asked for and is not there has drifted as far as can be.
-    known |= {name: Drift(math.inf, None) for name in spec.drift_columns or () if name not in columns.names}
+    known = drifts_of(columns, before, only=spec.drift_columns)
     psi, ks = [drift.psi for drift in known.values()], [drift.ks for drift in known.values()]
     return pd.DataFrame({"column": [*known], "psi": psi, "ks": pd.Series(ks, dtype="float64")})

@@ -35,6 +35,22 @@ def put_artifact(store: Store, model: str, name: str, data: bytes, *, folder: st
     return Artifact(key=key, sha256=sha256, size_bytes=len(data))
 
 
+def require_artifact(store: Store, artifact: Artifact) -> None:
+    """Check that a file of a candidate is there with its size; its content is verified by those that read it.
+
+    Raises:
+        DamagedVersionError: it is gone, or has another size.
+        StoreReadError: the store could not be read.
+    """
+    folder = artifact.key.rpartition("/")[0]
+    sizes = {each.key: each.size_bytes for each in store.list_objects(f"{folder}/")}
+    if artifact.key not in sizes:
+        raise DamagedVersionError(key=artifact.key, why="it is missing", is_in_service=False)
+    if sizes[artifact.key] != artifact.size_bytes:
+        why = f"it has {sizes[artifact.key]} bytes, and {artifact.size_bytes} were published"
+        raise DamagedVersionError(key=artifact.key, why=why, is_in_service=False)
+
+
 def get_artifact(store: Store, artifact: Artifact) -> bytes:
     """The bytes of a file, verified.
 

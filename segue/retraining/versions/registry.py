@@ -10,8 +10,8 @@ from typing import Any
 from segue.errors import MissingExtraError
 from segue.interop.mlflow_names import allowed_name
 from segue.markup import inline
+from segue.retraining.history import Models
 from segue.retraining.model_record import Candidate
-from segue.retraining.models import Models
 from segue.retraining.pages import card
 from segue.retraining.spec import RegistrySpec
 from segue.retraining.versions.artifacts import CARD, PROGRAM, WEIGHTS, get_artifact

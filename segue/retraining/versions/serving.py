@@ -14,7 +14,8 @@ from segue.errors import (
     StoreUnreachableError,
     UnknownModelError,
 )
-from segue.retraining.models import Models, ModelsLog
+from segue.retraining.history import Models
+from segue.retraining.models import ModelsLog
 from segue.retraining.versions.artifacts import get_artifact, program_of, state_of
 from segue.runlog.open import DEFAULT_STORE
 from segue.spec import StoreSpec

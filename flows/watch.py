@@ -1,0 +1,38 @@
+"""Flow `watch`, on a schedule and after events: begin a slot where data has arrived, or data in service has drifted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from prefect import flow, get_run_logger
+from prefect.client.schemas.objects import State
+from prefect.states import Completed, Failed
+from segue.tasks.parent_clock import parent_clock, run_time
+from segue.tasks.quiet_logs import quieten
+from segue.tasks.retraining.triggers import look_for_triggers, start_triggered
+
+from segue.errors import SegueError, SpecError
+from segue.retraining.slots import store_of
+from segue.retraining.spec import RetrainSpec
+
+
+@flow(name="watch", retries=0, validate_parameters=True, persist_result=False)
+def watch(file: str = "retrain.toml") -> State[Any]:
+    """Look once for what begins a slot of the retraining in `file`, and start its flow run. Safe beside itself.
+
+    The same data begins one slot, however often it is seen.
+    """
+    quieten()
+    try:
+        spec = RetrainSpec.from_toml(Path(file))
+        if spec.trigger is None:
+            raise SpecError(source=file, problems=("trigger: required, with [trigger.arrival] or [trigger.drift]",))
+        with run_time(store_of(spec)):
+            lines = look_for_triggers(spec, now=parent_clock().now())
+            started = start_triggered(spec, now=parent_clock().now())
+    except SegueError as error:
+        return Failed(message=str(error))
+    for line in (*lines, *started):
+        get_run_logger().info("%s", line)
+    return Completed(message="; ".join((*lines, *started)))

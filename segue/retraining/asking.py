@@ -1,0 +1,28 @@
+"""Candidates whose promotion a person is asked for. Pure."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from segue.retraining.history import Models
+from segue.retraining.model_record import Candidate
+from segue.retraining.spec import RetrainSpec
+
+USUAL_HOURS = 72.0
+
+
+def asked(candidate: Candidate, spec: RetrainSpec, models: Models, *, now: datetime) -> Candidate:
+    """The candidate of an evaluation as it is recorded: where a person promotes, one that is better waits for that.
+
+    One that is no better is not promoted, and nobody is asked. Nor is anybody about one of a slot before that of a
+    candidate that waits already: a candidate never replaces a version that was trained for a later slot.
+    """
+    if spec.promotion != "ask" or not candidate.is_promoted:
+        return candidate
+    later = [number for number, state in models.waiting.items() if state.slot > candidate.slot]
+    if later:
+        why = f"version {later[0]}, trained for a later slot, waits for a decision"
+        return candidate.model_copy(update={"is_promoted": False, "why": why})
+    hours = spec.decide_within_hours if spec.decide_within_hours is not None else USUAL_HOURS
+    decide_by = now + timedelta(hours=hours)
+    return candidate.model_copy(update={"is_promoted": False, "decide_by": decide_by})

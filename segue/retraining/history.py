@@ -1,0 +1,234 @@
+"""What the log of a model says: its versions, which of them is in service, and what became of its slots. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import NamedTuple
+
+from segue.errors import UnknownVersionError
+from segue.retraining.model_record import (
+    DONE,
+    IN_WORDS,
+    Candidate,
+    Choice,
+    Decision,
+    ModelRecord,
+    SlotEnd,
+    SlotOutcome,
+    SlotStart,
+    Trigger,
+)
+from segue.retraining.spec import Window
+
+WAITING = "waits for a decision"
+
+
+class Event(NamedTuple):
+    """One change of what is in service, or a candidate or a decision that changed nothing."""
+
+    at: datetime
+    record: Candidate | Choice | Decision
+    version: int
+    """The candidate's own, or the one that was chosen or decided about."""
+    in_service: int | None
+    """The version in service afterwards."""
+
+    @property
+    def why(self) -> str:
+        """The reason, with the name of the person who decided."""
+        return self.record.sentence if isinstance(self.record, Decision) else self.record.why
+
+
+@dataclass(frozen=True)
+class SlotState:
+    """What the log holds of a slot."""
+
+    slot: datetime
+    start: SlotStart | None = None
+    """Its newest start; None where it ended before its data was checked."""
+    end: SlotEnd | None = None
+    """None while it is open."""
+    version: int | None = None
+    """The version that it trained."""
+    decide_by: datetime | None = None
+    """Until when a person may approve that version; None where nobody is asked."""
+    decision: Decision | None = None
+    """What was decided about it."""
+    ends: int = 0
+    """How often it has ended: one that ended without a candidate may be started again."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it was started and has not ended."""
+        return self.end is None
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a person is asked about its candidate."""
+        return self.is_open and self.decide_by is not None
+
+    @property
+    def outcome_in_words(self) -> str:
+        """Its outcome; `open`, or that it waits for a decision, while it has none."""
+        if self.end is not None:
+            return IN_WORDS[self.end.outcome]
+        return WAITING if self.is_waiting else "open"
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it trained a candidate; starting it again changes nothing."""
+        return self.end is not None and self.end.outcome in DONE
+
+
+@dataclass(frozen=True)
+class Models:
+    """The versions of a model, from 1 on, and everything that happened to them."""
+
+    name: str
+    events: tuple[Event, ...]
+    slots: Mapping[datetime, SlotState]
+    """By the time of the slot, in its order."""
+    triggers: Mapping[datetime, Trigger] = field(default_factory=dict)
+    """What asked for a slot, by its time; slots of the schedule and of a person have none."""
+
+    @property
+    def candidates(self) -> dict[int, Candidate]:
+        """Every version."""
+        return {event.version: event.record for event in self.events if isinstance(event.record, Candidate)}
+
+    @property
+    def in_service(self) -> int | None:
+        """The version in service; None while there is none."""
+        return self.events[-1].in_service if self.events else None
+
+    @property
+    def waiting(self) -> dict[int, SlotState]:
+        """The slots whose candidates wait for a decision, by the version."""
+        return {state.version: state for state in self.slots.values() if state.is_waiting and state.version is not None}
+
+    @property
+    def before(self) -> int | None:
+        """The version that was in service before the present one first was: where a rollback leads."""
+        earlier: int | None = None
+        for event in self.events:
+            if event.in_service == self.in_service:
+                return earlier
+            earlier = event.in_service
+        return None
+
+    def window_before(self, slot: datetime) -> SlotStart | None:
+        """The newest earlier slot whose data was accepted: what the next one's data is compared with."""
+        starts = (state.start for time, state in self.slots.items() if time < slot)
+        accepted = [start for start in starts if start is not None and start.run is not None]
+        return accepted[-1] if accepted else None
+
+    def trained_on(self, window: Window, *, but: datetime) -> datetime | None:
+        """The slot that trains or has trained on the same files with the same content, other than `but`."""
+        same = [
+            state.slot
+            for state in self.slots.values()
+            if state.slot != but and (state.is_open or state.is_done)
+            if state.start is not None and state.start.run is not None and state.start.window.content == window.content
+        ]
+        return same[-1] if same else None
+
+    def version(self, number: int) -> Candidate:
+        """A version.
+
+        Raises:
+            UnknownVersionError: there is none of this number.
+        """
+        known = self.candidates
+        if number not in known:
+            raise UnknownVersionError(name=self.name, version=number, known=tuple(known))
+        return known[number]
+
+    def slot_of(self, number: int) -> SlotState:
+        """The slot that trained a version.
+
+        Raises:
+            UnknownVersionError: there is none of this number.
+        """
+        return self.slots[self.version(number).slot]
+
+
+def models_of(name: str, records: Iterable[tuple[datetime, ModelRecord]]) -> Models:
+    """What the records of a model's log say, each with the time at which it was written, in the order of the log."""
+    fold = _Fold()
+    for at, record in records:
+        fold.take(at, record)
+    return Models(name, tuple(fold.events), dict(sorted(fold.slots.items())), fold.triggers)
+
+
+@dataclass
+class _Fold:
+    """What the records so far say."""
+
+    events: list[Event] = field(default_factory=list)
+    slots: dict[datetime, SlotState] = field(default_factory=dict)
+    triggers: dict[datetime, Trigger] = field(default_factory=dict)
+    slot_of: dict[int, datetime] = field(default_factory=dict)
+    """The slot of each version."""
+
+    def take(self, at: datetime, record: ModelRecord) -> None:
+        match record:
+            case SlotStart():
+                self._change(record.slot, start=record, end=None)
+            case SlotEnd():
+                self._end(record)
+            case Candidate():
+                self._add(at, record)
+            case Choice():
+                self.events.append(Event(at, record, record.version, record.version))
+                self._settle(record.version, "promoted", f"promoted by hand: {record.why}")
+            case Decision():
+                self._decide(at, record)
+            case Trigger():
+                self.triggers[record.slot] = record
+
+    def _add(self, at: datetime, candidate: Candidate) -> None:
+        version = len(self.slot_of) + 1
+        self.slot_of[version] = candidate.slot
+        in_service = version if candidate.is_promoted else self._in_service
+        self.events.append(Event(at, candidate, version, in_service))
+        self._change(candidate.slot, version=version, decide_by=candidate.decide_by)
+        if candidate.is_promoted:
+            self._supersede(version, "was promoted")
+        elif candidate.decide_by is not None:
+            self._supersede(version, "waits for a decision in its place")
+
+    def _decide(self, at: datetime, decision: Decision) -> None:
+        is_approved = decision.answer == "approved"
+        in_service = decision.version if is_approved else self._in_service
+        self.events.append(Event(at, decision, decision.version, in_service))
+        self._settle(decision.version, "promoted" if is_approved else "not_promoted", decision.sentence, decision)
+        if is_approved:
+            self._supersede(decision.version, "was promoted")
+
+    def _supersede(self, version: int, what: str) -> None:
+        """End the wait of earlier slots: a candidate never replaces a version that was trained for a later slot."""
+        for state in list(self.slots.values()):
+            if state.is_waiting and state.version is not None and state.slot < self.slot_of[version]:
+                self._settle(state.version, "not_promoted", f"version {version}, trained for a later slot, {what}")
+
+    def _settle(self, version: int, outcome: SlotOutcome, why: str, decision: Decision | None = None) -> None:
+        """End a slot whose candidate waits; any other one stays as it is."""
+        state = self.slots[self.slot_of[version]]
+        if state.is_waiting and state.version == version:
+            self._change(state.slot, decision=decision)
+            self._end(SlotEnd(slot=state.slot, outcome=outcome, why=why))
+
+    def _end(self, end: SlotEnd) -> None:
+        self._change(end.slot, end=end, ends=self._state(end.slot).ends + 1)
+
+    def _change(self, slot: datetime, **fields: object) -> None:
+        self.slots[slot] = replace(self._state(slot), **fields)  # type: ignore[arg-type]
+
+    def _state(self, slot: datetime) -> SlotState:
+        return self.slots.get(slot) or SlotState(slot)
+
+    @property
+    def _in_service(self) -> int | None:
+        return self.events[-1].in_service if self.events else None

@@ -1,0 +1,78 @@
+"""Drift of data in service from the data that the version in service was trained on and compared with."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+from segue.data.files import Listed
+from segue.errors import SpecError
+from segue.retraining.gate.columns import columns_of
+from segue.retraining.gate.measures import drifts_of
+from segue.retraining.gate.profile import Drift
+from segue.retraining.gate.record import ColumnProfile
+from segue.retraining.triggers.spec import DriftSpec
+from segue.retraining.window import Place, described
+from segue.spec import DataAccess
+
+_MOST_NAMED = 5
+
+
+def newest_of(spec: DriftSpec, listed: Sequence[Listed]) -> Sequence[Listed]:
+    """The files that are read."""
+    return listed if spec.newest_files is None else listed[-spec.newest_files :]
+
+
+def key_of(files: Sequence[Listed], version: int) -> str:
+    """What is compared with what; it changes when a file does, or the version in service."""
+    lines = [f"version {version}", *(repr(tuple(each)) for each in files)]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def drift_in(
+    spec: DriftSpec, files: Sequence[Listed], before: Mapping[str, ColumnProfile], access: DataAccess
+) -> dict[str, Drift]:
+    """How far each column of these files is from its profile; a column of `spec.columns` that is gone, infinitely far.
+
+    Raises:
+        DataUnreadableError: a file could not be read, is damaged, or is being written to.
+        MissingExtraError: the package that reaches such files is not installed.
+        SpecError: a column of `spec.columns` was not in the data of the version in service.
+    """
+    unknown = [name for name in spec.columns or () if name not in before]
+    if unknown:
+        problem = f"trigger.drift.columns: the version in service was not trained on a column {unknown[0]}"
+        raise SpecError(source="retrain.toml", problems=(f"{problem}; it was on {', '.join(before)}",))
+    data = described([Place(each.path, each.path.rpartition("/")[2], False) for each in files], access)
+    with columns_of(data.files, data.local, data.layout.columns, access.reading) as columns:
+        return drifts_of(columns, before, only=spec.columns)
+
+
+def exceeded(spec: DriftSpec, drifts: Mapping[str, Drift]) -> str:
+    """The columns that have drifted, with their figures, the farthest first; empty where none has."""
+    found = sorted(drifts.items(), key=lambda each: -each[1].psi)
+    sentences = [sentence for name, drift in found for sentence in _sentences(spec, name, drift)]
+    more = f"; {len(sentences) - _MOST_NAMED} more" if len(sentences) > _MOST_NAMED else ""
+    return "; ".join(sentences[:_MOST_NAMED]) + more
+
+
+def largest(drifts: Mapping[str, Drift]) -> str:
+    """The column that has drifted farthest, in words."""
+    if not drifts:
+        return "no column of it can be compared"
+    name, drift = max(drifts.items(), key=lambda each: each[1].psi)
+    return f"the largest psi is {_figure(drift.psi)}, of {name}"
+
+
+def _sentences(spec: DriftSpec, name: str, drift: Drift) -> Iterator[str]:
+    if math.isinf(drift.psi):
+        yield f"{name} is missing, or of another kind"
+        return
+    for what, value, limit in (("psi", drift.psi, spec.max_psi), ("ks", drift.ks, spec.max_ks)):
+        if limit is not None and value is not None and value > limit:
+            yield f"{name} has the {what} {_figure(value)}, above {limit:g}"
+
+
+def _figure(value: float) -> str:
+    return f"{value:.3g}"
