@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 import sys
 import types
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import xxhash
 
 from segue.continuity.code_hash import bytes_of, merged
+from segue.spec import RunSpec
 from segue.user_objects import installed_folders
 
 _MOST_FILES = 500
@@ -53,6 +56,16 @@ def program_hashes(command: Sequence[str], *, folder: Path) -> dict[str, str]:
         for module in _imported(tree, file=file, place=place):
             waiting += _files_of(module, places)
     return dict(sorted(hashes.items()))
+
+
+def passed_to_program(spec: RunSpec) -> dict[str, str]:
+    """What the run spec passes to its program, as the setup of its checkpoints has it: command, config, files."""
+    assert spec.program is not None
+    passed: dict[str, Any] = {"command": list(spec.program.command)}
+    passed |= {f"config.{name}": value for name, value in spec.config.items()}
+    if spec.data is not None:
+        passed["data"] = [file.sha256 for file in spec.data.files]
+    return {name: json.dumps(value, sort_keys=True) for name, value in passed.items()}
 
 
 def _files_of(module: str, places: Sequence[Path], *, runs: bool = False) -> list[tuple[Path, Path]]:

@@ -56,10 +56,11 @@ _GRADIENTS, _EPOCH, _FOLDER = "gradients", "epoch", "folder"
 class LiveSession:
     """The tracked objects of one program in this process, and its steps. The host of its session."""
 
-    def __init__(self, spec: RunSpec, owner: Owner, *, record: ProgramRecord | None) -> None:
+    def __init__(self, spec: RunSpec, owner: Owner, *, config: Mapping[str, Any], record: ProgramRecord | None) -> None:
         """Without a record, of a script that was started by hand: its setup is not compared, and a later attempt may
         train on, with a later goal, when the script's is reached."""
         self._spec, self._owner, self._record = spec, owner, record
+        self.config = config
         self.progress = Progress()
         self.components: dict[str, Component] = {PROGRESS: self.progress}
         owner.restore(self.components)
