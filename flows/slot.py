@@ -22,6 +22,7 @@ from segue.tasks.retraining.events import announce
 from segue.tasks.retraining.slot import (
     begin_with_version,
     check_data,
+    check_functions,
     choose_window,
     evaluate_candidate,
     mirror_registry,
@@ -149,6 +150,7 @@ class SlotRunner:
             SegueError: it could not be read or checked.
         """
         spec = self._spec
+        check_functions(spec)
         window, local = choose_window(spec, slot)
         models = self.log.read()
         before = models.window_before(slot)

@@ -26,6 +26,8 @@ def card(models: Models, number: int, *, zone: tzinfo = UTC) -> str:
     status = "in service" if models.in_service == number else version_status(models, number)
     run = Markup(f"{code(version.run_id)}, step {version.step}, attempt {code(version.attempt_id)}")
     rows = [("slot", _moment(version.slot, zone)), ("run", run), ("begins with", _beginning(start))]
+    if start is not None and start.run is not None:
+        rows.append(("trained by", code(start.run.workload)))
     rows += [*_training_rows(version), ("weights", _file(version.weights))]
     if version.program is not None:
         rows.append(("program", _file(version.program)))
@@ -153,7 +155,8 @@ def _compared_cost(saved_share: float | None) -> str:
 
 def _beginning(start: SlotStart | None) -> str:
     if start is None or start.start_version is None:
-        return "weights as the recipe builds them"
+        kind = start.run.kind if start is not None and start.run is not None else "recipe"
+        return f"weights as the {kind} builds them"
     return f"the weights of version {start.start_version}"
 
 

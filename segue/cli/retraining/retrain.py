@@ -13,7 +13,7 @@ from segue.cli.options import Json, require_prefect
 from segue.cli.server import require_lasting_server, server
 from segue.clock import SystemClock
 from segue.errors import COMMAND_LINE, SpecError
-from segue.reports.console import console, show_json
+from segue.reports.console import console, errors, show_json
 from segue.reports.progress import progress
 from segue.reports.tables import rows_table
 from segue.retraining.models import SlotState
@@ -45,7 +45,7 @@ def deploy(
 
     Flow runs start in this folder: it must exist on the machines of that pool. Exit code 0.
     """
-    spec = RetrainSpec.from_toml(file)
+    spec = _read(file)
     require_prefect("retrain")
     from segue.deployments.process.follow import open_client, require_server
     from segue.deployments.retraining import deploy as deploy_here
@@ -72,7 +72,7 @@ def start(
 
     Exit code 0: it trained a candidate, or was left out. 1: it did not. 2: it could not be started as asked.
     """
-    spec = RetrainSpec.from_toml(file)
+    spec = _read(file)
     chosen = moment(slot, spec, option="--slot") if slot is not None else slot_at(SystemClock().now())
     _run_all(spec, file, [chosen])
 
@@ -87,7 +87,7 @@ def backfill(
 
     Exit code 0: every slot trained a candidate, now or before. 1: some did not.
     """
-    spec = RetrainSpec.from_toml(file)
+    spec = _read(file)
     require_prefect("retrain")
     from segue.tasks.retraining.schedule import require_cron, ticks
 
@@ -111,6 +111,17 @@ def slots(file: File = DEFAULT, as_json: Json = False) -> None:
         show_json({"model": spec.name, "slots": facts})
     else:
         console.print(rows_table(rows) if rows else "no slot was started yet")
+
+
+def _read(file: Path) -> RetrainSpec:
+    """The specification, with a program that slots can train and publish."""
+    spec = RetrainSpec.from_toml(file)
+    if "program" in spec.run:
+        from segue.retraining.program_check import require_publishable  # It takes seconds to import.
+
+        for note in require_publishable(spec, folder=Path.cwd(), source=str(file)):
+            errors.print(f"note: {note}", markup=False)
+    return spec
 
 
 def _row(spec: RetrainSpec, state: SlotState) -> dict[str, object]:
