@@ -14,7 +14,7 @@ from segue.retraining.spec import RetrainSpec
 from segue.sessions import require_program
 from segue.spec import RunSpec
 
-_OF_FRAMEWORKS = frozenset({"SegueCallback", "SegueLightning", "commit_folder"})
+_OF_FRAMEWORKS = frozenset({"SegueCallback", "commit_folder"})
 
 
 def require_publishable(spec: RetrainSpec, *, folder: Path, source: str = "retrain.toml") -> tuple[str, ...]:

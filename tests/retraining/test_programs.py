@@ -3,28 +3,36 @@
 from __future__ import annotations
 
 import signal
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 import torch
 
 import segue
+from examples.chargpt.texts import FILES, FOLDER, deliver
 from segue.clock import SystemClock
 from segue.continuity.program_code import sources_of
 from segue.controller.steps import decide_next, open_run
 from segue.errors import ProgramError, PublishError, RetrainJobError, SpecError
 from segue.records import StopReason
 from segue.retraining.diff import differences
+from segue.retraining.gate.check import check_window
 from segue.retraining.pages import card
 from segue.retraining.program_check import asks_for_files, require_publishable
 from segue.retraining.spec import RetrainSpec
 from segue.retraining.versions.jobs import CheckJob, run_job
+from segue.retraining.versions.scoring import require_functions
+from segue.retraining.window import window_of
 from segue.runlog.history import read_history
 from tests.retraining.monthly import Monthly
 from tests.retraining.test_versions import added, begun, evaluated, trained
+from tests.support.command import Desk
 from tests.support.observers import stop_when_proven
 
-LINE = Path(__file__).parents[1] / "programs/monthly_line.py"
+ROOT = Path(__file__).parents[2]
+LINE = ROOT / "tests/programs/monthly_line.py"
+EXAMPLE = ROOT / "examples/chargpt/retrain.toml"
 BY_LINE = {
     "run": {"recipe": None, "program": {"command": ["python", str(LINE)]}},
     "publish": {"component": "line"},
@@ -114,6 +122,12 @@ def test_a_program_that_can_be_published_passes(folder, script, fields):
     assert require_publishable(spec_of(folder, script + READS, **fields), folder=folder) == ()
 
 
+def test_the_command_refuses_such_a_program_and_starts_nothing(folder, monkeypatch, capsys):
+    spec_of(folder, "run.track(net=net)\n" + READS)
+    said = Desk(folder, monkeypatch, capsys).refused("retrain", "start", "points/retrain.toml")
+    assert said.startswith("segue: points/retrain.toml is not valid: publish.component: the program tracks net")
+
+
 def test_a_program_that_is_not_there_is_refused(folder):
     spec = spec_of(folder, TRACKS)
     (folder / "train.py").unlink()
@@ -191,6 +205,20 @@ def test_a_slot_of_a_program_that_is_killed_goes_on_with_the_same_files(monthly)
     (monthly.folder / "2013-02.parquet").write_bytes(content)
     assert monthly.trainers.run_attempt(runlog, start.run).stop_reason is StopReason.FINISHED
     assert read_history(runlog.reload()).attempts[-1].verdict.kind.value == "exact"
+
+
+def test_the_example_passes_its_own_checks(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    spec = RetrainSpec.from_toml(EXAMPLE)
+    for number in range(FILES):
+        deliver(number, FOLDER)
+    now = datetime(2026, 1, 5, 6, tzinfo=UTC)
+    window, local = window_of(spec, now)
+    assert [(len(window.training), len(window.held_back)), window.columns["text"]] == [(2, 1), "string"]
+    gate = check_window(spec, window, local, slot=now, folder=EXAMPLE.parent, before=None)
+    assert (gate.outcome, gate.findings) == ("passed", ())
+    assert require_publishable(spec, folder=ROOT) == ()
+    require_functions(spec)
 
 
 def test_a_component_that_is_not_there_is_named_after_all(monthly):

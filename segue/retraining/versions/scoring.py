@@ -53,12 +53,15 @@ def require_functions(spec: RetrainSpec) -> None:
     Raises:
         SpecError: one is not, or cannot be imported; names each by its field.
     """
-    wanted = {"publish.model": (spec.publish.model, "config"), "publish.example": (spec.publish.example,)}
-    if spec.evaluation is not None:
-        wanted["evaluation.scores"] = (spec.evaluation.scores, "model", "frame")
+    scores = spec.evaluation.scores if spec.evaluation is not None else None
+    wanted: dict[str, tuple[str | None, tuple[str, ...]]] = {
+        "publish.model": (spec.publish.model, ("config",)),
+        "publish.example": (spec.publish.example, ()),
+        "evaluation.scores": (scores, ("model", "frame")),
+    }
     problems = [
         f"{field}: {why}"
-        for field, (function, *arguments) in wanted.items()
+        for field, (function, arguments) in wanted.items()
         if function is not None and (why := _why_unfit(function, arguments)) is not None
     ]
     if problems:
