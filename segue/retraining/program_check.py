@@ -12,7 +12,7 @@ from segue.data.config import CONFIG_VARIABLE
 from segue.errors import SpecError
 from segue.retraining.spec import RetrainSpec
 from segue.sessions import require_program
-from segue.spec import RunSpec
+from segue.spec import ProgramSpec, RunSpec
 
 _OF_FRAMEWORKS = frozenset({"SegueCallback", "commit_folder"})
 
@@ -36,12 +36,18 @@ def require_publishable(spec: RetrainSpec, *, folder: Path, source: str = "retra
     problems = [*_untracked(spec, sources), *_trains_again(spec, sources, script=script, folder=folder)]
     if problems:
         raise SpecError(source=source, problems=tuple(problems))
-    if not sources or asks_for_files(sources):
+    return notes_on_files(program, folder=folder)
+
+
+def notes_on_files(program: ProgramSpec, *, folder: Path) -> tuple[str, ...]:
+    """A sentence where nothing in the files of a program can ask for the files of its run."""
+    sources, script = list(sources_of(program.command, folder=folder)), script_of(program.command, folder=folder)
+    if script is None or asks_for_files(sources):
         return ()
     more = f" and {len(sources) - 1} more" if len(sources) > 1 else ""
-    where = f"no file of the program ({(script or sources[0].file).name}{more}) asks for the files of its slot"
+    where = f"no file of the program ({script.name}{more}) asks for the files of its run"
     fix = f'read run.config["data"], or the file that {CONFIG_VARIABLE} names'
-    return (f"{where}: unless a package does, each slot trains on the same data. Fix: {fix}.",)
+    return (f"{where}: unless a package does, it trains without them. Fix: {fix}.",)
 
 
 class Tracked(NamedTuple):

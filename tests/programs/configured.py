@@ -20,7 +20,9 @@ run = segue.session()
 config = run.config
 run.config["lr"] = 100.0  # A copy: this changes nothing.
 given = subprocess.check_output([sys.executable, "-c", IN_A_PROCESS], text=True)
-Path("given.json").write_text(json.dumps([config, json.loads(given), run.config, "SEGUE_CONFIG" in os.environ]))
+Path(f"given{os.environ.get('RANK', '')}.json").write_text(
+    json.dumps([config, json.loads(given), run.config, "SEGUE_CONFIG" in os.environ])
+)
 torch.manual_seed(1)
 texts = [Path(path).read_text() for path in config.get("data", [])]
 scale = float(sum(map(len, texts)) + 1)

@@ -19,12 +19,13 @@ from segue.records import StopReason
 from segue.retraining.diff import differences
 from segue.retraining.gate.check import check_window
 from segue.retraining.pages import card
-from segue.retraining.program_check import asks_for_files, require_publishable
+from segue.retraining.program_check import asks_for_files, notes_on_files, require_publishable
 from segue.retraining.spec import RetrainSpec
 from segue.retraining.versions.jobs import CheckJob, run_job
 from segue.retraining.versions.scoring import require_functions
 from segue.retraining.window import window_of
 from segue.runlog.history import read_history
+from segue.spec import ProgramSpec
 from tests.retraining.monthly import Monthly
 from tests.retraining.test_versions import added, begun, evaluated, trained
 from tests.support.command import Desk
@@ -167,7 +168,8 @@ def test_it_is_known_whether_a_program_asks_for_its_files(folder, code, asks):
 
 def test_a_program_that_does_not_ask_for_its_files_is_named_and_not_refused(folder):
     (note,) = require_publishable(spec_of(folder, TRACKS), folder=folder)
-    assert note.startswith("no file of the program (train.py) asks for the files of its slot")
+    assert note.startswith("no file of the program (train.py) asks for the files of its run: unless a package does")
+    assert notes_on_files(ProgramSpec(command=("python", "-m", "json.tool")), folder=folder) == ()  # Nobody's file.
 
 
 def test_a_slot_of_a_program_trains_on_its_files_and_is_published(monthly):

@@ -8,6 +8,7 @@ import signal
 from pathlib import Path
 
 import pytest
+import toml
 
 import segue
 from segue.clock import SystemClock
@@ -17,6 +18,7 @@ from segue.interop.code_check import refuse_changed_code
 from segue.records import StopReason, VerdictKind
 from segue.resume_drill import drill_spec
 from segue.runlog.history import read_history
+from tests.support.command import Desk
 from tests.support.observers import stop_when_proven
 
 PROGRAM = Path(__file__).parents[1] / "programs/configured.py"
@@ -85,6 +87,15 @@ def test_a_program_and_the_processes_that_it_starts_have_config_and_files(fork_s
     assert json.loads(Path("given.json").read_text()) == [whole, whole, whole, True]
 
 
+@pytest.mark.matrix
+def test_each_rank_has_config_and_files(ranks_fork_server, make_program, open_log, file):
+    spec = make_program(data=data_of(file), ranks=2)
+    assert ranks_fork_server.run_attempt(open_log(spec), spec, ranks=2).stop_reason is StopReason.FINISHED
+    whole = CONFIG | {"data": [str(file)]}
+    for rank in range(2):
+        assert json.loads(Path(f"given{rank}.json").read_text()) == [whole, whole, whole, True]
+
+
 def test_without_a_config_nothing_is_added_to_the_environment(fork_server, make_program, open_log, file, monkeypatch):
     monkeypatch.setenv("SEGUE_CONFIG", "/of/another/run.json")
     spec = make_program(config={})
@@ -114,6 +125,15 @@ def test_an_accepted_config_is_another_setup_that_was_meant(fork_server, make_pr
     assert fork_server.run_attempt(runlog, spec).stop_reason is StopReason.FINISHED
     verdict = read_history(runlog.reload()).attempts[-1].verdict
     assert (verdict.kind, verdict.findings) == (VerdictKind.EXACT, ())
+
+
+def test_a_program_that_does_not_ask_for_the_files_of_its_run_is_named_by_the_command(file, monkeypatch, capsys):
+    file.with_name("train.py").write_text("import segue\nrun = segue.session()\n")
+    fields = {"steps": 3, "program": {"command": ["python", "train.py"]}, "data": data_of(file)}
+    file.with_name("run.toml").write_text(toml.dumps(fields | {"store": {"url": str(file)}}))  # No folder.
+    said = Desk(file.parent, monkeypatch, capsys).run("run", "--config", "run.toml")
+    assert said.code != 0
+    assert "note: no file of the program (train.py) asks for the files of its run" in said.err.replace("\n", " ")
 
 
 @pytest.mark.matrix
