@@ -333,7 +333,7 @@ class LiveSession:
             raise SessionError(what=what, fix="let it loop over run.epochs(n), or use segment.steps or segment.hours.")
         self._loop = loop
         assert self._spec.program is not None
-        looped = LoopRange.of(loop, numbers, command=self._spec.program.command)
+        looped = LoopRange.of(loop, numbers, command=self._spec.program.command, config=self._spec.config)
         record = self.components[RANGE] = RangeRecord(looped, at=SystemClock().now())
         self._owner.restore({RANGE: record})
         try:
