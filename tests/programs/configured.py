@@ -27,7 +27,8 @@ torch.manual_seed(1)
 texts = [Path(path).read_text() for path in config.get("data", [])]
 scale = float(sum(map(len, texts)) + 1)
 model = nn.Linear(4, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=config.get("lr", 0.01))
+decay = config.get("weight_decay", 0.0)
+optimizer = torch.optim.SGD(model.parameters(), lr=config.get("lr", 0.01), weight_decay=decay)
 run.track(model=model, optimizer=optimizer)
 for _ in run.steps(40):
     loss = model(torch.randn(8, 4)).square().mean() / scale

@@ -120,7 +120,7 @@ def test_a_resume_with_another_config_or_file_is_refused_before_it_starts(fork_s
 def test_an_accepted_config_is_another_setup_that_was_meant(fork_server, make_program, open_log, file):
     slow = make_program(config=CONFIG | {"pause_seconds": 0.03}, data=data_of(file))
     fork_server.run_attempt(open_log(slow), slow, observer=stop_when_proven(signal.SIGKILL))
-    spec = make_program(data=data_of(file))
+    spec = make_program(config=CONFIG | {"weight_decay": 0.5}, data=data_of(file))
     runlog = open_run(spec, clock=SystemClock(), accept_drift=True)
     assert fork_server.run_attempt(runlog, spec).stop_reason is StopReason.FINISHED
     verdict = read_history(runlog.reload()).attempts[-1].verdict
