@@ -55,14 +55,15 @@ class Tracked(NamedTuple):
 
     names: tuple[str, ...]
     is_complete: bool
-    """Whether there are such calls, and all of them write out the names."""
+    """Whether these files have the session and such calls, and all of them write out the names."""
 
 
 def tracked_by(sources: Sequence[Source]) -> Tracked:
     """The names under which a program tracks its objects."""
     calls = [call for source in sources for call in _calls(source.tree, "track") if not call.args]
     names = [each.arg for call in calls for each in call.keywords]
-    return Tracked(tuple(dict.fromkeys(filter(None, names))), bool(calls) and None not in names)
+    is_complete = bool(calls) and None not in names and "session" in _words(sources)
+    return Tracked(tuple(dict.fromkeys(filter(None, names))), is_complete)
 
 
 def asks_for_files(sources: Sequence[Source]) -> bool:

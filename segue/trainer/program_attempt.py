@@ -59,8 +59,11 @@ class ProgramAttempt:
             return self._ended_early(error)
         # As in processes that torchrun starts without segue, ranks that do not seed their streams draw other numbers.
         seed_all(stream_seed(spec.seed, rank=ranks.rank, step=0) if ranks.rank else spec.seed)
-        with hosted(session), config_for_processes(config):
-            raised = run_command(program.command)
+        try:
+            with hosted(session), config_for_processes(config):
+                raised = run_command(program.command)
+        except OSError as error:  # The file with the config could not be written.
+            raised = error
         return self._conclude(session, raised)
 
     @contextmanager

@@ -89,7 +89,7 @@ def test_what_a_slot_of_a_program_cannot_have_is_named(monthly, fields, problem)
     ("script", "fields", "problem"),
     [
         (
-            "run.track(net=net, optimizer=optimizer)\n" + READS,
+            "run = segue.session()\nrun.track(net=net, optimizer=optimizer)\n" + READS,
             {},
             "publish.component: the program tracks net, optimizer, and no 'model'; name one of these, or call "
             "run.track(model=...)",
@@ -112,10 +112,11 @@ def test_a_program_that_cannot_be_published_is_refused(folder, script, fields, p
     ("script", "fields"),
     [
         (TRACKS, {}),
-        ("run.track(**parts)\n", {}),  # Names that are not written out are not judged.
-        ("run.track(net=net)\nrun.track(model=model)\n", {}),
-        ("aim.track(loss, name='loss')\nrun.track(model=model)\n", {}),
-        ("run.track(net=net)\n", {"publish": {"component": "net"}}),
+        ("run = segue.session()\nrun.track(**parts)\n", {}),  # Names that are not written out are not judged.
+        ("house.loop(epochs=3)\naim.track(net=net)\n", {}),  # Nor is a session in a package.
+        (TRACKS + "run.track(net=net)\n", {}),
+        (TRACKS + "aim.track(loss, name='loss')\n", {}),
+        ("run = segue.session()\nrun.track(net=net)\n", {"publish": {"component": "net"}}),
         (GUARDED, {"publish": {"model": "train:model"}, "evaluation": {"scores": "train:scores"}}),
     ],
 )
@@ -124,7 +125,7 @@ def test_a_program_that_can_be_published_passes(folder, script, fields):
 
 
 def test_the_command_refuses_such_a_program_and_starts_nothing(folder, monkeypatch, capsys):
-    spec_of(folder, "run.track(net=net)\n" + READS)
+    spec_of(folder, "run = segue.session()\nrun.track(net=net)\n" + READS)
     said = Desk(folder, monkeypatch, capsys).refused("retrain", "start", "points/retrain.toml")
     assert said.startswith("segue: points/retrain.toml is not valid: publish.component: the program tracks net")
 
