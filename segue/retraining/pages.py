@@ -26,11 +26,11 @@ def card(models: Models, number: int, *, zone: tzinfo = UTC) -> str:
     status = "in service" if models.in_service == number else version_status(models, number)
     run = Markup(f"{code(version.run_id)}, step {version.step}, attempt {code(version.attempt_id)}")
     rows = [("slot", _moment(version.slot, zone)), ("run", run), ("begins with", _beginning(start))]
-    if start is not None and start.run is not None:
-        rows.append(("trained by", code(start.run.workload)))
     rows += [*_training_rows(version), ("weights", _file(version.weights))]
     if version.program is not None:
         rows.append(("program", _file(version.program)))
+    if start is not None and start.run is not None:
+        rows.append(("trained by", code(start.run.workload)))
     parts = [
         heading(f"{models.name}, version {number}", level=1),
         Markup(f"{bold(status)}: {inline(version.why)}."),

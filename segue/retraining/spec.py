@@ -207,9 +207,7 @@ class RetrainSpec(Record):
         "in order.",
     )
     start_from: typing.Literal["scratch", "in_service"] = Field(
-        "scratch",
-        description="What a run begins with: weights as the recipe or program builds them, or, with a recipe, those in "
-        "service.",
+        "scratch", description="What a run begins with: weights as the recipe builds them, or those in service."
     )
     data: WindowSpec
     gate: GateSpec = GateSpec()

@@ -113,17 +113,6 @@ def slots(file: File = DEFAULT, as_json: Json = False) -> None:
         console.print(rows_table(rows) if rows else "no slot was started yet")
 
 
-def _read(file: Path) -> RetrainSpec:
-    """The specification, with a program that slots can train and publish."""
-    spec = RetrainSpec.from_toml(file)
-    if "program" in spec.run:
-        from segue.retraining.program_check import require_publishable  # It takes seconds to import.
-
-        for note in require_publishable(spec, folder=Path.cwd(), source=str(file)):
-            errors.print(f"note: {note}", markup=False)
-    return spec
-
-
 def _row(spec: RetrainSpec, state: SlotState) -> dict[str, object]:
     return {
         "slot": f"{state.slot.astimezone(spec.zone):%Y-%m-%d %H:%M %Z}",
@@ -166,6 +155,17 @@ def _run(client: SyncPrefectClient, spec: RetrainSpec, file: Path, slot: datetim
         state = wait_for(client, start_slot(client, spec, slot))
     console.print(f"{name}: {state.message or in_words(state)}", markup=False, soft_wrap=True)
     return state.is_completed()
+
+
+def _read(file: Path) -> RetrainSpec:
+    """The specification, with a program that slots can train and publish."""
+    spec = RetrainSpec.from_toml(file)
+    if "program" in spec.run:
+        from segue.retraining.program_check import require_publishable  # It takes seconds to import.
+
+        for note in require_publishable(spec, folder=Path.cwd(), source=str(file)):
+            errors.print(f"note: {note}", markup=False)
+    return spec
 
 
 def moment(text: str, spec: RetrainSpec, *, option: str) -> datetime:
