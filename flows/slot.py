@@ -24,6 +24,7 @@ from segue.tasks.retraining.schedule import begins_for_data
 from segue.tasks.retraining.slot import (
     begin_with_version,
     check_data,
+    check_functions,
     choose_window,
     evaluate_candidate,
     mirror_registry,
@@ -158,6 +159,7 @@ class SlotRunner:
             SegueError: it could not be read or checked.
         """
         spec = self._spec
+        check_functions(spec)
         window, local = choose_window(spec, slot)
         models = self.log.read()
         is_for_new_data = begins_for_data(spec, models, slot)

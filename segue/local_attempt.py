@@ -18,6 +18,7 @@ import psutil
 
 from segue.clock import SystemClock
 from segue.controller.steps import decide_next, declare_lost, open_run
+from segue.data.config import config_of_environment
 from segue.errors import LogMovedError, SessionError
 from segue.launch.assignment import Assignment
 from segue.notices.board import NoticeBoard
@@ -75,6 +76,7 @@ def _spec(folder: Path) -> RunSpec:
         "steps": _NO_GOAL,
         "program": {"command": ["python", Path(sys.argv[0]).name.lstrip("-") or "session", *sys.argv[1:]]},
         "store": {"url": str(folder.expanduser().absolute())},
+        "config": config_of_environment(),
         "continuity": {"rehearsal": "off"},
     }
     return RunSpec.parse(fields, source="segue.session(local=...)")

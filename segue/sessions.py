@@ -5,6 +5,7 @@ Outside a segment a session changes nothing and writes nothing: the script runs 
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -36,6 +37,11 @@ class Host(Protocol):
     @property
     def goal(self) -> int:
         """The step at which the run ends, as far as it is known."""
+        ...
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """What the run passes to the program."""
         ...
 
     @property
@@ -182,6 +188,22 @@ class Session:
     def goal(self) -> int | None:
         """The step at which the run ends, as far as it is known; None outside a segment."""
         return self._host.goal if self._host is not None else None
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The `[config]` of the run spec; with files, also `data`, the list of their paths on this machine.
+
+        A copy: what is changed in it is not kept. Outside a segment it is that of the JSON file which `SEGUE_CONFIG`
+        names, as in the processes that a program starts; {} without this variable.
+
+        Raises:
+            SessionError: `SEGUE_CONFIG` names no such file.
+        """
+        if self._host is not None:
+            return copy.deepcopy(dict(self._host.config))
+        from segue.data.config import config_of_environment
+
+        return config_of_environment()
 
     @property
     def should_stop(self) -> bool:

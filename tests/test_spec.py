@@ -232,6 +232,9 @@ def test_all_wrong_fields_are_reported_at_once():
     assert "\n" not in message
 
 
+FILES = {"files": [{"path": "/lake/may.csv", "sha256": "0" * 64, "size_bytes": 1}]}
+
+
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
@@ -243,7 +246,14 @@ def test_all_wrong_fields_are_reported_at_once():
             {"program": {"command": ["python", "t.py"]}, "anomalies": {"spikes": "skip"}},
             "anomalies: a batch of a program",
         ),
-        ({"program": {"command": ["python", "t.py"]}, "config": {"lr": 1}}, "config: a program has no config"),
+        (
+            {"program": {"command": ["python", "t.py"]}, "config": {"lr": float("nan")}},
+            "config.lr: must be a JSON value",
+        ),
+        (
+            {"program": {"command": ["python", "t.py"]}, "config": {"since": date(2026, 5, 1)}},
+            "config.since: must be a JSON value (got datetime.date(2026, 5, 1)); use a string",
+        ),
     ],
 )
 def test_a_program_is_a_python_command_and_takes_the_place_of_a_recipe(fields, sentence):
@@ -256,10 +266,14 @@ def test_a_program_is_a_python_command_and_takes_the_place_of_a_recipe(fields, s
     ("fields", "sentence"),
     [
         (
-            {"program": {"command": ["python", "t.py"]}},
-            "data: a program has no config; give it its files",
+            {"recipe": "a:b", "config": {"data": 1}},
+            "data: config.data is where these files are passed; remove it there",
         ),
-        ({"recipe": "a:b", "config": {"data": 1}}, "data: config.data is where the recipe gets these files"),
+        ({"program": {"command": ["python", "t.py"]}, "config": {"data": 1}}, "data: config.data is where"),
+        (
+            {"recipe": "a:b", "data": FILES | {"columns": {"a": "text"}}, "config": {"reading": 1}},
+            "data: config.reading",
+        ),
         ({"recipe": "a:b", "data": {"files": []}}, "data.files: "),
         (
             {"recipe": "a:b", "data": {"files": [{"path": "a", "sha256": "0", "size_bytes": 1}]}},
@@ -267,12 +281,17 @@ def test_a_program_is_a_python_command_and_takes_the_place_of_a_recipe(fields, s
         ),
     ],
 )
-def test_data_that_reaches_no_recipe_is_refused(fields, sentence):
-    files = {"files": [{"path": "/lake/may.csv", "sha256": "0" * 64, "size_bytes": 1}]}
+def test_data_that_reaches_no_recipe_or_program_is_refused(fields, sentence):
     with pytest.raises(SpecError) as caught:
-        RunSpec.parse({"run_id": "nightly", "steps": 3, "data": files} | fields)
+        RunSpec.parse({"run_id": "nightly", "steps": 3, "data": FILES} | fields)
     assert sentence in str(caught.value)
     assert "0" * 64 not in str(caught.value)  # Not the whole list of files.
+
+
+def test_what_a_program_is_given_is_a_part_of_its_identity():
+    fields = {"run_id": "n", "steps": 3, "program": {"command": ["python", "t.py"]}, "data": FILES}
+    identity = RunSpec.parse(fields | {"config": {"lr": 0.1}}).identity()
+    assert (identity["config.lr"], identity["data./lake/may.csv"]) == ("0.1", "0" * 64)
 
 
 def test_a_spec_says_what_it_trains():

@@ -34,7 +34,7 @@ def drill(
     config: Annotated[
         Path | None,
         typer.Option(
-            help=r"TOML run spec, whose settings both runs keep; its \[config] table is the argument of the recipe."
+            help=r"TOML run spec, whose settings both runs keep; its \[config] is passed to the recipe or program."
         ),
     ] = None,
     steps: Annotated[int, typer.Option(min=12, help="Optimizer steps of each of the two runs.")] = 90,

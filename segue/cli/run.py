@@ -108,10 +108,13 @@ def _checked(spec: RunSpec, *, accept_drift: bool) -> RunLog:
     from segue.launch.ray.checks import has_ray, require_ray
     from segue.launch.slurm.checks import has_slurm, require_slurm
     from segue.recipe import import_build
+    from segue.retraining.program_check import notes_on_files
     from segue.sessions import require_program
 
     if spec.program is not None:
         require_program(spec.program.command)
+        for note in notes_on_files(spec.program, folder=Path.cwd()) if spec.data is not None else ():
+            errors.print(f"note: {note}", markup=False)
     if has_slurm():  # Elsewhere only the segments know the cluster.
         require_slurm(spec)
     if has_ray():

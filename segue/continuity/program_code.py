@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 import sys
 import types
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import xxhash
 
 from segue.continuity.code_hash import bytes_of, merged
+from segue.spec import RunSpec
 from segue.user_objects import installed_folders
 
 _MOST_FILES = 500
@@ -30,14 +33,28 @@ def program_hashes(command: Sequence[str], *, folder: Path) -> dict[str, str]:
     script, in `folder` (where the command runs) or on this process's path, as far as import statements lead to them;
     installed packages do not. A file that cannot be read or compiled is left out: running it will say why.
     """
-    is_module = command[1] == "-m"
-    beside = folder if is_module else (folder / command[1]).resolve().parent
-    on_path = (Path(entry) for entry in sys.path if entry)
-    own = (place for place in on_path if not any(place.is_relative_to(each) for each in installed_folders()))
-    places = list(dict.fromkeys((beside, folder, *own)))
-    waiting = _files_of(command[2], places, runs=True) if is_module else [((folder / command[1]).resolve(), beside)]
-    read: set[Path] = set()
     hashes: dict[str, str] = {}
+    for source in sources_of(command, folder=folder):
+        for name, code in _parts(source.code):
+            whole = ": ".join(filter(None, (source.file.relative_to(source.place).as_posix(), name)))
+            hashes[whole] = merged(hashes.get(whole), xxhash.xxh3_64_hexdigest(bytes_of(code)))
+    return dict(sorted(hashes.items()))
+
+
+class Source(NamedTuple):
+    """A file of the user's code, without its docstrings."""
+
+    file: Path
+    place: Path
+    """The folder in which imports find it."""
+    tree: ast.Module
+    code: types.CodeType
+
+
+def sources_of(command: Sequence[str], *, folder: Path) -> Iterator[Source]:
+    """The files of the user's that a command leads to, as `program_hashes` says."""
+    waiting, places = _run_by(command, folder=folder)
+    read: set[Path] = set()
     while waiting and len(read) < _MOST_FILES:
         file, place = waiting.pop(0)
         if file in read:
@@ -47,12 +64,36 @@ def program_hashes(command: Sequence[str], *, folder: Path) -> dict[str, str]:
             tree, compiled = _compiled(file)
         except (OSError, SyntaxError, ValueError):
             continue
-        for name, code in _parts(compiled):
-            whole = ": ".join(filter(None, (file.relative_to(place).as_posix(), name)))
-            hashes[whole] = merged(hashes.get(whole), xxhash.xxh3_64_hexdigest(bytes_of(code)))
+        yield Source(file, place, tree, compiled)
         for module in _imported(tree, file=file, place=place):
             waiting += _files_of(module, places)
-    return dict(sorted(hashes.items()))
+
+
+def passed_to_program(spec: RunSpec) -> dict[str, str]:
+    """What the run spec passes to its program, as the setup of its checkpoints has it: command, config, files."""
+    assert spec.program is not None
+    passed: dict[str, Any] = {"command": list(spec.program.command)}
+    passed |= {f"config.{name}": value for name, value in spec.config.items()}
+    if spec.data is not None:
+        passed["data"] = [file.sha256 for file in spec.data.files]
+    return {name: json.dumps(value, sort_keys=True) for name, value in passed.items()}
+
+
+def script_of(command: Sequence[str], *, folder: Path) -> Path | None:
+    """The file with the code that a command runs; None where none of the user's is found."""
+    files, _ = _run_by(command, folder=folder)
+    return files[-1][0] if files else None
+
+
+def _run_by(command: Sequence[str], *, folder: Path) -> tuple[list[tuple[Path, Path]], list[Path]]:
+    """The files that a command runs, the script last, each with its place; and the places in which imports look."""
+    is_module = command[1] == "-m"
+    beside = folder if is_module else (folder / command[1]).resolve().parent
+    on_path = (Path(entry) for entry in sys.path if entry)
+    own = (place for place in on_path if not any(place.is_relative_to(each) for each in installed_folders()))
+    places = list(dict.fromkeys((beside, folder, *own)))
+    files = _files_of(command[2], places, runs=True) if is_module else [((folder / command[1]).resolve(), beside)]
+    return files, places
 
 
 def _files_of(module: str, places: Sequence[Path], *, runs: bool = False) -> list[tuple[Path, Path]]:

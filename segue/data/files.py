@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any, NamedTuple
 
 from segue.errors import DataChangedError, DataUnreadableError, MissingExtraError
-from segue.spec import DataAccess, DataFile, DataSpec, RunSpec
+from segue.spec import DataAccess, DataFile, DataSpec
 
 _BLOCK_BYTES = 4 * 2**20
 _DEFAULT = DataAccess()
@@ -128,21 +128,6 @@ def fetch(path: str, access: DataAccess = _DEFAULT) -> tuple[DataFile, Path]:
         if system.ukey(path) != before:
             raise DataUnreadableError(path=path, why="it was written to while it was read")
     return DataFile(path=path, sha256=sha256, size_bytes=local.stat().st_size), local
-
-
-def recipe_config(spec: RunSpec) -> dict[str, Any]:
-    """What a recipe is built with: the spec's config, and with data its files as `data`, a list of paths,
-    and how they are read as `reading`, for `segue.data_frame`.
-
-    Raises:
-        DataChangedError, DataUnreadableError, MissingExtraError: as `checked_copies`.
-    """
-    if spec.data is None:
-        return spec.config
-    known = {"rules": spec.data.reading.model_dump(mode="json", exclude_defaults=True), "columns": spec.data.columns}
-    reading = {name: value for name, value in known.items() if value}
-    data = {"data": [str(each) for each in checked_copies(spec.data)]}
-    return spec.config | data | ({"reading": reading} if reading else {})
 
 
 def _checked_copy(file: DataFile, access: DataAccess) -> Path:

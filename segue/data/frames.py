@@ -143,7 +143,7 @@ def place_of(files: Iterable[tuple[str, int]], row: int) -> str:
 
 
 def data_frame(config: Mapping[str, Any]) -> pd.DataFrame:
-    """The rows of a recipe's files, `config["data"]`, in order, as the check of the data and the evaluation read them.
+    """The rows of a run's files, `config["data"]`, in order, as the check of the data and the evaluation read them.
 
     Raises:
         DataContentError: the content of a file breaks a rule of the reader.

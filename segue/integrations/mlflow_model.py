@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from segue.data.files import recipe_config
+from segue.data.config import config_with_data
 from segue.errors import SegueError
 from segue.interop.export import ExportFormat, write_export
 from segue.interop.load import choose_checkpoint, load_checkpoint
@@ -57,7 +57,7 @@ def _weights(runlog: RunLog, checkpoint: Checkpoint, folder: Path, *, why: str) 
 
 
 def _trained(spec: RunSpec, store: StoreSpec) -> Recipe:
-    config = recipe_config(spec)
+    config = config_with_data(spec)
     torch.manual_seed(spec.seed)
     recipe = built_recipe(import_build(spec.recipe_path), config)
     state = load_checkpoint(spec.run_id, store=store)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from segue.continuity.code_hash import code_hashes
-from segue.continuity.program_code import program_hashes
+from segue.continuity.program_code import passed_to_program, program_hashes
 from segue.continuity.recipe_diff import CODE, CONFIG, GLOBALS
 from segue.errors import CodeChangedError, MissingObjectError
 from segue.recipe import Build
@@ -65,8 +65,9 @@ def _hashes_now(spec: RunSpec, build: Build | None) -> Mapping[str, str]:
 
 
 def _as_committed(spec: RunSpec) -> dict[str, str]:
-    config = {"command": list(spec.program.command)} if spec.program is not None else spec.config
-    return {name: json.dumps(value, sort_keys=True) for name, value in config.items()}
+    if spec.program is not None:
+        return passed_to_program(spec)
+    return {name: json.dumps(value, sort_keys=True) for name, value in spec.config.items()}
 
 
 def _changed(before: Any, now: Mapping[str, str]) -> Collection[str]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from segue.data.files import recipe_config
+from segue.data.config import config_with_data
 from segue.data.loader import Feed
 from segue.data.streams import seed_all
 from segue.errors import RecipeError
@@ -79,7 +79,7 @@ def built(build: Build, spec: RunSpec) -> Recipe:
         RecipeError: it cannot be built; names the user's line.
         DataChangedError, DataUnreadableError: a file of the run's data is not as it was, or could not be read.
     """
-    config = recipe_config(spec)
+    config = config_with_data(spec)
     try:
         return built_recipe(build, config)
     except RecipeError:

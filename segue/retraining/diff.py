@@ -38,6 +38,8 @@ def _facts(version: Candidate, models: Models) -> Iterator[tuple[str, str]]:
     yield "step", str(version.step)
     if start is not None:
         yield from _data_facts(start)
+    if start is not None and start.run is not None:
+        yield "trained by", start.run.workload
     yield from ((f"config.{name}", repr(value)) for name, value in sorted(version.config.items()))
     yield from ((f"hash of {name}", value) for name, value in sorted(version.training.hashes.items()))
     yield from ((each.metric, each.value_in_words) for each in version.comparisons)

@@ -31,6 +31,8 @@ def card(models: Models, number: int, *, zone: tzinfo = UTC) -> str:
     rows += [*_training_rows(version), ("weights", _file(version.weights))]
     if version.program is not None:
         rows.append(("program", _file(version.program)))
+    if start is not None and start.run is not None:
+        rows.append(("trained by", code(start.run.workload)))
     parts = [
         heading(f"{models.name}, version {number}", level=1),
         Markup(f"{bold(status)}: {inline(version.why)}."),
@@ -185,7 +187,8 @@ def _compared_cost(saved_share: float | None) -> str:
 
 def _beginning(start: SlotStart | None) -> str:
     if start is None or start.start_version is None:
-        return "weights as the recipe builds them"
+        kind = start.run.kind if start is not None and start.run is not None else "recipe"
+        return f"weights as the {kind} builds them"
     return f"the weights of version {start.start_version}"
 
 

@@ -22,6 +22,7 @@ from segue.spec import DataAccess, DataFile, DataSpec, RunSpec, read_toml
 
 _FUNCTION = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
 _OF_THE_SLOT = ("run_id", "deadline", "data")
+_OF_THE_FILES = ("data", "reading")
 _ANY_SLOT = "20000101t0000"
 
 
@@ -155,7 +156,11 @@ class PublishSpec(FiniteValue):
     checkpoint: typing.Literal["last", "best"] = Field(
         "last", description="The run's last checkpoint, or the one with the best metric."
     )
-    component: str = Field("model", description="What of it is published: model, or extra.NAME, e.g. an average.")
+    component: str = Field(
+        "model",
+        description="What of it is published: model, or extra.NAME, e.g. an average; of a program what it tracks under "
+        "this name.",
+    )
     model: str | None = Field(
         None,
         pattern=_FUNCTION,
@@ -232,8 +237,14 @@ class RetrainSpec(Record):
         if given:
             facts = {"names": ", ".join(given)}
             raise PydanticCustomError("run", "must not have {names}: each slot has its own", facts)
-        if "program" in run:
-            raise PydanticCustomError("run", "needs a recipe: a program has no config in which it could get its files")
+        config = run.get("config")
+        given = [name for name in _OF_THE_FILES if isinstance(config, dict) and name in config]
+        if given:
+            text = "config.{name} is where each slot's files are passed; remove it there"
+            raise PydanticCustomError("run", text, {"name": given[0]})
+        if "program" in run and info.data.get("start_from") == "in_service":
+            text = 'a program begins with weights of its own: start_from = "in_service" needs a recipe'
+            raise PydanticCustomError("run", text)
         try:
             RunSpec.parse(run | {"run_id": f"{info.data.get('name', 'model')}-{_ANY_SLOT}"}, source="run")
         except SpecError as error:

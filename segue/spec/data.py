@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
@@ -97,3 +97,14 @@ class DataSpec(DataAccess):
         description="Types of the columns in all files of a retraining's window, as segue.data_frame gives them; "
         "empty: those that these files have.",
     )
+
+    @property
+    def passed_reading(self) -> dict[str, Any]:
+        """How the files are read, as `segue.data_frame` gets it; empty where nothing is said of it."""
+        known = {"rules": self.reading.model_dump(mode="json", exclude_defaults=True), "columns": self.columns}
+        return {name: value for name, value in known.items() if value}
+
+    @property
+    def taken(self) -> frozenset[str]:
+        """The entries of the config that these files take."""
+        return frozenset({"data"} | ({"reading"} if self.passed_reading else set()))

@@ -52,7 +52,9 @@ class RunSpec(FiniteValue, Record):
         description="Function that builds the recipe, as package.module:function; None: [program] is trained.",
     )
     steps: int = Field(gt=0, description="Goal: number of optimizer steps from step 0.")
-    config: dict[str, JsonValue] = Field(default_factory=dict, description="Configuration passed to the recipe.")
+    config: dict[str, JsonValue] = Field(
+        default_factory=dict, description="Configuration passed to the recipe, or to the program as run.config."
+    )
     seed: int = Field(0, ge=0, lt=2**63, description="Seed of weights, data order and every random stream.")
     threads: int | None = Field(
         None, ge=1, description="Intra-op threads; None: torch's default. Set it to compare runs across machines."
@@ -84,7 +86,7 @@ class RunSpec(FiniteValue, Record):
         "found at the start of an attempt. Signals, recall and notice_file are always watched.",
     )
     data: DataSpec | None = Field(
-        None, description="Files that a recipe gets as config['data'], checked by hash before each segment."
+        None, description="Files that are passed as config['data'], checked by hash before each segment."
     )
     store: StoreSpec = StoreSpec()
     checkpoints: CheckpointSpec = CheckpointSpec()
@@ -132,21 +134,20 @@ class RunSpec(FiniteValue, Record):
             raise PydanticCustomError("recipe_or_program", text)
         return recipe
 
-    @field_validator("config", "anomalies")
+    @field_validator("anomalies")
     @classmethod
-    def _fits_a_program(cls, value: Any, info: ValidationInfo) -> Any:
-        why = _unfit_for_a_program(value) if info.data.get("program") is not None else None
-        if why is not None:
-            raise PydanticCustomError("unfit_for_a_program", why)
-        return value
+    def _fits_a_program(cls, anomalies: AnomalySpec, info: ValidationInfo) -> AnomalySpec:
+        if info.data.get("program") is not None and "skip" in (anomalies.non_finite, anomalies.spikes):
+            raise PydanticCustomError("unfit_for_a_program", "a batch of a program cannot be skipped; use rollback")
+        return anomalies
 
     @field_validator("data")
     @classmethod
-    def _reaches_a_recipe(cls, data: DataSpec | None, info: ValidationInfo) -> DataSpec | None:
-        if data is not None and info.data.get("program") is not None:
-            raise PydanticCustomError("data", "a program has no config; give it its files in its command")
-        if data is not None and "data" in info.data.get("config", {}):
-            raise PydanticCustomError("data", "config.data is where the recipe gets these files; remove it there")
+    def _is_not_in_the_config(cls, data: DataSpec | None, info: ValidationInfo) -> DataSpec | None:
+        given = () if data is None else sorted(data.taken & info.data.get("config", {}).keys())
+        if given:
+            text = "config.{name} is where these files are passed; remove it there"
+            raise PydanticCustomError("data", text, {"name": given[0]})
         return data
 
     @field_validator("slurm")
@@ -267,12 +268,3 @@ class RunSpec(FiniteValue, Record):
             names["data.reading"] = self.data.reading.model_dump_json(exclude_defaults=True)
         names["config"] = hashlib.sha256(config.encode()).hexdigest()[:12]
         return names
-
-
-def _unfit_for_a_program(value: object) -> str | None:
-    """Why a setting cannot be kept for a program, whose loop and data are not segue's; None where it can."""
-    if isinstance(value, dict):
-        return "a program has no config; give it options in its command" if value else None
-    assert isinstance(value, AnomalySpec)
-    is_skip = "skip" in (value.non_finite, value.spikes)
-    return "a batch of a program cannot be skipped; use rollback" if is_skip else None

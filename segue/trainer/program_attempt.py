@@ -6,7 +6,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
+from segue.data.config import config_for_processes, config_with_data
 from segue.data.loader import stream_seed
 from segue.data.streams import seed_all
 from segue.errors import RanksChangedError, SessionError
@@ -48,16 +50,20 @@ class ProgramAttempt:
 
     def run(self, program: ProgramSpec) -> SegmentReport:
         """Run the command to its end, or to that of the attempt."""
+        spec, ranks = self._context.spec, self.ranks
         try:
             with self._context.group.shared_failure():
-                session = self._session(ProgramRecord(program.command))
+                config = config_with_data(spec)
+                session = self._session(config, ProgramRecord(spec))
         except Exception as error:
             return self._ended_early(error)
-        seed, ranks = self._context.spec.seed, self.ranks
         # As in processes that torchrun starts without segue, ranks that do not seed their streams draw other numbers.
-        seed_all(stream_seed(seed, rank=ranks.rank, step=0) if ranks.rank else seed)
-        with hosted(session):
-            raised = run_command(program.command)
+        seed_all(stream_seed(spec.seed, rank=ranks.rank, step=0) if ranks.rank else spec.seed)
+        try:
+            with hosted(session), config_for_processes(config):
+                raised = run_command(program.command)
+        except OSError as error:  # The file with the config could not be written.
+            raised = error
         return self._conclude(session, raised)
 
     @contextmanager
@@ -66,7 +72,7 @@ class ProgramAttempt:
 
         What the block raises, and what ends the attempt with a failure, is reported and raised.
         """
-        session = self._session(None)
+        session = self._session(self._context.spec.config, None)
         raised: BaseException | None = None
         try:
             with hosted(session):
@@ -111,7 +117,7 @@ class ProgramAttempt:
     def evaluating(self) -> AbstractContextManager[None]:
         return self._context.activity.evaluating()
 
-    def _session(self, record: ProgramRecord | None) -> LiveSession:
+    def _session(self, config: Mapping[str, Any], record: ProgramRecord | None) -> LiveSession:
         context = self._context
         context.activity.phase = "restore"
         parent = self._resume.find(at_most=context.plan.at_most, memory_bytes=context.memory_share_bytes)
@@ -120,7 +126,7 @@ class ProgramAttempt:
         if parent is not None and stored is not None and stored != count:
             raise RanksChangedError(run_id=spec.run_id, step=parent.step, before=stored, now=count)
         watch_opened_files()
-        return LiveSession(spec, self, record=record)
+        return LiveSession(spec, self, config=config, record=record)
 
     def _conclude(
         self, session: LiveSession, raised: BaseException | None, *, is_raised_again: bool = False

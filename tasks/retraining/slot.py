@@ -25,11 +25,20 @@ from segue.retraining.pages import card, gate_page, history_page
 from segue.retraining.slots import run_id_of, stamp_of, store_of
 from segue.retraining.spec import RetrainSpec, Window
 from segue.retraining.versions.artifacts import CARD, put_artifact
-from segue.retraining.versions.jobs import BeginJob, EvaluateJob, MirrorJob, run_job
+from segue.retraining.versions.jobs import BeginJob, CheckJob, EvaluateJob, MirrorJob, run_job
 from segue.retraining.window import window_of
 from segue.stores import open_store
 
 _MOST_COMPARISONS = 10
+
+
+@task(name="check-functions", retries=0, cache_policy=NO_CACHE)
+def check_functions(spec: RetrainSpec) -> None:
+    """Check that what the slot will train can be published and evaluated, by the functions and the program it names."""
+    logger = get_run_logger()
+    done = run_job(CheckJob(spec=spec), what="check of what retrain.toml names", on_line=logger.info)
+    for note in done.notes:
+        logger.warning("%s", note)
 
 
 @task(name="choose-window", retries=0, cache_policy=NO_CACHE)

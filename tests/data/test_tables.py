@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import segue
-from segue.data.files import recipe_config
+from segue.data.config import config_with_data
 from segue.data.frames import facts_of, read_frame
 from segue.data.tables import csv_cells
 from segue.data.tables.layout import layout_of
@@ -267,7 +267,7 @@ def test_a_recipe_reads_in_the_types_of_the_window(tmp_path):
     columns = {"a": "double", "zip": "string", "n": "double"}  # The other files of the window have fractions.
     data = DataSpec.model_validate({"files": [file], "reading": reading, "columns": columns})
     spec = RunSpec(run_id="r", recipe="train:build", steps=1, data=data)
-    frame = segue.data_frame(recipe_config(spec))
+    frame = segue.data_frame(config_with_data(spec))
     assert frame.to_dict("list") == {"a": [1.5], "zip": ["01"], "n": [7.0]}
     assert str(frame["n"].dtype) == "float64"
     assert segue.data_frame({"data": [str(path)]}).to_dict("list") == {"a": ["1,5"], "zip": [1], "n": [7]}

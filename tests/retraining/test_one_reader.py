@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from pandas.testing import assert_frame_equal
 
 import segue
-from segue.data.files import checked_copies, recipe_config
+from segue.data.config import config_with_data
+from segue.data.files import checked_copies
 from segue.data.frames import facts_of, read_frame
 from segue.data.tables.layout import layout_of
 from segue.errors import DataContentError, NoDataError
@@ -62,7 +63,7 @@ def frames_of(folder: Path, reading: Reading) -> dict[str, tuple[pd.DataFrame, .
         "check": (check[:training], check[training:]),
         "profile": (profile[:training], profile[training:]),
         "used": (
-            segue.data_frame(recipe_config(run)),
+            segue.data_frame(config_with_data(run)),
             read_frame(checked_copies(data), types=data.columns, reading=data.reading),
         ),
     }

@@ -253,7 +253,7 @@ def test_the_window_before_is_the_newest_earlier_one_that_was_accepted(monthly):
     ("fields", "problem"),
     [
         ({"run": {"deadline": "2026-01-01T00:00Z"}}, "run: must not have deadline"),
-        ({"run": {"recipe": None, "program": {"command": ["python", "x.py"]}}}, "run: needs a recipe"),
+        ({"run": {"config": {"data": ["a.csv"]}}}, "run: config.data is where each slot's files are passed"),
         ({"run": {"step": 1}}, r"run: must be a run spec: step: .*"),
         ({"publish": {"model": None}}, "evaluation: needs publish.model"),
         ({"data": {"held_back_periods": 0}}, "evaluation: needs data.held_back_periods"),

@@ -151,6 +151,13 @@ def test_another_end_has_to_be_meant(resumed, before, now, options, to_step):
         assert (report.stop_reason, report.failure, report.to_step) == (StopReason.FINISHED, None, to_step)
 
 
+@pytest.mark.parametrize("goal", [30, 50])
+def test_an_end_that_the_config_gives_is_meant_where_the_config_has_changed(resumed, goal):
+    source = PLAIN.replace("LOOP", 'run.steps(run.config.get("goal", 40))')
+    report, _ = resumed(source, config={"goal": goal}, steps=60)
+    assert (report.stop_reason, report.failure, report.to_step) == (StopReason.FINISHED, None, goal)
+
+
 @pytest.mark.parametrize("loop", ["run.steps(0)", "run.steps(8, 8)", "run.epochs(8, 3)"])
 def test_a_new_run_that_would_train_nothing_is_refused(fork_server, make_spec, open_log, tmp_path, loop):
     left = tmp_path / "left.txt"

@@ -13,7 +13,7 @@ from segue.cli.options import Json, require_prefect
 from segue.cli.server import require_lasting_server, server
 from segue.clock import SystemClock
 from segue.errors import COMMAND_LINE, SpecError
-from segue.reports.console import console, show_json
+from segue.reports.console import console, errors, show_json
 from segue.reports.progress import progress
 from segue.reports.tables import rows_table
 from segue.retraining.history import SlotState
@@ -48,7 +48,7 @@ def deploy(
 
     Flow runs start in this folder: it must exist on the machines of that pool. Exit code 0.
     """
-    spec = RetrainSpec.from_toml(file)
+    spec = _read(file)
     require_prefect("retrain")
     from segue.deployments.process.follow import open_client, require_server
     from segue.deployments.retraining import deploy as deploy_here
@@ -86,7 +86,7 @@ def start(
     Exit code 0: it trained a candidate, which may wait for a decision, or was left out. 1: it did not. 2: it could not
     be started as asked.
     """
-    spec = RetrainSpec.from_toml(file)
+    spec = _read(file)
     chosen = moment(slot, spec, option="--slot") if slot is not None else slot_at(SystemClock().now())
     _run_all(spec, file, [chosen])
 
@@ -101,7 +101,7 @@ def backfill(
 
     Exit code 0: every slot trained a candidate, now or before. 1: some did not.
     """
-    spec = RetrainSpec.from_toml(file)
+    spec = _read(file)
     require_prefect("retrain")
     from segue.tasks.retraining.schedule import require_cron, ticks
 
@@ -185,6 +185,17 @@ def _run(client: SyncPrefectClient, spec: RetrainSpec, file: Path, slot: datetim
     waits = f"it waits for a decision: `segue models approve {spec.name}`, or reject" if state.is_paused() else None
     console.print(f"{name}: {waits or state.message or in_words(state)}", markup=False, soft_wrap=True)
     return state.is_completed() or state.is_paused()
+
+
+def _read(file: Path) -> RetrainSpec:
+    """The specification, with a program that slots can train and publish."""
+    spec = RetrainSpec.from_toml(file)
+    if "program" in spec.run:
+        from segue.retraining.program_check import require_publishable  # It takes seconds to import.
+
+        for note in require_publishable(spec, folder=Path.cwd(), source=str(file)):
+            errors.print(f"note: {note}", markup=False)
+    return spec
 
 
 def moment(text: str, spec: RetrainSpec, *, option: str) -> datetime:

@@ -25,6 +25,7 @@ from segue.reports.summary import late_seconds_at_end
 from segue.retraining.evaluation import Promotion, Scores, compare, decide
 from segue.retraining.model_record import Candidate, Comparison, SlotStart, Training
 from segue.retraining.models import ModelsLog
+from segue.retraining.program_check import require_publishable
 from segue.retraining.slots import store_of
 from segue.retraining.spec import RetrainSpec
 from segue.retraining.versions.artifacts import (
@@ -35,7 +36,7 @@ from segue.retraining.versions.artifacts import (
     put_artifact,
     weights_bytes,
 )
-from segue.retraining.versions.jobs import JOB, AnyJob, BeginJob, EvaluateJob, JobResult, MirrorJob
+from segue.retraining.versions.jobs import JOB, AnyJob, BeginJob, CheckJob, EvaluateJob, JobResult, MirrorJob
 from segue.retraining.versions.registry import mirror
 from segue.retraining.versions.scoring import (
     built_model,
@@ -43,6 +44,7 @@ from segue.retraining.versions.scoring import (
     nan_predictions,
     nan_weights,
     published_model,
+    require_functions,
     scores_of,
 )
 from segue.runlog.history import Checkpoint, History, read_history
@@ -77,6 +79,10 @@ def main() -> None:
 def _done(job: AnyJob) -> JobResult:
     if isinstance(job, EvaluateJob):
         return JobResult(candidate=evaluated(job))
+    if isinstance(job, CheckJob):
+        notes = require_publishable(job.spec, folder=Path.cwd())  # First: some functions must not be imported.
+        require_functions(job.spec)
+        return JobResult(notes=notes)
     return _begun(job) if isinstance(job, BeginJob) else _mirrored(job)
 
 
@@ -173,6 +179,8 @@ def _component(spec: RetrainSpec, runlog: RunLog, checkpoint: Checkpoint) -> dic
         why = f"the checkpoint has no such component; it has {', '.join(found)}"
         raise PublishError(what=f"component {spec.publish.component}", why=why)
     state = found[spec.publish.component]
+    if f"{spec.publish.component}.modes" in found:  # Of a module that a program tracks under a name of its own.
+        state = state["state"]
     if not isinstance(state, dict):
         raise PublishError(what=f"component {spec.publish.component}", why="it is no state dict")
     return state

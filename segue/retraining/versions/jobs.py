@@ -43,6 +43,13 @@ class BeginJob(Record):
     start: SlotStart
 
 
+class CheckJob(Record):
+    """Check what publishes and evaluates candidates, before there is one: the functions, and what a program tracks."""
+
+    kind: Literal["check"] = "check"
+    spec: RetrainSpec
+
+
 class MirrorJob(Record):
     """Bring the model registry up to date."""
 
@@ -50,7 +57,7 @@ class MirrorJob(Record):
     spec: RetrainSpec
 
 
-AnyJob = EvaluateJob | BeginJob | MirrorJob
+AnyJob = EvaluateJob | BeginJob | CheckJob | MirrorJob
 JOB: TypeAdapter[AnyJob] = TypeAdapter(Annotated[AnyJob, Field(discriminator="kind")])
 
 
@@ -58,6 +65,7 @@ class JobResult(Record):
     """What the process came to."""
 
     candidate: Candidate | None = None
+    notes: tuple[str, ...] = Field((), description="What is worth saying, in sentences.")
     error: str | None = Field(None, description="Why it failed, in one sentence; None: it succeeded.")
     traceback: str = ""
     is_of_the_store: bool = Field(False, description="Whether the store failed, so that it is worth doing again.")

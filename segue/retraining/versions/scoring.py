@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -13,12 +13,14 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from segue.errors import PublishError, RecipeError, ScoresError
+from segue.errors import PublishError, RecipeError, ScoresError, SpecError
 from segue.recipe import import_build, users_line
 from segue.retraining.evaluation import Scores, checked_scores
 from segue.retraining.model_record import Candidate
+from segue.retraining.spec import RetrainSpec
 from segue.retraining.versions.artifacts import get_artifact, program_of, state_of
 from segue.stores.base import Store
+from segue.user_objects import can_be_called
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -43,6 +45,38 @@ def built_model(function: str, config: Mapping[str, Any], state: Mapping[str, An
         lines = [line.strip() for line in str(error).splitlines()[1:4]]
         raise PublishError(what=function, why=f"the weights do not fit its model: {' '.join(lines)}") from None
     return model.eval()
+
+
+def require_functions(spec: RetrainSpec) -> None:
+    """Check that the functions that publish and evaluate are there, and take what they will get. None is called.
+
+    Raises:
+        SpecError: one is not, or cannot be imported; names each by its field.
+    """
+    scores = spec.evaluation.scores if spec.evaluation is not None else None
+    wanted: dict[str, tuple[str | None, tuple[str, ...]]] = {
+        "publish.model": (spec.publish.model, ("config",)),
+        "publish.example": (spec.publish.example, ()),
+        "evaluation.scores": (scores, ("model", "frame")),
+    }
+    problems = [
+        f"{field}: {why}"
+        for field, (function, arguments) in wanted.items()
+        if function is not None and (why := _why_unfit(function, arguments)) is not None
+    ]
+    if problems:
+        raise SpecError(source="retrain.toml", problems=tuple(problems))
+
+
+def _why_unfit(function: str, arguments: Sequence[str]) -> str | None:
+    try:
+        found = import_build(function)
+    except RecipeError as error:
+        return f"{function}: {error.why.rstrip('.')}"
+    if can_be_called(found, *arguments):
+        return None
+    name = function.rpartition(":")[2]
+    return f"{function} cannot be called as {name}({', '.join(arguments)})"
 
 
 def called(function: Callable[..., Any], *arguments: Any, name: str) -> Any:

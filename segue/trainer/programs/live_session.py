@@ -56,10 +56,11 @@ _GRADIENTS, _EPOCH = "gradients", "epoch"
 class LiveSession:
     """The tracked objects of one program in this process, and its steps. The host of its session."""
 
-    def __init__(self, spec: RunSpec, owner: Owner, *, record: ProgramRecord | None) -> None:
+    def __init__(self, spec: RunSpec, owner: Owner, *, config: Mapping[str, Any], record: ProgramRecord | None) -> None:
         """Without a record, of a script that was started by hand: its setup is not compared, and a later attempt may
         train on, with a later goal, when the script's is reached."""
         self._spec, self._owner, self._record = spec, owner, record
+        self.config = config
         self.progress = Progress()
         self.components: dict[str, Component] = {PROGRESS: self.progress}
         owner.restore(self.components)
@@ -341,7 +342,7 @@ class LiveSession:
             raise SessionError(what=what, fix="let it loop over run.epochs(n), or use segment.steps or segment.hours.")
         self._loop = loop
         assert self._spec.program is not None
-        looped = LoopRange.of(loop, numbers, command=self._spec.program.command)
+        looped = LoopRange.of(loop, numbers, command=self._spec.program.command, config=self._spec.config)
         record = self.components[RANGE] = RangeRecord(looped, at=SystemClock().now())
         self._owner.restore({RANGE: record})
         try:

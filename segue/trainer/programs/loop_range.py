@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
@@ -31,13 +31,14 @@ class LoopRange:
     stop: int | None
     """None: the loop has no end of its own, and the run's goal ends it."""
     command: str
-    """A hash of the program's command: with other arguments a program may end elsewhere on purpose."""
+    """A hash of the program's command and config: with other ones a program may end elsewhere on purpose."""
 
     @classmethod
-    def of(cls, loop: str, numbers: range | None, *, command: Sequence[str]) -> LoopRange:
-        """The range of a loop over these numbers, or without an end, in a program with this command."""
+    def of(cls, loop: str, numbers: range | None, *, command: Sequence[str], config: Mapping[str, Any]) -> LoopRange:
+        """The range of a loop over these numbers, or without an end, in a program with this command and config."""
         start, stop = (0, None) if numbers is None else (numbers.start, numbers.stop)
-        return cls(loop, start, stop, xxhash.xxh3_64_hexdigest(json.dumps(list(command)).encode()))
+        given = [*command, *([json.dumps(config, sort_keys=True)] if config else [])]
+        return cls(loop, start, stop, xxhash.xxh3_64_hexdigest(json.dumps(given).encode()))
 
     @property
     def is_empty(self) -> bool:
@@ -53,7 +54,7 @@ class LoopRange:
     def continues(self, before: LoopRange, *, may_extend: bool) -> bool:
         """Whether a position that was recorded in the range `before` is the same place in this one.
 
-        Another end is meant where the program's arguments have changed; a later one also with `may_extend`.
+        Another end is meant where the program's arguments or config have changed; a later one also with `may_extend`.
         """
         if (self.loop, self.start) != (before.loop, before.start):
             return False
@@ -108,7 +109,8 @@ def require_continued(
     if own.written:
         what += f"; this run has written {_names(own.written)}, and it may take where it begins from there"
         again += ", and take nothing from a file of its own where run.is_active"
-    end = f"let an argument of the command give the end{' (then --accept-drift)' if compares_code else ''}"
+    drifts = " (then --accept-drift)" if compares_code else ""
+    end = f"let an argument of the command, or the config, give the end{drifts}"
     fix = f"{again}; to train longer or shorter, {end}, or call run.finish(reason)."
     raise SessionError(what=f"{what}.", fix=fix)
 

@@ -5,8 +5,7 @@ As much of a recipe's setup as a program shows: its code, and the modules and op
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from segue.continuity.program_code import program_hashes
+from segue.continuity.program_code import passed_to_program, program_hashes
 from segue.continuity.recipe_diff import BINDING, CODE, CONFIG, HYPERPARAMETERS, MODEL
+from segue.spec import RunSpec
 from segue.trainer.ranks.ddp import bare
 from segue.trainer.workloads.components import Component
 from segue.trainer.workloads.recipe_record import Looked, binding, in_words, named_parameters, settings_of_optimizer
@@ -24,8 +24,9 @@ from segue.trainer.workloads.recipe_record import Looked, binding, in_words, nam
 class ProgramRecord:
     """What is known of a program's setup before it makes a step."""
 
-    def __init__(self, command: Sequence[str]) -> None:
-        self._command = list(command)
+    def __init__(self, spec: RunSpec) -> None:
+        assert spec.program is not None
+        self._command, self._passed = spec.program.command, passed_to_program(spec)
         self._modules: dict[str, str] = {}
         self._settings: dict[str, Any] = {}
 
@@ -43,7 +44,7 @@ class ProgramRecord:
     def components(self, objects: Mapping[str, Any]) -> dict[str, Component]:
         """The setup by the names of `segue.continuity.recipe_diff`; `objects` are all that the program tracks."""
         fixed: dict[str, Any] = {
-            CONFIG: {"command": json.dumps(self._command)},
+            CONFIG: self._passed,
             MODEL: {"modules": self._modules},
             HYPERPARAMETERS: self._settings,
         }

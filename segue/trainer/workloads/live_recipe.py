@@ -20,7 +20,7 @@ from segue.continuity.state_marks import Marks, begin_marks
 from segue.continuity.verdict import Prelude
 from segue.continuity.witness import StepRow
 from segue.curves.schema import NO_METRICS
-from segue.data.files import recipe_config
+from segue.data.config import config_with_data
 from segue.data.groups import Group, grouped
 from segue.data.loader import Feed
 from segue.data.streams import seed_all
@@ -70,7 +70,7 @@ class LiveRecipe:
         """
         watch_opened_files()
         build = import_build(spec.recipe_path)
-        config = recipe_config(spec)  # Before the streams are seeded: what reads over a network may draw from them.
+        config = config_with_data(spec)  # Before the streams are seeded: what reads over a network may draw from them.
         seed_all(spec.seed)
         self.recipe = built_recipe(build, config)
         if self.recipe.step is not None and ranks.count > 1:

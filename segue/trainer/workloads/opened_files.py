@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from segue.credentials import names_secret
+from segue.data.config import CONFIG_VARIABLE
 from segue.user_objects import installed_folders
 
 _MOST_FILES, _MOST_ALIKE = 64, 8
@@ -68,7 +69,8 @@ def _is_telling(path: str) -> bool:
     is_of_system = path.startswith(_OF_SYSTEM) and not path.startswith("/dev/shm/")  # noqa: S108 - a name, not a place
     name = path.rpartition("/")[2]
     is_secret = name.startswith(".") or name.endswith(_OF_SECRETS) or names_secret(name)
-    return path.isprintable() and not is_of_system and not is_secret and not path.endswith(_OF_CODE)
+    is_ours = path == os.environ.get(CONFIG_VARIABLE)  # Another one in each process.
+    return path.isprintable() and not (is_of_system or is_secret or is_ours or path.endswith(_OF_CODE))
 
 
 def _is_by_user(frame: Any) -> bool:

@@ -21,6 +21,7 @@ import torch
 
 from segue.continuity.code_hash import codes_of
 from segue.credentials import names_secret
+from segue.data.config import CONFIG_VARIABLE
 
 _READ_VARIABLES = frozenset({"environ", "getenv"})
 _READ_FILES = frozenset(
@@ -56,7 +57,8 @@ def surroundings(functions: Iterable[FunctionType], files: Iterable[str]) -> dic
     """Ways to read what these functions of the user's read by name; `files` are paths among the values they reach."""
     codes = [code for function in functions for code in codes_of(function.__code__)]
     names = {text for code in codes if _READ_VARIABLES.intersection(code.co_names) for text in _texts(code)}
-    variables = [name for name in names if _VARIABLE.fullmatch(name)]
+    # The file that SEGUE_CONFIG names is another in each process; what is in it belongs to the run's identity.
+    variables = [name for name in names if _VARIABLE.fullmatch(name) and name != CONFIG_VARIABLE]
     variables += [name for name in os.environ if name.startswith(_OF_LIBRARIES)]
     written = (text for code in codes if _READ_FILES.intersection(code.co_names) for text in _texts(code))
     found = {f"{_IS_VARIABLE}{name}": partial(_variable, name) for name in sorted(variables) if not names_secret(name)}
