@@ -45,9 +45,7 @@ def job_of(
         total = (spec.deadline - (first.written_at if first else now)).total_seconds()
         work = work / left * max(spec.steps - from_step, left)
     pools = pools_now(spec, history)
-    price_ratio = (
-        pools.price_ratio if deployment is None else pools.on_demand_price / pools.price(Capacity.SPOT, deployment)
-    )
+    price_ratio = pools.price_ratio if deployment is None else pools.ratio_to(pools.price(Capacity.SPOT, deployment))
     return Job(
         total_seconds=max(total, 1.0),
         work_seconds=max(work, 1e-3),

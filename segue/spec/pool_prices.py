@@ -15,6 +15,8 @@ from segue.units import DEFAULT_CURRENCY
 
 _NAME = r"^[^/]+/[^/]+$"
 _MARKET = r"^[a-z0-9-]+\.[a-z0-9-]+ [a-z]{2}(-[a-z]+)+-\d[a-z0-9-]*[a-z]$"
+_MOST_RATIO = 1e6
+"""Of two prices: a dearer machine is not bought by choice either, and with an infinite ratio nothing can be planned."""
 _SOURCE = re.compile(r"(file|cmd):\s*(\S.*)|aws(?::\s*(\S.*))?", re.DOTALL)
 AWS_CURRENCY = "USD"
 
@@ -140,8 +142,12 @@ class PoolSpec(FiniteValue):
 
     @property
     def price_ratio(self) -> float:
-        """On-demand price divided by the price of the cheapest spot pool (k)."""
-        return self.on_demand_price / min(self.spot_pool_price(pool) for pool in self.spot)
+        """On-demand price divided by the price of the cheapest spot pool (k); see `ratio_to`."""
+        return self.ratio_to(min(self.spot_pool_price(pool) for pool in self.spot))
+
+    def ratio_to(self, spot_price: float) -> float:
+        """On-demand price divided by a spot price, as far as it matters to a decision."""
+        return min(self.on_demand_price / spot_price, _MOST_RATIO)
 
     def spot_pool_price(self, pool: SpotPool) -> float:
         return self.spot_price if pool.price is None else pool.price

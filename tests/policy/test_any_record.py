@@ -218,3 +218,16 @@ def test_whatever_duration_a_spec_has_it_is_refused_or_it_is_decided_what_happen
         assert all(math.isfinite(number) for number in book.ask().numbers.values())
         book.seconds += 50
         book.ask()
+
+
+@pytest.mark.parametrize("name", ["spot_price", "on_demand_price"])
+@pytest.mark.parametrize("value", [5e-324, 1e300])
+@pytest.mark.parametrize("handover", [False, True])
+def test_whatever_a_machine_costs_it_is_refused_or_it_is_decided_what_happens_next(name, value, handover):
+    policy = {"name": "plan", "step_seconds": 1.0, "handover": handover}
+    try:
+        book = Logbook(make_spec(deadline_in=86_400.0, policy=policy, pools={name: value}))
+    except SpecError:
+        return
+    book.attempt(StopReason.LOST, commit=10, to_step=12, train_steps=9, train_seconds=9.0, startup_seconds=3.0)
+    assert all(math.isfinite(number) for number in book.ask().numbers.values())
