@@ -13,6 +13,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from transformers.trainer import TRAINER_STATE_NAME
 
 from segue.integrations.transformers_best import best_files, put_best
+from segue.integrations.transformers_logs import LOSSES_NAME, LossesToLog
 from segue.sessions import Session, host_here
 
 _TIMES = ("_runtime", "_per_second")
@@ -29,9 +30,8 @@ class SegueCallback(TrainerCallback):
     The weights of the checkpoint that the Trainer calls its best are committed with the folder. A resume puts them back
     where the Trainer looks for them, on whatever machine: `load_best_model_at_end` loads them.
 
-    A save also makes the Trainer log: the losses since the last log would be lost with the process. The loss of a step
-    is the mean of `loss` in what the model returns; a model that returns none has 0 there, and its resumes are proven
-    from the norms of gradients and parameters.
+    The losses since the Trainer's last log are committed, too. The loss of a step is the mean of `loss` in what the
+    model returns; one that returns none has 0 there, and its resumes are proven by the norms of gradients and weights.
     """
 
     def __init__(self) -> None:
@@ -46,6 +46,7 @@ class SegueCallback(TrainerCallback):
         """Where a resume has put the best checkpoint."""
         self._limit: int | None = None
         """`save_total_limit` of the user, while the Trainer writes a folder only for the run."""
+        self._to_log: LossesToLog | None = None
         self.checkpoint: str | None = None
         """The folder from which to resume, once the Trainer is there; None in a new run."""
 
@@ -64,6 +65,9 @@ class SegueCallback(TrainerCallback):
             return
         if self._best is not None:
             state.best_model_checkpoint = self._best
+        self._to_log = LossesToLog.of_caller()
+        if self._to_log is not None and self.checkpoint is not None:
+            self._to_log.restore(Path(self.checkpoint))
         model, optimizer = kwargs["model"], kwargs["optimizer"]
         self._run.measure(model=model, optimizer=getattr(optimizer, "optimizer", optimizer))
         self._handles.append(model.register_forward_hook(self._note_loss))
@@ -92,7 +96,7 @@ class SegueCallback(TrainerCallback):
     def on_epoch_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Log where the Trainer is about to save or to evaluate."""
+        """Log where the Trainer is about to save or to evaluate, if it has to."""
         if self._run.is_active:
             self._log_with_save(control)
 
@@ -116,7 +120,9 @@ class SegueCallback(TrainerCallback):
             known = state.best_model_checkpoint
             best, beside = best_files(Path(known), folder) if known else ({}, {})
             trainer_state = _without_times(folder / TRAINER_STATE_NAME)
-            self._run.commit_folder(folder, instead={TRAINER_STATE_NAME: trainer_state, **beside}, best=best)
+            to_log = {LOSSES_NAME: self._to_log.to_bytes()} if self._to_log is not None else {}
+            instead: dict[str, bytes | Path] = {TRAINER_STATE_NAME: trainer_state, **to_log, **beside}
+            self._run.commit_folder(folder, instead=instead, best=best)
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -136,10 +142,10 @@ class SegueCallback(TrainerCallback):
             self._limit, args.save_total_limit = args.save_total_limit, None
         control.should_save = True
 
-    @staticmethod
-    def _log_with_save(control: TrainerControl) -> None:
-        """Log with each save, also that after an evaluation: losses since the last log are in no checkpoint."""
-        control.should_log = control.should_log or control.should_save or control.should_evaluate
+    def _log_with_save(self, control: TrainerControl) -> None:
+        """Log with each save, also that after an evaluation, if the losses since the last log cannot be committed."""
+        if self._to_log is None:
+            control.should_log = control.should_log or control.should_save or control.should_evaluate
 
     def _end_asking(self, args: TrainingArguments) -> None:
         if self._is_asking:

@@ -16,6 +16,7 @@ import torch
 
 import segue
 from segue.records import StopReason, VerdictKind
+from segue.resume_drill import drill_spec
 from segue.runlog.history import read_history
 from tests.support.final_states import state_at_end
 from tests.support.observers import stop_when_proven
@@ -103,6 +104,15 @@ def test_the_checkpoint_at_the_end_is_that_of_an_undisturbed_run(
     found, wanted = (read_history(log.reload()) for log in (runlog, log_of_whole))
     assert found.attempts[1].verdict.kind is VerdictKind.EXACT
     assert state_at_end(found) == state_at_end(wanted)
+
+
+@pytest.mark.parametrize("program", ["huggingface"], indirect=True)
+def test_a_trainer_that_a_notice_stopped_has_the_same_log_at_its_end(make_program):
+    spec = make_program("--load-best", "epoch", steps=40)
+    report = drill_spec(spec, kills=0, notices=1)
+    assert report.passed, report.problems
+    assert report.notices == 1
+    assert report.identical
 
 
 def test_a_trainer_that_stops_early_has_finished_its_run(fork_server, make_program, open_log):
