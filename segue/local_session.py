@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, overload
 
 from segue.errors import SessionError
-from segue.sessions import Host, Session, host_here
+from segue.sessions import Host, Session, host_here, require_training_here
 
 
 @overload
@@ -45,6 +45,8 @@ class LocalSession:
 
     def __enter__(self) -> Session:
         host = host_here()
+        if host is None:
+            require_training_here()
         self._training = nullcontext(host) if host is not None else _training_in(self._folder)
         return Session(self._training.__enter__())
 

@@ -114,6 +114,9 @@ class Host(Protocol):
 _hosts: list[Host] = []
 """The attempt in this process; one at most."""
 
+_refused: list[str] = []
+"""Why no program may train in this process; none where it may."""
+
 
 @contextmanager
 def hosted(host: Host) -> Iterator[None]:
@@ -123,6 +126,27 @@ def hosted(host: Host) -> Iterator[None]:
         yield
     finally:
         _hosts.remove(host)
+
+
+@contextmanager
+def without_training(why: str) -> Iterator[None]:
+    """A block in which a training loop raises, for a process that only imports a program's functions."""
+    _refused.append(why)
+    try:
+        yield
+    finally:
+        _refused.remove(why)
+
+
+def require_training_here() -> None:
+    """Refuse to train in a process that may not.
+
+    Raises:
+        SessionError: names why, and how a script is imported without its loop.
+    """
+    if _refused:
+        fix = 'put the loop into `if __name__ == "__main__":`, or what is imported into another module.'
+        raise SessionError(what=f"{_refused[-1]}.", fix=fix)
 
 
 def require_program(command: Sequence[str]) -> None:
@@ -261,6 +285,7 @@ class Session:
         if self._host is not None:
             yield from self._host.steps(None if start is None else _numbers(start, stop))
             return
+        require_training_here()
         if start is None:
             raise SessionError(what="run.steps() has no goal outside a segment.", fix="give it one: run.steps(1000).")
         self._counts_batches = False
@@ -284,6 +309,7 @@ class Session:
         if self._host is not None:
             yield from self._host.epochs(_numbers(start, stop))
             return
+        require_training_here()
         for number in _numbers(start, stop):
             if self._finish_reason is not None:
                 break

@@ -25,17 +25,16 @@ def require_publishable(spec: RetrainSpec, *, folder: Path, source: str = "retra
 
     Raises:
         ProgramError: there is no such program.
-        SpecError: it does not track what is published, or what publishes it would train it.
+        SpecError: it does not track what is published.
     """
     program = RunSpec.parse(spec.run | {"run_id": spec.name}, source=source).program
     if program is None:
         return ()
     require_program(program.command)
     sources = list(sources_of(program.command, folder=folder))
-    script = script_of(program.command, folder=folder)
-    problems = [*_untracked(spec, sources), *_trains_again(spec, sources, script=script, folder=folder)]
+    problems = tuple(_untracked(spec, sources))
     if problems:
-        raise SpecError(source=source, problems=tuple(problems))
+        raise SpecError(source=source, problems=problems)
     return notes_on_files(program, folder=folder)
 
 
@@ -55,15 +54,52 @@ class Tracked(NamedTuple):
 
     names: tuple[str, ...]
     is_complete: bool
-    """Whether these files have the session and such calls, and all of them write out the names."""
+    """Whether these are all: the sessions of these files are used in these files alone, and all names written out."""
 
 
 def tracked_by(sources: Sequence[Source]) -> Tracked:
     """The names under which a program tracks its objects."""
-    calls = [call for source in sources for call in _calls(source.tree, "track") if not call.args]
-    names = [each.arg for call in calls for each in call.keywords]
-    is_complete = bool(calls) and None not in names and "session" in _words(sources)
+    nodes = [node for source in sources for node in ast.walk(source.tree)]
+    sessions = {name for node in nodes for name in _sessions(node)}
+    own = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)}
+    uses = sum(isinstance(node, ast.Attribute) and node.attr == "track" for node in nodes)
+    calls = [node for node in nodes if isinstance(node, ast.Call)]
+    tracks = [call for call in calls if _is_method_of(call.func, sessions, "track")]
+    names = [each.arg for call in tracks for each in call.keywords]
+    is_handed_on = any(_is_given(sessions, call) and _called(call) not in own for call in calls)
+    is_complete = bool(tracks) and uses == len(tracks) and None not in names and not is_handed_on
     return Tracked(tuple(dict.fromkeys(filter(None, names))), is_complete)
+
+
+def _sessions(node: ast.AST) -> Iterator[str]:
+    """The names that a statement gives to a session."""
+    match node:
+        case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call() as call) if _called(call) == "session":
+            yield name
+        case ast.withitem(context_expr=ast.Call() as call, optional_vars=ast.Name(id=name)):
+            if _called(call) == "session":
+                yield name
+
+
+def _called(call: ast.Call) -> str:
+    """The last name of what is called."""
+    match call.func:
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return name
+    return ""
+
+
+def _is_method_of(function: ast.expr, owners: set[str], method: str) -> bool:
+    match function:
+        case ast.Attribute(value=ast.Name(id=owner), attr=name):
+            return name == method and owner in owners
+    return False
+
+
+def _is_given(names: set[str], call: ast.Call) -> bool:
+    """Whether one of these is an argument of a call, as it is."""
+    given = (*call.args, *(each.value for each in call.keywords))
+    return any(isinstance(each, ast.Name) and each.id in names for each in given)
 
 
 def asks_for_files(sources: Sequence[Source]) -> bool:
@@ -82,25 +118,6 @@ def _untracked(spec: RetrainSpec, sources: Sequence[Source]) -> Iterator[str]:
     if used and not any(True for source in sources for _ in _calls(source.tree, "track")):
         where = f"its checkpoints hold the folder of a framework ({used[0]})"
         yield f"run.program: {where}, in which segue knows no weights; a version needs what run.track(model=...) names"
-
-
-def _trains_again(spec: RetrainSpec, sources: Sequence[Source], *, script: Path | None, folder: Path) -> Iterator[str]:
-    """Importing a script that is not guarded trains it, in the process that was to evaluate."""
-    if all(_is_guarded(source.tree) for source in sources if source.file == script):
-        return
-    functions = {"publish.model": spec.publish.model, "publish.example": spec.publish.example}
-    if spec.evaluation is not None:
-        functions["evaluation.scores"] = spec.evaluation.scores
-    for field, function in functions.items():
-        module = (function or "").partition(":")[0]
-        if module and any(each.file == script for each in sources_of(("python", "-m", module), folder=folder)):
-            why = f"importing {module} runs {script.name if script is not None else 'the script'}, and so would train"
-            yield f'{field}: {why}; put the loop into `if __name__ == "__main__":`, or the function into another module'
-
-
-def _is_guarded(tree: ast.Module) -> bool:
-    tests = (node.test for node in tree.body if isinstance(node, ast.If))
-    return any("__name__" in {each.id for each in ast.walk(test) if isinstance(each, ast.Name)} for test in tests)
 
 
 def _calls(tree: ast.Module, method: str) -> Iterator[ast.Call]:

@@ -17,6 +17,8 @@ def main() -> None:
         points = torch.tensor(frame[["x", "y"]].to_numpy(np.float32))
         torch.manual_seed(1)
         line = nn.Linear(1, 1)
+        if run.config.get("compiled"):
+            line = torch.compile(line, backend="eager")
         optimizer = torch.optim.SGD(line.parameters(), lr=run.config.get("lr", 0.1))
         run.track(line=line, optimizer=optimizer)
         for _ in run.steps(40):

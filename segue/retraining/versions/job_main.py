@@ -50,6 +50,7 @@ from segue.retraining.versions.scoring import (
 from segue.runlog.history import Checkpoint, History, read_history
 from segue.runlog.log import RunLog
 from segue.runlog.open import open_log
+from segue.sessions import without_training
 from segue.spec import RunSpec
 from segue.stores import open_store
 from segue.stores.base import Store, StoreReadError, StoreWriteError
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _MOST_NAMED = 3
+_COMPILED = "_orig_mod."
 
 
 def main() -> None:
@@ -65,7 +67,8 @@ def main() -> None:
     request, result = map(Path, sys.argv[1:])
     job = JOB.validate_json(request.read_bytes())
     try:
-        done = _done(job)
+        with without_training("an import of what publishes or evaluates a version reached a training loop"):
+            done = _done(job)
     except (StoreReadError, StoreWriteError) as error:
         done = JobResult(error=str(error), is_of_the_store=True)
     except SegueError as error:
@@ -80,7 +83,7 @@ def _done(job: AnyJob) -> JobResult:
     if isinstance(job, EvaluateJob):
         return JobResult(candidate=evaluated(job))
     if isinstance(job, CheckJob):
-        notes = require_publishable(job.spec, folder=Path.cwd())  # First: some functions must not be imported.
+        notes = require_publishable(job.spec, folder=Path.cwd())
         require_functions(job.spec)
         return JobResult(notes=notes)
     return _begun(job) if isinstance(job, BeginJob) else _mirrored(job)
@@ -183,7 +186,8 @@ def _component(spec: RetrainSpec, runlog: RunLog, checkpoint: Checkpoint) -> dic
         state = state["state"]
     if not isinstance(state, dict):
         raise PublishError(what=f"component {spec.publish.component}", why="it is no state dict")
-    return state
+    # torch.compile adds a part to the names; what loads the weights may not be compiled.
+    return {str(name).replace(_COMPILED, ""): value for name, value in state.items()}
 
 
 def _program(spec: RetrainSpec, run: RunSpec, state: dict[str, Any]) -> bytes | None:
