@@ -12,7 +12,7 @@ from uuid import uuid4
 import httpx
 import pytest
 from prefect.client.orchestration import get_client
-from prefect.client.schemas.actions import DeploymentUpdate, VariableCreate, VariableUpdate, WorkPoolUpdate
+from prefect.client.schemas.actions import DeploymentUpdate, VariableCreate, VariableUpdate
 from prefect.client.schemas.objects import StateType
 from prefect.client.schemas.schedules import CronSchedule
 from prefect.events.filters import EventFilter, EventNameFilter
@@ -41,6 +41,8 @@ from tests.flows.conftest import pause_recovery
 from tests.flows.test_runs import LONG, ended_segments, final_state, start, until
 
 pytestmark = pytest.mark.prefect
+UNATTENDED = "unattended"
+"""A queue from which no worker takes anything."""
 
 REPO = Path(__file__).parents[3]
 
@@ -170,11 +172,16 @@ def test_what_is_wrong_with_one_store_keeps_no_other_from_being_looked_at(tmp_pa
 def starts_of_recover(client, *minutes_ago):
     deployment, now = client.read_deployment_by_name("recover/recover"), SystemClock().now()
     states = [Scheduled(scheduled_time=now - timedelta(minutes=ago)) for ago in minutes_ago]
-    return [client.create_flow_run_from_deployment(deployment.id, state=state).id for state in states]
+    made = (
+        client.create_flow_run_from_deployment(deployment.id, state=state, work_queue_name=UNATTENDED)
+        for state in states
+    )
+    return [each.id for each in made]
 
 
 def test_starts_that_piled_up_end_at_once_and_the_newest_one_looks(client, stack):
-    client.update_work_pool("parents", WorkPoolUpdate(is_paused=True))
+    # A queue that no worker has asked: one that asks a pool at the moment at which it is paused may still take a start.
+    queue = client.create_work_queue(UNATTENDED, work_pool_name="parents", is_paused=True)
     try:
         *late, newest = starts_of_recover(client, 60, 30, 3, 2.5)
         environment = stack.environment()
@@ -203,7 +210,7 @@ def test_starts_that_piled_up_end_at_once_and_the_newest_one_looks(client, stack
         for one in (newest, in_time, much_later):
             client.set_flow_run_state(one, Cancelled(), force=True)
     finally:
-        client.update_work_pool("parents", WorkPoolUpdate(is_paused=False))
+        client.delete_work_queue_by_id(queue.id)
 
 
 @pytest.mark.parametrize("environment", [{}, {"PREFECT_API_URL": "http://127.0.0.1:9/api"}, {"PREFECT_API_URL": "x"}])
