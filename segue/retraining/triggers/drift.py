@@ -24,9 +24,9 @@ def newest_of(spec: DriftSpec, listed: Sequence[Listed]) -> Sequence[Listed]:
     return listed if spec.newest_files is None else listed[-spec.newest_files :]
 
 
-def key_of(files: Sequence[Listed], version: int) -> str:
-    """What is compared with what; it changes when a file does, or the version in service."""
-    lines = [f"version {version}", *(repr(tuple(each)) for each in files)]
+def key_of(files: Sequence[Listed], version: int, window: str) -> str:
+    """What is compared with what, beside which `window`; it changes when a file does, or the version in service."""
+    lines = [f"version {version}", window, *(repr(tuple(each)) for each in files)]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 

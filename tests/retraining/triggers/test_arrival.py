@@ -13,7 +13,7 @@ from segue.tasks.retraining.schedule import begins_for_data
 from segue.data.files import Listed, listed
 from segue.errors import SameDataError, SpecError
 from segue.retraining.gate.record import GateResult
-from segue.retraining.model_record import SlotStart, Trigger
+from segue.retraining.model_record import SlotEnd, SlotStart, Trigger
 from segue.retraining.models import ModelsLog
 from segue.retraining.pages import history_page
 from segue.retraining.slots import run_of
@@ -148,6 +148,69 @@ def test_a_file_that_is_put_back_as_it_was_begins_a_slot_again(watched):
     assert first.slot < second.slot < slot().slot
 
 
+def test_a_bad_delivery_that_was_refused_and_is_put_back_begins_nothing(watched):
+    path = watched.monthly.folder / "2013-03.parquet"
+    before = path.read_bytes()
+    watched.run_slot(slot_of_month(4))
+    watched.now += timedelta(hours=1)
+    watched.monthly.write(3, rows=100)
+    watched.look()
+    watched.run_slot(watched.look(after_minutes=5).trigger.slot, outcome="data_gate")
+    path.write_bytes(before)
+    watched.look(after_minutes=5)
+    found = watched.look(after_minutes=5)  # The newest model was trained on it.
+    assert (found.trigger, found.lines) == (None, ("nothing new: a slot has begun with these files",))
+
+
+def test_a_slot_of_the_past_is_needless_beside_the_one_before_it_with_the_same_files(watched):
+    spec = watched.monthly.spec
+    watched.run_slot(slot_of_month(4))
+    watched.monthly.write(4)
+    watched.run_slot(slot_of_month(5))
+    late = slot_of_month(4) + timedelta(hours=1)
+    window, _ = window_of(spec, late)
+    assert watched.models.trained_on(window, but=late) == slot_of_month(4)
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_data_that_arrives_while_a_slot_runs_is_trained_where_later_slots_are_left_out(watched, is_known):
+    watched.monthly.write_spec(overlap="skip")
+    watched.look()
+    first = watched.look(after_minutes=5).trigger.slot
+    if is_known:  # Before, its data is being checked.
+        watched.open_slot(first)
+    watched.monthly.write(3, slope=3.0)
+    for _ in range(3):
+        found = watched.look(after_minutes=5)
+    assert (found.trigger, "when the one that runs has ended: overlap is skip" in found.lines[0]) == (None, True)
+    watched.monthly.log.end_slot(SlotEnd(slot=first, outcome="failed", why="out of memory"))
+    second = watched.look(after_minutes=5).trigger
+    watched.run_slot(second.slot)
+    assert watched.look(after_minutes=5).trigger is None
+
+
+def test_a_slot_that_was_left_out_begins_again_and_once(watched):
+    watched.monthly.write_spec(overlap="skip")
+    watched.look()
+    left_out = watched.look(after_minutes=5).trigger
+    watched.monthly.log.end_slot(SlotEnd(slot=left_out.slot, outcome="skipped", why="another is not done"))
+    again = watched.look(after_minutes=5).trigger
+    assert again.slot > left_out.slot
+    watched.run_slot(again.slot)
+    assert watched.look(after_minutes=5).trigger is None
+
+
+def test_a_slot_that_was_left_out_because_another_has_its_data_does_not_begin_again(watched):
+    watched.look()
+    asked = watched.look(after_minutes=5).trigger
+    watched.run_slot(slot_of_month(4) - timedelta(hours=1))  # By hand.
+    with pytest.raises(SameDataError):
+        watched.run_slot(asked.slot)
+    watched.monthly.log.end_slot(SlotEnd(slot=asked.slot, outcome="skipped", why="its files are those of another"))
+    for _ in range(2):
+        assert watched.look(after_minutes=5).lines == ("nothing new: a slot has begun with these files",)
+
+
 def test_new_data_of_a_period_that_is_complete_begins_a_slot_and_that_of_a_later_one_does_not(watched):
     watched.run_slot(slot_of_month(4))
     watched.monthly.write(4)
@@ -205,7 +268,7 @@ def test_only_slots_of_data_and_of_a_schedule_beside_it_are_needless_without_new
     by_hand = tick + timedelta(hours=3)
     assert [begins_for_data(spec, log.read(), slot) for slot in (by_data, by_drift, by_hand, tick)] == [
         True,
-        False,
+        True,
         False,
         True,
     ]
