@@ -19,6 +19,9 @@ from segue.retraining.window import Chosen
 
 _MOST_NAMED = 3
 
+WrittenAt = Callable[[str], Mapping[str, datetime | None]]
+"""Lists when each file of a folder was last written, by its name, markers included; None where that is not known."""
+
 
 class Seen(Record):
     """What the last look saw, for the next one."""
@@ -86,9 +89,9 @@ def arrival_of(
     seen: Seen,
     *,
     now: datetime,
-    is_there: Callable[[str], bool],
+    written_at: WrittenAt,
 ) -> Arrival:
-    """What is to be done about the files of a window. `seen` knows them, and `is_there` finds a marker.
+    """What is to be done about the files of a window. `seen` knows them.
 
     A slot that failed on these files is not begun again until one of them changes.
     """
@@ -102,7 +105,7 @@ def arrival_of(
         why = "" if same is not None else why or _changed(newest, chosen, seen.hashes)
         if not why:
             return Arrival("none", "nothing new: a slot has begun with these files")
-    waits = _incomplete(spec, chosen, seen, now=now, is_there=is_there)
+    waits = _incomplete(spec, chosen, seen, now=now, written_at=written_at)
     if waits is not None:
         return Arrival("wait", waits)
     if not seen.hashes and (not why or same is not None):
@@ -138,18 +141,31 @@ def _changed(before: Window | None, chosen: Chosen, hashes: Mapping[str, str]) -
     return f"changed data: {names(changed)}" if changed else ""
 
 
-def _incomplete(
-    spec: ArrivalSpec, chosen: Chosen, seen: Seen, *, now: datetime, is_there: Callable[[str], bool]
-) -> str | None:
+def _incomplete(spec: ArrivalSpec, chosen: Chosen, seen: Seen, *, now: datetime, written_at: WrittenAt) -> str | None:
+    what = "files have changed"
     if spec.marker is not None:
-        folders = dict.fromkeys(place.path.rpartition("/")[0] for place in chosen.files)
-        missing = next((folder for folder in folders if not is_there(f"{folder}/{spec.marker}")), None)
-        return None if missing is None else f"files are not complete: there is no {spec.marker} in {missing}"
+        folders: dict[str, list[str]] = {}
+        for folder, _, name in (place.path.rpartition("/") for place in chosen.files):
+            folders.setdefault(folder, []).append(name)
+        times = {folder: written_at(folder) for folder in folders}
+        missing = next((folder for folder in folders if spec.marker not in times[folder]), None)
+        if missing is not None:
+            return f"files are not complete: there is no {spec.marker} in {missing}"
+        older = next((each for each in folders if not _is_after(times[each], spec.marker, folders[each])), None)
+        if older is None:
+            return None
+        what = f"{spec.marker} in {older} is older than its files: it is that of an earlier delivery"
     assert seen.since is not None
     left = timedelta(minutes=spec.settle_minutes) - (now - seen.since)
     if left <= timedelta():
         return None
-    return f"files have changed; they count as complete in {left.total_seconds():.0f} s if none changes until then"
+    return f"{what}; they count as complete in {left.total_seconds():.0f} s if none changes until then"
+
+
+def _is_after(times: Mapping[str, datetime | None], marker: str, files: Sequence[str]) -> bool:
+    """Whether a marker was written after these files of its folder, or at the same time: for their delivery."""
+    written, others = times[marker], [times.get(name) for name in files]
+    return written is not None and all(time is not None and time <= written for time in others)
 
 
 def _difference(before: Window | None, chosen: Chosen, listed: Sequence[Listed]) -> str:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from pydantic import ValidationError
 
-from segue.data.files import Listed, hash_of, is_there, listed
+from segue.data.files import Listed, hash_of, listed, written_at
 from segue.errors import MissingObjectError, NoDataError
 from segue.retraining.history import Models
 from segue.retraining.model_record import Trigger
@@ -110,7 +110,7 @@ def _arrival(
             models,
             seen,
             now=now,
-            is_there=lambda path: is_there(path, spec.data),
+            written_at=lambda folder: written_at(folder, spec.data),
         )
         if found.action == "train" and spec.overlap == "skip" and _is_busy(models, now=now):
             # A slot that is asked for now would be left out, and its files with it.

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from threading import Barrier
 
 import pytest
 from segue.tasks.retraining.schedule import begins_for_data
 
-from segue.data.files import Listed, listed
+from segue.data.files import Listed, listed, written_at
 from segue.errors import SameDataError, SpecError
 from segue.retraining.gate.record import GateResult
 from segue.retraining.model_record import SlotEnd, SlotStart, Trigger
@@ -101,6 +101,46 @@ def test_with_a_marker_files_are_complete_when_it_is_there(watched):
     waits = watched.look(after_minutes=60)
     assert (waits.trigger, f"there is no _SUCCESS in {watched.monthly.folder}" in waits.lines[0]) == (None, True)
     (watched.monthly.folder / "_SUCCESS").touch()
+    assert watched.look().trigger is not None
+
+
+def test_a_marker_of_an_earlier_delivery_does_not_make_the_next_one_complete(watched):
+    folder = watched.monthly.folder
+    watched.monthly.write_spec(
+        trigger={"arrival": {"marker": "_SUCCESS"}},
+        data={"files": f"{folder}/*.parquet", "period": None, "periods": 2},
+    )
+    marker = folder / "_SUCCESS"
+    marker.touch()
+    watched.run_slot(watched.look().trigger.slot)
+    for month in (4, 5, 6):  # One delivery.
+        watched.monthly.write(month)
+        waits = watched.look(after_minutes=1)
+        assert (waits.trigger, "it is that of an earlier delivery" in waits.lines[0]) == (None, True)
+    marker.touch()
+    found = watched.look()
+    assert found.trigger.why.count("parquet") == 3
+    watched.run_slot(found.trigger.slot)
+    watched.monthly.write(6, slope=3.0)
+    watched.look(after_minutes=1)
+    assert watched.look(after_minutes=5).trigger is not None  # A delivery without a marker settles.
+
+
+@pytest.mark.parametrize(("marker", "is_complete"), [(99, False), (100, True), (101, True)])
+def test_a_marker_counts_from_the_time_of_the_newest_file_in_its_folder(watched, marker, is_complete):
+    watched.monthly.write_spec(trigger={"arrival": {"marker": "_SUCCESS"}})
+    folder = watched.monthly.folder
+    (folder / "_SUCCESS").touch()
+    for month, seconds in ((1, 100), (2, 50), (3, 0)):
+        os.utime(folder / f"2013-{month:02}.parquet", (seconds, seconds))
+    os.utime(folder / "_SUCCESS", (marker, marker))
+    assert (watched.look().trigger is not None) == is_complete
+
+
+def test_a_file_outside_the_window_does_not_make_a_marker_old(watched):
+    watched.monthly.write_spec(trigger={"arrival": {"marker": "_SUCCESS"}})
+    (watched.monthly.folder / "_SUCCESS").touch()
+    watched.monthly.write(4)  # Of the month that has just begun.
     assert watched.look().trigger is not None
 
 
@@ -303,6 +343,23 @@ def test_a_listing_of_a_bucket_tells_files_by_their_entity_tags(bucket):
     assert after[0][:2] == before[0][:2]
     assert after != before
     assert put(b"a\n2\n") == after
+
+
+def test_the_times_of_a_folder_are_those_of_all_its_files(bucket, tmp_path):
+    (tmp_path / "a.csv").touch()
+    (tmp_path / "_SUCCESS").touch()
+    (tmp_path / "older").mkdir()
+    os.utime(tmp_path / "a.csv", (0, 0))
+    times = written_at(str(tmp_path))
+    assert times.keys() == {"a.csv", "_SUCCESS"}
+    assert times["a.csv"] == datetime(1970, 1, 1, tzinfo=UTC)
+    assert times["_SUCCESS"] > times["a.csv"]
+    before = datetime.now(UTC) - timedelta(seconds=2)
+    for name in ("a.csv", "_SUCCESS", "older/b.csv"):
+        bucket.client.put_object(Bucket=bucket.name, Key=f"times/{name}", Body=b"a")
+    found = written_at(f"s3://{bucket.name}/times", DataAccess(endpoint_url=bucket.url))
+    assert found.keys() == {"a.csv", "_SUCCESS"}
+    assert all(time is not None and time >= before for time in found.values())
 
 
 @pytest.mark.parametrize(
