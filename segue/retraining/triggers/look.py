@@ -173,7 +173,16 @@ class _Drift:
         if slot is not None:
             known = f"the slot of {slot:%Y-%m-%d %H:%M:%S %Z} has these files, and there is no newer data to train on"
             return f"{why}; {known}", None, seen.model_copy(update={"compared": compared})
-        trigger = self.log.trigger("drift", arrival.reason_of(files, models), why=why, now=self.now)
+        key = arrival.reason_of(files, models)
+        version = models.in_service
+
+        def is_unchanged(models: Models) -> bool:
+            return models.in_service == version and not _is_busy(models, now=self.now)
+
+        # Files were read since the log was: another look, or a schedule, may have been faster.
+        trigger = self.log.trigger("drift", key, why=why, now=self.now, only_if=is_unchanged)
+        if trigger is None:
+            why = f"{why}; another slot has come meanwhile, and the next look compares again"
         return why, trigger, seen
 
     def _trained(self, models: Models, seen: Seen) -> tuple[datetime | None, Seen]:

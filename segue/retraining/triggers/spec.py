@@ -31,9 +31,7 @@ class DriftSpec(FiniteValue):
     data: str = Field(
         min_length=1, description="Where its files are: a path, a glob, or a folder or prefix ending with '/'."
     )
-    newest_files: int | None = Field(
-        None, ge=1, description="Number of its newest files, by name, that are read; None: all."
-    )
+    newest_files: int = Field(7, ge=1, description="Number of its newest files, by name, that are read.")
     max_psi: float | None = Field(None, gt=0, description="Greatest population stability index of a column.")
     max_ks: float | None = Field(
         None, gt=0, le=1, validate_default=True, description="Greatest Kolmogorov-Smirnov distance of a column."

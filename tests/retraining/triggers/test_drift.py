@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import re
+import tempfile
 from datetime import timedelta
 
 import numpy as np
 import pandas as pd
 import pytest
 
+from segue.data.files import hash_of
 from segue.errors import DataUnreadableError, SpecError
 from segue.retraining.gate.profile import Drift
 from segue.retraining.model_record import SlotEnd
 from segue.retraining.pages import card, history_page
-from segue.retraining.triggers.drift import exceeded, largest
+from segue.retraining.triggers import look as looks
+from segue.retraining.triggers.drift import drift_in, exceeded, largest
 from segue.retraining.triggers.spec import DriftSpec
 from tests.retraining.monthly import slot_of_month
 
@@ -148,6 +151,66 @@ def test_a_column_that_no_version_was_trained_on_is_refused_with_the_key(driftin
     serve(drifting, "01.parquet")
     with pytest.raises(SpecError, match=r"trigger.drift.columns: .* not trained on a column z; it was on x, y"):
         drifting.look()
+
+
+@pytest.mark.parametrize("faster", ["another look", "a slot that runs", "a slot that is done"])
+def test_a_slow_comparison_begins_no_second_slot_beside_what_came_meanwhile(drifting, monkeypatch, faster):
+    serve(drifting, "01.parquet", shift=0.8)
+    monkeypatch.setattr(looks.drift, "drift_in", lambda *given: (meanwhile(), drift_in(*given))[1])
+
+    def meanwhile() -> None:
+        slot = drifting.now - timedelta(minutes=10)
+        if faster == "another look":
+            drifting.monthly.log.trigger("arrival", "seen", why="new data", now=slot)
+        elif faster == "a slot that runs":
+            drifting.open_slot(slot)
+        else:
+            drifting.run_slot(slot)
+
+    found = drifting.look()
+    assert (found.trigger, "another slot has come meanwhile" in found.lines[0]) == (None, True)
+    assert not [each for each in drifting.models.triggers.values() if each.cause == "drift"]
+
+
+@pytest.mark.parametrize("problem", ["columns", "damaged"])
+def test_a_comparison_that_fails_forgets_nothing_that_was_seen(drifting, monkeypatch, problem):
+    drift = drifting.monthly.spec.trigger.drift.model_dump(exclude_none=True)
+    drift |= {"columns": ["z"]} if problem == "columns" else {}
+    drifting.monthly.write(3)  # The same bytes again, which only reading tells.
+    drifting.monthly.write_spec(trigger={"arrival": {}, "drift": drift})
+    serve(drifting, "01.parquet", shift=0.8)
+    if problem == "damaged":
+        path = drifting.monthly.folder / "served/01.parquet"
+        path.write_bytes(path.read_bytes()[:200])
+    read = []
+    monkeypatch.setattr(looks, "hash_of", lambda path, access: read.append(path) or hash_of(path, access))
+    drifting.look()
+    for _ in range(3):
+        with pytest.raises((SpecError, DataUnreadableError)):
+            drifting.look(after_minutes=10)
+    assert len(read) == len(set(read)) == 3
+
+
+def test_of_remote_files_in_service_no_copy_is_kept(drifting, tmp_path, monkeypatch):
+    import fsspec
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    drift = drifting.monthly.spec.trigger.drift.model_dump(exclude_none=True) | {"data": "memory://served/"}
+    cache = tmp_path / "cache"
+    drifting.monthly.write_spec(trigger={"drift": drift}, data={"cache_folder": str(cache)})
+    for name, shift in (("01.parquet", 0.0), ("02.parquet", 0.8)):
+        serve(drifting, name, shift=shift)
+        fsspec.filesystem("memory").pipe(f"/served/{name}", (drifting.monthly.folder / f"served/{name}").read_bytes())
+        assert "drift of the data in service" in drifting.look(after_minutes=10).lines[0]
+        assert not [*cache.rglob("*"), *(tmp_path / "temporary").rglob("*")]
+
+
+def test_the_newest_seven_files_are_read_where_no_number_is_given(drifting):
+    for day in range(1, 11):
+        serve(drifting, f"{day:02}.parquet", shift=0.8 if day < 4 else 0.0)
+    assert drifting.monthly.spec.trigger.drift.newest_files == 7
+    assert "no drift" in drifting.look().lines[0]
 
 
 def test_data_in_service_that_is_damaged_is_named_and_compared_when_it_is_whole(drifting):
