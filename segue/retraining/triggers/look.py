@@ -10,7 +10,7 @@ from typing import NamedTuple
 from pydantic import ValidationError
 
 from segue.data.files import Listed, hash_of, listed, written_at
-from segue.errors import MissingObjectError, NoDataError
+from segue.errors import DataUnreadableError, MissingObjectError, NoDataError
 from segue.retraining.history import Models
 from segue.retraining.model_record import Trigger
 from segue.retraining.models import ModelsLog
@@ -119,18 +119,21 @@ def _arrival(
 
     found = judged(seen)
     if found.action == "compare":
-        seen = _read(window, seen, spec)
+        seen = _read(window, seen, spec, now=now)
         found = judged(seen)
     return found, seen
 
 
-def _read(window: _Now, seen: Seen, spec: RetrainSpec) -> Seen:
-    """What was seen, with the content of the window's files, each of which is read once."""
-    if seen.hashes:
-        return seen
-    return seen.model_copy(
-        update={"hashes": {each.path: hash_of(each.path, spec.data) for each in window.chosen.files}}
-    )
+def _read(window: _Now, seen: Seen, spec: RetrainSpec, *, now: datetime) -> Seen:
+    """What was seen, with the content of the window's files, each of which is read once.
+
+    Raises:
+        DataUnreadableError: one could not be read, or has changed meanwhile.
+    """
+    hashes = {each.path: hash_of(each.path, spec.data) for each in window.chosen.files}
+    if _window(spec, now).key != window.key:
+        raise DataUnreadableError(path=spec.data.files, why="a file was written to while it was read")
+    return seen.model_copy(update={"hashes": hashes})
 
 
 @dataclass(frozen=True)
@@ -196,7 +199,7 @@ class _Drift:
         same = arrival.same_window(windows, self.window.chosen, self.window.files, seen.hashes)
         if same is None or seen.hashes:
             return same, seen
-        seen = _read(self.window, seen, self.spec)
+        seen = _read(self.window, seen, self.spec, now=self.now)
         return arrival.same_window(windows, self.window.chosen, self.window.files, seen.hashes), seen
 
 

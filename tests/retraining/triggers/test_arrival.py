@@ -10,14 +10,15 @@ from threading import Barrier
 import pytest
 from segue.tasks.retraining.schedule import begins_for_data
 
-from segue.data.files import Listed, listed, written_at
-from segue.errors import SameDataError, SpecError
+from segue.data.files import Listed, hash_of, listed, written_at
+from segue.errors import DataUnreadableError, SameDataError, SpecError
 from segue.retraining.gate.record import GateResult
 from segue.retraining.model_record import SlotEnd, SlotStart, Trigger
 from segue.retraining.models import ModelsLog
 from segue.retraining.pages import history_page
 from segue.retraining.slots import run_of
 from segue.retraining.spec import RetrainSpec
+from segue.retraining.triggers import look as looks
 from segue.retraining.triggers.look import unstarted
 from segue.retraining.window import window_of
 from segue.spec import DataAccess
@@ -167,6 +168,17 @@ def test_a_slot_of_the_schedule_makes_a_trigger_on_the_same_files_needless(watch
     found = watched.look(after_minutes=10).trigger
     assert found.why.startswith("changed data: ")
     assert found.why.count("parquet") == 1
+
+
+def test_a_file_that_is_written_to_while_it_is_read_begins_nothing_before_it_is_complete(watched, monkeypatch):
+    watched.run_slot(slot_of_month(4))
+    watched.look(after_minutes=60)
+    monkeypatch.setattr(looks, "hash_of", lambda path, access: (watched.monthly.write(3, slope=3.0), hash_of(path))[1])
+    with pytest.raises(DataUnreadableError, match="was written to while it was read"):
+        watched.look(after_minutes=10)
+    monkeypatch.undo()
+    assert watched.look(after_minutes=1).trigger is None
+    assert watched.look(after_minutes=5).trigger.why.startswith("changed data: ")
 
 
 def test_a_file_that_is_put_back_as_it_was_begins_a_slot_again(watched):
