@@ -21,18 +21,24 @@ from segue.retraining.spec import RetrainSpec
 def watch(file: str = "retrain.toml") -> State[Any]:
     """Look once for what begins a slot of the retraining in `file`, and start its flow run. Safe beside itself.
 
-    The same data begins one slot, however often it is seen.
+    The same data begins one slot, however often it is seen. Slots that were asked for are started after a look that
+    failed, too.
     """
     quieten()
+    said: list[str] = []
+    problems: list[str] = []
     try:
         spec = RetrainSpec.from_toml(Path(file))
         if spec.trigger is None:
             raise SpecError(source=file, problems=("trigger: required, with [trigger.arrival] or [trigger.drift]",))
         with run_time(store_of(spec)):
-            lines = look_for_triggers(spec, now=parent_clock().now())
-            started = start_triggered(spec, now=parent_clock().now())
+            for step in (look_for_triggers, start_triggered):
+                try:
+                    said += step(spec, now=parent_clock().now())
+                except SegueError as error:
+                    problems.append(str(error))
     except SegueError as error:
         return Failed(message=str(error))
-    for line in (*lines, *started):
+    for line in said:
         get_run_logger().info("%s", line)
-    return Completed(message="; ".join((*lines, *started)))
+    return Failed(message=" ".join(problems)) if problems else Completed(message="; ".join(said))

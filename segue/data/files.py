@@ -8,6 +8,7 @@ import os
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, NamedTuple
 
@@ -22,6 +23,8 @@ _CLIENTS = ("botocore.", "aiobotocore.", "gcsfs.", "google.", "azure.", "aiohttp
 """Packages below those, whose errors have no type in common with the rest."""
 _MARKS = ("ETag", "etag", "generation", "mtime", "LastModified", "last_modified", "updated")
 """Facts of a listing that change with a file's content, as the file systems name them."""
+_TIMES = ("mtime", "LastModified", "last_modified", "updated", "created")
+"""The time of a file's last write in a listing, as the file systems name it."""
 
 
 def is_remote(path: str) -> bool:
@@ -93,15 +96,29 @@ def listed(pattern: str, access: DataAccess = _DEFAULT) -> list[Listed]:
     return sorted(Listed(named(name), int(info.get("size") or 0), _mark(info)) for name, info in files.items())
 
 
-def is_there(path: str, access: DataAccess = _DEFAULT) -> bool:
-    """Whether there is such a file.
+def written_at(folder: str, access: DataAccess = _DEFAULT) -> dict[str, datetime | None]:
+    """When each file of a folder was last written, by its name, those that `find` leaves out included.
+
+    None where its file system does not say.
 
     Raises:
         DataUnreadableError: what is there could not be listed.
         MissingExtraError: the package that reaches such files is not installed.
     """
-    with readable(path):
-        return bool(file_system(path, access).exists(path))
+    with readable(folder):
+        found = file_system(folder, access).ls(folder, detail=True)
+        return {info["name"].rpartition("/")[2]: _time(info) for info in found if info["type"] == "file"}
+
+
+def _time(info: Mapping[str, Any]) -> datetime | None:
+    time = next((info[name] for name in _TIMES if info.get(name) is not None), None)
+    if isinstance(time, str):
+        time = datetime.fromisoformat(time)
+    if isinstance(time, int | float):
+        return datetime.fromtimestamp(time, UTC)
+    if isinstance(time, datetime):
+        return time if time.tzinfo is not None else time.replace(tzinfo=UTC)
+    return None
 
 
 def _mark(info: Mapping[str, Any]) -> str:

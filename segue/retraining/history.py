@@ -125,14 +125,21 @@ class Models:
         return accepted[-1] if accepted else None
 
     def trained_on(self, window: Window, *, but: datetime) -> datetime | None:
-        """The slot that trains or has trained on the same files with the same content, other than `but`."""
-        same = [
-            state.slot
-            for state in self.slots.values()
-            if state.slot != but and (state.is_open or state.is_done)
-            if state.start is not None and state.start.run is not None and state.start.window.content == window.content
-        ]
+        """The slot that trains on the same files with the same content, or was the last to do so, other than `but`."""
+        same = [slot for slot, known in self.last_windows(but=but).items() if known.content == window.content]
         return same[-1] if same else None
+
+    def last_windows(self, *, but: datetime | None = None) -> dict[datetime, Window]:
+        """The data that needs no other slot, by its slot: of those that are open, and of the newest that is done.
+
+        Data of an earlier slot does, such as files that are put back as they were. For a slot of the past, `but`, the
+        newest before it counts as well.
+        """
+        slots = [state for state in self.slots.values() if state.slot != but and (state.is_open or state.is_done)]
+        windows = {state.slot: state.start.window for state in slots if state.start and state.start.run}
+        done = [slot for slot in windows if self.slots[slot].is_done]
+        newest = {*done[-1:], *[slot for slot in done if but is not None and slot < but][-1:]}
+        return {slot: window for slot, window in windows.items() if self.slots[slot].is_open or slot in newest}
 
     def version(self, number: int) -> Candidate:
         """A version.

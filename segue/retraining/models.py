@@ -113,8 +113,18 @@ class ModelsLog:
 
         return self._append(decision, check)
 
-    def trigger(self, cause: Cause, key: str, *, why: str, now: datetime) -> Trigger:
+    def trigger(
+        self,
+        cause: Cause,
+        key: str,
+        *,
+        why: str,
+        now: datetime,
+        only_if: Callable[[Models], bool] = lambda _: True,
+    ) -> Trigger | None:
         """Ask for a slot, at the second of `now` or the next free one. Of the same key there is one, asked for first.
+
+        None where `only_if` does not hold at that moment: a slot has begun meanwhile, or another version is in service.
 
         Raises:
             StoreWriteError, StoreReadError: it is not known whether it was recorded; a retry is safe.
@@ -124,12 +134,16 @@ class ModelsLog:
         def check(models: Models) -> None:
             if slot in models.slots or any(slot == time or key == each.key for time, each in models.triggers.items()):
                 raise _RecordedError
+            if not only_if(models):
+                raise _RecordedError
 
         while True:
             models = self._append(Trigger(slot=slot, cause=cause, key=key, why=why), check)
             known = [each for each in models.triggers.values() if each.key == key]
             if known:
                 return known[0]
+            if not only_if(models):
+                return None
             slot += timedelta(seconds=1)
 
     def open_slot(self, start: SlotStart, *, is_for_new_data: bool = False) -> SlotStart:

@@ -59,11 +59,10 @@ def ticks_of_the_evening_before(spec: RetrainSpec, *, since: datetime, until: da
 def begins_for_data(spec: RetrainSpec, models: Models, slot: datetime) -> bool:
     """Whether a slot is there for new data, and needless without: one that data began, or one of a schedule beside it.
 
-    A person, and a drift, begin a slot on whatever data there is.
+    A person begins a slot on whatever data there is.
     """
-    trigger = models.triggers.get(slot)
-    if trigger is not None:
-        return trigger.cause == "arrival"
+    if slot in models.triggers:
+        return True
     is_watched = spec.trigger is not None and spec.trigger.arrival is not None
     return is_watched and slot in ticks(spec, since=slot - timedelta(seconds=1), until=slot)
 

@@ -6,11 +6,12 @@ import hashlib
 import sys
 import uuid
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 
 import numpy as np
 import pytest
 
-from segue.data.files import checked_copies, fetch, find
+from segue.data.files import checked_copies, fetch, find, written_at
 from segue.errors import DataChangedError, DataUnreadableError, MissingExtraError
 from segue.spec import DataAccess, DataFile, DataSpec
 from tests.support.clouds import azurite
@@ -52,6 +53,15 @@ def test_files_are_found_by_folders_and_globs_under_the_scheme_that_was_given(up
     folder = may.removesuffix("05.csv")
     assert find(folder) == find(f"{folder}*.csv") == [may, june]
     assert find(f"{folder}2025/") == []
+
+
+def test_a_folder_says_when_its_files_were_written(upload: Upload) -> None:
+    before = datetime.now(UTC) - timedelta(seconds=5)  # The clouds know whole seconds.
+    upload("2026/05.csv", b"a,b")
+    folder = upload("2026/_SUCCESS", b"a").removesuffix("/_SUCCESS")
+    times = written_at(folder)
+    assert times.keys() == {"05.csv", "_SUCCESS"}
+    assert all(time is not None and time >= before for time in times.values()), times
 
 
 def test_a_file_is_copied_once_and_read_from_the_cache(upload: Upload, tmp_path) -> None:

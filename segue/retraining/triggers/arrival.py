@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Literal, NamedTuple
 
@@ -19,21 +19,26 @@ from segue.retraining.window import Chosen
 
 _MOST_NAMED = 3
 
+WrittenAt = Callable[[str], Mapping[str, datetime | None]]
+"""Lists when each file of a folder was last written, by its name, markers included; None where that is not known."""
+
 
 class Seen(Record):
     """What the last look saw, for the next one."""
 
     files: str = Field("", description="Hash of the window's files as they were listed.")
     since: AwareDatetime | None = Field(None, description="Since when these files have not changed.")
-    known: str = Field("", description="Reason that is none: the newest slot has begun with the same content.")
-    compared: str = Field("", description="Hash of listed data in service that was compared, and with which version.")
+    hashes: dict[str, str] = Field(default_factory=dict, description="SHA-256 of each of them; empty until it is read.")
+    compared: str = Field(
+        "", description="Hash of listed data in service that was compared, with which version, beside which files."
+    )
 
 
 class Arrival(NamedTuple):
     """What a look says of the files of a window."""
 
     action: Literal["none", "wait", "compare", "train"]
-    """`compare`: a slot has begun with files of these names and sizes, and only their content tells the rest."""
+    """`compare`: a slot has files of these names and sizes, and only their content tells the rest."""
     why: str
 
 
@@ -47,16 +52,33 @@ def key_of(chosen: Chosen, listed: Sequence[Listed]) -> str:
 def reason_of(files: str, models: Models, *, before: datetime | None = None) -> str:
     """What the files of a window are to the newest slot, or to the newest one `before` another.
 
-    Those of an earlier slot that are put back are a reason once more.
+    Those of an earlier slot that are put back are a reason once more, and those of one that was left out.
     """
-    begun = [slot for slot, state in models.slots.items() if state.start is not None]
-    slots = [slot.isoformat() for slot in begun if before is None or slot < before]
+    passed = [slot for slot, state in models.slots.items() if state.start is not None or _is_left_out(models, slot)]
+    slots = [slot.isoformat() for slot in passed if before is None or slot < before]
     return hashlib.sha256("\n".join([files, *slots[-1:]]).encode()).hexdigest()
+
+
+def begun_for(files: str, models: Models) -> Trigger | None:
+    """What has asked for a slot for the same reason, or has begun the newest one, which failed."""
+    reason = reason_of(files, models)
+    asked = next((each for each in models.triggers.values() if each.key == reason), None)
+    begun = [slot for slot, state in models.slots.items() if state.start is not None]
+    newest = models.triggers.get(begun[-1]) if begun else None
+    is_same = newest is not None and newest.key == reason_of(files, models, before=newest.slot)
+    return asked or (newest if is_same else None)
+
+
+def _is_left_out(models: Models, slot: datetime) -> bool:
+    """Whether a slot was asked for, and has ended as skipped before it began: its files may not have been seen."""
+    state = models.slots[slot]
+    is_skipped = state.end is not None and state.end.outcome == "skipped"
+    return slot in models.triggers and state.start is None and is_skipped
 
 
 def noted(seen: Seen, key: str, *, now: datetime) -> Seen:
     """What was seen, with the files of now."""
-    return seen if seen.files == key else seen.model_copy(update={"files": key, "since": now})
+    return seen if seen.files == key else seen.model_copy(update={"files": key, "since": now, "hashes": {}})
 
 
 def arrival_of(
@@ -67,51 +89,83 @@ def arrival_of(
     seen: Seen,
     *,
     now: datetime,
-    is_there: Callable[[str], bool],
+    written_at: WrittenAt,
 ) -> Arrival:
-    """What is to be done about the files of a window. `seen` knows them, and `is_there` finds a marker.
+    """What is to be done about the files of a window. `seen` knows them.
 
     A slot that failed on these files is not begun again until one of them changes.
     """
-    reason = reason_of(seen.files, models)
-    begun = next((each for each in models.triggers.values() if each.key == reason), None) or _newest(models, seen.files)
+    begun = begun_for(seen.files, models)
     if begun is not None:
         return Arrival("none", f"nothing new: these files began the slot of {begun.slot:%Y-%m-%d %H:%M:%S %Z}")
-    if seen.known == reason:
-        return Arrival("none", "nothing new: a slot has begun with these files")
-    waits = _incomplete(spec, chosen, seen, now=now, is_there=is_there)
+    newest = _newest_window(models)
+    why = _difference(newest, chosen, listed)
+    same = same_window(models.last_windows(), chosen, listed, seen.hashes)
+    if seen.hashes:
+        why = "" if same is not None else why or _changed(newest, chosen, seen.hashes)
+        if not why:
+            return Arrival("none", "nothing new: a slot has begun with these files")
+    waits = _incomplete(spec, chosen, seen, now=now, written_at=written_at)
     if waits is not None:
         return Arrival("wait", waits)
-    why = _difference(newest_window(models), chosen, listed)
-    return Arrival("train", why) if why else Arrival("compare", "names and sizes of the files are known")
+    if not seen.hashes and (not why or same is not None):
+        return Arrival("compare", "names and sizes of the files are known")
+    return Arrival("train", why)
 
 
-def _newest(models: Models, files: str) -> Trigger | None:
-    """What began the newest slot, if it was these files: then their content need not be read."""
-    begun = [slot for slot, state in models.slots.items() if state.start is not None]
-    trigger = models.triggers.get(begun[-1]) if begun else None
-    is_same = trigger is not None and trigger.key == reason_of(files, models, before=trigger.slot)
-    return trigger if is_same else None
+def same_window(
+    windows: Mapping[datetime, Window], chosen: Chosen, listed: Sequence[Listed], hashes: Mapping[str, str]
+) -> datetime | None:
+    """The newest slot with the same data; without `hashes`, with files of the same names and sizes."""
+    sizes = {each.path: each.size_bytes for each in listed}
+    content = {(place.path, hashes.get(place.path) or sizes[place.path], place.is_held_back) for place in chosen.files}
+    same = [
+        slot
+        for slot, window in windows.items()
+        if content
+        == {(file.path, file.sha256 if hashes else file.size_bytes, file.is_held_back) for file in window.files}
+    ]
+    return same[-1] if same else None
 
 
-def newest_window(models: Models) -> Window | None:
+def _newest_window(models: Models) -> Window | None:
     """The data of the newest slot that has begun, whether it was accepted or not; None without one."""
     starts = [state.start for state in models.slots.values() if state.start is not None]
     return starts[-1].window if starts else None
 
 
-def _incomplete(
-    spec: ArrivalSpec, chosen: Chosen, seen: Seen, *, now: datetime, is_there: Callable[[str], bool]
-) -> str | None:
+def _changed(before: Window | None, chosen: Chosen, hashes: Mapping[str, str]) -> str:
+    """The files with other content than in the window before; empty where none has."""
+    known = {file.path: file.sha256 for file in before.files} if before is not None else {}
+    changed = [place.path for place in chosen.files if hashes[place.path] != known.get(place.path)]
+    return f"changed data: {names(changed)}" if changed else ""
+
+
+def _incomplete(spec: ArrivalSpec, chosen: Chosen, seen: Seen, *, now: datetime, written_at: WrittenAt) -> str | None:
+    what = "files have changed"
     if spec.marker is not None:
-        folders = dict.fromkeys(place.path.rpartition("/")[0] for place in chosen.files)
-        missing = next((folder for folder in folders if not is_there(f"{folder}/{spec.marker}")), None)
-        return None if missing is None else f"files are not complete: there is no {spec.marker} in {missing}"
+        folders: dict[str, list[str]] = {}
+        for folder, _, name in (place.path.rpartition("/") for place in chosen.files):
+            folders.setdefault(folder, []).append(name)
+        times = {folder: written_at(folder) for folder in folders}
+        missing = next((folder for folder in folders if spec.marker not in times[folder]), None)
+        if missing is not None:
+            return f"files are not complete: there is no {spec.marker} in {missing}"
+        older = next((each for each in folders if not _is_after(times[each], spec.marker, folders[each])), None)
+        if older is None:
+            return None
+        what = f"{spec.marker} in {older} is older than its files: it is that of an earlier delivery"
     assert seen.since is not None
     left = timedelta(minutes=spec.settle_minutes) - (now - seen.since)
     if left <= timedelta():
         return None
-    return f"files have changed; they count as complete in {left.total_seconds():.0f} s if none changes until then"
+    return f"{what}; they count as complete in {left.total_seconds():.0f} s if none changes until then"
+
+
+def _is_after(times: Mapping[str, datetime | None], marker: str, files: Sequence[str]) -> bool:
+    """Whether a marker was written after these files of its folder, or at the same time: for their delivery."""
+    written, others = times[marker], [times.get(name) for name in files]
+    return written is not None and all(time is not None and time <= written for time in others)
 
 
 def _difference(before: Window | None, chosen: Chosen, listed: Sequence[Listed]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from tempfile import TemporaryDirectory
 
 from segue.data.files import Listed
 from segue.errors import SpecError
@@ -21,12 +22,12 @@ _MOST_NAMED = 5
 
 def newest_of(spec: DriftSpec, listed: Sequence[Listed]) -> Sequence[Listed]:
     """The files that are read."""
-    return listed if spec.newest_files is None else listed[-spec.newest_files :]
+    return listed[-spec.newest_files :]
 
 
-def key_of(files: Sequence[Listed], version: int) -> str:
-    """What is compared with what; it changes when a file does, or the version in service."""
-    lines = [f"version {version}", *(repr(tuple(each)) for each in files)]
+def key_of(files: Sequence[Listed], version: int, window: str) -> str:
+    """What is compared with what, beside which `window`; it changes when a file does, or the version in service."""
+    lines = [f"version {version}", window, *(repr(tuple(each)) for each in files)]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
@@ -34,6 +35,8 @@ def drift_in(
     spec: DriftSpec, files: Sequence[Listed], before: Mapping[str, ColumnProfile], access: DataAccess
 ) -> dict[str, Drift]:
     """How far each column of these files is from its profile; a column of `spec.columns` that is gone, infinitely far.
+
+    Copies of remote files are removed afterwards.
 
     Raises:
         DataUnreadableError: a file could not be read, is damaged, or is being written to.
@@ -44,9 +47,11 @@ def drift_in(
     if unknown:
         problem = f"trigger.drift.columns: the version in service was not trained on a column {unknown[0]}"
         raise SpecError(source="retrain.toml", problems=(f"{problem}; it was on {', '.join(before)}",))
-    data = described([Place(each.path, each.path.rpartition("/")[2], False) for each in files], access)
-    with columns_of(data.files, data.local, data.layout.columns, access.reading) as columns:
-        return drifts_of(columns, before, only=spec.columns)
+    places = [Place(each.path, each.path.rpartition("/")[2], False) for each in files]
+    with TemporaryDirectory(prefix="segue-drift-") as copies:  # Nothing is trained on them: the cache would only grow.
+        data = described(places, access.model_copy(update={"cache_folder": copies}))
+        with columns_of(data.files, data.local, data.layout.columns, access.reading) as columns:
+            return drifts_of(columns, before, only=spec.columns)
 
 
 def exceeded(spec: DriftSpec, drifts: Mapping[str, Drift]) -> str:

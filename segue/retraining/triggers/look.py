@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from pydantic import ValidationError
 
-from segue.data.files import Listed, fetch, is_there, listed
-from segue.errors import MissingObjectError, NoDataError
+from segue.data.files import Listed, hash_of, listed, written_at
+from segue.errors import DataUnreadableError, MissingObjectError, NoDataError
 from segue.retraining.history import Models
 from segue.retraining.model_record import Trigger
 from segue.retraining.models import ModelsLog
-from segue.retraining.spec import RetrainSpec, Window
+from segue.retraining.spec import RetrainSpec
 from segue.retraining.triggers import arrival, drift
 from segue.retraining.triggers.arrival import Arrival, Seen
-from segue.retraining.triggers.spec import DriftSpec, TriggerSpec
+from segue.retraining.triggers.spec import ArrivalSpec, DriftSpec
 from segue.retraining.window import Chosen, choose
 from segue.runlog import keys
 
@@ -62,22 +62,29 @@ def look(spec: RetrainSpec, log: ModelsLog, *, now: datetime) -> Look:
     lines: list[str] = []
     trigger, waits = None, False
     if spec.trigger.arrival is not None:
-        found, seen = _arrival(spec, spec.trigger, models, window, seen, now=now)
+        found, seen = _arrival(spec, spec.trigger.arrival, models, window, seen, now=now)
         lines.append(found.why)
         waits = found.action == "wait"
         if found.action == "train":
             trigger = log.trigger("arrival", arrival.reason_of(window.key, models), why=found.why, now=now)
+    _keep(log, seen, before)  # Before data in service is read: it may be damaged.
     if spec.trigger.drift is not None and trigger is None and not waits:
-        why, trigger, seen = _drift(spec, spec.trigger.drift, log, models, window=window, seen=seen, now=now)
+        watch = _Drift(spec, spec.trigger.drift, log, window, now)
+        why, trigger, compared = watch.look(models, seen)
+        _keep(log, compared, seen)
         lines.append(why)
-    if seen != before:
-        log.store.put(keys.seen_key(spec.name), seen.model_dump_json().encode())
     return Look(tuple(lines), trigger)
 
 
 def unstarted(models: Models, *, now: datetime) -> list[Trigger]:
     """The slots that were asked for lately and have not begun."""
     return [each for slot, each in models.triggers.items() if slot not in models.slots and now - slot < _STARTED_WITHIN]
+
+
+def _is_busy(models: Models, *, now: datetime) -> bool:
+    """Whether a slot trains, or was asked for. One about whose candidate a person decides has trained."""
+    is_open = any(state.is_open and not state.is_waiting for state in models.slots.values())
+    return is_open or bool(unstarted(models, now=now))
 
 
 def _window(spec: RetrainSpec, now: datetime) -> _Now:
@@ -93,63 +100,112 @@ def _window(spec: RetrainSpec, now: datetime) -> _Now:
 
 
 def _arrival(
-    spec: RetrainSpec, triggers: TriggerSpec, models: Models, window: _Now, seen: Seen, *, now: datetime
+    spec: RetrainSpec, wanted: ArrivalSpec, models: Models, window: _Now, seen: Seen, *, now: datetime
 ) -> tuple[Arrival, Seen]:
-    assert triggers.arrival is not None
-    found = arrival.arrival_of(
-        triggers.arrival,
-        window.chosen,
-        window.files,
-        models,
-        seen,
-        now=now,
-        is_there=lambda path: is_there(path, spec.data),
-    )
-    if found.action != "compare":
-        return found, seen
-    newest = arrival.newest_window(models)
-    changed = _changed(window.chosen, newest, spec) if newest is not None else []
-    if changed:
-        return Arrival("train", f"changed data: {arrival.names(changed)}"), seen
-    why = "nothing new: a slot has begun with these files"
-    return Arrival("none", why), seen.model_copy(update={"known": arrival.reason_of(window.key, models)})
+    def judged(seen: Seen) -> Arrival:
+        found = arrival.arrival_of(
+            wanted,
+            window.chosen,
+            window.files,
+            models,
+            seen,
+            now=now,
+            written_at=lambda folder: written_at(folder, spec.data),
+        )
+        if found.action == "train" and spec.overlap == "skip" and _is_busy(models, now=now):
+            # A slot that is asked for now would be left out, and its files with it.
+            return Arrival("wait", f"{found.why}; a slot begins when the one that runs has ended: overlap is skip")
+        return found
+
+    found = judged(seen)
+    if found.action == "compare":
+        seen = _read(window, seen, spec, now=now)
+        found = judged(seen)
+    return found, seen
 
 
-def _changed(chosen: Chosen, before: Window, spec: RetrainSpec) -> list[str]:
-    """The files with other content than in a window."""
-    hashes = {file.path: file.sha256 for file in before.files}
-    return [place.path for place in chosen.files if fetch(place.path, spec.data)[0].sha256 != hashes.get(place.path)]
+def _read(window: _Now, seen: Seen, spec: RetrainSpec, *, now: datetime) -> Seen:
+    """What was seen, with the content of the window's files, each of which is read once.
+
+    Raises:
+        DataUnreadableError: one could not be read, or has changed meanwhile.
+    """
+    hashes = {each.path: hash_of(each.path, spec.data) for each in window.chosen.files}
+    if _window(spec, now).key != window.key:
+        raise DataUnreadableError(path=spec.data.files, why="a file was written to while it was read")
+    return seen.model_copy(update={"hashes": hashes})
 
 
-def _drift(
-    spec: RetrainSpec, wanted: DriftSpec, log: ModelsLog, models: Models, *, window: _Now, seen: Seen, now: datetime
-) -> tuple[str, Trigger | None, Seen]:
-    version = models.in_service
-    start = models.slot_of(version).start if version is not None else None
-    files = drift.newest_of(wanted, listed(wanted.data, spec.data))
-    if version is None or start is None:
-        return "drift is not computed: no version is in service", None, seen
-    if not files:
-        return f"drift is not computed: there are no files at {wanted.data}", None, seen
-    key = drift.key_of(files, version)
-    if seen.compared == key:
-        return "drift: the data in service was compared before", None, seen
-    if unstarted(models, now=now) or any(state.is_open and not state.is_waiting for state in models.slots.values()):
-        return "drift is computed when the slot that runs has ended: it may bring another version", None, seen
-    drifts = drift.drift_in(wanted, files, start.gate.profiles, spec.data)
-    compared = seen.model_copy(update={"compared": key})
-    exceeded = drift.exceeded(wanted, drifts)
-    if not exceeded:
-        return f"no drift of the data in service: {drift.largest(drifts)}", None, compared
-    count = f"{len(files)} {'file' if len(files) == 1 else 'files'} at {wanted.data}"
-    why = f"drift of the data in service from that of version {version}: {exceeded} ({count})"
-    # Another slot on the same data would train the same model: once for each version and window.
-    once = hashlib.sha256(f"drift {version} {window.key}".encode()).hexdigest()
-    trigger = log.trigger("drift", once, why=why, now=now)
-    if trigger.slot in models.slots or trigger.slot in models.triggers:
-        begun = f"{trigger.slot:%Y-%m-%d %H:%M:%S %Z}"
-        return f"{why}; the slot of {begun} began for it, and there is no newer data to train on", None, compared
-    return why, trigger, compared
+@dataclass(frozen=True)
+class _Drift:
+    """A look at data in service."""
+
+    spec: RetrainSpec
+    wanted: DriftSpec
+    log: ModelsLog
+    window: _Now
+    now: datetime
+
+    def look(self, models: Models, seen: Seen) -> tuple[str, Trigger | None, Seen]:
+        """What is said, the slot that was asked for, and what was seen."""
+        version = models.in_service
+        start = models.slot_of(version).start if version is not None else None
+        files = drift.newest_of(self.wanted, listed(self.wanted.data, self.spec.data))
+        if version is None or start is None:
+            return "drift is not computed: no version is in service", None, seen
+        if not files:
+            return f"drift is not computed: there are no files at {self.wanted.data}", None, seen
+        key = drift.key_of(files, version, self.window.key)
+        if seen.compared == key:
+            return "drift: the data in service was compared before", None, seen
+        if _is_busy(models, now=self.now):
+            return "drift is computed when the slot that runs has ended: it may bring another version", None, seen
+        drifts = drift.drift_in(self.wanted, files, start.gate.profiles, self.spec.data)
+        exceeded = drift.exceeded(self.wanted, drifts)
+        if not exceeded:
+            said = f"no drift of the data in service: {drift.largest(drifts)}"
+            return said, None, seen.model_copy(update={"compared": key})
+        count = f"{len(files)} {'file' if len(files) == 1 else 'files'} at {self.wanted.data}"
+        why = f"drift of the data in service from that of version {version}: {exceeded} ({count})"
+        return self._drifted(models, why, seen=seen, compared=key)
+
+    def _drifted(self, models: Models, why: str, *, seen: Seen, compared: str) -> tuple[str, Trigger | None, Seen]:
+        files = f"drift {self.window.key}"
+        begun = arrival.begun_for(files, models)
+        slot, seen = (begun.slot, seen) if begun is not None else self._trained(models, seen)
+        if slot is not None:
+            known = f"the slot of {slot:%Y-%m-%d %H:%M:%S %Z} has these files, and there is no newer data to train on"
+            return f"{why}; {known}", None, seen.model_copy(update={"compared": compared})
+        key = arrival.reason_of(files, models)
+        version = models.in_service
+
+        def is_unchanged(models: Models) -> bool:
+            return models.in_service == version and not _is_busy(models, now=self.now)
+
+        # Files were read since the log was: another look, or a schedule, may have been faster.
+        trigger = self.log.trigger("drift", key, why=why, now=self.now, only_if=is_unchanged)
+        if trigger is None:
+            why = f"{why}; another slot has come meanwhile, and the next look compares again"
+        return why, trigger, seen
+
+    def _trained(self, models: Models, seen: Seen) -> tuple[datetime | None, Seen]:
+        """The slot that has trained on the same data: the newest, or that of the version in service.
+
+        The files are read only where their names and sizes are those of such a slot.
+        """
+        windows = dict(models.last_windows())
+        if models.in_service is not None and (start := models.slot_of(models.in_service).start) is not None:
+            windows[start.slot] = start.window
+        same = arrival.same_window(windows, self.window.chosen, self.window.files, seen.hashes)
+        if same is None or seen.hashes:
+            return same, seen
+        seen = _read(self.window, seen, self.spec, now=self.now)
+        return arrival.same_window(windows, self.window.chosen, self.window.files, seen.hashes), seen
+
+
+def _keep(log: ModelsLog, seen: Seen, before: Seen) -> None:
+    if seen != before:
+        log.store.put(keys.seen_key(log.name), seen.model_dump_json().encode())
 
 
 def _seen(log: ModelsLog) -> Seen:

@@ -12,12 +12,16 @@ class ArrivalSpec(FiniteValue):
     """A slot begins when the files of its window are new or have changed, and are complete."""
 
     settle_minutes: float = Field(
-        5.0, ge=0, description="Minutes without a change of any file's size or time, after which they are complete."
+        5.0,
+        ge=0,
+        description="Minutes without a change of any file's size or time, after which they are complete; with "
+        "`marker`, where that is older than a file of its folder.",
     )
     marker: str | None = Field(
         None,
         pattern=r"^[^/%*?]+$",
-        description="Name of a file, such as _SUCCESS, in each folder whose files are complete; then nothing settles.",
+        description="Name of a file, such as _SUCCESS, that is written to each folder after the files of a delivery, "
+        "which are complete then without settling.",
     )
 
 
@@ -27,9 +31,7 @@ class DriftSpec(FiniteValue):
     data: str = Field(
         min_length=1, description="Where its files are: a path, a glob, or a folder or prefix ending with '/'."
     )
-    newest_files: int | None = Field(
-        None, ge=1, description="Number of its newest files, by name, that are read; None: all."
-    )
+    newest_files: int = Field(7, ge=1, description="Number of its newest files, by name, that are read.")
     max_psi: float | None = Field(None, gt=0, description="Greatest population stability index of a column.")
     max_ks: float | None = Field(
         None, gt=0, le=1, validate_default=True, description="Greatest Kolmogorov-Smirnov distance of a column."

@@ -6,9 +6,11 @@ import pytest
 from prefect.client.schemas.filters import FlowFilter, FlowFilterName
 from prefect.events import Event, Resource
 from segue.deployments.retraining import deploy
+from segue.flows.watch import watch
 from segue.tasks.state_words import in_words
 
 from segue.retraining.slots import run_id_of
+from segue.stores import open_store
 from tests.flows.conftest import REPO
 from tests.flows.schedules.test_slots_run import client, final_state, monthly, until
 from tests.retraining.monthly import Monthly
@@ -34,6 +36,19 @@ def messages(client, flow: str, deployment_id) -> list[str]:
     return [run.state.message or "" for run in ended]
 
 
+def test_a_look_that_fails_keeps_no_slot_from_being_started(client, monthly):
+    monthly.write(1, 2, 3)
+    drift = {"data": "nowhere://served/", "max_psi": 0.25}
+    data = {"files": f"{monthly.folder}/*.parquet", "period": None}
+    monthly.write_spec(trigger={"arrival": {"settle_minutes": 0}, "drift": drift}, data=data)
+    open_store(monthly.store_folder).check()
+    watch(str(monthly.file), return_state=True)  # Asks for a slot.
+    state = watch(str(monthly.file), return_state=True)
+    assert len(monthly.models.triggers) == 1
+    assert "nowhere://served/" in state.message
+    assert f"there is no deployment retrain/{monthly.spec.name}" in state.message  # Its start was tried.
+
+
 @pytest.mark.matrix
 def test_data_that_is_delivered_twice_begins_one_slot(client, monthly):
     name = monthly.spec.name
@@ -41,13 +56,13 @@ def test_data_that_is_delivered_twice_begins_one_slot(client, monthly):
     arrival = {"every_minutes": 600, "event": f"lake.{name}.delivered", "arrival": {"settle_minutes": 0}}
     monthly.write_spec(trigger=arrival, schedule=None, data={"files": f"{monthly.folder}/*.parquet", "period": None})
     deploy(client, monthly.spec, file=str(monthly.file), working_dir=REPO, active=True)
-    watch = client.read_deployment_by_name(f"watch/{name}").id
+    looks = client.read_deployment_by_name(f"watch/{name}").id
     delivered(client, monthly)
-    until(lambda: any("started" in each for each in messages(client, "watch", watch)), what="the look")
+    until(lambda: any("started" in each for each in messages(client, "watch", looks)), what="the look")
     trigger = next(iter(monthly.models.triggers.values()))
-    before = len(messages(client, "watch", watch))
+    before = len(messages(client, "watch", looks))
     delivered(client, monthly)
-    until(lambda: len(messages(client, "watch", watch)) > before, what="another look")
+    until(lambda: len(messages(client, "watch", looks)) > before, what="another look")
     assert len(monthly.models.triggers) == 1
     named = run_id_of(monthly.spec, trigger.slot)
     runs = client.read_flow_runs(flow_filter=FlowFilter(name=FlowFilterName(any_=["retrain"])))
@@ -59,4 +74,4 @@ def test_data_that_is_delivered_twice_begins_one_slot(client, monthly):
     # Without [trigger] nothing looks any more.
     monthly.write_spec(schedule=None)
     deploy(client, monthly.spec, file=str(monthly.file), working_dir=REPO, active=False)
-    assert not [each for each in client.read_deployments() if each.id == watch]
+    assert not [each for each in client.read_deployments() if each.id == looks]

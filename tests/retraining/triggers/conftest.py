@@ -5,11 +5,13 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 import pytest
+from segue.tasks.retraining.schedule import begins_for_data
 
 from segue.retraining.gate.profile import profile_of
 from segue.retraining.gate.record import GateResult
 from segue.retraining.history import Models
 from segue.retraining.model_record import Artifact, Candidate, SlotEnd, SlotStart
+from segue.retraining.models import require_new_data
 from segue.retraining.slots import run_of
 from segue.retraining.triggers.look import Look, look
 from segue.retraining.window import window_of
@@ -34,17 +36,32 @@ class Watched:
     def models(self) -> Models:
         return self.monthly.models
 
-    def run_slot(self, slot: datetime, *, outcome: str = "promoted") -> None:
-        """What a flow run of a slot records, in short."""
+    def open_slot(self, slot: datetime) -> SlotStart:
+        """What a flow run records of a slot's beginning, in short.
+
+        Raises:
+            SameDataError: it is there for new data, and there is none.
+        """
         import pandas as pd
 
         spec, log = self.monthly.spec, self.monthly.log
         window, local = window_of(spec, slot)
+        is_for_new_data = begins_for_data(spec, self.models, slot)
+        if is_for_new_data:
+            require_new_data(self.models, window, slot=slot)
         frame = pd.concat([pd.read_parquet(path) for path in local.values()])
         profiles = {str(name): profile_of(frame[name]) for name in frame}
         gate = GateResult(outcome="passed", expectations=1, rows=len(frame), profiles=profiles)
         start = SlotStart(slot=slot, window=window, gate=gate, run=run_of(spec, slot, window, now=slot))
-        log.open_slot(start)
+        return log.open_slot(start, is_for_new_data=is_for_new_data)
+
+    def run_slot(self, slot: datetime, *, outcome: str = "promoted") -> None:
+        """What a flow run of a slot records, in short.
+
+        Raises:
+            SameDataError: it is there for new data, and there is none.
+        """
+        start, log = self.open_slot(slot), self.monthly.log
         if outcome == "promoted":
             log.add(
                 Candidate(

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from threading import Barrier
 
 import pytest
 from segue.tasks.retraining.schedule import begins_for_data
 
-from segue.data.files import Listed, listed
-from segue.errors import SameDataError, SpecError
+from segue.data.files import Listed, hash_of, listed, written_at
+from segue.errors import DataUnreadableError, SameDataError, SpecError
 from segue.retraining.gate.record import GateResult
-from segue.retraining.model_record import SlotStart, Trigger
+from segue.retraining.model_record import SlotEnd, SlotStart, Trigger
 from segue.retraining.models import ModelsLog
 from segue.retraining.pages import history_page
 from segue.retraining.slots import run_of
 from segue.retraining.spec import RetrainSpec
+from segue.retraining.triggers import look as looks
 from segue.retraining.triggers.look import unstarted
 from segue.retraining.window import window_of
 from segue.spec import DataAccess
@@ -104,6 +105,46 @@ def test_with_a_marker_files_are_complete_when_it_is_there(watched):
     assert watched.look().trigger is not None
 
 
+def test_a_marker_of_an_earlier_delivery_does_not_make_the_next_one_complete(watched):
+    folder = watched.monthly.folder
+    watched.monthly.write_spec(
+        trigger={"arrival": {"marker": "_SUCCESS"}},
+        data={"files": f"{folder}/*.parquet", "period": None, "periods": 2},
+    )
+    marker = folder / "_SUCCESS"
+    marker.touch()
+    watched.run_slot(watched.look().trigger.slot)
+    for month in (4, 5, 6):  # One delivery.
+        watched.monthly.write(month)
+        waits = watched.look(after_minutes=1)
+        assert (waits.trigger, "it is that of an earlier delivery" in waits.lines[0]) == (None, True)
+    marker.touch()
+    found = watched.look()
+    assert found.trigger.why.count("parquet") == 3
+    watched.run_slot(found.trigger.slot)
+    watched.monthly.write(6, slope=3.0)
+    watched.look(after_minutes=1)
+    assert watched.look(after_minutes=5).trigger is not None  # A delivery without a marker settles.
+
+
+@pytest.mark.parametrize(("marker", "is_complete"), [(99, False), (100, True), (101, True)])
+def test_a_marker_counts_from_the_time_of_the_newest_file_in_its_folder(watched, marker, is_complete):
+    watched.monthly.write_spec(trigger={"arrival": {"marker": "_SUCCESS"}})
+    folder = watched.monthly.folder
+    (folder / "_SUCCESS").touch()
+    for month, seconds in ((1, 100), (2, 50), (3, 0)):
+        os.utime(folder / f"2013-{month:02}.parquet", (seconds, seconds))
+    os.utime(folder / "_SUCCESS", (marker, marker))
+    assert (watched.look().trigger is not None) == is_complete
+
+
+def test_a_file_outside_the_window_does_not_make_a_marker_old(watched):
+    watched.monthly.write_spec(trigger={"arrival": {"marker": "_SUCCESS"}})
+    (watched.monthly.folder / "_SUCCESS").touch()
+    watched.monthly.write(4)  # Of the month that has just begun.
+    assert watched.look().trigger is not None
+
+
 def test_a_window_with_a_missing_period_begins_nothing(watched):
     (watched.monthly.folder / "2013-02.parquet").unlink()
     for _ in range(2):
@@ -129,6 +170,17 @@ def test_a_slot_of_the_schedule_makes_a_trigger_on_the_same_files_needless(watch
     assert found.why.count("parquet") == 1
 
 
+def test_a_file_that_is_written_to_while_it_is_read_begins_nothing_before_it_is_complete(watched, monkeypatch):
+    watched.run_slot(slot_of_month(4))
+    watched.look(after_minutes=60)
+    monkeypatch.setattr(looks, "hash_of", lambda path, access: (watched.monthly.write(3, slope=3.0), hash_of(path))[1])
+    with pytest.raises(DataUnreadableError, match="was written to while it was read"):
+        watched.look(after_minutes=10)
+    monkeypatch.undo()
+    assert watched.look(after_minutes=1).trigger is None
+    assert watched.look(after_minutes=5).trigger.why.startswith("changed data: ")
+
+
 def test_a_file_that_is_put_back_as_it_was_begins_a_slot_again(watched):
     path = watched.monthly.folder / "2013-03.parquet"
     before, times = path.read_bytes(), path.stat()
@@ -146,6 +198,69 @@ def test_a_file_that_is_put_back_as_it_was_begins_a_slot_again(watched):
     path.write_bytes(before)
     os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
     assert first.slot < second.slot < slot().slot
+
+
+def test_a_bad_delivery_that_was_refused_and_is_put_back_begins_nothing(watched):
+    path = watched.monthly.folder / "2013-03.parquet"
+    before = path.read_bytes()
+    watched.run_slot(slot_of_month(4))
+    watched.now += timedelta(hours=1)
+    watched.monthly.write(3, rows=100)
+    watched.look()
+    watched.run_slot(watched.look(after_minutes=5).trigger.slot, outcome="data_gate")
+    path.write_bytes(before)
+    watched.look(after_minutes=5)
+    found = watched.look(after_minutes=5)  # The newest model was trained on it.
+    assert (found.trigger, found.lines) == (None, ("nothing new: a slot has begun with these files",))
+
+
+def test_a_slot_of_the_past_is_needless_beside_the_one_before_it_with_the_same_files(watched):
+    spec = watched.monthly.spec
+    watched.run_slot(slot_of_month(4))
+    watched.monthly.write(4)
+    watched.run_slot(slot_of_month(5))
+    late = slot_of_month(4) + timedelta(hours=1)
+    window, _ = window_of(spec, late)
+    assert watched.models.trained_on(window, but=late) == slot_of_month(4)
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_data_that_arrives_while_a_slot_runs_is_trained_where_later_slots_are_left_out(watched, is_known):
+    watched.monthly.write_spec(overlap="skip")
+    watched.look()
+    first = watched.look(after_minutes=5).trigger.slot
+    if is_known:  # Before, its data is being checked.
+        watched.open_slot(first)
+    watched.monthly.write(3, slope=3.0)
+    for _ in range(3):
+        found = watched.look(after_minutes=5)
+    assert (found.trigger, "when the one that runs has ended: overlap is skip" in found.lines[0]) == (None, True)
+    watched.monthly.log.end_slot(SlotEnd(slot=first, outcome="failed", why="out of memory"))
+    second = watched.look(after_minutes=5).trigger
+    watched.run_slot(second.slot)
+    assert watched.look(after_minutes=5).trigger is None
+
+
+def test_a_slot_that_was_left_out_begins_again_and_once(watched):
+    watched.monthly.write_spec(overlap="skip")
+    watched.look()
+    left_out = watched.look(after_minutes=5).trigger
+    watched.monthly.log.end_slot(SlotEnd(slot=left_out.slot, outcome="skipped", why="another is not done"))
+    again = watched.look(after_minutes=5).trigger
+    assert again.slot > left_out.slot
+    watched.run_slot(again.slot)
+    assert watched.look(after_minutes=5).trigger is None
+
+
+def test_a_slot_that_was_left_out_because_another_has_its_data_does_not_begin_again(watched):
+    watched.look()
+    asked = watched.look(after_minutes=5).trigger
+    watched.run_slot(slot_of_month(4) - timedelta(hours=1))  # By hand.
+    with pytest.raises(SameDataError):
+        watched.run_slot(asked.slot)
+    watched.monthly.log.end_slot(SlotEnd(slot=asked.slot, outcome="skipped", why="its files are those of another"))
+    for _ in range(2):
+        assert watched.look(after_minutes=5).lines == ("nothing new: a slot has begun with these files",)
 
 
 def test_new_data_of_a_period_that_is_complete_begins_a_slot_and_that_of_a_later_one_does_not(watched):
@@ -205,7 +320,7 @@ def test_only_slots_of_data_and_of_a_schedule_beside_it_are_needless_without_new
     by_hand = tick + timedelta(hours=3)
     assert [begins_for_data(spec, log.read(), slot) for slot in (by_data, by_drift, by_hand, tick)] == [
         True,
-        False,
+        True,
         False,
         True,
     ]
@@ -240,6 +355,23 @@ def test_a_listing_of_a_bucket_tells_files_by_their_entity_tags(bucket):
     assert after[0][:2] == before[0][:2]
     assert after != before
     assert put(b"a\n2\n") == after
+
+
+def test_the_times_of_a_folder_are_those_of_all_its_files(bucket, tmp_path):
+    (tmp_path / "a.csv").touch()
+    (tmp_path / "_SUCCESS").touch()
+    (tmp_path / "older").mkdir()
+    os.utime(tmp_path / "a.csv", (0, 0))
+    times = written_at(str(tmp_path))
+    assert times.keys() == {"a.csv", "_SUCCESS"}
+    assert times["a.csv"] == datetime(1970, 1, 1, tzinfo=UTC)
+    assert times["_SUCCESS"] > times["a.csv"]
+    before = datetime.now(UTC) - timedelta(seconds=2)
+    for name in ("a.csv", "_SUCCESS", "older/b.csv"):
+        bucket.client.put_object(Bucket=bucket.name, Key=f"times/{name}", Body=b"a")
+    found = written_at(f"s3://{bucket.name}/times", DataAccess(endpoint_url=bucket.url))
+    assert found.keys() == {"a.csv", "_SUCCESS"}
+    assert all(time is not None and time >= before for time in found.values())
 
 
 @pytest.mark.parametrize(
