@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from uuid import uuid4
 
 import pytest
@@ -13,10 +13,12 @@ from prefect.states import Cancelled, Crashed, Failed, Paused, Running, Schedule
 from segue.flows.retrain import retrain
 from segue.tasks.prefect_api import create_flow_run
 from segue.tasks.retraining.recovery import recover_slot
+from segue.tasks.retraining.triggers import start_triggered
 
 from segue.clock import SystemClock
+from segue.errors import OrchestratorError
 from segue.records import ParentRecord
-from segue.retraining.model_record import SlotStart
+from segue.retraining.model_record import SlotStart, Trigger
 from segue.retraining.slots import heartbeat_of, run_of, stamp_of, store_of
 from segue.retraining.spec import Window
 from segue.runlog.parents import read_parent, remove_parent, write_parent
@@ -76,6 +78,10 @@ class Starts:
         until = SystemClock().now() + timedelta(hours=1)
         made = candidate(1, compared_with=None, promoted=False)
         begin(self.log, made.model_copy(update={"slot": slot, "decide_by": until}))
+
+    def look(self, *, after: timedelta = timedelta()) -> str:
+        [line] = start_triggered.fn(self.spec, now=SystemClock().now() + after)
+        return line
 
 
 @pytest.fixture
@@ -145,3 +151,46 @@ def test_recovery_leaves_a_flow_run_suspended_that_somebody_has_suspended(starts
     run = starts.flow_run(C, Paused())
     assert "suspended" in starts.recover(starts.left(C, run))
     assert [each.state.id for each in starts.flow_runs()] == [run.state.id]
+
+
+@pytest.fixture
+def trigger(starts) -> Trigger:
+    return starts.log.trigger("arrival", "key", why="new data", now=SystemClock().now())
+
+
+@pytest.mark.parametrize("state", [Crashed(message="no image"), Failed(message="a wrong setting")])
+def test_a_slot_whose_flow_run_ended_before_it_began_is_started_again_and_the_look_says_so(starts, trigger, state):
+    name = f"{starts.spec.name}-{stamp_of(trigger.slot)}"
+    assert starts.look() == f"started {name}"
+    assert starts.look() == f"{name}: its flow run is scheduled"
+    for number in range(1, 5):
+        starts.set(starts.flow_runs()[-1].id, state)
+        said = starts.look()
+        assert state.message in said
+        assert "next start in" in said
+        assert len(starts.flow_runs()) == number
+        assert starts.look(after=timedelta(hours=2)).startswith(f"started {name} again: before its slot began")
+        assert len(starts.flow_runs()) == number + 1
+    starts.set(starts.flow_runs()[-1].id, state)
+    with pytest.raises(OrchestratorError, match=rf"{name} has failed: .*{state.message}.*the last of 5 starts"):
+        starts.look(after=timedelta(hours=2))
+    assert starts.log.read().slots[trigger.slot].end.outcome == "failed"
+    assert start_triggered.fn(starts.spec, now=datetime.now(UTC)) == ()
+    assert {run.parameters["slot"] for run in starts.flow_runs()} == {trigger.slot.isoformat()}
+
+
+def test_a_slot_whose_flow_run_a_person_cancelled_is_not_started_again(starts, trigger):
+    starts.look()
+    starts.set(starts.flow_runs()[-1].id, Cancelled())
+    assert "not started again: its flow run was cancelled" in starts.look(after=timedelta(hours=2))
+    assert starts.log.read().slots[trigger.slot].end.outcome == "cancelled"
+    assert len(starts.flow_runs()) == 1
+
+
+def test_a_slot_with_a_heartbeat_is_left_to_recovery(starts, trigger):
+    starts.look()
+    run = starts.set(starts.flow_runs()[-1].id, Crashed())
+    dead = starts.left(trigger.slot, run)
+    assert "`recover` looks after" in starts.look(after=timedelta(hours=2))
+    assert len(starts.flow_runs()) == 1
+    assert read_parent(starts.log.store, dead.run_id) == dead
