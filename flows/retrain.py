@@ -20,7 +20,7 @@ from segue.tasks.state_words import Word, state_with
 
 from segue.errors import ParentAliveError, SegueError
 from segue.launch.output import survive_broken_output
-from segue.retraining.slots import missed_slots, run_id_of, slot_at, store_of
+from segue.retraining.slots import missed_slots, newest_begun, run_id_of, slot_at, store_of
 from segue.retraining.spec import RetrainSpec
 from segue.stores.base import StoreReadError, StoreWriteError
 
@@ -90,5 +90,5 @@ def _missed(spec: RetrainSpec, runner: SlotRunner, slot: datetime) -> tuple[Sequ
     taken = {*known, *runner.turns.living()}
     is_of_schedule = slot in ticks(spec, since=slot - timedelta(seconds=1), until=slot)
     is_missed = is_of_schedule and slot not in taken and bool(ticks(spec, since=slot, until=now))
-    all_ticks = ticks(spec, since=max(known, default=slot), until=slot)
+    all_ticks = ticks(spec, since=newest_begun(known, until=slot) or slot, until=slot)
     return [tick for tick in missed_slots(known, all_ticks, until=slot) if tick not in taken], is_missed

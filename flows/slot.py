@@ -51,6 +51,10 @@ from segue.stores import open_store
 Logger = logging.Logger | logging.LoggerAdapter[Any]
 
 
+class _LeftWaitingError(Exception):
+    """The candidate of an earlier slot waits for a person, whom a flow run of that slot asks."""
+
+
 class SlotRunner:
     """Runs slots of one retraining. Every step of a slot is in the model's log, so a slot that died goes on."""
 
@@ -63,6 +67,7 @@ class SlotRunner:
         self.log = ModelsLog(self._store, spec.name, spec=place, clock=self._clock)
         self.turns = Turns(spec, self._store, self.log, clock=self._clock, logger=logger)
         self._questions = Questions(spec, self.log, clock=self._clock, logger=logger, show=self._publish)
+        self._own: datetime | None = None  # The slot of this flow run; it may run earlier ones first.
 
     def require_store(self) -> None:
         """Check that the store can be written.
@@ -81,6 +86,10 @@ class SlotRunner:
             ParentAliveError: another flow run has this slot.
             StoreError: the store cannot be used; the slot stays open, and recovery starts it again.
         """
+        self._own = slot
+        return self._run_as_parent(slot, after=after)
+
+    def _run_as_parent(self, slot: datetime, *, after: Sequence[datetime] = ()) -> State[Any]:
         heartbeat = self._heartbeat(slot)
         as_parent(heartbeat.take_over, what="heartbeat of the slot")
         own_id = UUID(str(flow_run.id)) if flow_run.id else None
@@ -211,7 +220,14 @@ class SlotRunner:
         return self._end(start.slot, outcome, why, Word.PROMOTED if version.is_promoted else Word.NOT_PROMOTED)
 
     def _decided(self, slot: datetime) -> State[Any]:
-        """The end of a slot about whose candidate a person decides. Suspends this flow run until somebody has."""
+        """The end of a slot about whose candidate a person decides. Suspends its flow run until somebody has.
+
+        Raises:
+            _LeftWaitingError: it is that of a later slot, which does not wait. Recovery starts a flow run that asks.
+        """
+        if slot != self._own and as_parent(self.log.read, what="log of the model").slots[slot].is_waiting:
+            self._publish(slot)
+            raise _LeftWaitingError
         state = self._questions.answered(slot)
         if self._spec.publish.mlflow is not None:
             mirror_registry(self._spec, return_state=True)
@@ -254,9 +270,11 @@ class SlotRunner:
         """Run an earlier slot before this one: it was missed, or its flow run has died."""
         self._logger.warning("an earlier slot is run first slot=%s", slot.isoformat())
         try:
-            self.run(slot)
+            self._run_as_parent(slot)
         except ParentAliveError:
             return  # Another flow run has it.
+        except _LeftWaitingError:
+            self._logger.info("its candidate waits for a decision, and the next slot begins")
         except StoreError:
             raise
         except Exception as error:
@@ -299,6 +317,8 @@ class SlotRunner:
         name = heartbeat_of(self._spec.name, slot)
         facts: dict[str, Any] = {"flow_run_id": str(flow_run.id) if flow_run.id else None}
         facts["server_id"] = known_server_id()
+        if self._own is not None and slot != self._own:
+            facts["adopted_by"] = heartbeat_of(self._spec.name, self._own)
         return ParentHeartbeat(self._store, run.model_copy(update={"run_id": name}), clock=self._clock, **facts)
 
 

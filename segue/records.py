@@ -492,5 +492,11 @@ class ParentRecord(Record):
     has_left: bool = Field(False, description="Whether this parent ended before the run did.")
     waiting: str | None = Field(None, description="What an attempt without a machine waits for; None: for nothing.")
     unguarded: str | None = Field(None, description="Why nothing would start this parent again; None: recovery looks.")
+    # Left out where there is none: older versions refuse a record with a field that they do not know.
+    adopted_by: str | None = Field(
+        None,
+        exclude_if=lambda name: name is None,
+        description="Heartbeat of the later slot whose flow run runs this slot first; None: the flow run is its own.",
+    )
     timeout_seconds: SecondsAboveZero = Field(description="Without a new heartbeat for this long, the parent is dead.")
     beat_at: Moment

@@ -95,7 +95,7 @@ def refusal(error: Exception) -> OrchestratorError:
 
 
 def create_flow_run(client: SyncPrefectClient, deployment_id: UUID, **facts: Any) -> UUID:
-    """Create a flow run of a deployment that is due now, by the server's clock; its id.
+    """Create a flow run of a deployment that is due now, by the server's clock, unless `facts` has a state; its id.
 
     Prefect's own method sends a state with the time of this machine's clock. One that is ahead delays the start by
     that, so no state is sent, and the server gives it one.

@@ -36,8 +36,16 @@ class ParentHeartbeat:
     """The heartbeat of this process as a run's parent. At most one living parent holds a run's record."""
 
     def __init__(
-        self, store: Store, spec: RunSpec, *, clock: Clock, flow_run_id: str | None = None, server_id: str = ""
+        self,
+        store: Store,
+        spec: RunSpec,
+        *,
+        clock: Clock,
+        flow_run_id: str | None = None,
+        server_id: str = "",
+        adopted_by: str | None = None,
     ) -> None:
+        """`adopted_by` is the heartbeat of the slot that the flow run belongs to, where it is another one."""
         liveness = spec.liveness
         self._store, self._clock = store, clock
         period_seconds = min(_MOST_PERIOD_SECONDS, _PERIOD_PER_HEARTBEAT * liveness.heartbeat_seconds)
@@ -47,6 +55,7 @@ class ParentHeartbeat:
             parent_id=uuid.uuid4().hex,
             flow_run_id=flow_run_id,
             server_id=server_id,
+            adopted_by=adopted_by,
             host=socket.gethostname(),
             machine=this_machine(),
             process=str(ProcessRef.this()),

@@ -67,11 +67,25 @@ def store_of(spec: RetrainSpec) -> StoreSpec:
 def missed_slots(
     slots: Mapping[datetime, SlotState], ticks: Iterable[datetime], *, until: datetime
 ) -> tuple[datetime, ...]:
-    """The ticks of the schedule after the newest recorded slot and before this one, oldest first, 100 at most."""
-    earlier = [slot for slot in slots if slot < until]
-    if not earlier:
+    """The ticks of the schedule after the newest slot that began and before this one, oldest first, 100 at most.
+
+    Those that are recorded are none of them.
+    """
+    since = newest_begun(slots, until=until)
+    if since is None:
         return ()
-    return tuple(tick for tick in ticks if max(earlier) < tick < until)[-_MOST_MISSED:]
+    return tuple(tick for tick in ticks if since < tick < until and tick not in slots)[-_MOST_MISSED:]
+
+
+def newest_begun(slots: Mapping[datetime, SlotState], *, until: datetime) -> datetime | None:
+    """The newest recorded slot before this one that has begun; where none has, the newest. None without any.
+
+    The flow run of one that ended before it began may have died in a slot that it ran first: others before it, which
+    were missed, are not recorded then.
+    """
+    earlier = [slot for slot in slots if slot < until]
+    begun = [slot for slot in earlier if slots[slot].start is not None]
+    return max(begun or earlier, default=None)
 
 
 def heartbeat_of(model: str, slot: datetime) -> str:

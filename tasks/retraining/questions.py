@@ -39,7 +39,6 @@ from segue.retraining.pages import question
 from segue.retraining.spec import RetrainSpec
 from segue.retraining.versions.artifacts import require_artifact
 
-_KEY = "promotion-"
 _LOOK_SECONDS = 5.0
 
 
@@ -92,9 +91,11 @@ class Questions:
         assert state.version is not None
         assert state.decide_by is not None
         own = _own()
+        # By the version: an answer is about the candidate that the form named, whatever this flow run asks later.
+        start, problem = f"promotion-{state.version}-", ""
         keys = own.empirical_policy.pause_keys or () if own is not None else ()
-        questions, problem = sum(key.startswith(_KEY) for key in keys), ""
-        given = _answer(own, questions) if own is not None and questions else None
+        questions = sum(key.startswith(start) for key in keys)
+        given = _answer(own, f"{start}{questions}") if own is not None and questions else None
         if given is not None:
             problem = self._take(given, state.version)
             if not problem:
@@ -108,7 +109,7 @@ class Questions:
             self._show(state.slot)
             text = question(self._log.read(), state.version, zone=self._spec.zone, problem=problem)
             form = PromotionAnswer.with_initial_data(description=text)
-            suspend_flow_run(wait_for_input=form, key=f"{_KEY}{questions + 1}")
+            suspend_flow_run(wait_for_input=form, key=f"{start}{questions + 1}")
 
     def _take(self, given: _Given, version: int) -> str:
         """Record an answer. Why it could not be followed, so that it has to be asked again; empty if it was."""
@@ -133,9 +134,9 @@ class Questions:
         return as_parent(self._log.read, what="log of the model").slots[slot]
 
 
-def _answer(own: FlowRun, question: int) -> _Given | None:
+def _answer(own: FlowRun, question: str) -> _Given | None:
     """The answer to a question of this flow run; None without one: it was resumed for a decision made elsewhere."""
-    key = keyset_from_paused_state(Suspended(pause_key=f"{_KEY}{question}"))["response"]
+    key = keyset_from_paused_state(Suspended(pause_key=question))["response"]
     with quick_client() as client:
         inputs = client.filter_flow_run_input(own.id, key_prefix=key, limit=1, exclude_keys=set())
     found = [each for each in inputs if each.key == key]

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
-from datetime import datetime, timedelta
-from typing import Literal
+from datetime import UTC, datetime, timedelta
+from typing import Any, Literal
 from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterTags
 from prefect.client.schemas.objects import FlowRun
-from prefect.client.schemas.sorting import FlowRunSort
 from prefect.exceptions import ObjectNotFound
+from prefect.states import Scheduled, to_state_create
 from segue.tasks.parent_clock import time_at
 from segue.tasks.prefect_api import create_flow_run
 from segue.tasks.recovery import known_server_id, start_seconds, will_start
@@ -24,8 +25,8 @@ from segue.records import ParentRecord
 from segue.retraining.history import Models, SlotState
 from segue.retraining.model_record import SlotEnd, SlotOutcome
 from segue.retraining.models import ModelsLog, expired
-from segue.retraining.slots import model_and_slot_of
-from segue.runlog.parents import remove_parent
+from segue.retraining.slots import model_and_slot_of, slot_at, stamp_of
+from segue.runlog.parents import read_parent, remove_parent
 from segue.spec import StoreSpec
 from segue.stores import open_store
 
@@ -63,16 +64,14 @@ def recover_slot(client: SyncPrefectClient, place: StoreSpec, dead: ParentRecord
         why = "its process has died, and it had no flow run to start again"
         _end(log, dead, slot, outcome="failed", why=why)
         return "it was started by hand, and is not started again"
-    before = _read(client, dead)
+    restarts = _restarts(client, dead)
+    before = restarts[0] if restarts and dead.adopted_by is not None else _read(client, dead)
     if before.state is not None and is_by_a_person(before.state):
         _end(log, dead, slot, outcome="cancelled", why="its flow run was cancelled")
         return "its flow run was cancelled"
-    restarts = client.read_flow_runs(
-        flow_run_filter=FlowRunFilter(tags=FlowRunFilterTags(all_=["segue", dead.run_id])),
-        sort=FlowRunSort.EXPECTED_START_TIME_DESC,
-    )
-    newest = restarts[0] if restarts else None
-    now = time_at(client)
+    if before.state is not None and before.state.is_paused() and not _is_of_adopter(before, dead):
+        return "its flow run is suspended, and goes on when somebody resumes it"
+    newest, now = restarts[0] if restarts else None, time_at(client)
     if newest is not None and will_start(newest, dead, now=now, limit_seconds=start_seconds(client, newest)):
         return "it will be started"
     if len(restarts) >= _MOST_RESTARTS:
@@ -82,6 +81,19 @@ def recover_slot(client: SyncPrefectClient, place: StoreSpec, dead: ParentRecord
         raise OrchestratorError(what=f"the slot has failed: {why}.", fix=fix)
     _start_again(client, before, dead, slot=slot, number=len(restarts))
     return "its flow run was started again"
+
+
+def _restarts(client: SyncPrefectClient, dead: ParentRecord) -> Sequence[FlowRun]:
+    """The flow runs that recovery has created for a slot, the newest first."""
+    wanted = FlowRunFilter(tags=FlowRunFilterTags(all_=["segue", dead.run_id]))
+    found = client.read_flow_runs(flow_run_filter=wanted)
+    # Not by the time at which they were due: that may be the same for all.
+    return sorted(found, key=lambda run: run.created or datetime.min.replace(tzinfo=UTC), reverse=True)
+
+
+def _is_of_adopter(run: FlowRun, dead: ParentRecord) -> bool:
+    """Whether a flow run is that of a later slot, which has run this one first."""
+    return dead.adopted_by is not None and str(run.id) == dead.flow_run_id
 
 
 def _decided_at(models: Models, state: SlotState) -> datetime:
@@ -119,19 +131,27 @@ def _settle(
             return "it had ended"
     if is_elsewhere:
         return "its flow run was on another Prefect server; `segue recover --take-over` starts it here"
+    is_waiting = state is not None and state.is_waiting
+    if not is_waiting and dead.adopted_by is not None and read_parent(log.store, dead.adopted_by) is not None:
+        return f"the flow run of {dead.adopted_by} goes on with it"
     return None
 
 
 def _go_on_asked(client: SyncPrefectClient, log: ModelsLog, dead: ParentRecord, state: SlotState) -> str | None:
     """What was done about a slot with a candidate that waits for a decision, or about which it was made.
 
-    Its own flow run goes on, because an answer that was given in the UI belongs to that one. None where it cannot.
+    Its own flow run goes on, because an answer that was given in the UI belongs to that one. None where it cannot. A
+    slot that was run in the flow run of a later one gets one of its own, which asks, or tells how it ended.
     """
     assert state.decide_by is not None
-    now, run = time_at(client), _found(client, dead)
+    now, run = time_at(client), _own_flow_run(client, dead)
     waits = f"version {state.version} waits for a decision: `segue models approve {log.name}`"
     is_late = now >= state.decide_by
     if run is None:
+        adopter = _found(client, dead) if dead.adopted_by is not None else None
+        if adopter is not None and adopter.deployment_id is not None:
+            _start_again(client, adopter, dead, slot=state.slot, number=0)
+            return "a flow run of its own goes on with it"
         if not state.is_waiting:
             return None
         if not is_late:
@@ -168,8 +188,14 @@ def next_start(
     return "starts" if is_starting else "go on"
 
 
+def _own_flow_run(client: SyncPrefectClient, dead: ParentRecord) -> FlowRun | None:
+    if dead.adopted_by is None:
+        return _found(client, dead)
+    return next(iter(_restarts(client, dead)), None)
+
+
 def _found(client: SyncPrefectClient, dead: ParentRecord) -> FlowRun | None:
-    """The flow run of a slot; None where it was deleted, or where there was none."""
+    """The flow run that a record names; None where it was deleted, or where there was none."""
     if dead.flow_run_id is None:
         return None
     with suppress(ObjectNotFound):
@@ -192,14 +218,28 @@ def _start_again(
     if before.deployment_id is None:
         fix = "deploy the retraining: `segue retrain deploy`, and start the slot again."
         raise OrchestratorError(what=f"the flow run of {dead.run_id} has no deployment.", fix=fix)
-    if before.state is not None and not before.state.is_final():
+    if before.state is not None and not before.state.is_final() and not _is_of_adopter(before, dead):
         message = "its process has died; another flow run goes on with the slot"
         client.set_flow_run_state(before.id, state_with(Word.PARENT_LOST, message), force=True)
+    known = model_and_slot_of(dead.run_id)
+    assert known is not None
     create_flow_run(
         client,
         before.deployment_id,
-        parameters=before.parameters | {"slot": slot.isoformat()},
-        name=before.name,
+        name=f"{known[0]}-{stamp_of(slot)}",
         tags=["segue", dead.run_id],
         idempotency_key=f"{dead.run_id}:{dead.parent_id}:{number}",
+        **_same_slot(before, slot),
     )
+
+
+def _same_slot(before: FlowRun, slot: datetime) -> dict[str, Any]:
+    """What makes another flow run that of the same slot.
+
+    One that the schedule gave its slot is due at the same time, and not told its slot: it looks again for slots that
+    were missed before it.
+    """
+    due = before.expected_start_time
+    if due is not None and before.parameters.get("slot") is None and slot_at(due) == slot:
+        return {"parameters": before.parameters, "state": to_state_create(Scheduled(scheduled_time=due))}
+    return {"parameters": before.parameters | {"slot": slot.isoformat()}}

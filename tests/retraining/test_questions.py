@@ -21,7 +21,7 @@ from tests.retraining.test_asking import LATE, NOW, UNTIL, begin, decision, wait
 from tests.retraining.test_models import candidate
 
 
-class Suspended(Exception):
+class Suspended(BaseException):
     """Prefect ends the process of a flow run that it suspends."""
 
 
@@ -69,12 +69,15 @@ def asked(monkeypatch) -> list[tuple[str, str]]:
     return found
 
 
-def with_answer(monkeypatch, *, at: datetime, answer: str = "approve", questions_asked: int = 1) -> None:
-    policy = SimpleNamespace(pause_keys={f"promotion-{number + 1}" for number in range(questions_asked)})
+def with_answer(
+    monkeypatch, *, at: datetime, answer: str = "approve", questions_asked: int = 1, about: int = 2
+) -> None:
+    keys = {f"promotion-{about}-{number + 1}" for number in range(questions_asked)}
+    policy = SimpleNamespace(pause_keys=keys)
     own = SimpleNamespace(id="own", deployment_id="deployment", empirical_policy=policy)
     given = _Given(PromotionAnswer(answer=answer, name="anna", why="seen"), at=at) if questions_asked else None
     monkeypatch.setattr(questions, "_own", lambda: own)
-    monkeypatch.setattr(questions, "_answer", lambda own, number: given)
+    monkeypatch.setattr(questions, "_answer", lambda own, key: given if key in keys else None)
 
 
 def runner(spec: RetrainSpec, log: ModelsLog, clock: SleepsCounted) -> Questions:
@@ -90,7 +93,7 @@ def test_without_an_answer_the_question_is_asked_with_what_a_person_must_know(sp
     with pytest.raises(Suspended):
         answered(spec, log, now=NOW)
     [(key, text)] = asked
-    assert key == "promotion-1"
+    assert key == "promotion-2-1"
     assert "version 1 is in service" in text
     assert [*log.read().waiting] == [2]
 
@@ -120,6 +123,15 @@ def test_an_answer_after_another_decision_changes_nothing(spec, log, asked, monk
     assert answered(spec, log, now=NOW).decision.by == "ben"
 
 
+@pytest.mark.parametrize("about", [1, 3, 22])
+def test_an_answer_about_another_version_is_none_about_this_one(spec, log, asked, monkeypatch, about):
+    with_answer(monkeypatch, at=NOW, about=about, questions_asked=3)
+    with pytest.raises(Suspended):
+        answered(spec, log, now=NOW)
+    assert [key for key, _ in asked] == ["promotion-2-1"]
+    assert [*log.read().waiting] == [2]
+
+
 def test_an_approval_that_cannot_be_followed_is_asked_for_again_with_the_reason(spec, log, asked, monkeypatch):
     with_answer(monkeypatch, at=NOW)
     log.add(candidate(1).model_copy(update={"run_id": "other", "compared_with": 1}))
@@ -128,7 +140,7 @@ def test_an_approval_that_cannot_be_followed_is_asked_for_again_with_the_reason(
     Path(log.store.url, log.read().version(2).weights.key).unlink()
     with pytest.raises(Suspended):
         answered(spec, log, now=NOW)
-    assert [key for key, _ in asked] == ["promotion-2", "promotion-2"]
+    assert [key for key, _ in asked] == ["promotion-2-2", "promotion-2-2"]
     assert "version 3 is in service now" in asked[0][1]
     assert "it is missing" in asked[1][1]
     assert [*log.read().waiting] == [2]

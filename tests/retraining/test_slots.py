@@ -197,6 +197,16 @@ def test_missed_slots_are_the_ticks_since_the_newest_slot(monthly):
     assert missed_slots({}, all_ticks, until=slot_of_month(8)) == ()  # Nothing was missed before the first slot.
 
 
+def test_slots_that_were_missed_before_one_that_ended_before_it_began_are_missed_still(monthly):
+    log = log_with(monthly, (3, "promoted"))
+    log.open_slot(SlotStart(slot=slot_of_month(4), window=Window(files=()), gate=PASSED))
+    # The flow run of June died in April, which it ran first, until it was given up.
+    log.end_slot(SlotEnd(slot=slot_of_month(6), outcome="failed", why="its flow run died 6 times"))
+    all_ticks = [slot_of_month(month) for month in range(1, 10)]
+    found = missed_slots(log.read().slots, all_ticks, until=slot_of_month(8))
+    assert found == (slot_of_month(5), slot_of_month(7))
+
+
 def test_of_several_starts_of_one_slot_the_first_counts(monthly):
     log = log_with(monthly)
     run = run_of(monthly.spec, slot_of_month(4), None, now=slot_of_month(4))

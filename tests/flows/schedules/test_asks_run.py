@@ -51,7 +51,7 @@ def test_a_slot_waits_for_a_person_who_answers_in_the_ui_or_on_the_command_line(
     assert (monthly.models.in_service, [*monthly.models.waiting]) == (None, [1])
     assert len(until(lambda: events(client, "segue.model.waiting", model=name), what="the event")) == 1
     assert "waits for a decision" in artifact(client, f"segue-model-{name}-card")
-    form = json.loads(client.read_flow_run_input(first, "suspended-promotion-1-schema"))
+    form = json.loads(client.read_flow_run_input(first, "suspended-promotion-1-1-schema"))
     assert [*form["properties"]] == ["answer", "name", "why"]
     assert "waits for a decision: `segue models approve" in gone_on(client, monthly)
     refused = client.resume_flow_run(first, run_input={"answer": "perhaps", "name": "anna", "why": "seen"})
@@ -61,7 +61,7 @@ def test_a_slot_waits_for_a_person_who_answers_in_the_ui_or_on_the_command_line(
     assert in_words(state) == "Promoted", state
     assert "approved by anna: seen" in state.message
     assert monthly.models.in_service == 1
-    [given] = client.filter_flow_run_input(first, "suspended-promotion-1-response", limit=1, exclude_keys=set())
+    [given] = client.filter_flow_run_input(first, "suspended-promotion-1-1-response", limit=1, exclude_keys=set())
     assert given.created is not None  # When it was answered is what counts.
 
     second = suspended(client, started(client, monthly, 5))
@@ -69,7 +69,7 @@ def test_a_slot_waits_for_a_person_who_answers_in_the_ui_or_on_the_command_line(
     assert "its flow run goes on" in gone_on(client, monthly)
     until(lambda: not client.read_flow_run(second).state.is_scheduled(), what="another start of the flow run")
     suspended(client, second)
-    assert client.read_flow_run(second).empirical_policy.pause_keys == {"promotion-1", "promotion-2"}
+    assert client.read_flow_run(second).empirical_policy.pause_keys == {"promotion-2-1", "promotion-2-2"}
     # Nobody has to look at the UI: the decision is in the store, and recovery lets the flow run end.
     rejected = Decision(version=2, answer="rejected", by="ben", why="a holiday")
     monthly.log.decide(rejected, now=SystemClock().now())
