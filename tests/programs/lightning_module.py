@@ -23,7 +23,7 @@ class Noisy(Dataset):
 
 
 class Module(lightning.LightningModule):
-    def __init__(self, hang_at, has_plateau):
+    def __init__(self, hang_at, has_plateau=False):
         super().__init__()
         self.hang_at, self.has_plateau = hang_at, has_plateau
         self.net = nn.Sequential(nn.Linear(4, 16), nn.Dropout(0.2), nn.ReLU(), nn.Linear(16, 1))
