@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import subprocess
 import sys
 
@@ -86,7 +85,7 @@ def test_a_run_loses_nothing_while_the_controller_is_away(cluster, make_slurm_sp
 def test_a_notice_that_is_given_while_the_controller_is_away_arrives_when_it_is_back(cluster, make_slurm_spec, start):
     attempt = start(make_slurm_spec(**LONG, grace_seconds=90.0))
     step = cluster.until(attempt.step)
-    cluster.stop_controller(signal.SIGKILL)
+    cluster.kill_controller()
     attempt.relay.give()
     step = attempt.step()
     cluster.until(lambda: attempt.step() > step + 50)
