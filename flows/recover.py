@@ -12,6 +12,7 @@ from prefect.runtime import deployment, flow_run
 from prefect.states import Completed, Failed
 from segue.tasks.looks.known_stores import known_stores
 from segue.tasks.looks.look import look_at, look_at_all
+from segue.tasks.looks.never_begun import end_never_begun
 from segue.tasks.looks.schedule import end_late_starts, interval_seconds
 from segue.tasks.parent_clock import clock_of
 from segue.tasks.prefect_api import SILENCE
@@ -30,7 +31,7 @@ def recover(stores: list[StoreSpec] | None = None, *, take_over: bool = False) -
         every_seconds = interval_seconds(client)
         known = known_stores(client, clock=clock_of(client)) if stores is None else stores
         look = partial(look_at, take_over=take_over, interval_seconds=every_seconds, is_asked_for=take_over)
-        found = look_at_all(known, look)
+        found = look_at_all(known, look) + end_never_begun(client, now=clock_of(client).now())
         _end_late_starts(client)
     text = "; ".join(found.lines)
     return Failed(message=text) if found.troubles else Completed(message=text)

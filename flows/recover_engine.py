@@ -1,8 +1,9 @@
-"""The Prefect engine of a start of `recover`: `python -m segue.flows.recover_engine`. A late start ends at once.
+"""The Prefect engine of a start of `recover`: `python -m segue.flows.recover_engine`. Only if due it loads Prefect.
 
-While no worker takes them, starts pile up, and then all begin together: hundreds, after a night. Only those that were
-due just now load Prefect, which takes seconds of a core and 150 MB each. Nothing here keeps a look from its turn: when
-the server cannot be asked, or shows no later start that a worker has taken, the engine runs.
+While no worker takes them, starts pile up, and then all begin together: hundreds, after a night. And a worker whose
+clock is ahead takes those of the next minutes at once. Prefect takes seconds of a core and 150 MB for each, so a late
+start ends here, and one that is early by the server's clock waits here. Nothing here keeps a look from its turn: if the
+server cannot be asked, or shows no later start that a worker has taken, the engine runs.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import os
 import runpy
 import ssl
 import sys
+import threading
 import urllib.request
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
@@ -25,14 +27,31 @@ from segue.process import FLOW_RUN_VARIABLE
 _LATE = timedelta(minutes=2)
 """As in `segue.tasks.looks.schedule`, which loads Prefect."""
 _ANSWER_SECONDS = 5.0
+_LONGEST_WAIT_SECONDS = 60.0
+"""After which the server is asked again: its clock may be set, and a person may cancel the start."""
 _TAKEN = ("PENDING", "RUNNING", "COMPLETED")
 
 
 def main() -> None:
-    """Run the flow run that the environment names, unless a later start makes it needless."""
+    """Run the flow run that the environment names once it is due, unless a later start makes it needless."""
+    while (seconds := seconds_until_due(os.environ)) > 0:
+        threading.Event().wait(min(seconds, _LONGEST_WAIT_SECONDS))
     if not ended_as_late(os.environ):
         sys.argv[1:] = []
         runpy.run_module("prefect.engine", run_name="__main__", alter_sys=True)
+
+
+def seconds_until_due(environment: Mapping[str, str]) -> float:
+    """Seconds until this start is due by the server's clock; 0 if it is, was cancelled, or nobody knows."""
+    try:
+        own, now = _Server(environment).ask("GET", f"/flow_runs/{environment[FLOW_RUN_VARIABLE]}")
+        due = own.get("expected_start_time")
+        if due is None or own.get("state_type") != "PENDING":
+            return 0.0
+        return max((datetime.fromisoformat(due) - now).total_seconds(), 0.0)
+    except (OSError, HTTPException, ValueError, KeyError, TypeError) as error:
+        sys.stderr.write(f"whether this start is early is not known: {type(error).__name__}: {error}\n")
+        return 0.0
 
 
 def ended_as_late(environment: Mapping[str, str]) -> bool:

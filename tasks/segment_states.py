@@ -44,7 +44,9 @@ log = logging.getLogger(__name__)
 _PATIENCE = timedelta(seconds=60)
 """How long after its report a segment may take to report its state itself."""
 _PAGE = 200
-_UNFINISHED = FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.RUNNING, StateType.PENDING]))
+_UNFINISHED = FlowRunFilterState(
+    type=FlowRunFilterStateType(any_=[StateType.RUNNING, StateType.PENDING, StateType.CANCELLING])
+)
 _ENDED_BADLY = FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.FAILED, StateType.CRASHED]))
 _LOOKED_BACK = timedelta(hours=6)
 """How long after its end a flow run is compared with the log: an outage of the API is over by then."""
@@ -78,7 +80,7 @@ def settle_missed(spec: RunSpec) -> None:
 def settle_segments(client: SyncPrefectClient, runlog: RunLog, *, now: datetime) -> int:
     """Set the states of segments that have a report in the log and show another one; how many there were.
 
-    Others are those that show as running, and those that ended because the API was away.
+    Others are those that show as running or being cancelled, and those that ended because the API was away.
 
     Raises:
         StoreReadError: the log could not be read.

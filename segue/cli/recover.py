@@ -36,6 +36,8 @@ def recover(
     from segue.deployments.process.follow import open_client, require_server
     from segue.tasks.looks.known_stores import known_stores
     from segue.tasks.looks.look import Looked, look_at
+    from segue.tasks.looks.never_begun import end_never_begun
+    from segue.tasks.parent_clock import clock_of
 
     if not PREFECT_API_URL.value():
         raise OrchestratorError(
@@ -48,6 +50,7 @@ def recover(
         for text in filter(None, map(_silence, stores)):
             console.print(text, markup=False, soft_wrap=True)
         found = sum((look_at(client, one, take_over=take_over) for one in stores), Looked())
+        found += end_never_begun(client, now=clock_of(client).now())
     for line in found.lines:
         console.print(line, markup=False, soft_wrap=True)
     if found.troubles:

@@ -62,7 +62,7 @@ class Looked:
     def lines(self) -> list[str]:
         """What was looked at, done and not done. Nothing is claimed of open runs that were not looked at."""
         if not (self.stores or self.troubles or self.left):
-            return [_NO_STORE]
+            return [_NO_STORE, *self.done]
         looked = f"looked at {_count(self.open_runs, 'open run')} in {_count(self.stores, 'store')}"
         if not (self.done or self.troubles):
             looked += ": every open run has a living parent"

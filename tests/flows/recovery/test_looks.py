@@ -17,13 +17,14 @@ from prefect.client.schemas.objects import StateType
 from prefect.client.schemas.schedules import CronSchedule
 from prefect.events.filters import EventFilter, EventNameFilter
 from prefect.exceptions import PrefectHTTPStatusError
-from prefect.states import Cancelled, Completed, Crashed, Failed, Pending, Running, Scheduled
+from prefect.states import Cancelled, Cancelling, Completed, Crashed, Failed, Pending, Running, Scheduled
 from segue.deployments.process.registration import crash_leftovers, describe_deployments, schedule_recovery
-from segue.flows.recover_engine import ended_as_late
+from segue.flows.recover_engine import ended_as_late, seconds_until_due
 from segue.tasks.doctor.items import recovery
 from segue.tasks.looks import known_stores as stores_module
 from segue.tasks.looks.known_stores import StoreKeeper, known_stores, variable_of
 from segue.tasks.looks.look import Looked, look_at, look_at_all
+from segue.tasks.looks.never_begun import end_never_begun
 from segue.tasks.looks.schedule import end_late_starts, interval_seconds, why_silent
 from segue.tasks.looks.watch import RecoveryWatch
 from segue.tasks.recovery import server_id
@@ -213,10 +214,53 @@ def test_starts_that_piled_up_end_at_once_and_the_newest_one_looks(client, stack
         client.delete_work_queue_by_id(queue.id)
 
 
+def test_a_start_that_a_worker_whose_clock_is_ahead_takes_too_early_waits_until_it_is_due(client, stack):
+    queue = client.create_work_queue(UNATTENDED, work_pool_name="parents", is_paused=True)
+    try:
+        early, due = starts_of_recover(client, -10, 0.1)
+        environments = {one: stack.environment() | {FLOW_RUN_VARIABLE: str(one)} for one in (early, due)}
+        for one in (early, due):
+            client.set_flow_run_state(one, Pending(), force=True)
+        assert 500 < seconds_until_due(environments[early]) < 602
+        assert seconds_until_due(environments[due]) == 0
+        # Whoever cancels it need not wait.
+        client.set_flow_run_state(early, Cancelling(), force=True)
+        assert seconds_until_due(environments[early]) == 0
+        for one in (early, due):
+            client.set_flow_run_state(one, Cancelled(), force=True)
+    finally:
+        client.delete_work_queue_by_id(queue.id)
+
+
 @pytest.mark.parametrize("environment", [{}, {"PREFECT_API_URL": "http://127.0.0.1:9/api"}, {"PREFECT_API_URL": "x"}])
 def test_a_start_whose_server_cannot_be_asked_looks(environment, capsys):
-    assert not ended_as_late({FLOW_RUN_VARIABLE: str(uuid4())} | environment)
-    assert "whether this start is late is not known" in capsys.readouterr().err
+    known = {FLOW_RUN_VARIABLE: str(uuid4())} | environment
+    assert seconds_until_due(known) == 0
+    assert not ended_as_late(known)
+    said = capsys.readouterr().err
+    assert "whether this start is early is not known" in said
+    assert "whether this start is late is not known" in said
+
+
+def test_a_flow_run_that_is_cancelled_while_its_process_starts_does_not_keep_its_slot(client, make_spec):
+    """As seen with a second start of an attempt: the worker found nothing to end, and the engine died."""
+    deployment, cancelling = client.read_deployment_by_name("segment/spot"), Cancelling(message="too late")
+
+    def made(name):
+        given = {"spec": make_spec().model_dump(mode="json")}
+        return client.create_flow_run_from_deployment(deployment.id, name=name, state=cancelling, parameters=given)
+
+    starting, trains = made("starting"), made("trains")
+    for state in (Running(), cancelling):
+        client.set_flow_run_state(trains.id, state, force=True)
+    now = client.read_flow_run(starting.id).state.timestamp
+    assert end_never_begun(client, now=now + timedelta(seconds=100)) == Looked(), "its worker may still end it"
+    found = end_never_begun(client, now=now + timedelta(seconds=150))
+    assert found.done == ("starting: it was cancelled before its process began, and is Cancelled now",)
+    state = client.read_flow_run(starting.id).state
+    assert (state.type, state.message) == (StateType.CANCELLED, "too late")
+    assert client.read_flow_run(trains.id).state.is_cancelling(), "its process reports its end"
+    client.set_flow_run_state(trains.id, Cancelled(), force=True)
 
 
 def test_the_engine_of_a_late_start_loads_no_prefect():
@@ -351,6 +395,9 @@ def test_a_segment_that_could_not_report_its_end_to_a_silent_api_is_not_failed_f
     client.set_flow_run_state(run.id, Crashed(message="Flow run infrastructure exited with non-zero status code 1."))
     client.set_flow_run_state(run.id, failed, force=True)
     assert settle_left(client, runlog.store, spec=spec.store, clock=FakeClock(later))[0] == done
+    # Its process was killed while it ended.
+    client.set_flow_run_state(run.id, Cancelling(message="the run was cancelled"), force=True)
+    assert settle_segments(client, runlog.reload(), now=later) == 1
     # A person's cancel stays, and so does what is older than some hours.
     client.set_flow_run_state(run.id, Cancelled(message="cancelled by a person"), force=True)
     assert settle_segments(client, runlog.reload(), now=later) == 0
