@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import math
+import weakref
 from datetime import UTC, datetime, time
 from decimal import Decimal
 
@@ -15,8 +17,9 @@ import pytest
 
 from segue.errors import SpecError
 from segue.parsing import parsed
+from segue.retraining.gate import check
 from segue.retraining.gate.check import check_window
-from segue.retraining.gate.columns import columns_of
+from segue.retraining.gate.columns import Columns, columns_of
 from segue.retraining.gate.starter import starter_suite
 from segue.retraining.spec import RetrainSpec
 from segue.retraining.window import window_of
@@ -93,6 +96,26 @@ def test_data_that_is_as_expected_passes(lake):
     _, found = lake.check()
     assert (found.outcome, found.expectations, found.rows, found.findings) == ("passed", 7, 60, ())
     assert set(found.profiles) == {"delay", "carrier", "flight", "time"}
+
+
+def test_the_columns_of_one_expectation_are_gone_before_those_of_the_next_but_one_are_read(lake, monkeypatch):
+    read, frames, held = Columns.read, [], []
+
+    def watched(columns, names):
+        held.append(sum(frame() is not None for frame in frames))
+        found = read(columns, names)
+        frames.append(weakref.ref(found))
+        return found
+
+    monkeypatch.setattr(Columns, "read", watched)
+    monkeypatch.setattr(check, "_LARGE_BYTES", 0)
+    gc.disable()  # Circles of objects must not wait for a collection that comes by chance.
+    try:
+        lake.check()
+    finally:
+        gc.enable()
+    assert len(held) >= 4
+    assert max(held) <= 1
 
 
 def test_rows_at_fault_are_named_by_file_and_row(lake):
