@@ -69,15 +69,17 @@ def decision_lines(models: Models, number: int, *, zone: tzinfo) -> list[str]:
 def question(models: Models, number: int, *, zone: tzinfo, problem: str = "") -> str:
     """What a person reads who is asked whether a version is to be promoted; `problem` is why the last answer failed."""
     version, state = models.version(number), models.slot_of(number)
-    there = f"version {models.in_service}" if models.in_service is not None else "no version"
+    there = f"version {models.in_service}" if models.in_service is not None else "none"
+    found = f"the evaluation is for it: {version.why}" if version.comparisons else version.why
     parts = [
-        Markup(f"Is version {number} of {bold(models.name)} to be promoted? {inline(there)} is in service."),
-        inline(f"The evaluation is for it: {version.why}."),
+        Markup(f"Is version {number} of {bold(models.name)} to be promoted? In service now: {inline(there)}."),
+        inline(f"{found[:1].upper()}{found[1:]}."),
     ]
     if problem:
         parts.insert(0, inline(f"The last answer could not be followed: {problem}"))
     parts.append(inline(f"Without an answer by {_until(state, zone)} it is not promoted."))
-    parts += comparison_lines(version.comparisons, version.compared_with)
+    if version.comparisons:
+        parts += comparison_lines(version.comparisons, version.compared_with)
     return f"{blocks(*parts)}\n"
 
 

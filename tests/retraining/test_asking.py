@@ -256,7 +256,7 @@ def test_the_pages_say_that_a_version_waits_and_who_decided_when_and_why(log):
     assert "**waits for a decision until 2013-06-04 12:00 UTC**" in card(models, 2)
     assert "until 2013-06-04 12:00 UTC" in history_page(models, zone=UTC)
     text = question(models, 2, zone=UTC, problem="its file is gone.")
-    for part in ("The last answer could not be followed: its file is gone.", "version 1 is in service", "2013-06-04"):
+    for part in ("The last answer could not be followed: its file is gone.", "In service now: version 1", "2013-06-04"):
         assert part in text
     models = log.decide(decision(2), now=NOW)
     at = f"{models.events[-1].at:%Y-%m-%d %H:%M UTC}"

@@ -94,7 +94,7 @@ def test_without_an_answer_the_question_is_asked_with_what_a_person_must_know(sp
         answered(spec, log, now=NOW)
     [(key, text)] = asked
     assert key == "promotion-2-1"
-    assert "version 1 is in service" in text
+    assert "In service now: version 1." in text
     assert [*log.read().waiting] == [2]
 
 
