@@ -110,6 +110,8 @@ class SegueCallback(lightning.Callback):
 
     def on_train_epoch_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         """Save what was due at the end of the epoch before."""
+        if self._run.is_active:
+            _begin_epoch(trainer)
         if self._is_due:
             self._commit(trainer)
 
@@ -165,6 +167,21 @@ def _unshared(value: Any) -> Any:
     if type(value) in (list, tuple):
         return type(value)(map(_unshared, value))
     return value
+
+
+def _begin_epoch(trainer: lightning.Trainer) -> None:
+    """Have each loader begin a pass, though the Trainer did not ask whether the one before has more.
+
+    After a resume from a save at this place the Trainer would go on in the epoch before, in which no batch is left, and
+    make no step in this one.
+    """
+    loop = trainer.fit_loop
+    if loop.restarted_on_epoch_start:
+        loop.epoch_loop.restarting = False
+        loop.epoch_progress.current.ready += 1
+    for loader in getattr(loop._combined_loader, "flattened", ()):
+        if isinstance(loader, ResumableLoader):
+            loader.end_pass()
 
 
 def _bare(optimizer: Any) -> Any:

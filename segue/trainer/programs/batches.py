@@ -98,6 +98,12 @@ class Batches:
         if self._is_within and not self._is_restored:
             self.passes, self.batches, self._is_within = self.passes + 1, 0, False
 
+    def end_whole(self) -> None:
+        """End a pass of which no batch is left, also one that was restored."""
+        if self.left == 0:
+            self._is_restored = False
+        self.leave()
+
     def end(self, batches: Iterator[SessionBatch]) -> None:
         """End a pass that has no batch left.
 
@@ -111,22 +117,27 @@ class Batches:
     def one_pass(self, *, fetch_with: Mapping[str, Any] = MappingProxyType({})) -> Iterator[SessionBatch]:
         """The batches that are left of the current pass, or those of the next one.
 
-        The rest of an interrupted pass is fetched with these states of global random streams, if any are given.
+        They are fetched with these states of global random streams, if any are given.
         """
         if self._is_restored:
             with streams_kept():
                 batches = self._source.rest(self.passes)
-            streams = rng_components(Ranks(), nn.Module())
-            for name, state in fetch_with.items():
-                streams[name].restore(state)
+            _restore_streams(fetch_with)
         else:
             self.leave()
+            _restore_streams(fetch_with)
             batches = self._source.first(self.passes)
         self._is_restored, self._is_within = False, True
         for batch in batches:
             self.batches += 1
             yield batch
         self.passes, self.batches, self._is_within = self.passes + 1, 0, False
+
+
+def _restore_streams(states: Mapping[str, Any]) -> None:
+    streams = rng_components(Ranks(), nn.Module())
+    for name, state in states.items():
+        streams[name].restore(state)
 
 
 class _OfSampler:

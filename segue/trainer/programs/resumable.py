@@ -41,6 +41,10 @@ class ResumableLoader:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
 
+    def end_pass(self) -> None:
+        """The next batch is the first one of another pass, though nobody has asked whether this one has more."""
+        self._batches.end_whole()
+
     def state_dict(self) -> dict[str, Any]:
         """Where the pass is: plain values and tensors, which torch loads without running code."""
         streams = {name: stream.capture() for name, stream in rng_components(Ranks(), nn.Module()).items()}
