@@ -1,4 +1,4 @@
-"""The Prefect engine of a start of `recover`: `python -m segue.flows.recover_engine`. Only if due it loads Prefect.
+"""The Prefect engine of a start of `recover`: `python -m segue.flows.recover_engine`. Loads Prefect when due.
 
 While no worker takes them, starts pile up, and then all begin together: hundreds, after a night. And a worker whose
 clock is ahead takes those of the next minutes at once. Prefect takes seconds of a core and 150 MB for each, so a late
@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def seconds_until_due(environment: Mapping[str, str]) -> float:
-    """Seconds until this start is due by the server's clock; 0 if it is, was cancelled, or nobody knows."""
+    """Seconds until this start is due by the server's clock; 0 if it is due or cancelled, or that is unknown."""
     try:
         own, now = _Server(environment).ask("GET", f"/flow_runs/{environment[FLOW_RUN_VARIABLE]}")
         due = own.get("expected_start_time")
