@@ -106,6 +106,11 @@ class Host(Protocol):
         """Save at the next safe point, with this metric."""
         ...
 
+    @property
+    def has_ended_early(self) -> bool:
+        """Whether the newest commit is that of a training that `finish` ended: no step is left."""
+        ...
+
     def finish(self, reason: str) -> None:
         """End the run at the next safe point."""
         ...
@@ -434,6 +439,14 @@ class Session:
         """
         if self._host is not None:
             self._host.save_best(metric)
+
+    @property
+    def has_ended_early(self) -> bool:
+        """Whether `finish` ended the training in an attempt before, which was lost in what follows the loop.
+
+        No step is left: the loops of a session make none. A framework's loop has to be told.
+        """
+        return self._host is not None and self._host.has_ended_early
 
     def finish(self, reason: str) -> None:
         """End the run at the next safe point, before its goal; what follows the loop runs. `reason` is for a person."""

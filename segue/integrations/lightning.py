@@ -38,7 +38,7 @@ class SegueCallback(lightning.Callback):
         self._run = Session(host_here())
         self._folder, self._places = Path(folder), Path(f"{folder}.places.json")
         self._steps: Iterator[int] = iter(())
-        self._is_open = self._is_due = False
+        self._is_open = self._is_due = self._has_begun = False
         self._updates = 0
         self._kept = KeptFiles(Path(f"{folder}.kept"))
         self._handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)}
@@ -68,6 +68,20 @@ class SegueCallback(lightning.Callback):
             return
         for number, handler in self._handlers.items():
             signal.signal(number, handler)  # The Trainer's own would end it in the middle of an epoch, unsaved.
+        if self._run.has_ended_early:
+            trainer.should_stop = True
+        else:
+            self._begin(trainer, pl_module)
+
+    def on_fit_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+        """End the run if its training was complete, and no step was left to make."""
+        if self._run.is_active and not self._has_begun:
+            self._begin(trainer, pl_module)
+            self._run.finish(f"the Trainer had ended at step {trainer.global_step}")
+            next(self._steps, None)
+
+    def _begin(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+        self._has_begun = True
         optimizers = {f"optimizer_{n}": _bare(each) for n, each in enumerate(trainer.optimizers)}
         self._run.measure(model=pl_module, **optimizers)
         self._steps = self._run.steps()
@@ -117,7 +131,7 @@ class SegueCallback(lightning.Callback):
 
     def on_train_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         """Close the last step."""
-        if not self._run.is_active or self._is_open:
+        if not self._run.is_active or self._is_open or not self._has_begun:
             return
         if self._is_due or not self._run.should_stop:  # The Trainer has ended by itself.
             self._commit(trainer)

@@ -12,8 +12,9 @@ import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 
+from segue.errors import SessionError
 from segue.integrations.transformers_best import best_files, put_best
-from segue.integrations.transformers_logs import LOSSES_NAME, LossesToLog
+from segue.integrations.transformers_logs import LOSSES_NAME, LossesToLog, calling_trainer
 from segue.sessions import Session, host_here
 
 _TIMES = ("_runtime", "_per_second")
@@ -65,7 +66,10 @@ class SegueCallback(TrainerCallback):
             return
         if self._best is not None:
             state.best_model_checkpoint = self._best
-        self._to_log = LossesToLog.of_caller()
+        trainer = calling_trainer()
+        if self._run.has_ended_early:
+            trainer.get_batch_samples = _no_batches
+        self._to_log = LossesToLog.of(trainer)
         if self._to_log is not None and self.checkpoint is not None:
             self._to_log.restore(Path(self.checkpoint))
         model, optimizer = kwargs["model"], kwargs["optimizer"]
@@ -77,7 +81,9 @@ class SegueCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """The safe point."""
-        next(self._steps, None)
+        if next(self._steps, None) is None and self._run.is_active:
+            what = f"the Trainer makes step {state.global_step + 1} after the end of the run."
+            raise SessionError(what=what, fix="train with the version of transformers in segue's constraints.txt.")
         self._losses.clear()
         self._end_asking(args)
         self._remove_extra(state)
@@ -97,7 +103,10 @@ class SegueCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Log where the Trainer is about to save or to evaluate, if it has to."""
-        if self._run.is_active:
+        if self._run.has_ended_early:
+            control.should_evaluate = control.should_save = control.should_log = False
+            control.should_training_stop = True
+        elif self._run.is_active:
             self._log_with_save(control)
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
@@ -165,6 +174,11 @@ class SegueCallback(TrainerCallback):
         loss = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
         if model.training and isinstance(loss, torch.Tensor):
             self._losses.append(loss.detach())
+
+
+def _no_batches(*_: Any) -> tuple[list[Any], None]:
+    """In place of a Trainer's `get_batch_samples`: it stops only after a step, and makes none without a batch."""
+    return [], None
 
 
 def _without_times(file: Path) -> bytes:

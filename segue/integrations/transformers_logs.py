@@ -14,6 +14,14 @@ LOSSES_NAME = ".segue-losses.json"
 """A file in a committed folder; the Trainer does not read it."""
 
 
+def calling_trainer() -> Any:
+    """The Trainer that has called its callback; None if none has."""
+    frame = sys._getframe(1)
+    while frame is not None and not isinstance(frame.f_locals.get("self"), Trainer):
+        frame = frame.f_back  # type: ignore[assignment]
+    return frame.f_locals["self"] if frame is not None else None
+
+
 class LossesToLog:
     """The sum behind the next `loss` that a Trainer logs; without it, the first log after a resume has fewer steps."""
 
@@ -21,12 +29,8 @@ class LossesToLog:
         self._trainer = trainer
 
     @classmethod
-    def of_caller(cls) -> Self | None:
-        """Those of the Trainer that has called its callback; None if this version keeps them where nobody sees them."""
-        frame = sys._getframe(1)
-        while frame is not None and not isinstance(frame.f_locals.get("self"), Trainer):
-            frame = frame.f_back  # type: ignore[assignment]
-        trainer = frame.f_locals["self"] if frame is not None else None
+    def of(cls, trainer: Any) -> Self | None:
+        """Those of this Trainer; None if its version keeps them where nobody sees them."""
         summed, last = getattr(trainer, "_tr_loss", None), getattr(trainer, "_globalstep_last_logged", None)
         return cls(trainer) if isinstance(summed, torch.Tensor) and isinstance(last, int) else None
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 import signal
 from pathlib import Path
 
@@ -14,8 +13,6 @@ from segue.integrations.lightning_kept import KeptFiles
 from segue.integrations.lightning_paths import note, noted, put_paths, with_names
 from segue.records import StopReason, VerdictKind
 from segue.runlog.history import read_history
-from segue.runlog.last_heartbeat import last_heartbeat
-from tests.support.final_states import state_at_end
 from tests.support.observers import stop_when_proven
 
 PROGRAM = Path(__file__).parents[1] / "programs/lightning_module.py"
@@ -138,38 +135,3 @@ def test_a_file_of_the_users_own_keeps_its_paths():
     kept = copy.deepcopy(own)
     put_paths(own, {}, {"ModelCheckpoint{}": "/new"})
     assert repr(own) == repr(kept)
-
-
-@pytest.mark.matrix
-@pytest.mark.parametrize("hangs_at", [19, 33])  # The second is in the last epoch.
-def test_a_trainer_that_resumes_where_an_epoch_begins_makes_every_step_of_it(
-    fork_server, make_spec, open_log, tmp_path, monkeypatch, hangs_at
-):
-    monkeypatch.chdir(tmp_path)
-
-    def spec_of(run_id, *options):  # An epoch has eight steps, and then a validation and a step of the scheduler.
-        command = ["python", str(PROGRAM), *options]
-        fields = {"checkpoints": {"every_steps": 8}, "continuity": {"rehearsal": "off"}}
-        return make_spec(recipe=None, run_id=run_id, program={"command": command}, steps=40, **fields)
-
-    whole, stopped = spec_of("whole"), spec_of("stopped")
-    logs = {spec.run_id: open_log(spec) for spec in (whole, stopped)}
-    assert fork_server.run_attempt(logs["whole"], whole).stop_reason is StopReason.FINISHED
-    hangs = spec_of("stopped", "--hang-at", str(hangs_at))
-
-    def kill_there(pid, runlog, plan):
-        history = read_history(runlog)
-        attempt = history.attempt_of(plan.segment, plan.attempt)
-        beat = last_heartbeat(runlog, attempt) if attempt is not None else None
-        is_there = beat is not None and beat.step == hangs_at and history.committed_step == hangs_at // 8 * 8
-        if is_there:
-            os.kill(pid, signal.SIGKILL)
-        return is_there
-
-    assert fork_server.run_attempt(logs["stopped"], hangs, observer=kill_there).stop_reason is StopReason.LOST
-    assert fork_server.run_attempt(logs["stopped"], stopped).stop_reason is StopReason.FINISHED
-    ends = [read_history(logs[name].reload()) for name in ("whole", "stopped")]
-    assert [end.committed_step for end in ends] == [40, 40]
-    one, other = map(state_at_end, ends)
-    assert one == other
-    assert ends[1].attempts[1].verdict.kind is VerdictKind.EXACT

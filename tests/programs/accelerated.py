@@ -17,6 +17,7 @@ import segue
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--hang-at", type=int, default=-1)
+    parser.add_argument("--hang-after", action="store_true", help="hang when training is over")
     parser.add_argument("--save-to", default="")
     options = parser.parse_args()
     set_seed(3)
@@ -39,6 +40,8 @@ def main() -> None:
                 optimizer.step()
                 optimizer.zero_grad()
             run.report(loss=loss)
+    while options.hang_after:
+        time.sleep(1)
     if options.save_to:
         torch.save(accelerator.unwrap_model(model).state_dict(), options.save_to)
 

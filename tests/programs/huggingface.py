@@ -44,14 +44,18 @@ def main() -> None:
     parser.add_argument("--epochs", type=float, default=5)
     parser.add_argument("--accumulate", type=int, default=1)
     parser.add_argument("--stop-early", action="store_true")
+    parser.add_argument("--evaluate-every", type=int, help="steps; once an epoch by default")
     parser.add_argument("--load-best", choices=("epoch", "best"), help="when the Trainer saves")
     parser.add_argument("--hang-at", type=int, default=-1)
+    parser.add_argument("--hang-after", action="store_true", help="hang when training is over")
     parser.add_argument("--save-to", default="")
     options = parser.parse_args()
     set_seed(5)
     shape = {"vocab_size": 20, "n_positions": 12, "n_embd": 16, "n_layer": 1, "n_head": 2}
     model = GPT2LMHeadModel(GPT2Config(**shape, bos_token_id=0, eos_token_id=0))
     early = {"eval_strategy": "epoch", "metric_for_best_model": "loss", "load_best_model_at_end": True}
+    if options.evaluate_every:
+        early |= {"eval_strategy": "steps", "eval_steps": options.evaluate_every, "load_best_model_at_end": False}
     if options.load_best:  # The best one is the first.
         best = {"load_best_model_at_end": True, "metric_for_best_model": "loss", "greater_is_better": True}
         early |= best | {"save_total_limit": 3}
@@ -74,6 +78,8 @@ def main() -> None:
         callbacks.append(EarlyStoppingCallback(early_stopping_patience=1, early_stopping_threshold=100.0))
     trainer = Trainer(model=model, args=arguments, train_dataset=Rows(), eval_dataset=Rows(), callbacks=callbacks)
     trainer.train(resume_from_checkpoint=callback.checkpoint)
+    while options.hang_after:
+        time.sleep(1)
     if options.save_to:
         torch.save(model.state_dict(), options.save_to)
 

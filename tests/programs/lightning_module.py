@@ -53,6 +53,7 @@ def main() -> None:
     parser.add_argument("--stop-early", action="store_true")
     parser.add_argument("--plateau", action="store_true")
     parser.add_argument("--hang-at", type=int, default=-1)
+    parser.add_argument("--hang-after", action="store_true", help="hang when training is over")
     parser.add_argument("--save-to", default="")
     options = parser.parse_args()
     lightning.seed_everything(3)
@@ -72,6 +73,8 @@ def main() -> None:
         callbacks=callbacks,
     )
     trainer.fit(model, ResumableLoader(loader), validation, ckpt_path=callback.checkpoint)
+    while options.hang_after:
+        time.sleep(1)
     if options.save_to:
         torch.save(model.state_dict(), options.save_to)
 

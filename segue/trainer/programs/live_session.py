@@ -160,6 +160,10 @@ class LiveSession:
     def can_save(self) -> bool:
         return self._folder is None or (self._folder.step == self.progress.step and self._folder.path is not None)
 
+    @property
+    def has_ended_early(self) -> bool:
+        return self._steps is None and self.progress.finish_reason is not None
+
     def finish(self, reason: str) -> None:
         # Not before the state is restored, which would undo it, and compared, which would find it.
         self._finish_reason = self._finish_reason or reason
