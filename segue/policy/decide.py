@@ -158,7 +158,8 @@ def _planned(
     before = recovery.reason if recovery else rollback_reason(spec, history, skips=skips)
     where = chosen.pool.why if capacity is Capacity.SPOT else ""
     later = f"retry in {duration(delay)}" if delay else ""
-    return plan, (before or "", chosen.why, later, where, refusals.in_words(history))
+    still = "the program has still to end: what follows its loop was cut off" if history.owes_end(spec) else ""
+    return plan, (still, before or "", chosen.why, later, where, refusals.in_words(history))
 
 
 def _is_over(spec: RunSpec, history: History) -> Decision | None:

@@ -14,6 +14,7 @@ from segue.records import (
     Manifest,
     SegmentPlan,
     SegmentReport,
+    StopReason,
     Verdict,
     WitnessRow,
 )
@@ -133,7 +134,16 @@ class History:
             return False
         if self.is_over and self.decisions and self.decisions[-1].action == "broken":
             return False
-        return self.is_committed(spec)
+        return self.is_committed(spec) and not self.owes_end(spec)
+
+    def owes_end(self, spec: RunSpec) -> bool:
+        """Whether a program made all its steps but did not end by itself: what follows its loop has still to run."""
+        if spec.program is None or not self.is_committed(spec):
+            return False
+        if self.decisions and self.decisions[-1].action == "finished":
+            return False
+        ended_at = [each.to_step for each in self.reports if each.stop_reason is StopReason.FINISHED]
+        return self.committed_step not in ended_at
 
     def is_committed(self, spec: RunSpec) -> bool:
         """Whether the goal is committed, or the last step of training code that ended the run before it."""

@@ -166,8 +166,8 @@ class CapturedWork:
             FencedError: a newer claim exists.
         """
         last, progress = self._writer.last_commit, self._reporter.progress
-        is_at_goal = progress.is_finished(self._spec.steps)
-        if reason in _ON_NOTICE and is_at_goal and last is not None and last.step == progress.step:
+        is_at_goal = progress.is_finished(self._spec.steps) and last is not None and last.step == progress.step
+        if reason in _ON_NOTICE and is_at_goal and self._spec.program is None:  # A program's own end is still to come.
             reason = StopReason.FINISHED
         report = self._reporter.report(reason, failure=failure, note=note)
         # torchrun signals the other ranks when one is gone; that signal is no notice from the provider.
