@@ -385,7 +385,7 @@ class TrainingLoop:
         if reason is StopReason.FINISHED:
             self._context.activity.phase = "rehearsal"
             self._rehearsal.wait(may_wait=self._may_wait)
-            self._context.activity.phase = "end"
+            self._context.activity.leaving()
 
     def _miss_state(self, reason: StopReason) -> None:
         """The attempt ends at a step whose state the program did not hand over."""

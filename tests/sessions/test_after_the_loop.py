@@ -69,6 +69,9 @@ def test_another_attempt_makes_no_step_and_runs_it_again(
     runlog = open_log(broken)
     first = fork_server.run_attempt(runlog, broken, observer=stop_after_the_loop)
     assert (first.stop_reason, first.to_step, first.lost_steps) == (reason, STEPS, 0)
+    if first.notice is not None:
+        assert first.notice.phase == "end"
+        assert first.note == "the notice came during the code after the program's loop, which did not end in time"
     decision = decide(whole, read_history(runlog.reload()), now=datetime.now(UTC))
     assert decision.action == "run"
     assert decision.reason.startswith("the program has still to end: what follows its loop was cut off; ")

@@ -184,6 +184,7 @@ def test_a_notice_to_a_program_is_answered(notice, make_spec, tmp_path, where, p
         ("evaluating", False, "at the end"),
         ("training", True, "at the end"),
         ("training", False, "at the end"),
+        ("leaving", True, "at the end"),
         ("ending", True, "never"),
         ("ending", False, "never"),
     ],

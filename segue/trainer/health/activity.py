@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 from segue.clock import Clock
 from segue.spec import RunSpec
 
-Kind = Literal["starting", "training", "evaluating", "waiting", "ending"]
+Kind = Literal["starting", "training", "evaluating", "waiting", "ending", "leaving"]
 Phase = Literal["build", "restore", "first step", "replay", "step", "evaluate", "save", "rehearsal", "end"]
 """What an attempt does, as its notices name it."""
 _ENOUGH_STEPS = 3
@@ -113,6 +113,11 @@ class Activity:
         self.phase = "end"
         self._set("ending")
 
+    def leaving(self) -> None:
+        """All is committed; a program runs what follows its loop."""
+        self.phase = "end"
+        self._set("leaving")
+
     @property
     def usual_step_seconds(self) -> float | None:
         """Mean time from one step to the next; None before the first few."""
@@ -131,7 +136,7 @@ class Activity:
             case "evaluating":
                 longest = self.longest_evaluation_seconds
                 return first if longest is None else max(live.hang_factor * longest, least)
-            case "ending":
+            case "ending" | "leaving":
                 return first + spec.checkpoints.max_work_at_risk_seconds
         usual = self.usual_step_seconds
         return first if usual is None else max(live.hang_factor * usual, least)

@@ -38,6 +38,7 @@ _MOST_GRACE_SECONDS = 30.0
 _REPORT_SECONDS = 15.0
 """How long the report of a trainer that hangs may take."""
 _TOO_LONG = "the notice came during {}, which did not end in time"
+_AFTER_LOOP = "the code after the program's loop"
 _NOTICE_SECONDS = 5.0
 """How long the training thread may take to notice that another rank has ended, before its collectives are ended."""
 _LOST_SECONDS = 10.0
@@ -231,6 +232,7 @@ class Watchdog:
             self._board.hold()
             notice = self._board.read()
             doing = notice.phase if notice is not None and notice.phase is not None else seen.kind
+            doing = _AFTER_LOOP if seen.kind == "leaving" else doing
             log.warning("notice answered while the training thread is busy phase=%s step=%d", doing, seen.step)
             self.captured.commit(patience_seconds)
             self._report_within_limit(reason, None, _TOO_LONG.format(doing) if is_cut_off else None)
@@ -271,12 +273,12 @@ def moment_to_answer(kind: Kind, *, is_all_captured: bool) -> Literal["at once",
     """When a notice is answered although the training thread has not reached a safe point. Pure.
 
     While it makes steps, the next safe point is near, and it has more to commit there. While it ends, it watches the
-    time itself.
+    time itself. What follows a program's loop has all the time that there is.
     """
     match kind:
         case "ending":
             return "never"
-        case "training":
+        case "training" | "leaving":
             return "at the end"
     return "at once" if is_all_captured else "at the end"
 
