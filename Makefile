@@ -90,11 +90,12 @@ docs: setup
 
 setup: $(if $(GIVEN),,$(STAMP))
 
+# Compiling every file of every package would take longer than installing it; Python compiles what is imported.
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "segue needs Python 3.11 or newer; this is $$($(PYTHON) --version). Try: make PYTHON=python3.12"; exit 1; }
 	$(PYTHON) -m venv "$(VENV)"
 	@echo "installing pinned dependencies into $(VENV) (a few minutes the first time)"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[s3,gcs,azure,prefect,data,docs,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt --editable '.[s3,gcs,azure,prefect,data,docs,dev]'
 	@touch "$(STAMP)"
 
 clean:
