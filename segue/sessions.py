@@ -448,6 +448,16 @@ class Session:
         """
         return self._host is not None and self._host.has_ended_early
 
+    def require_restored(self, step: int, *, call: str) -> None:
+        """Refuse a framework's trainer that begins again, at this step, in a run that has made steps.
+
+        Raises:
+            SessionError: says with which `call` it loads its checkpoint.
+        """
+        if self._host is not None and step == 0 < self._host.step:
+            what = f"the run has made {self._host.step} steps, and the Trainer begins at step 0."
+            raise SessionError(what=what, fix=f"load its checkpoint: `{call}`.")
+
     def finish(self, reason: str) -> None:
         """End the run at the next safe point, before its goal; what follows the loop runs. `reason` is for a person."""
         self._finish_reason = reason

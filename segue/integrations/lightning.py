@@ -68,6 +68,7 @@ class SegueCallback(lightning.Callback):
             return
         for number, handler in self._handlers.items():
             signal.signal(number, handler)  # The Trainer's own would end it in the middle of an epoch, unsaved.
+        self._run.require_restored(trainer.global_step, call="trainer.fit(..., ckpt_path=callback.checkpoint)")
         if self._run.has_ended_early:
             trainer.should_stop = True
         else:

@@ -64,6 +64,7 @@ class SegueCallback(TrainerCallback):
         """Measure the model and its optimizer from now on."""
         if not self._run.is_active:
             return
+        self._run.require_restored(state.global_step, call="trainer.train(resume_from_checkpoint=callback.checkpoint)")
         if self._best is not None:
             state.best_model_checkpoint = self._best
         trainer = calling_trainer()

@@ -115,6 +115,18 @@ def test_a_trainer_that_a_notice_stopped_has_the_same_log_at_its_end(make_progra
     assert report.identical
 
 
+def test_a_trainer_that_is_not_given_its_checkpoint_is_told_how(fork_server, make_program, open_log, program):
+    slow = make_program("--epochs", "400", steps=3200)
+    runlog = open_log(slow)
+    fork_server.run_attempt(runlog, slow, observer=stop_when_proven(signal.SIGTERM))
+    report = fork_server.run_attempt(runlog, make_program("--epochs", "400", "--forget-checkpoint", steps=3200))
+    assert report.stop_reason is StopReason.FAILED
+    assert report.to_step == report.from_step > 0
+    argument = {"huggingface": "train(resume_from_checkpoint", "lightning_module": "fit(..., ckpt_path"}[program.stem]
+    assert "steps, and the Trainer begins at step 0. Fix: load its checkpoint: " in report.failure.message
+    assert f"`trainer.{argument}=callback.checkpoint)`" in report.failure.message
+
+
 def test_a_trainer_that_stops_early_has_finished_its_run(fork_server, make_program, open_log):
     spec = make_program("--stop-early")
     runlog = open_log(spec)

@@ -47,6 +47,7 @@ def main() -> None:
     parser.add_argument("--evaluate-every", type=int, help="steps; once an epoch by default")
     parser.add_argument("--load-best", choices=("epoch", "best"), help="when the Trainer saves")
     parser.add_argument("--hang-at", type=int, default=-1)
+    parser.add_argument("--forget-checkpoint", action="store_true")
     parser.add_argument("--hang-after", action="store_true", help="hang when training is over")
     parser.add_argument("--save-to", default="")
     options = parser.parse_args()
@@ -77,7 +78,7 @@ def main() -> None:
     if options.stop_early:  # No loss is as much better as this asks for.
         callbacks.append(EarlyStoppingCallback(early_stopping_patience=1, early_stopping_threshold=100.0))
     trainer = Trainer(model=model, args=arguments, train_dataset=Rows(), eval_dataset=Rows(), callbacks=callbacks)
-    trainer.train(resume_from_checkpoint=callback.checkpoint)
+    trainer.train(resume_from_checkpoint=None if options.forget_checkpoint else callback.checkpoint)
     while options.hang_after:
         time.sleep(1)
     if options.save_to:

@@ -53,6 +53,7 @@ def main() -> None:
     parser.add_argument("--stop-early", action="store_true")
     parser.add_argument("--plateau", action="store_true")
     parser.add_argument("--hang-at", type=int, default=-1)
+    parser.add_argument("--forget-checkpoint", action="store_true")
     parser.add_argument("--hang-after", action="store_true", help="hang when training is over")
     parser.add_argument("--save-to", default="")
     options = parser.parse_args()
@@ -72,7 +73,9 @@ def main() -> None:
         enable_model_summary=False,
         callbacks=callbacks,
     )
-    trainer.fit(model, ResumableLoader(loader), validation, ckpt_path=callback.checkpoint)
+    trainer.fit(
+        model, ResumableLoader(loader), validation, ckpt_path=None if options.forget_checkpoint else callback.checkpoint
+    )
     while options.hang_after:
         time.sleep(1)
     if options.save_to:
