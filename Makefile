@@ -70,13 +70,8 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 
-# mypy finds packages by their folders, so it gets a folder in which the pack lies where its import names say.
-TYPED := build/types
 types: setup
-	rm -rf $(TYPED) && mkdir -p $(TYPED)/segue
-	cd $(TYPED)/segue && ln -s ../../../segue/* ../../../flows ../../../tasks ../../../deployments .
-	cd $(TYPED) && ln -s ../../benchmarks ../../examples ../../website .
-	bin=$$(cd $(BIN) && pwd) && cd $(TYPED) && nice -n 10 "$$bin/mypy" --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache -p segue -p benchmarks -p website
+	nice -n 10 $(BIN)/mypy -p segue -p benchmarks -p website
 
 format: setup
 	$(BIN)/ruff format .

@@ -16,18 +16,18 @@ from prefect.client.schemas.schedules import IntervalSchedule
 from prefect.events import DeploymentEventTrigger
 from prefect.exceptions import ObjectNotFound
 from prefect.utilities.callables import parameter_schema
-from segue.flows.retrain import retrain
-from segue.flows.watch import watch
-from segue.tasks.prefect_api import SILENCE, create_flow_run, require_silence
-from segue.tasks.retraining.schedule import require_cron
-from segue.tasks.run_artifact import LiveArtifact, artifact_key
 
 from segue.clock import SystemClock
 from segue.errors import OrchestratorError
+from segue.flows.retrain import retrain
+from segue.flows.watch import watch
 from segue.retraining.history import Models
 from segue.retraining.pages import history_page
 from segue.retraining.slots import run_id_of
 from segue.retraining.spec import RetrainSpec
+from segue.tasks.prefect_api import SILENCE, create_flow_run, require_silence
+from segue.tasks.retraining.schedule import require_cron
+from segue.tasks.run_artifact import LiveArtifact, artifact_key
 
 FLOW = "retrain"
 ENTRYPOINT = "segue.flows.retrain.retrain"

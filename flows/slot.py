@@ -12,7 +12,21 @@ from uuid import UUID
 from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
 from prefect.states import Failed
+
+from segue.controller.recovery import ParentHeartbeat
+from segue.errors import NoDataError, ParentAliveError, SameDataError, SegueError, SlotEndedError, StoreError
 from segue.flows.train import train
+from segue.retraining.history import SlotState
+from segue.retraining.model_record import SlotEnd, SlotOutcome, SlotStart
+from segue.retraining.models import ModelsLog, require_new_data
+from segue.retraining.slots import heartbeat_of, run_id_of, run_of, store_of
+from segue.retraining.spec import RetrainSpec
+from segue.retraining.window import changes_since
+from segue.runlog.history import History, read_history
+from segue.runlog.open import open_log
+from segue.runlog.parents import read_parent
+from segue.spec import RunSpec
+from segue.stores import open_store
 from segue.tasks.curve import check_curve
 from segue.tasks.looks.watch import RecoveryWatch
 from segue.tasks.parent_clock import as_parent, parent_clock
@@ -33,20 +47,6 @@ from segue.tasks.retraining.slot import (
 )
 from segue.tasks.retraining.turns import Turns, stop_run
 from segue.tasks.state_words import Word, has_reached_goal, state_with, word_of
-
-from segue.controller.recovery import ParentHeartbeat
-from segue.errors import NoDataError, ParentAliveError, SameDataError, SegueError, SlotEndedError, StoreError
-from segue.retraining.history import SlotState
-from segue.retraining.model_record import SlotEnd, SlotOutcome, SlotStart
-from segue.retraining.models import ModelsLog, require_new_data
-from segue.retraining.slots import heartbeat_of, run_id_of, run_of, store_of
-from segue.retraining.spec import RetrainSpec
-from segue.retraining.window import changes_since
-from segue.runlog.history import History, read_history
-from segue.runlog.open import open_log
-from segue.runlog.parents import read_parent
-from segue.spec import RunSpec
-from segue.stores import open_store
 
 Logger = logging.Logger | logging.LoggerAdapter[Any]
 

@@ -10,20 +10,6 @@ from prefect import flow, get_run_logger
 from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
 from prefect.states import Cancelled, Failed
-from segue.tasks.continuity import judge_resume
-from segue.tasks.cost import report_cost
-from segue.tasks.curve import publish_resume
-from segue.tasks.live_run import LiveRun
-from segue.tasks.looks.watch import RecoveryWatch
-from segue.tasks.parent_clock import as_parent, ending_with, parent_clock, run_time
-from segue.tasks.plan import open_run, plan_segment
-from segue.tasks.prefect_api import tagged, wait_for_api
-from segue.tasks.quiet_logs import quieten
-from segue.tasks.recovery import known_server_id, withdraw_other_starts
-from segue.tasks.run_artifact import publish_run
-from segue.tasks.segment import release_standby, run_segment
-from segue.tasks.segment_states import settle_missed
-from segue.tasks.state_words import Word, state_of_run, state_with
 
 from segue.controller.ending import EndedError, Why
 from segue.controller.parent import drive
@@ -40,6 +26,20 @@ from segue.runlog.history import read_history
 from segue.runlog.open import open_log
 from segue.spec import RunSpec
 from segue.stores import open_store
+from segue.tasks.continuity import judge_resume
+from segue.tasks.cost import report_cost
+from segue.tasks.curve import publish_resume
+from segue.tasks.live_run import LiveRun
+from segue.tasks.looks.watch import RecoveryWatch
+from segue.tasks.parent_clock import as_parent, ending_with, parent_clock, run_time
+from segue.tasks.plan import open_run, plan_segment
+from segue.tasks.prefect_api import tagged, wait_for_api
+from segue.tasks.quiet_logs import quieten
+from segue.tasks.recovery import known_server_id, withdraw_other_starts
+from segue.tasks.run_artifact import publish_run
+from segue.tasks.segment import release_standby, run_segment
+from segue.tasks.segment_states import settle_missed
+from segue.tasks.state_words import Word, state_of_run, state_with
 
 _CANCELLED = "the parent's flow run was cancelled"
 _API_SECONDS = 900.0

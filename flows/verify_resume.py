@@ -12,20 +12,20 @@ from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
 from prefect.states import Completed, Failed
 from pydantic import NonNegativeInt
-from segue.flows.train import train
-from segue.tasks.continuity import publish_verification, record_verification, tidy_verification
-from segue.tasks.parent_clock import as_parent, parent_clock
-from segue.tasks.prefect_api import tagged
-from segue.tasks.quiet_logs import quieten
-from segue.tasks.state_words import Word, state_with, word_of
 
 from segue.errors import SegueError
+from segue.flows.train import train
 from segue.notices.disturbance import DisturbanceKind
 from segue.runlog.history import History, read_history
 from segue.runlog.open import open_log
 from segue.spec import RunSpec
 from segue.stores import open_store
 from segue.stores.base import StoreGoneError
+from segue.tasks.continuity import publish_verification, record_verification, tidy_verification
+from segue.tasks.parent_clock import as_parent, parent_clock
+from segue.tasks.prefect_api import tagged
+from segue.tasks.quiet_logs import quieten
+from segue.tasks.state_words import Word, state_with, word_of
 from segue.verification.disturber import Disturber, disturbing, latency_seconds
 from segue.verification.moments import Pace, moments
 from segue.verification.page import headline

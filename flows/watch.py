@@ -8,13 +8,13 @@ from typing import Any
 from prefect import flow, get_run_logger
 from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
-from segue.tasks.parent_clock import parent_clock, run_time
-from segue.tasks.quiet_logs import quieten
-from segue.tasks.retraining.triggers import look_for_triggers, start_triggered
 
 from segue.errors import SegueError, SpecError
 from segue.retraining.slots import store_of
 from segue.retraining.spec import RetrainSpec
+from segue.tasks.parent_clock import parent_clock, run_time
+from segue.tasks.quiet_logs import quieten
+from segue.tasks.retraining.triggers import look_for_triggers, start_triggered
 
 
 @flow(name="watch", retries=0, validate_parameters=True, persist_result=False)

@@ -11,9 +11,9 @@ from uuid import NAMESPACE_URL, UUID, uuid5
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.events import Event, RelatedResource, Resource
 from prefect.events.filters import EventFilter, EventIDFilter
-from segue.tasks.prefect_api import is_refusal
 
 from segue.reports.run_events import AT_RISK, BUDGET, LATE, RECOVERY_SILENT, RESUME_BROKEN, STALE_PRICES, RunEvent
+from segue.tasks.prefect_api import is_refusal
 
 Logger = logging.Logger | logging.LoggerAdapter[Any]
 

@@ -7,7 +7,6 @@ import base64
 from prefect import get_run_logger, task
 from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
-from segue.tasks.run_artifact import artifact_key
 
 from segue.curves.expectations import CurveReport
 from segue.curves.expectations import check_curve as check_curve_here
@@ -15,6 +14,7 @@ from segue.curves.resume_plot import draw_resume
 from segue.markup import Markup, blocks, table
 from segue.runlog.open import open_log
 from segue.spec import RunSpec
+from segue.tasks.run_artifact import artifact_key
 
 
 @task(name="check-curve", retries=0, cache_policy=NO_CACHE)

@@ -16,10 +16,6 @@ from typing import Any
 from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient
-from segue.tasks.announcements import Announcer, Logger
-from segue.tasks.prefect_api import quick_client
-from segue.tasks.run_artifact import described, page_artifact, progress_artifact, share_of
-from segue.tasks.run_view import picture_of, view_of
 
 from segue.clock import Clock
 from segue.controller.steady_clock import SteadyClock
@@ -28,6 +24,10 @@ from segue.reports.page import Picture, RunView, page
 from segue.reports.run_events import run_events
 from segue.runlog.log import RunLog
 from segue.spec import RunSpec
+from segue.tasks.announcements import Announcer, Logger
+from segue.tasks.prefect_api import quick_client
+from segue.tasks.run_artifact import described, page_artifact, progress_artifact, share_of
+from segue.tasks.run_view import picture_of, view_of
 
 PERIOD_SECONDS = 30.0
 """Shortest time between two refreshes."""

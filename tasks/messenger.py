@@ -11,10 +11,10 @@ from uuid import UUID
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.objects import State
 from prefect.exceptions import ObjectNotFound
-from segue.tasks.prefect_api import is_refusal, quick_client
-from segue.tasks.state_watch import STATES
 
 from segue.errors import OrchestratorError
+from segue.tasks.prefect_api import is_refusal, quick_client
+from segue.tasks.state_watch import STATES
 
 log = logging.getLogger(__name__)
 

@@ -20,9 +20,6 @@ from uuid import UUID, uuid4
 
 import httpx
 from prefect.client.orchestration import SyncPrefectClient
-from segue.tasks.prefect_api import SILENCE, quick_client
-from segue.tasks.state_watch import STATES
-from segue.tasks.state_words import is_by_a_person
 
 from segue.clock import Clock, SystemClock
 from segue.controller.ending import EndableClock, Ending, Why
@@ -32,6 +29,9 @@ from segue.spec import StoreSpec
 from segue.stores import open_store
 from segue.stores.base import Examinable, Store
 from segue.stores.retry import OUTAGE_SECONDS, patiently
+from segue.tasks.prefect_api import SILENCE, quick_client
+from segue.tasks.state_watch import STATES
+from segue.tasks.state_words import is_by_a_person
 
 log = logging.getLogger(__name__)
 

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
-from segue.tasks.parent_clock import as_parent, parent_clock
-from segue.tasks.pools import own_pool, require_pools
-from segue.tasks.waiting.queues import queues_of_run
 
 from segue.controller.steps import check_start, decide_next
 from segue.controller.steps import open_run as open_run_here
@@ -16,6 +13,9 @@ from segue.policy.decide import Decision
 from segue.runlog.history import read_history
 from segue.runlog.open import open_log
 from segue.spec import RunSpec
+from segue.tasks.parent_clock import as_parent, parent_clock
+from segue.tasks.pools import own_pool, require_pools
+from segue.tasks.waiting.queues import queues_of_run
 
 
 @task(name="open-run", retries=0, cache_policy=NO_CACHE)

@@ -23,8 +23,6 @@ from prefect.exceptions import ObjectNotFound
 from prefect.runtime import flow_run
 from prefect.utilities.collections import set_in_dict
 from prefect.utilities.templating import apply_values
-from segue.tasks.doctor.cluster import with_nodes
-from segue.tasks.prefect_api import SILENCE, quick_client, require_silence
 
 from segue.clock import SystemClock
 from segue.doctor.check import Outcome, Result
@@ -36,6 +34,8 @@ from segue.errors import OrchestratorError, QueueMissingError
 from segue.launch.ray.checks import has_ray, require_ray
 from segue.launch.slurm.checks import has_slurm, require_slurm
 from segue.spec import RunSpec
+from segue.tasks.doctor.cluster import with_nodes
+from segue.tasks.prefect_api import SILENCE, quick_client, require_silence
 
 log = logging.getLogger(__name__)
 

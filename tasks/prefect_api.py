@@ -15,12 +15,12 @@ from prefect.client.schemas.actions import DeploymentFlowRunCreate
 from prefect.client.schemas.objects import State
 from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
-from segue.tasks.state_words import TAG_START, is_by_a_person, word_of
-from segue.tasks.waiting.refused_requests import repeat_refused_requests
 
 from segue.clock import Clock, SystemClock
 from segue.credentials import masked
 from segue.errors import OrchestratorError
+from segue.tasks.state_words import TAG_START, is_by_a_person, word_of
+from segue.tasks.waiting.refused_requests import repeat_refused_requests
 
 log = logging.getLogger(__name__)
 

@@ -13,6 +13,11 @@ from prefect.client.schemas.objects import State
 from prefect.context import TaskRunContext
 from prefect.exceptions import ObjectNotFound
 from prefect.states import Cancelled, Cancelling
+
+from segue.errors import OrchestratorError
+from segue.policy.queueing import Queues
+from segue.records import Capacity, SegmentPlan, StopReason
+from segue.spec import RunSpec
 from segue.tasks.messenger import Message, Messenger
 from segue.tasks.pools import read_pool
 from segue.tasks.prefect_api import (
@@ -27,11 +32,6 @@ from segue.tasks.waiting.answers import Answers
 from segue.tasks.waiting.queues import queues_of_attempt
 from segue.tasks.waiting.shared import SharedReadings
 from segue.tasks.waiting.starts import StartTimes, said_of_start, why_refused
-
-from segue.errors import OrchestratorError
-from segue.policy.queueing import Queues
-from segue.records import Capacity, SegmentPlan, StopReason
-from segue.spec import RunSpec
 
 log = logging.getLogger(__name__)
 

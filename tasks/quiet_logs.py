@@ -10,6 +10,7 @@ import logging
 import re
 
 from prefect.exceptions import CancelledRun, CrashedRun, FailedRun
+
 from segue.tasks.state_words import Word
 
 _OF_A_STATE = (CancelledRun, CrashedRun, FailedRun)

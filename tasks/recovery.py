@@ -21,9 +21,6 @@ from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.sorting import FlowRunSort
 from prefect.exceptions import ObjectNotFound
-from segue.tasks.prefect_api import SILENCE, create_flow_run, quick_client
-from segue.tasks.segment_states import settle_segments, store_of
-from segue.tasks.state_words import Word, has_reached_goal, state_of_run, state_with, word_of
 
 from segue.clock import Clock
 from segue.controller.steps import cancelled_at_slot, request_stop
@@ -35,6 +32,9 @@ from segue.runlog.history import History, read_history
 from segue.runlog.log import RunLog
 from segue.runlog.parents import read_parent, remove_parent
 from segue.spec import RunSpec
+from segue.tasks.prefect_api import SILENCE, create_flow_run, quick_client
+from segue.tasks.segment_states import settle_segments, store_of
+from segue.tasks.state_words import Word, has_reached_goal, state_of_run, state_with, word_of
 
 log = logging.getLogger(__name__)
 

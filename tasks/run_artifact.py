@@ -13,13 +13,13 @@ from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import ArtifactCreate
 from prefect.exceptions import PrefectHTTPStatusError
 from prefect.runtime import flow_run, task_run
-from segue.tasks.parent_clock import parent_clock
-from segue.tasks.prefect_api import quick_client
-from segue.tasks.run_view import picture_of, view_of
 
 from segue.reports.page import RunView, headline, page
 from segue.runlog.open import open_log
 from segue.spec import RunSpec
+from segue.tasks.parent_clock import parent_clock
+from segue.tasks.prefect_api import quick_client
+from segue.tasks.run_view import picture_of, view_of
 
 
 @task(name="publish-run", retries=0, cache_policy=NO_CACHE)

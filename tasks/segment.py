@@ -9,10 +9,6 @@ from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.states import Cancelled, Completed, Failed
-from segue.tasks.parent_clock import as_parent, parent_clock
-from segue.tasks.prefect_orchestrator import PrefectOrchestrator
-from segue.tasks.state_words import Word, state_with
-from segue.tasks.waiting.shown_wait import ShownWait
 
 from segue.clock import Clock
 from segue.controller.back_off import back_off
@@ -26,6 +22,10 @@ from segue.runlog.log import RunLog
 from segue.runlog.open import open_log
 from segue.spec import RunSpec
 from segue.stores.base import StoreReadError, StoreWriteError
+from segue.tasks.parent_clock import as_parent, parent_clock
+from segue.tasks.prefect_orchestrator import PrefectOrchestrator
+from segue.tasks.state_words import Word, state_with
+from segue.tasks.waiting.shown_wait import ShownWait
 
 
 @task(name="segment", task_run_name="{spec.run_id}-seg{plan.segment}-a{plan.attempt}", retries=0, cache_policy=NO_CACHE)

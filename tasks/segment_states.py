@@ -21,11 +21,6 @@ from prefect.client.schemas.filters import (
 from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.client.schemas.sorting import FlowRunSort
 from prefect.exceptions import ObjectNotFound
-from segue.tasks.parent_clock import parent_clock
-from segue.tasks.prefect_api import SILENCE, quick_client
-from segue.tasks.prefect_orchestrator import idempotency_key, name_of
-from segue.tasks.segment import state_of
-from segue.tasks.state_words import Word, state_with
 
 from segue.clock import Clock
 from segue.errors import SegueError
@@ -38,6 +33,11 @@ from segue.runlog.open import log_in, open_log
 from segue.runlog.parents import read_parent
 from segue.spec import RunSpec, StoreSpec
 from segue.stores.base import Store, StoreReadError
+from segue.tasks.parent_clock import parent_clock
+from segue.tasks.prefect_api import SILENCE, quick_client
+from segue.tasks.prefect_orchestrator import idempotency_key, name_of
+from segue.tasks.segment import state_of
+from segue.tasks.state_words import Word, state_with
 
 log = logging.getLogger(__name__)
 

@@ -12,6 +12,7 @@ from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 from prefect.client.schemas.objects import State
 from prefect.exceptions import ObjectNotFound
+
 from segue.tasks.prefect_api import quick_client
 from segue.tasks.state_words import Word, state_with
 

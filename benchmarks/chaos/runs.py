@@ -12,13 +12,13 @@ from typing import Any
 import httpx
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.exceptions import PrefectHTTPStatusError
-from segue.deployments.process.follow import trigger
 
 from benchmarks.chaos.judge import RunJudge
 from benchmarks.chaos.places import Place
 from segue.clock import SystemClock
 from segue.controller.recovery import register_start, withdraw_start
 from segue.controller.steps import open_run
+from segue.deployments.process.follow import trigger
 from segue.errors import SegueError, StoreError
 from segue.records import Heartbeat, ParentRecord
 from segue.runlog.entries import ClaimEntry

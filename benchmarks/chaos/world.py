@@ -16,13 +16,13 @@ from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterState, FlowRunFilterStateType
 from prefect.client.schemas.objects import FlowRun
 from prefect.exceptions import PrefectHTTPStatusError
-from segue.deployments.process.registration import UNFINISHED
 
 from benchmarks.chaos import processes
 from benchmarks.chaos.gate import OPEN, Gate
 from benchmarks.chaos.places import Place, folder_place, s3_place
 from benchmarks.chaos.runs import Lane, LiveRun
 from benchmarks.chaos.stack import ChaosStack, Recovery, ServiceManager, is_alive
+from segue.deployments.process.registration import UNFINISHED
 from segue.testing.metadata import NO_SERVICE
 
 _LEFT_SECONDS = 60.0

@@ -17,8 +17,6 @@ from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import WorkPoolUpdate
-from segue.deployments.process.follow import open_client, trigger
-from segue.deployments.process.stack import LocalStack
 
 from benchmarks.common.memory import family, pss_bytes
 from benchmarks.fleet.judge import Outcome, judge, slot_seconds
@@ -26,6 +24,8 @@ from benchmarks.fleet.store import served_s3
 from benchmarks.waiting.served import serving
 from segue.clock import SystemClock
 from segue.controller.recovery import register_start
+from segue.deployments.process.follow import open_client, trigger
+from segue.deployments.process.stack import LocalStack
 from segue.errors import OrchestratorError
 from segue.policy import clamp
 from segue.policy.estimates import situation

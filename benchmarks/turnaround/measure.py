@@ -16,11 +16,11 @@ from typing import Any, TypeVar
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterTags
 from prefect.client.schemas.objects import FlowRun
-from segue.deployments.process.follow import open_client, trigger
-from segue.deployments.process.stack import LocalStack
 
 from segue.clock import SystemClock
 from segue.controller.steps import open_run, request_stop
+from segue.deployments.process.follow import open_client, trigger
+from segue.deployments.process.stack import LocalStack
 from segue.errors import OrchestratorError
 from segue.runlog.entries import ReportEntry
 from segue.runlog.history import Attempt, History, read_history

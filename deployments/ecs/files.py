@@ -8,7 +8,6 @@ from importlib.resources import files
 
 from segue.deployments.containers import POOLS
 from segue.deployments.ecs.pools import STOP_SECONDS, Kind, job_template
-
 from segue.doctor.pools.jobs import SIGTERM_SECONDS
 
 _FOLDER = "deployments/ecs"

@@ -10,7 +10,6 @@ from typing import Any
 from segue.deployments.containers import POOLS
 from segue.deployments.kubernetes.clouds import CLOUDS, Cloud, CloudName, node_rules
 from segue.deployments.kubernetes.pools import job_template
-
 from segue.doctor.pools.jobs import SIGTERM_SECONDS
 
 _FOLDER = "deployments/kubernetes"

@@ -12,14 +12,14 @@ from pathlib import Path
 
 from prefect.client.schemas.actions import WorkPoolUpdate
 from prefect.client.schemas.objects import State
-from segue.deployments.process.demo_provider import Provider
-from segue.deployments.process.demo_starts import Measured, measured, what_took_longer, why_late
-from segue.deployments.process.follow import follow, open_client, trigger
-from segue.deployments.process.stack import LocalStack
 
 from segue.clock import SystemClock
 from segue.controller.steps import open_run
 from segue.curves.frame import curve
+from segue.deployments.process.demo_provider import Provider
+from segue.deployments.process.demo_starts import Measured, measured, what_took_longer, why_late
+from segue.deployments.process.follow import follow, open_client, trigger
+from segue.deployments.process.stack import LocalStack
 from segue.errors import SegueError
 from segue.records import Capacity, StopReason
 from segue.reports.console import console

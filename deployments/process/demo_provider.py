@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from segue.deployments.process.stack import LocalStack
-
 from segue.records import Capacity, Heartbeat, SegmentPlan
 from segue.reports.console import errors
 from segue.runlog.history import Attempt, History

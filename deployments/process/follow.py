@@ -12,10 +12,6 @@ from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.objects import State
 from prefect.states import Cancelling
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TaskID, TextColumn, TimeElapsedColumn
-from segue.tasks.pools import read_pool, refuse_unusable_parent, require_pools
-from segue.tasks.prefect_api import SILENCE, quick_client, refusal
-from segue.tasks.recovery import PARENT_DEPLOYMENT, create_parent, recover_run
-from segue.tasks.state_words import in_words
 
 from segue.clock import SystemClock
 from segue.controller.recovery import Life, OrphanWatch
@@ -28,6 +24,10 @@ from segue.runlog.log import RunLog
 from segue.runlog.parents import read_parent
 from segue.spec import RunSpec
 from segue.stores.base import StoreReadError, StoreWriteError
+from segue.tasks.pools import read_pool, refuse_unusable_parent, require_pools
+from segue.tasks.prefect_api import SILENCE, quick_client, refusal
+from segue.tasks.recovery import PARENT_DEPLOYMENT, create_parent, recover_run
+from segue.tasks.state_words import in_words
 
 _LOOK_SECONDS = 0.25
 _ASK_PREFECT_SECONDS = 1.0

@@ -13,6 +13,7 @@ from contextlib import suppress
 from prefect.plugins import load_prefect_collections
 from prefect.utilities.processutils import setup_signal_handlers_worker
 from prefect.workers.process import ProcessWorker
+
 from segue.deployments.process.warm_worker import warm
 
 load_prefect_collections()  # A worker tells the server which of them are installed, and imports all for that.

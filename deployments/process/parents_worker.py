@@ -28,14 +28,14 @@ from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.workers.process import ProcessJobConfiguration, ProcessWorker, ProcessWorkerResult
 from pydantic import PrivateAttr
+
+from segue.controller.ending import Why
 from segue.deployments.process.follow import require_server
 from segue.deployments.process.own_process import Job, why_own_process
 from segue.deployments.process.served_run import ServedRun, name_runs
+from segue.errors import OrchestratorError
 from segue.tasks.prefect_api import quick_client
 from segue.tasks.waiting.refused_requests import repeat_refused_requests
-
-from segue.controller.ending import Why
-from segue.errors import OrchestratorError
 
 _ASK_SECONDS = 2.0
 """How often it is asked whether a parent is being cancelled: one request for all of them."""

@@ -28,9 +28,9 @@ from prefect.client.schemas.schedules import IntervalSchedule
 from prefect.exceptions import ObjectNotFound
 from prefect.states import Crashed
 from prefect.utilities.callables import parameter_schema
-from segue.flows.recover import recover
 
 from segue.clock import SystemClock
+from segue.flows.recover import recover
 
 TEMPLATES = files("segue.deployments") / "templates"
 

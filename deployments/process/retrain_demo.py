@@ -14,14 +14,13 @@ from typing import NamedTuple
 
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.objects import State
+
+from segue.clock import SystemClock
 from segue.deployments.process.demo import DemoFailedError
 from segue.deployments.process.demo_starts import measured, why_late
 from segue.deployments.process.follow import open_client
 from segue.deployments.process.stack import LocalStack
 from segue.deployments.retraining import deploy, publish_history, start_slot, wait_for
-from segue.tasks.state_words import Word, in_words, word_of
-
-from segue.clock import SystemClock
 from segue.reports.console import console
 from segue.reports.tables import rows_table
 from segue.retraining.gate.docs import fetch_docs
@@ -34,6 +33,7 @@ from segue.runlog.history import read_history
 from segue.runlog.last_heartbeat import last_heartbeat
 from segue.runlog.log import RunLog
 from segue.stores import open_store
+from segue.tasks.state_words import Word, in_words, word_of
 from segue.units import money
 
 _EXAMPLE = "examples/retraining"

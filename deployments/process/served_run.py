@@ -14,10 +14,10 @@ from prefect.exceptions import Abort, Pause
 from prefect.flow_engine import load_flow_run, run_flow
 from prefect.logging.loggers import flow_run_logger
 from prefect.states import Cancelled
-from segue.flows.train import train
-from segue.tasks.parent_clock import with_clock
 
 from segue.controller.ending import EndableClock, EndedError, Ending, Why
+from segue.flows.train import train
+from segue.tasks.parent_clock import with_clock
 
 log = logging.getLogger(__name__)
 

@@ -24,9 +24,10 @@ from prefect.server.database.configurations import AioSqliteConfiguration
 from prefect.server.models.block_registration import run_block_auto_registration
 from prefect.server.utilities.database import get_dialect
 from prefect.settings import PREFECT_API_DATABASE_CONNECTION_URL, get_current_settings
-from segue.deployments.process.database import copy_template, template_file
 from sqlalchemy.engine.url import make_url
 from sqlalchemy.ext.asyncio import AsyncSession, AsyncSessionTransaction
+
+from segue.deployments.process.database import copy_template, template_file
 
 HOST = "127.0.0.1"
 

@@ -16,9 +16,9 @@ from typing import Self
 
 import httpx
 import psutil
+
 from segue.deployments.process.database import keep_template, template_file
 from segue.deployments.process.services import Service, Services
-
 from segue.errors import OrchestratorError
 
 USUAL_PORT = 4200
@@ -105,6 +105,7 @@ class LocalStack:
             self.begin()
         # While the server starts: these take three seconds.
         from prefect.client.orchestration import get_client
+
         from segue.deployments.process import registration
 
         described = registration.describe_deployments()

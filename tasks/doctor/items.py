@@ -9,9 +9,6 @@ from importlib.metadata import version
 
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.settings import PREFECT_API_URL
-from segue.tasks.doctor.server import Pools, database_of, open_parents, refused_writes
-from segue.tasks.pools import is_verification_limited, recovery_of, server_version
-from segue.tasks.prefect_api import SILENCE, quick_client, refusal
 
 from segue.clock import Clock
 from segue.credentials import masked
@@ -29,6 +26,9 @@ from segue.doctor.server import (
 )
 from segue.doctor.subject import Subject
 from segue.spec.pool_prices import PoolSpec
+from segue.tasks.doctor.server import Pools, database_of, open_parents, refused_writes
+from segue.tasks.pools import is_verification_limited, recovery_of, server_version
+from segue.tasks.prefect_api import SILENCE, quick_client, refusal
 
 _SERVER = "prefect.server"
 

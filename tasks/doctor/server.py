@@ -21,14 +21,14 @@ from prefect.client.schemas.filters import (
 )
 from prefect.client.schemas.objects import StateType
 from prefect.states import Completed
-from segue.tasks.doctor.cluster import with_nodes
-from segue.tasks.pools import read_pool
-from segue.tasks.prefect_api import quick_client
-from segue.tasks.waiting.refused_requests import is_refused, repeat_refused_requests
 
 from segue.doctor.pools.state import PoolState
 from segue.doctor.server import Database
 from segue.errors import OrchestratorError, QueueMissingError
+from segue.tasks.doctor.cluster import with_nodes
+from segue.tasks.pools import read_pool
+from segue.tasks.prefect_api import quick_client
+from segue.tasks.waiting.refused_requests import is_refused, repeat_refused_requests
 
 PARENTS = "train/train"
 _UNFINISHED = [

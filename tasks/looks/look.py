@@ -11,11 +11,6 @@ from dataclasses import dataclass
 
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.exceptions import ObjectNotFound
-from segue.tasks.parent_clock import clock_of
-from segue.tasks.prefect_api import SILENCE
-from segue.tasks.recovery import recover_run
-from segue.tasks.retraining.recovery import is_slot, recover_slot
-from segue.tasks.segment_states import settle_left
 
 from segue.clock import SystemClock
 from segue.controller.looks import begin_look
@@ -25,6 +20,11 @@ from segue.runlog.open import log_in
 from segue.spec import StoreSpec
 from segue.stores import open_store
 from segue.stores.base import Store, StoreGoneError
+from segue.tasks.parent_clock import clock_of
+from segue.tasks.prefect_api import SILENCE
+from segue.tasks.recovery import recover_run
+from segue.tasks.retraining.recovery import is_slot, recover_slot
+from segue.tasks.segment_states import settle_left
 
 log = logging.getLogger(__name__)
 

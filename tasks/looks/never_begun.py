@@ -14,6 +14,7 @@ from prefect.client.schemas.filters import (
 )
 from prefect.client.schemas.objects import StateType
 from prefect.states import Cancelled
+
 from segue.tasks.looks.look import Looked
 from segue.tasks.prefect_api import SILENCE
 

@@ -19,10 +19,10 @@ from prefect.client.schemas.schedules import IntervalSchedule
 from prefect.client.schemas.sorting import FlowRunSort
 from prefect.exceptions import ObjectNotFound
 from prefect.states import Cancelled
-from segue.tasks.pools import recovery_of
-from segue.tasks.prefect_api import SILENCE
 
 from segue.doctor.server import Recovery, judge_recovery
+from segue.tasks.pools import recovery_of
+from segue.tasks.prefect_api import SILENCE
 
 DEPLOYMENT = "recover/recover"
 LATE = timedelta(minutes=2)

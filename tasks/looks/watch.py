@@ -12,11 +12,6 @@ from typing import Any
 from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient
-from segue.tasks.announcements import Announcer
-from segue.tasks.looks.known_stores import KEEPER
-from segue.tasks.looks.schedule import interval_seconds, why_silent
-from segue.tasks.prefect_api import SILENCE, quick_client
-from segue.tasks.recovery import server_id
 
 from segue.clock import Clock
 from segue.controller.looks import SilenceWatch, silence_sentence
@@ -27,6 +22,11 @@ from segue.runlog.looks import read_look
 from segue.spec import StoreSpec
 from segue.stores import open_store
 from segue.stores.base import StoreReadError
+from segue.tasks.announcements import Announcer
+from segue.tasks.looks.known_stores import KEEPER
+from segue.tasks.looks.schedule import interval_seconds, why_silent
+from segue.tasks.prefect_api import SILENCE, quick_client
+from segue.tasks.recovery import server_id
 
 Logger = logging.Logger | logging.LoggerAdapter[Any]
 

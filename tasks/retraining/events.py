@@ -6,8 +6,6 @@ from datetime import datetime
 from uuid import UUID
 
 from prefect.runtime import flow_run
-from segue.tasks.announcements import Announcer, Logger, model_resource_id
-from segue.tasks.prefect_api import SILENCE, quick_client
 
 from segue.clock import SystemClock
 from segue.reports.run_events import Fact, RunEvent
@@ -15,6 +13,8 @@ from segue.retraining.history import Models
 from segue.retraining.model_record import IN_WORDS, SlotOutcome
 from segue.retraining.slots import run_id_of, stamp_of
 from segue.retraining.spec import RetrainSpec
+from segue.tasks.announcements import Announcer, Logger, model_resource_id
+from segue.tasks.prefect_api import SILENCE, quick_client
 
 EVENTS: dict[SlotOutcome, str] = {
     "promoted": "segue.model.promoted",

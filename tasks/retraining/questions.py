@@ -25,10 +25,6 @@ from prefect.input.run_input import keyset_from_paused_state
 from prefect.runtime import flow_run
 from prefect.states import Scheduled, Suspended
 from pydantic import Field, ValidationError
-from segue.tasks.announcements import Logger
-from segue.tasks.parent_clock import as_parent, time_at
-from segue.tasks.prefect_api import SILENCE, quick_client
-from segue.tasks.state_words import Word, state_with
 
 from segue.clock import Clock, SystemClock
 from segue.errors import DamagedVersionError, ModelChangedError
@@ -38,6 +34,10 @@ from segue.retraining.models import ModelsLog, expired
 from segue.retraining.pages import question
 from segue.retraining.spec import RetrainSpec
 from segue.retraining.versions.artifacts import require_artifact
+from segue.tasks.announcements import Logger
+from segue.tasks.parent_clock import as_parent, time_at
+from segue.tasks.prefect_api import SILENCE, quick_client
+from segue.tasks.state_words import Word, state_with
 
 _LOOK_SECONDS = 5.0
 

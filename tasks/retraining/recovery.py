@@ -13,12 +13,6 @@ from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterTags
 from prefect.client.schemas.objects import FlowRun
 from prefect.exceptions import ObjectNotFound
 from prefect.states import Scheduled, to_state_create
-from segue.tasks.parent_clock import time_at
-from segue.tasks.prefect_api import create_flow_run
-from segue.tasks.recovery import known_server_id, start_seconds, will_start
-from segue.tasks.retraining.questions import go_on
-from segue.tasks.retraining.turns import stop_run
-from segue.tasks.state_words import Word, is_by_a_person, state_with
 
 from segue.errors import OrchestratorError
 from segue.records import ParentRecord
@@ -29,6 +23,12 @@ from segue.retraining.slots import model_and_slot_of, slot_at, stamp_of
 from segue.runlog.parents import read_parent, remove_parent
 from segue.spec import StoreSpec
 from segue.stores import open_store
+from segue.tasks.parent_clock import time_at
+from segue.tasks.prefect_api import create_flow_run
+from segue.tasks.recovery import known_server_id, start_seconds, will_start
+from segue.tasks.retraining.questions import go_on
+from segue.tasks.retraining.turns import stop_run
+from segue.tasks.state_words import Word, is_by_a_person, state_with
 
 _MOST_RESTARTS = 5
 _LEFT_ALONE = timedelta(minutes=15)

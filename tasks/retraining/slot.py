@@ -10,8 +10,6 @@ from pathlib import Path
 from prefect import get_run_logger, task
 from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
-from segue.tasks.parent_clock import as_parent, parent_clock
-from segue.tasks.run_artifact import artifact_key
 
 from segue.errors import ModelChangedError
 from segue.retraining.asking import asked
@@ -28,6 +26,8 @@ from segue.retraining.versions.artifacts import CARD, put_artifact
 from segue.retraining.versions.jobs import BeginJob, CheckJob, EvaluateJob, MirrorJob, run_job
 from segue.retraining.window import window_of
 from segue.stores import open_store
+from segue.tasks.parent_clock import as_parent, parent_clock
+from segue.tasks.run_artifact import artifact_key
 
 _MOST_COMPARISONS = 10
 

@@ -13,8 +13,6 @@ from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterDeploymen
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.exceptions import ObjectNotFound
-from segue.tasks.prefect_api import create_flow_run
-from segue.tasks.state_words import in_words, is_by_a_person
 
 from segue.errors import OrchestratorError
 from segue.retraining.model_record import SlotEnd, Trigger
@@ -24,6 +22,8 @@ from segue.retraining.spec import RetrainSpec
 from segue.retraining.triggers.look import look, unstarted
 from segue.runlog.parents import read_parent
 from segue.stores import open_store
+from segue.tasks.prefect_api import create_flow_run
+from segue.tasks.state_words import in_words, is_by_a_person
 from segue.units import duration
 
 _MOST_STARTS = 5

@@ -7,8 +7,6 @@ from contextlib import suppress
 from datetime import datetime
 from typing import NamedTuple
 
-from segue.tasks.announcements import Logger
-
 from segue.clock import Clock
 from segue.controller.recovery import Life, OrphanWatch
 from segue.controller.steps import request_stop
@@ -21,6 +19,7 @@ from segue.retraining.spec import RetrainSpec
 from segue.runlog.open import open_log
 from segue.runlog.parents import parents, remove_parent
 from segue.stores.base import Store
+from segue.tasks.announcements import Logger
 
 LOOK_SECONDS, REMOTE_LOOK_SECONDS = 1.0, 5.0
 

@@ -12,10 +12,10 @@ import httpx
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.exceptions import ObjectNotFound
 from pydantic import ValidationError
-from segue.tasks.messenger import Messenger
-from segue.tasks.prefect_api import is_refusal
 
 from segue.errors import OrchestratorError
+from segue.tasks.messenger import Messenger
+from segue.tasks.prefect_api import is_refusal
 
 log = logging.getLogger(__name__)
 

@@ -9,13 +9,13 @@ from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.exceptions import ObjectNotFound
+
+from segue.policy.queueing import UNLIMITED, Queues, Slots, queue_seconds
+from segue.spec import RunSpec
 from segue.tasks.parent_clock import parent_clock, time_at
 from segue.tasks.prefect_api import SILENCE, quick_client
 from segue.tasks.waiting.shared import SharedReadings
 from segue.tasks.waiting.slots import Limit, count_waiting, read_limit, without_own
-
-from segue.policy.queueing import UNLIMITED, Queues, Slots, queue_seconds
-from segue.spec import RunSpec
 
 log = logging.getLogger(__name__)
 

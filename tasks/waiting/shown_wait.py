@@ -11,9 +11,9 @@ from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.objects import State
 from prefect.context import TaskRunContext
 from prefect.states import Completed, Running
-from segue.tasks.messenger import Message
 
 from segue.clock import Clock
+from segue.tasks.messenger import Message
 from segue.units import duration
 
 Deliver = Callable[[Message], None]

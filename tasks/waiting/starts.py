@@ -14,6 +14,7 @@ from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import LogFilter, LogFilterFlowRunId, LogFilterLevel
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.client.schemas.sorting import LogSort
+
 from segue.tasks.messenger import Messenger
 from segue.tasks.waiting.answers import Answers
 

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 
 import pytest
 from prefect.client.schemas.objects import State
-from segue.tasks.segment import state_of
-from segue.tasks.state_words import Word, state_of_run, word_of
 
 from segue.records import Capacity, SegmentReport, StopReason
 from segue.runlog.entries import Action
+from segue.tasks.segment import state_of
+from segue.tasks.state_words import Word, state_of_run, word_of
 from tests.docs.blocks import PAGES, ROOT
 from tests.support.rooms import modules
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import logging
 
-from segue.tasks import plan
-
 from segue.doctor.save_time import newly_measured, notice_seconds
 from segue.records import StopReason
 from segue.runlog import keys
 from segue.runlog.entries import encode
 from segue.spec import RunSpec
 from segue.stores import open_store
+from segue.tasks import plan
 from tests.support.histories import Logbook, make_spec
 
 

@@ -6,10 +6,10 @@ import pytest
 from prefect import flow
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
-from segue.tasks.curve import check_curve, publish_resume
 
 from segue.curves.expectations import CurveReport
 from segue.spec import RunSpec
+from segue.tasks.curve import check_curve, publish_resume
 from tests.support.resumed_run import train
 
 pytestmark = pytest.mark.prefect

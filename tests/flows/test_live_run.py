@@ -26,16 +26,16 @@ from prefect.client.schemas.filters import (
 )
 from prefect.events.filters import EventFilter, EventResourceFilter
 from prefect.settings import PREFECT_API_URL, temporary_settings
+
+from segue.clock import SystemClock
+from segue.controller.steps import decide_next, declare_lost
 from segue.flows.notify import notify
+from segue.records import StopReason
+from segue.reports.run_events import PREEMPTED, RESUME_BROKEN, RunEvent
 from segue.tasks.announcements import Announcer, resource_id
 from segue.tasks.live_run import LiveRun
 from segue.tasks.run_artifact import artifact_key
 from segue.tasks.state_words import in_words
-
-from segue.clock import SystemClock
-from segue.controller.steps import decide_next, declare_lost
-from segue.records import StopReason
-from segue.reports.run_events import PREEMPTED, RESUME_BROKEN, RunEvent
 from tests.flows.test_runs import LONG, ended_segments, final_state, live_attempt, start, until
 
 pytestmark = pytest.mark.prefect

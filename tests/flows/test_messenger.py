@@ -14,6 +14,7 @@ import prefect
 import pytest
 from prefect.exceptions import PrefectHTTPStatusError
 from prefect.settings import PREFECT_API_URL, temporary_settings
+
 from segue.tasks.messenger import Messenger
 from segue.tasks.prefect_api import quick_client
 from segue.tasks.waiting.refused_requests import PAUSES_SECONDS

@@ -15,15 +15,15 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import WorkPoolCreate, WorkPoolUpdate
 from prefect.client.schemas.objects import StateType
 from prefect.exceptions import ObjectAlreadyExists
-from segue.deployments.process.registration import process_template
-from segue.tasks.pools import read_pool, refuse_unusable, require_pools, require_server_version
-from segue.tasks.state_words import in_words
 
 from segue.controller.steps import request_stop
+from segue.deployments.process.registration import process_template
 from segue.doctor.pools.state import Needs, PoolState
 from segue.errors import OrchestratorError
 from segue.records import StopReason
 from segue.runlog.history import read_history
+from segue.tasks.pools import read_pool, refuse_unusable, require_pools, require_server_version
+from segue.tasks.state_words import in_words
 from tests.flows.test_runs import LONG, final_state, live_attempt, segment_runs, start, until
 
 SEGUE = Path(sys.executable).with_name("segue")

@@ -11,13 +11,13 @@ import pytest
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import StateType
 from prefect.states import Cancelling
-from segue.deployments.process.follow import trigger
-from segue.tasks.state_words import in_words
 
+from segue.deployments.process.follow import trigger
 from segue.notices.recall import recall
 from segue.records import Capacity, StopReason, VerdictKind
 from segue.runlog.history import read_history
 from segue.runlog.last_heartbeat import last_heartbeat
+from segue.tasks.state_words import in_words
 from tests.flows.test_runs import LONG, ended_segments, final_state, live_attempt, segment_runs, start, until
 
 pytestmark = [pytest.mark.prefect, pytest.mark.matrix]

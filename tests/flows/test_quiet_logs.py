@@ -6,6 +6,7 @@ import logging
 
 import pytest
 from prefect.exceptions import CrashedRun
+
 from segue.tasks.quiet_logs import keeps
 
 INFO, WARNING, ERROR = logging.INFO, logging.WARNING, logging.ERROR

@@ -8,6 +8,7 @@ import pytest
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import StateType
 from prefect.states import Completed, Scheduled
+
 from segue.flows.notify import notify
 from segue.tasks.state_watch import states_of
 from segue.tasks.state_words import Word, word_of

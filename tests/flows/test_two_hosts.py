@@ -10,7 +10,6 @@ import pytest
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.client.schemas.objects import StateType
-from segue.deployments.process.registration import process_template
 
 from benchmarks.chaos import processes
 from benchmarks.chaos.gate import Gate
@@ -18,6 +17,7 @@ from benchmarks.chaos.stack import ChaosStack
 from benchmarks.crash.places import made_up_keys, moto_server, new_bucket
 from segue.clock import SystemClock
 from segue.controller.steps import open_run
+from segue.deployments.process.registration import process_template
 from segue.records import StopReason
 from segue.runlog.entries import CommitEntry
 from segue.runlog.history import read_history

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.rooms import modules
+
 REPO = Path(__file__).parents[2]
 SOURCES = ("pyproject.toml", "README.md", "LICENSE", "segue", "flows", "tasks", "deployments")
 
@@ -19,24 +21,38 @@ pytestmark = [pytest.mark.matrix, pytest.mark.prefect]
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory) -> Path:
-    """Built from a copy: setuptools leaves a build folder, and packs what an earlier build left there."""
-    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+def source(tmp_path_factory) -> Path:
+    """A copy of the sources: setuptools leaves a build folder, and packs what an earlier build left there."""
+    source = tmp_path_factory.mktemp("source")
     for name in SOURCES:
         if (REPO / name).is_dir():
             shutil.copytree(REPO / name, source / name, ignore=shutil.ignore_patterns("__pycache__"), symlinks=True)
         else:
             shutil.copy(REPO / name, source)
-    build = ("wheel", "--no-deps", "--no-build-isolation", "--quiet", "--wheel-dir", str(out), str(source))
-    subprocess.run([sys.executable, "-m", "pip", *build], check=True, capture_output=True)
-    (found,) = out.glob("*.whl")
-    return found
+    return source
+
+
+@pytest.fixture(scope="module")
+def wheel(source, tmp_path_factory) -> Path:
+    return built("wheel", source, tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.fixture(scope="module")
 def environment(wheel, tmp_path_factory) -> Path:
+    return environment_with(wheel, tmp_path_factory.mktemp("environment"))
+
+
+def built(kind: str, source: Path, out: Path) -> Path:
+    """A wheel, a source distribution (sdist) or an editable wheel of these sources."""
+    build = f"import setuptools.build_meta as b, sys; print(b.build_{kind}(sys.argv[1]))"
+    out.mkdir(exist_ok=True)
+    subprocess.run([sys.executable, "-c", build, str(out)], cwd=source, check=True, capture_output=True)
+    (found,) = out.iterdir()
+    return found
+
+
+def environment_with(wheel: Path, folder: Path) -> Path:
     """The bin folder of a virtual environment with the wheel, which sees this one's packages but not its checkout."""
-    folder = tmp_path_factory.mktemp("environment")
     subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
     python = folder / "bin" / "python"
     subprocess.run([python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", str(wheel)], check=True)
@@ -61,6 +77,26 @@ def test_the_wheel_has_one_package_and_its_templates(wheel):
     templates = {path.name for path in (REPO / "deployments" / "templates").iterdir() if path.name != "__pycache__"}
     assert {name.rpartition("/")[2] for name in names if "/templates/" in name} == templates
     assert "segue/py.typed" in names
+
+
+def test_a_source_distribution_gives_the_same_wheel(source, wheel, tmp_path):
+    shutil.unpack_archive(built("sdist", source, tmp_path / "packed"), tmp_path / "unpacked", filter="data")
+    (folder,) = (tmp_path / "unpacked").iterdir()
+    again = built("wheel", folder, tmp_path / "again")
+    assert sorted(contents(again)) == sorted(contents(wheel))
+
+
+def contents(wheel: Path) -> list[tuple[str, int]]:
+    """Names and sums of what is in a wheel; what is written about the wheel itself is left out."""
+    files = zipfile.ZipFile(wheel).infolist()
+    return [(file.filename, file.CRC) for file in files if not file.filename.endswith(("/RECORD", "/WHEEL"))]
+
+
+def test_an_editable_installation_imports_all_of_it(source, tmp_path):
+    python = environment_with(built("editable", source, tmp_path / "wheel"), tmp_path / "environment") / "python"
+    names = [name for name in modules() if not name.endswith(".__main__") and ".templates" not in name]
+    look = f"import importlib.util as u; print([n for n in {names} if u.find_spec(n) is None], u.find_spec('flows'))"
+    assert run(tmp_path, python, "-c", look).strip() == "[] None"
 
 
 def test_an_empty_folder_becomes_a_project_that_is_drilled_and_trained(environment, tmp_path):

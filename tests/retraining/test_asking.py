@@ -11,9 +11,6 @@ from threading import Barrier
 import pytest
 from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.states import Cancelled, Completed, Crashed, Pending, Running, Scheduled, Suspended
-from segue.tasks.retraining.events import event_of
-from segue.tasks.retraining.recovery import next_start
-from segue.tasks.retraining.turns import Turns
 
 from segue.clock import SystemClock
 from segue.errors import DamagedVersionError, ModelChangedError, NotWaitingError, SpecError
@@ -29,6 +26,9 @@ from segue.retraining.spec import RetrainSpec, Window
 from segue.retraining.versions.artifacts import put_artifact, require_artifact
 from segue.runlog.parents import read_parent, write_parent
 from segue.stores import open_store
+from segue.tasks.retraining.events import event_of
+from segue.tasks.retraining.recovery import next_start
+from segue.tasks.retraining.turns import Turns
 from segue.testing.faulty_store import FaultyStore
 from tests.retraining.monthly import Monthly
 from tests.retraining.test_models import candidate

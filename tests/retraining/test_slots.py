@@ -7,7 +7,6 @@ from zoneinfo import ZoneInfo
 
 import pendulum
 import pytest
-from segue.tasks.retraining.schedule import require_cron, ticks, ticks_of_the_evening_before
 
 from segue.errors import NoDataError, SlotEndedError, SpecError
 from segue.retraining.gate.record import GateResult
@@ -27,6 +26,7 @@ from segue.retraining.slots import (
 from segue.retraining.spec import RetrainSpec, Window
 from segue.retraining.window import window_of
 from segue.stores import open_store
+from segue.tasks.retraining.schedule import require_cron, ticks, ticks_of_the_evening_before
 from tests.retraining.monthly import Monthly, slot_of_month
 from tests.retraining.test_models import candidate as candidate_at
 

@@ -7,7 +7,6 @@ from datetime import UTC, datetime
 from types import SimpleNamespace
 
 import pytest
-from segue.tasks.curve import summary
 
 from segue.interop.export_readme import readme, readme_of_dcp
 from segue.records import Capacity, Finding, StopReason, Verdict, VerdictKind
@@ -21,6 +20,7 @@ from segue.retraining.model_record import Artifact, Candidate, Comparison, Inter
 from segue.retraining.models import ModelsLog
 from segue.retraining.spec import MissingPeriod, Window, WindowFile
 from segue.stores import LocalStore
+from segue.tasks.curve import summary
 from segue.verification.comparison import Problem, Resume
 from segue.verification.junit import summary_of, summary_of_error
 from segue.verification.page import verifications_page

@@ -7,8 +7,8 @@ from contextlib import suppress
 from uuid import UUID
 
 import psutil
-from segue.deployments.process.stack import LocalStack
 
+from segue.deployments.process.stack import LocalStack
 from segue.process import FLOW_RUN_VARIABLE
 
 LEFT_WITHIN_SECONDS = 60.0

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from segue.deployments.process.demo_provider import Provider
 
 from segue.clock import SystemClock
+from segue.deployments.process.demo_provider import Provider
 from segue.notices.board import NoticeBoard
 from segue.notices.platform import find_platform
 from segue.records import Capacity, Heartbeat, StopReason

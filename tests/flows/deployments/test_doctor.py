@@ -11,14 +11,14 @@ import pytest
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.settings import PREFECT_API_URL, temporary_settings
-from segue.tasks.doctor.items import items
-from segue.tasks.doctor.server import database_of, open_parents
-from segue.tasks.pools import is_verification_limited, read_pool, recovery_of, require_pools
 
 from segue.doctor.check import examine
 from segue.doctor.server import Database, Recovery
 from segue.doctor.subject import Subject
 from segue.errors import OrchestratorError, QueueMissingError
+from segue.tasks.doctor.items import items
+from segue.tasks.doctor.server import database_of, open_parents
+from segue.tasks.pools import is_verification_limited, read_pool, recovery_of, require_pools
 from tests.cli.test_errors import closed_port
 from tests.cli.test_run_command import answering
 from tests.doctor.showing import bad, makes_fail

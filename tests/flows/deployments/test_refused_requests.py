@@ -16,6 +16,7 @@ import pytest
 from prefect.client.orchestration import get_client
 from prefect.exceptions import PrefectHTTPStatusError
 from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+
 from segue.tasks.prefect_api import quick_client
 from segue.tasks.waiting.refused_requests import PAUSES_SECONDS, is_refused, repeat_refused_requests
 

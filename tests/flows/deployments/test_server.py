@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 from prefect.server.database.configurations import AioSqliteConfiguration
+
 from segue.deployments.process import server
 from segue.deployments.process.database import keep_template, template_file
 from segue.deployments.process.server import ImmediateSqlite, prepare

@@ -15,11 +15,11 @@ import pytest
 import yaml
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import DeploymentUpdate
+
 from segue.deployments.process.follow import require_deployments
 from segue.deployments.process.registration import TEMPLATES, describe_deployments, register_deployments
 from segue.deployments.process.services import is_alive
 from segue.deployments.process.stack import POOLS, free_port
-
 from segue.errors import OrchestratorError
 from segue.records import StopReason
 from segue.retraining.spec import RetrainSpec

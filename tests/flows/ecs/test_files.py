@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+
 from segue.deployments.containers import POOLS
 from segue.deployments.ecs.files import ecs_files
 

@@ -19,13 +19,13 @@ from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.client.schemas.objects import StateType
 from prefect.states import Cancelling
 from prefect.utilities.callables import parameter_schema
+
+from segue.clock import SystemClock
+from segue.controller.steps import decide_next, open_run
 from segue.deployments.containers import SIGTERM_VARIABLE
 from segue.deployments.ecs.files import ecs_files
 from segue.deployments.ecs.pools import job_template
 from segue.flows.segment import segment
-
-from segue.clock import SystemClock
-from segue.controller.steps import decide_next, open_run
 from tests.flows.test_runs import until
 
 pytestmark = [pytest.mark.prefect, pytest.mark.matrix]

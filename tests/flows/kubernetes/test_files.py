@@ -14,10 +14,10 @@ import pytest
 import yaml
 from prefect.client.orchestration import PrefectClient
 from prefect.client.schemas.objects import FlowRun
+
 from segue.deployments.containers import POOLS, SIGTERM_VARIABLE
 from segue.deployments.kubernetes.clouds import CLOUDS, POOL_LABEL
 from segue.deployments.kubernetes.files import kubernetes_files
-
 from tests.support.kube.rights import Request, may
 
 REPO = Path(__file__).parents[3]

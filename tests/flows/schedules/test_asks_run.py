@@ -7,12 +7,12 @@ from uuid import UUID
 
 import pytest
 from prefect.states import Crashed
-from segue.tasks.looks.look import look_at
-from segue.tasks.state_words import in_words
 
 from segue.clock import SystemClock
 from segue.retraining.model_record import Decision
 from segue.retraining.slots import store_of
+from segue.tasks.looks.look import look_at
+from segue.tasks.state_words import in_words
 from tests.flows.schedules.test_slots_run import artifact, client, events, final_state, monthly, started, until
 from tests.retraining.monthly import Monthly, slot_of_month
 

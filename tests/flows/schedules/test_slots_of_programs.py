@@ -12,7 +12,6 @@ from uuid import UUID
 import pytest
 import toml
 from prefect.client.orchestration import get_client
-from segue.tasks.state_words import in_words
 
 import segue
 from examples.chargpt.texts import deliver
@@ -24,6 +23,7 @@ from segue.runlog.last_heartbeat import last_heartbeat
 from segue.runlog.log import RunLog
 from segue.stores import open_store
 from segue.stores.local import MARKER
+from segue.tasks.state_words import in_words
 from tests.flows.conftest import REPO
 from tests.flows.schedules.test_slots_run import final_state, started, until
 from tests.retraining.monthly import slot_of_month

@@ -5,9 +5,9 @@ from __future__ import annotations
 import httpx
 import pytest
 from prefect.exceptions import ObjectNotFound
-from segue.tasks.waiting.answers import Answers
 
 from segue.errors import OrchestratorError
+from segue.tasks.waiting.answers import Answers
 
 
 class Post:

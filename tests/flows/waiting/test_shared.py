@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from threading import Event
 
 import pytest
+
 from segue.tasks.waiting.shared import SharedReadings
 
 

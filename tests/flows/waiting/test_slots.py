@@ -12,12 +12,12 @@ from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterNam
 from prefect.client.schemas.objects import FlowRun
 from prefect.exceptions import ObjectNotFound
 from prefect.states import Cancelled, Cancelling, Completed, Running, Scheduled, to_state_create
+
 from segue.flows.segment import segment
+from segue.policy.queueing import Queues, queue_seconds
 from segue.tasks.waiting import queues
 from segue.tasks.waiting.queues import queues_of_attempt, queues_of_run
 from segue.tasks.waiting.slots import held_seconds, read_limit, seconds_between_starts
-
-from segue.policy.queueing import Queues, queue_seconds
 
 pytestmark = pytest.mark.prefect
 HOUR = 3600.0

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from prefect.client.schemas.objects import FlowRun
 from prefect.states import Crashed, Pending, Running, Scheduled
+
 from segue.tasks.waiting.starts import why_pending, why_refused
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

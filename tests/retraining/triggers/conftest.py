@@ -5,7 +5,6 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 import pytest
-from segue.tasks.retraining.schedule import begins_for_data
 
 from segue.retraining.gate.profile import profile_of
 from segue.retraining.gate.record import GateResult
@@ -16,6 +15,7 @@ from segue.retraining.slots import run_of
 from segue.retraining.triggers.look import Look, look
 from segue.retraining.window import window_of
 from segue.stores import open_store
+from segue.tasks.retraining.schedule import begins_for_data
 from tests.retraining.monthly import Monthly, slot_of_month
 
 START = slot_of_month(4)

@@ -8,7 +8,6 @@ from datetime import UTC, datetime, timedelta
 from threading import Barrier
 
 import pytest
-from segue.tasks.retraining.schedule import begins_for_data
 
 from segue.data.files import Listed, hash_of, listed, written_at
 from segue.errors import DataUnreadableError, SameDataError, SpecError
@@ -23,6 +22,7 @@ from segue.retraining.triggers.look import unstarted
 from segue.retraining.window import window_of
 from segue.spec import DataAccess
 from segue.stores import open_store
+from segue.tasks.retraining.schedule import begins_for_data
 from segue.testing.faulty_store import FaultyStore
 from tests.retraining.monthly import Monthly, slot_of_month
 

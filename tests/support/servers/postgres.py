@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
 from segue.deployments.process.stack import free_port
 
 _INSTALLED = Path("/usr/lib/postgresql")
