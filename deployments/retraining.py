@@ -21,13 +21,13 @@ from segue.clock import SystemClock
 from segue.errors import OrchestratorError
 from segue.flows.retrain import retrain
 from segue.flows.watch import watch
+from segue.prefect.api import SILENCE, create_flow_run, require_silence
+from segue.prefect.slots.schedule import require_cron
+from segue.prefect.ui.artifacts import LiveArtifact, artifact_key
 from segue.retraining.history import Models
 from segue.retraining.pages import history_page
 from segue.retraining.slots import run_id_of
 from segue.retraining.spec import RetrainSpec
-from segue.tasks.prefect_api import SILENCE, create_flow_run, require_silence
-from segue.tasks.retraining.schedule import require_cron
-from segue.tasks.run_artifact import LiveArtifact, artifact_key
 
 FLOW = "retrain"
 ENTRYPOINT = "segue.flows.retrain.retrain"

@@ -25,7 +25,7 @@ def main() -> None:
     if sys.argv[1:] == [WAIT_OPTION] and not _take_flow_run():
         return
     # Not at the top: the trainer is started first.
-    importlib.import_module("segue.tasks.waiting.refused_requests").repeat_refused_requests()
+    importlib.import_module("segue.prefect.refused_requests").repeat_refused_requests()
     sys.argv[1:] = []
     runpy.run_module("prefect.engine", run_name="__main__", alter_sys=True)
 
@@ -34,7 +34,7 @@ def _take_flow_run() -> bool:
     """Import what a segment needs, then wait for the variables of a flow run; False when the worker has ended."""
     # Ctrl-C on a terminal reaches the whole group; there is nothing here to save.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    for name in ("prefect.flow_engine", "segue.flows.segment", "segue.tasks.waiting.refused_requests"):
+    for name in ("prefect.flow_engine", "segue.flows.segment", "segue.prefect.refused_requests"):
         importlib.import_module(name)
     line = sys.stdin.readline()
     if not line:

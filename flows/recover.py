@@ -11,13 +11,13 @@ from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.runtime import deployment, flow_run
 from prefect.states import Completed, Failed
 
+from segue.prefect.api import SILENCE
+from segue.prefect.parent_clock import clock_of
+from segue.prefect.recovery.known_stores import known_stores
+from segue.prefect.recovery.look import look_at, look_at_all
+from segue.prefect.recovery.never_begun import end_never_begun
+from segue.prefect.recovery.schedule import end_late_starts, interval_seconds
 from segue.spec import StoreSpec
-from segue.tasks.looks.known_stores import known_stores
-from segue.tasks.looks.look import look_at, look_at_all
-from segue.tasks.looks.never_begun import end_never_begun
-from segue.tasks.looks.schedule import end_late_starts, interval_seconds
-from segue.tasks.parent_clock import clock_of
-from segue.tasks.prefect_api import SILENCE
 
 
 @flow(name="recover", retries=0, validate_parameters=True, persist_result=False)

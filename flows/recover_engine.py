@@ -25,7 +25,7 @@ from typing import Any
 from segue.process import FLOW_RUN_VARIABLE
 
 _LATE = timedelta(minutes=2)
-"""As in `segue.tasks.looks.schedule`, which loads Prefect."""
+"""As in `segue.prefect.recovery.schedule`, which loads Prefect."""
 _ANSWER_SECONDS = 5.0
 _LONGEST_WAIT_SECONDS = 60.0
 """After which the server is asked again: its clock may be set, and a person may cancel the start."""

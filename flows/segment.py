@@ -17,13 +17,13 @@ from segue.controller.segment import NoticeRelay, run_attempt, run_standby
 from segue.controller.standby_agent import Left
 from segue.launch.early import discard_early
 from segue.launch.output import survive_broken_output
+from segue.prefect.api import is_cancelled, tagged, wait_for_api
+from segue.prefect.messenger import Messenger
+from segue.prefect.ui.attempt_states import state_of
+from segue.prefect.ui.quiet_logs import quieten
+from segue.prefect.ui.state_words import Word, is_by_a_person, state_with
 from segue.records import SegmentPlan, SegmentReport
 from segue.spec import RunSpec
-from segue.tasks.messenger import Messenger
-from segue.tasks.prefect_api import is_cancelled, tagged, wait_for_api
-from segue.tasks.quiet_logs import quieten
-from segue.tasks.segment import state_of
-from segue.tasks.state_words import Word, is_by_a_person, state_with
 
 _API_SECONDS = 120.0
 """How long a segment that has ended waits for the Prefect API, to report its state. Its report is in the log."""

@@ -16,6 +16,15 @@ from prefect.states import Failed
 from segue.controller.recovery import ParentHeartbeat
 from segue.errors import NoDataError, ParentAliveError, SameDataError, SegueError, SlotEndedError, StoreError
 from segue.flows.train import train
+from segue.prefect.api import is_cancelled
+from segue.prefect.parent_clock import as_parent, parent_clock
+from segue.prefect.recovery.parents import known_server_id
+from segue.prefect.recovery.watch import RecoveryWatch
+from segue.prefect.slots.events import announce
+from segue.prefect.slots.questions import Questions
+from segue.prefect.slots.schedule import begins_for_data
+from segue.prefect.slots.turns import Turns, stop_run
+from segue.prefect.ui.state_words import Word, has_reached_goal, state_with, word_of
 from segue.retraining.history import SlotState
 from segue.retraining.model_record import SlotEnd, SlotOutcome, SlotStart
 from segue.retraining.models import ModelsLog, require_new_data
@@ -28,13 +37,6 @@ from segue.runlog.parents import read_parent
 from segue.spec import RunSpec
 from segue.stores import open_store
 from segue.tasks.curve import check_curve
-from segue.tasks.looks.watch import RecoveryWatch
-from segue.tasks.parent_clock import as_parent, parent_clock
-from segue.tasks.prefect_api import is_cancelled
-from segue.tasks.recovery import known_server_id
-from segue.tasks.retraining.events import announce
-from segue.tasks.retraining.questions import Questions
-from segue.tasks.retraining.schedule import begins_for_data
 from segue.tasks.retraining.slot import (
     begin_with_version,
     check_data,
@@ -45,8 +47,6 @@ from segue.tasks.retraining.slot import (
     publish_data_check,
     publish_model,
 )
-from segue.tasks.retraining.turns import Turns, stop_run
-from segue.tasks.state_words import Word, has_reached_goal, state_with, word_of
 
 Logger = logging.Logger | logging.LoggerAdapter[Any]
 

@@ -19,6 +19,15 @@ from segue.errors import ParentAliveError, RunOverError, SegueError, StoreError
 from segue.integrations.tracking import tracking, usable_trackers
 from segue.launch.output import survive_broken_output
 from segue.policy.decide import Decision
+from segue.prefect.api import tagged, wait_for_api
+from segue.prefect.parent_clock import as_parent, ending_with, parent_clock, run_time
+from segue.prefect.recovery.parents import known_server_id, withdraw_other_starts
+from segue.prefect.recovery.segment_states import settle_missed
+from segue.prefect.recovery.watch import RecoveryWatch
+from segue.prefect.standbys import release_standby
+from segue.prefect.ui.live_run import LiveRun
+from segue.prefect.ui.quiet_logs import quieten
+from segue.prefect.ui.state_words import Word, state_of_run, state_with
 from segue.records import SegmentPlan, SegmentReport, Verdict
 from segue.reports.cost import CostReport
 from segue.reports.summary import late_seconds_at_end
@@ -29,17 +38,9 @@ from segue.stores import open_store
 from segue.tasks.continuity import judge_resume
 from segue.tasks.cost import report_cost
 from segue.tasks.curve import publish_resume
-from segue.tasks.live_run import LiveRun
-from segue.tasks.looks.watch import RecoveryWatch
-from segue.tasks.parent_clock import as_parent, ending_with, parent_clock, run_time
 from segue.tasks.plan import open_run, plan_segment
-from segue.tasks.prefect_api import tagged, wait_for_api
-from segue.tasks.quiet_logs import quieten
-from segue.tasks.recovery import known_server_id, withdraw_other_starts
-from segue.tasks.run_artifact import publish_run
-from segue.tasks.segment import release_standby, run_segment
-from segue.tasks.segment_states import settle_missed
-from segue.tasks.state_words import Word, state_of_run, state_with
+from segue.tasks.run_page import publish_run
+from segue.tasks.segment import run_segment
 
 _CANCELLED = "the parent's flow run was cancelled"
 _API_SECONDS = 900.0

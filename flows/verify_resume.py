@@ -16,16 +16,16 @@ from pydantic import NonNegativeInt
 from segue.errors import SegueError
 from segue.flows.train import train
 from segue.notices.disturbance import DisturbanceKind
+from segue.prefect.api import tagged
+from segue.prefect.parent_clock import as_parent, parent_clock
+from segue.prefect.ui.quiet_logs import quieten
+from segue.prefect.ui.state_words import Word, state_with, word_of
 from segue.runlog.history import History, read_history
 from segue.runlog.open import open_log
 from segue.spec import RunSpec
 from segue.stores import open_store
 from segue.stores.base import StoreGoneError
 from segue.tasks.continuity import publish_verification, record_verification, tidy_verification
-from segue.tasks.parent_clock import as_parent, parent_clock
-from segue.tasks.prefect_api import tagged
-from segue.tasks.quiet_logs import quieten
-from segue.tasks.state_words import Word, state_with, word_of
 from segue.verification.disturber import Disturber, disturbing, latency_seconds
 from segue.verification.moments import Pace, moments
 from segue.verification.page import headline

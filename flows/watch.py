@@ -10,10 +10,10 @@ from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 
 from segue.errors import SegueError, SpecError
+from segue.prefect.parent_clock import parent_clock, run_time
+from segue.prefect.ui.quiet_logs import quieten
 from segue.retraining.slots import store_of
 from segue.retraining.spec import RetrainSpec
-from segue.tasks.parent_clock import parent_clock, run_time
-from segue.tasks.quiet_logs import quieten
 from segue.tasks.retraining.triggers import look_for_triggers, start_triggered
 
 

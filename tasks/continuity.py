@@ -13,16 +13,16 @@ from prefect.runtime import flow_run, task_run
 from segue.controller.steps import settle_verdict
 from segue.markup import inline
 from segue.notices.disturbance import DisturbanceKind
+from segue.prefect.api import SILENCE, quick_client, wait_for_api
+from segue.prefect.parent_clock import as_parent, parent_clock
+from segue.prefect.ui.announcements import Announcer
+from segue.prefect.ui.artifacts import LiveArtifact, artifact_key
 from segue.records import SegmentReport, Verdict, VerdictKind
 from segue.runlog.history import read_history
 from segue.runlog.open import open_log
 from segue.spec import RunSpec
 from segue.stores import open_store
 from segue.stores.base import StoreReadError, StoreWriteError
-from segue.tasks.announcements import Announcer
-from segue.tasks.parent_clock import as_parent, parent_clock
-from segue.tasks.prefect_api import SILENCE, quick_client, wait_for_api
-from segue.tasks.run_artifact import LiveArtifact, artifact_key
 from segue.verification.cleanup import tidy
 from segue.verification.disturber import Disturber
 from segue.verification.events import event_of

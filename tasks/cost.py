@@ -6,11 +6,11 @@ from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
 from segue.controller.standby_messages import held_by_standbys
+from segue.prefect.parent_clock import as_parent
 from segue.reports.cost import CostReport, cost_report
 from segue.runlog.history import read_history
 from segue.runlog.open import open_log
 from segue.spec import RunSpec
-from segue.tasks.parent_clock import as_parent
 
 
 @task(name="report-cost", retries=0, cache_policy=NO_CACHE)

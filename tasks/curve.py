@@ -11,10 +11,10 @@ from prefect.cache_policies import NO_CACHE
 from segue.curves.expectations import CurveReport
 from segue.curves.expectations import check_curve as check_curve_here
 from segue.curves.resume_plot import draw_resume
-from segue.markup import Markup, blocks, table
+from segue.markup import Markup
+from segue.prefect.ui.artifacts import artifact_key
 from segue.runlog.open import open_log
 from segue.spec import RunSpec
-from segue.tasks.run_artifact import artifact_key
 
 
 @task(name="check-curve", retries=0, cache_policy=NO_CACHE)
@@ -24,7 +24,7 @@ def check_curve(spec: RunSpec) -> CurveReport:
     for item in report.failed:
         get_run_logger().warning("curve expectation failed name=%s observed=%s", item.name, item.observed)
     key = artifact_key(f"{spec.run_id}-curve")
-    create_markdown_artifact(summary(report), key=key, description=f"Loss curve check of {spec.run_id}")
+    create_markdown_artifact(report.in_markdown(), key=key, description=f"Loss curve check of {spec.run_id}")
     return report
 
 
@@ -35,9 +35,3 @@ def publish_resume(spec: RunSpec, segment: int | None = None) -> None:
     text = Markup(f"![loss before and after the resume](data:image/png;base64,{png})")
     key = artifact_key(f"{spec.run_id}-resume-point")
     create_markdown_artifact(text, key=key, description=f"Newest resume of {spec.run_id}")
-
-
-def summary(report: CurveReport) -> str:
-    """The report as a markdown table."""
-    rows = [(item.name, item.outcome, item.sentence) for item in report.expectations]
-    return blocks(report.sentence, table(("expectation", "outcome", "meaning"), rows))

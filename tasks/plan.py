@@ -10,12 +10,12 @@ from segue.controller.steps import open_run as open_run_here
 from segue.doctor.save_time import newly_measured
 from segue.integrations.tracking import open_trackers
 from segue.policy.decide import Decision
+from segue.prefect.parent_clock import as_parent, parent_clock
+from segue.prefect.pools import own_pool, require_pools
+from segue.prefect.queues.queues import queues_of_run
 from segue.runlog.history import read_history
 from segue.runlog.open import open_log
 from segue.spec import RunSpec
-from segue.tasks.parent_clock import as_parent, parent_clock
-from segue.tasks.pools import own_pool, require_pools
-from segue.tasks.waiting.queues import queues_of_run
 
 
 @task(name="open-run", retries=0, cache_policy=NO_CACHE)

@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from typing import Any
 
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
-from prefect.client.schemas.objects import State
-from prefect.states import Cancelled, Completed, Failed
 
 from segue.clock import Clock
 from segue.controller.back_off import back_off
 from segue.controller.continuation import await_claim
-from segue.controller.standby_manager import release_leftover
 from segue.controller.waiting.capacity_wait import Show
 from segue.controller.waiting.starts import Submitted
 from segue.controller.waiting.wait import await_report
-from segue.records import SegmentPlan, SegmentReport, StopReason
+from segue.prefect.parent_clock import as_parent, parent_clock
+from segue.prefect.prefect_orchestrator import PrefectOrchestrator
+from segue.prefect.ui.attempt_states import state_of
+from segue.prefect.ui.shown_wait import ShownWait
+from segue.records import SegmentPlan
 from segue.runlog.log import RunLog
 from segue.runlog.open import open_log
 from segue.spec import RunSpec
-from segue.stores.base import StoreReadError, StoreWriteError
-from segue.tasks.parent_clock import as_parent, parent_clock
-from segue.tasks.prefect_orchestrator import PrefectOrchestrator
-from segue.tasks.state_words import Word, state_with
-from segue.tasks.waiting.shown_wait import ShownWait
 
 
 @task(name="segment", task_run_name="{spec.run_id}-seg{plan.segment}-a{plan.attempt}", retries=0, cache_policy=NO_CACHE)
@@ -81,54 +76,3 @@ def _handle_of(runlog: RunLog, spec: RunSpec, plan: SegmentPlan, prefect: Prefec
     if "handle" in kept and prefect.was_cancelled(kept["handle"]):
         return kept["handle"]
     return prefect.submit(spec, plan)
-
-
-def release_standby(spec: RunSpec) -> None:
-    """Cancel a standby that a run that is over left on the pool. Best effort: one that starts later ends by itself."""
-    try:
-        runlog = open_log(spec).reload()
-        with closing(PrefectOrchestrator(log_id=runlog.log_id)) as prefect:
-            release_leftover(runlog, spec, orchestrator=prefect)
-    except (StoreReadError, StoreWriteError) as error:
-        get_run_logger().warning("leftover standby not looked up reason=%s", error)
-
-
-def state_of(report: SegmentReport) -> State[Any]:
-    """The state of an attempt in the Prefect UI: a preemption is a crash, never a failure."""
-    message = message_of(report)
-    match report.stop_reason:
-        case StopReason.FINISHED | StopReason.BOUND:
-            return Completed(message=message)
-        case StopReason.NOTICE:
-            return state_with(Word.PREEMPTED, message)
-        case StopReason.LOST:
-            return state_with(Word.LOST, message)
-        case StopReason.FENCED:
-            return state_with(Word.FENCED, message)
-        case StopReason.OUT_OF_MEMORY:
-            return state_with(Word.OUT_OF_MEMORY, message)
-        case StopReason.HUNG:
-            return state_with(Word.HUNG, message)
-        case StopReason.CANCELLED:
-            return Cancelled(message=message)
-        case StopReason.NO_CAPACITY:
-            return state_with(Word.NO_CAPACITY, message)
-        case StopReason.START_FAILED:
-            return state_with(Word.START_FAILED, message)
-        case StopReason.FAILED if report.anomaly is not None:
-            return state_with(Word.ANOMALY, message)
-        case StopReason.FAILED:
-            return Failed(message=message)
-
-
-def message_of(report: SegmentReport) -> str:
-    """One line about the attempt; after a failure also the traceback of the user's code."""
-    if not report.got_capacity and report.note:
-        return report.note
-    ref = report.checkpoint
-    committed = f"step {ref.step} is committed" if ref is not None else "this attempt committed nothing"
-    line = f"{report.stop_reason.in_words} at step {report.to_step} on {report.capacity}; {committed}, "
-    line += f"{report.lost_steps} steps must be done again" if report.lost_steps else "no step is lost"
-    if report.note:
-        line += f"; {report.note}"
-    return f"{line}\n{report.failure.traceback}" if report.failure else line

@@ -16,7 +16,7 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from benchmarks.chaos.gate import Gate
 from benchmarks.common.child import ROOT, child_environment
 from segue.deployments.process.stack import POOLS, LocalStack
-from segue.tasks.prefect_api import quick_client
+from segue.prefect.api import quick_client
 
 SERVER = "server"
 WORKERS = tuple(f"worker-{pool}" for pool in POOLS)

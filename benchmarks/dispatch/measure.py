@@ -20,9 +20,9 @@ from prefect.client.schemas.actions import DeploymentUpdate
 from segue.deployments.process.follow import open_client
 from segue.deployments.process.stack import LocalStack
 from segue.errors import OrchestratorError
+from segue.prefect.prefect_orchestrator import PrefectOrchestrator
 from segue.records import Capacity, SegmentPlan
 from segue.spec import RunSpec
-from segue.tasks.prefect_orchestrator import PrefectOrchestrator
 
 _DEPLOYMENT = "segment/spot"
 _LONGEST_SECONDS = 180.0

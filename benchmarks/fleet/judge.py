@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterTags
 
+from segue.prefect.recovery.segment_states import store_of
 from segue.records import Capacity, SegmentReport, StopReason
 from segue.reports.summary import late_seconds_at_end
 from segue.runlog.history import History, read_history
 from segue.runlog.open import open_log
 from segue.spec import RunSpec
-from segue.tasks.segment_states import store_of
 
 
 @dataclass(frozen=True)

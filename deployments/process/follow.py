@@ -15,6 +15,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 
 from segue.clock import SystemClock
 from segue.controller.recovery import Life, OrphanWatch
+from segue.prefect.api import SILENCE, quick_client, refusal
+from segue.prefect.pools import read_pool, refuse_unusable_parent, require_pools
+from segue.prefect.recovery.parents import PARENT_DEPLOYMENT, create_parent, recover_run
+from segue.prefect.ui.state_words import in_words
 from segue.records import Heartbeat
 from segue.reports.console import errors
 from segue.reports.progress import StepLines
@@ -24,10 +28,6 @@ from segue.runlog.log import RunLog
 from segue.runlog.parents import read_parent
 from segue.spec import RunSpec
 from segue.stores.base import StoreReadError, StoreWriteError
-from segue.tasks.pools import read_pool, refuse_unusable_parent, require_pools
-from segue.tasks.prefect_api import SILENCE, quick_client, refusal
-from segue.tasks.recovery import PARENT_DEPLOYMENT, create_parent, recover_run
-from segue.tasks.state_words import in_words
 
 _LOOK_SECONDS = 0.25
 _ASK_PREFECT_SECONDS = 1.0

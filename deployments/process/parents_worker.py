@@ -34,8 +34,8 @@ from segue.deployments.process.follow import require_server
 from segue.deployments.process.own_process import Job, why_own_process
 from segue.deployments.process.served_run import ServedRun, name_runs
 from segue.errors import OrchestratorError
-from segue.tasks.prefect_api import quick_client
-from segue.tasks.waiting.refused_requests import repeat_refused_requests
+from segue.prefect.api import quick_client
+from segue.prefect.refused_requests import repeat_refused_requests
 
 _ASK_SECONDS = 2.0
 """How often it is asked whether a parent is being cancelled: one request for all of them."""

@@ -21,6 +21,7 @@ from segue.deployments.process.demo_starts import measured, why_late
 from segue.deployments.process.follow import open_client
 from segue.deployments.process.stack import LocalStack
 from segue.deployments.retraining import deploy, publish_history, start_slot, wait_for
+from segue.prefect.ui.state_words import Word, in_words, word_of
 from segue.reports.console import console
 from segue.reports.tables import rows_table
 from segue.retraining.gate.docs import fetch_docs
@@ -33,7 +34,6 @@ from segue.runlog.history import read_history
 from segue.runlog.last_heartbeat import last_heartbeat
 from segue.runlog.log import RunLog
 from segue.stores import open_store
-from segue.tasks.state_words import Word, in_words, word_of
 from segue.units import money
 
 _EXAMPLE = "examples/retraining"

@@ -17,7 +17,7 @@ from prefect.states import Cancelled
 
 from segue.controller.ending import EndableClock, EndedError, Ending, Why
 from segue.flows.train import train
-from segue.tasks.parent_clock import with_clock
+from segue.prefect.parent_clock import with_clock
 
 log = logging.getLogger(__name__)
 

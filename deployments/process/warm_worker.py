@@ -24,8 +24,8 @@ import anyio.abc
 from prefect.runner import _starter_engine
 
 from segue.flows.prefect_engine import WAIT_OPTION
+from segue.prefect.refused_requests import repeat_refused_requests
 from segue.process import FLOW_RUN_VARIABLE
-from segue.tasks.waiting.refused_requests import repeat_refused_requests
 
 log = logging.getLogger(__name__)
 

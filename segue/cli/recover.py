@@ -34,10 +34,10 @@ def recover(
     from prefect.settings import PREFECT_API_URL
 
     from segue.deployments.process.follow import open_client, require_server
-    from segue.tasks.looks.known_stores import known_stores
-    from segue.tasks.looks.look import Looked, look_at
-    from segue.tasks.looks.never_begun import end_never_begun
-    from segue.tasks.parent_clock import clock_of
+    from segue.prefect.parent_clock import clock_of
+    from segue.prefect.recovery.known_stores import known_stores
+    from segue.prefect.recovery.look import Looked, look_at
+    from segue.prefect.recovery.never_begun import end_never_begun
 
     if not PREFECT_API_URL.value():
         raise OrchestratorError(

@@ -97,7 +97,7 @@ def run(
     if state is None:
         console.print(f"started {spec.run_id}; `segue status {spec.run_id} --store {spec.store.url}` shows it")
         return
-    from segue.tasks.state_words import in_words
+    from segue.prefect.ui.state_words import in_words
 
     _end(runlog, spec, in_words(state), state.message or "", as_json=as_json)
 
@@ -142,7 +142,7 @@ def _train_on_server(
     spec: RunSpec, runlog: RunLog, *, accept_drift: bool, detach: bool, hint: str | None
 ) -> State | None:
     from segue.deployments.process.follow import follow, open_client, require_deployments, trigger
-    from segue.tasks.recovery import server_id, stop_if_cancelled
+    from segue.prefect.recovery.parents import server_id, stop_if_cancelled
 
     with server(), open_client() as client:
         require_deployments(client, spec, is_new=not read_history(runlog).has_trained)

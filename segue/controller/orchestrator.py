@@ -1,7 +1,7 @@
 """The orchestrator as the controller uses it: start attempts and standbys on pools, read their state, cancel them.
 
 The run's log takes precedence over every answer of an orchestrator. Implementations are
-`segue.tasks.prefect_orchestrator` (Prefect) and `segue.controller.local_run` (processes on this machine).
+`segue.prefect.prefect_orchestrator` (Prefect) and `segue.controller.local_run` (processes on this machine).
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from segue.curves.frame import curve_frame, opened
 from segue.curves.great_expectations import Expected, Outcome, validate
 from segue.curves.repeated_steps import repeats
 from segue.errors import NoCheckpointError
+from segue.markup import blocks, table
 from segue.records import Record, Value
 from segue.runlog.history import History
 from segue.runlog.log import RunLog
@@ -75,6 +76,11 @@ class CurveReport(Record):
             f"{self.run_id}: {failed if self.failed else 'nothing failed'} in steps {self.first_step} to "
             f"{self.last_step}; {self.repeated_rows} repeated records were compared"
         )
+
+    def in_markdown(self) -> str:
+        """The result, and a table of the expectations."""
+        rows = [(item.name, item.outcome, item.sentence) for item in self.expectations]
+        return blocks(self.sentence, table(("expectation", "outcome", "meaning"), rows))
 
 
 class _Check(NamedTuple):

@@ -20,7 +20,7 @@ OF_SERVER = (
     "prefect.verify-resume",
     *JUDGES,
 )
-"""The checks that need a Prefect server. `segue.tasks.doctor` makes them, because only the pack imports Prefect."""
+"""The checks that need a Prefect server. `segue.prefect.doctor` makes them, because only the pack imports Prefect."""
 
 PARTS = (stores.items, launchers.items, recipe.items, notices.items, machine.items)
 """What gives the checks of a part of the subject; those first whose failure is the cause of others."""

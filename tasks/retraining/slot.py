@@ -12,6 +12,8 @@ from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 
 from segue.errors import ModelChangedError
+from segue.prefect.parent_clock import as_parent, parent_clock
+from segue.prefect.ui.artifacts import artifact_key
 from segue.retraining.asking import asked
 from segue.retraining.gate.check import check_window
 from segue.retraining.gate.docs import store_docs
@@ -26,8 +28,6 @@ from segue.retraining.versions.artifacts import CARD, put_artifact
 from segue.retraining.versions.jobs import BeginJob, CheckJob, EvaluateJob, MirrorJob, run_job
 from segue.retraining.window import window_of
 from segue.stores import open_store
-from segue.tasks.parent_clock import as_parent, parent_clock
-from segue.tasks.run_artifact import artifact_key
 
 _MOST_COMPARISONS = 10
 

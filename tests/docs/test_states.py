@@ -10,15 +10,15 @@ from collections.abc import Iterator
 import pytest
 from prefect.client.schemas.objects import State
 
+from segue.prefect.ui.attempt_states import state_of
+from segue.prefect.ui.state_words import Word, state_of_run, word_of
 from segue.records import Capacity, SegmentReport, StopReason
 from segue.runlog.entries import Action
-from segue.tasks.segment import state_of
-from segue.tasks.state_words import Word, state_of_run, word_of
 from tests.docs.blocks import PAGES, ROOT
 from tests.support.rooms import modules
 
 TYPES = ("Completed", "Failed", "Crashed", "Cancelled", "Cancelling", "Scheduled")
-ROOMS = ("segue.flows.", "segue.tasks.", "segue.deployments.")
+ROOMS = ("segue.flows.", "segue.tasks.", "segue.deployments.", "segue.prefect.")
 UNSEEN = {"Crashed / Deleted"}
 """What a parent notes about a flow run that was deleted; no server has such a state."""
 PROSE = {"without a segment", "and the other states of a parent"}

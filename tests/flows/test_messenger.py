@@ -15,9 +15,9 @@ import pytest
 from prefect.exceptions import PrefectHTTPStatusError
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from segue.tasks.messenger import Messenger
-from segue.tasks.prefect_api import quick_client
-from segue.tasks.waiting.refused_requests import PAUSES_SECONDS
+from segue.prefect.api import quick_client
+from segue.prefect.messenger import Messenger
+from segue.prefect.refused_requests import PAUSES_SECONDS
 
 ANSWER_WITHIN_SECONDS = 30.0
 

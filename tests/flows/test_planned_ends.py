@@ -12,9 +12,9 @@ from prefect.client.schemas.objects import StateType
 from segue.clock import SystemClock
 from segue.controller.continuation import _OFFER_SECONDS
 from segue.controller.steps import open_run
+from segue.prefect.ui.state_words import in_words
 from segue.records import StopReason, VerdictKind
 from segue.runlog.history import read_history
-from segue.tasks.state_words import in_words
 from tests.flows.test_runs import ended_segments, final_state, live_attempt, start, until
 from tests.support.final_states import state_at_end
 

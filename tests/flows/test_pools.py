@@ -20,10 +20,10 @@ from segue.controller.steps import request_stop
 from segue.deployments.process.registration import process_template
 from segue.doctor.pools.state import Needs, PoolState
 from segue.errors import OrchestratorError
+from segue.prefect.pools import read_pool, refuse_unusable, require_pools, require_server_version
+from segue.prefect.ui.state_words import in_words
 from segue.records import StopReason
 from segue.runlog.history import read_history
-from segue.tasks.pools import read_pool, refuse_unusable, require_pools, require_server_version
-from segue.tasks.state_words import in_words
 from tests.flows.test_runs import LONG, final_state, live_attempt, segment_runs, start, until
 
 SEGUE = Path(sys.executable).with_name("segue")

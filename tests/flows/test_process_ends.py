@@ -14,10 +14,10 @@ from prefect.states import Cancelling
 
 from segue.deployments.process.follow import trigger
 from segue.notices.recall import recall
+from segue.prefect.ui.state_words import in_words
 from segue.records import Capacity, StopReason, VerdictKind
 from segue.runlog.history import read_history
 from segue.runlog.last_heartbeat import last_heartbeat
-from segue.tasks.state_words import in_words
 from tests.flows.test_runs import LONG, ended_segments, final_state, live_attempt, segment_runs, start, until
 
 pytestmark = [pytest.mark.prefect, pytest.mark.matrix]

@@ -7,7 +7,7 @@ import logging
 import pytest
 from prefect.exceptions import CrashedRun
 
-from segue.tasks.quiet_logs import keeps
+from segue.prefect.ui.quiet_logs import keeps
 
 INFO, WARNING, ERROR = logging.INFO, logging.WARNING, logging.ERROR
 

@@ -24,18 +24,18 @@ from segue.clock import SystemClock
 from segue.controller.recovery import register_start
 from segue.controller.steps import decide_next, declare_lost, open_run
 from segue.deployments.process.follow import trigger
+from segue.prefect.pools import warn_of_idle_schedule
+from segue.prefect.prefect_orchestrator import PrefectOrchestrator
+from segue.prefect.recovery import look
+from segue.prefect.recovery.look import look_at
+from segue.prefect.recovery.parents import parents_of, recover_run, will_start
+from segue.prefect.recovery.segment_states import settle_left, settle_segments
+from segue.prefect.ui.state_words import in_words
 from segue.process import ProcessRef
 from segue.records import ParentRecord, StopReason
 from segue.runlog.history import read_history
 from segue.runlog.parents import parents, read_parent
 from segue.spec import StoreSpec
-from segue.tasks.looks import look
-from segue.tasks.looks.look import look_at
-from segue.tasks.pools import warn_of_idle_schedule
-from segue.tasks.prefect_orchestrator import PrefectOrchestrator
-from segue.tasks.recovery import parents_of, recover_run, will_start
-from segue.tasks.segment_states import settle_left, settle_segments
-from segue.tasks.state_words import in_words
 from segue.testing.clock import FakeClock
 from tests.flows.test_runs import LONG, ended_segments, final_state, live_attempt, segment_runs, start, until
 

@@ -17,12 +17,12 @@ from prefect.client.schemas.objects import StateType
 from segue.clock import SystemClock
 from segue.controller.steps import open_run
 from segue.deployments.process.follow import trigger
+from segue.prefect.ui.artifacts import artifact_key
+from segue.prefect.ui.state_words import in_words
 from segue.records import Capacity, StopReason, VerdictKind
 from segue.runlog.history import read_history
 from segue.runlog.last_heartbeat import last_heartbeat
 from segue.runlog.open import open_log
-from segue.tasks.run_artifact import artifact_key
-from segue.tasks.state_words import in_words
 from tests.support.final_states import state_at_end
 from tests.support.trackers import FileTracker
 

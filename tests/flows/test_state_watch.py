@@ -10,8 +10,8 @@ from prefect.client.schemas.objects import StateType
 from prefect.states import Completed, Scheduled
 
 from segue.flows.notify import notify
-from segue.tasks.state_watch import states_of
-from segue.tasks.state_words import Word, word_of
+from segue.prefect.state_watch import states_of
+from segue.prefect.ui.state_words import Word, word_of
 
 pytestmark = pytest.mark.prefect
 

@@ -14,6 +14,9 @@ from prefect.states import Cancelled, Completed, Crashed, Pending, Running, Sche
 
 from segue.clock import SystemClock
 from segue.errors import DamagedVersionError, ModelChangedError, NotWaitingError, SpecError
+from segue.prefect.slots.events import event_of
+from segue.prefect.slots.recovery import next_start
+from segue.prefect.slots.turns import Turns
 from segue.records import ParentRecord
 from segue.retraining.asking import asked
 from segue.retraining.gate.record import GateResult
@@ -26,9 +29,6 @@ from segue.retraining.spec import RetrainSpec, Window
 from segue.retraining.versions.artifacts import put_artifact, require_artifact
 from segue.runlog.parents import read_parent, write_parent
 from segue.stores import open_store
-from segue.tasks.retraining.events import event_of
-from segue.tasks.retraining.recovery import next_start
-from segue.tasks.retraining.turns import Turns
 from segue.testing.faulty_store import FaultyStore
 from tests.retraining.monthly import Monthly
 from tests.retraining.test_models import candidate

@@ -13,11 +13,11 @@ import pendulum
 import pytest
 from prefect.client.schemas.objects import FlowRun
 
+from segue.prefect.slots.schedule import require_cron
 from segue.retraining.periods import newest_complete, period_at, periods_until
 from segue.retraining.slots import slot_at
 from segue.retraining.spec import RetrainSpec
 from segue.retraining.window import choose
-from segue.tasks.retraining.schedule import require_cron
 
 FIRST, LAST, DAY, WEEK = date(2020, 1, 1), date(2030, 12, 31), timedelta(days=1), timedelta(days=7)
 DAYS = [FIRST + number * DAY for number in range((LAST - FIRST).days + 1)]

@@ -13,6 +13,8 @@ from prefect.states import Completed
 from segue.clock import SystemClock
 from segue.flows import slot as slots
 from segue.flows.slot import SlotRunner
+from segue.prefect.slots import questions
+from segue.prefect.slots.questions import PromotionAnswer, _Given
 from segue.retraining.model_record import SlotStart
 from segue.retraining.models import ModelsLog
 from segue.retraining.slots import heartbeat_of, store_of
@@ -21,8 +23,6 @@ from segue.retraining.versions.artifacts import put_artifact
 from segue.retraining.window import window_of
 from segue.runlog.parents import parents, read_parent
 from segue.stores import open_store
-from segue.tasks.retraining import questions
-from segue.tasks.retraining.questions import PromotionAnswer, _Given
 from tests.retraining.monthly import Monthly, slot_of_month
 from tests.retraining.test_asking import PASSED
 from tests.retraining.test_models import candidate

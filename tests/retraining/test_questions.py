@@ -9,12 +9,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from segue.prefect.slots import questions
+from segue.prefect.slots.questions import PromotionAnswer, Questions, _Given
 from segue.retraining.models import ModelsLog
 from segue.retraining.spec import RetrainSpec
 from segue.retraining.versions.artifacts import put_artifact
 from segue.stores import open_store
-from segue.tasks.retraining import questions
-from segue.tasks.retraining.questions import PromotionAnswer, Questions, _Given
 from segue.testing.clock import FakeClock
 from tests.retraining.monthly import Monthly
 from tests.retraining.test_asking import LATE, NOW, UNTIL, begin, decision, waiting

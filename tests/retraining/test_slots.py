@@ -9,6 +9,7 @@ import pendulum
 import pytest
 
 from segue.errors import NoDataError, SlotEndedError, SpecError
+from segue.prefect.slots.schedule import require_cron, ticks, ticks_of_the_evening_before
 from segue.retraining.gate.record import GateResult
 from segue.retraining.model_record import SlotEnd, SlotStart
 from segue.retraining.models import ModelsLog
@@ -26,7 +27,6 @@ from segue.retraining.slots import (
 from segue.retraining.spec import RetrainSpec, Window
 from segue.retraining.window import window_of
 from segue.stores import open_store
-from segue.tasks.retraining.schedule import require_cron, ticks, ticks_of_the_evening_before
 from tests.retraining.monthly import Monthly, slot_of_month
 from tests.retraining.test_models import candidate as candidate_at
 

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from segue.curves.expectations import CurveReport
 from segue.interop.export_readme import readme, readme_of_dcp
 from segue.records import Capacity, Finding, StopReason, Verdict, VerdictKind
 from segue.reports.cost import cost_report
@@ -20,7 +21,6 @@ from segue.retraining.model_record import Artifact, Candidate, Comparison, Inter
 from segue.retraining.models import ModelsLog
 from segue.retraining.spec import MissingPeriod, Window, WindowFile
 from segue.stores import LocalStore
-from segue.tasks.curve import summary
 from segue.verification.comparison import Problem, Resume
 from segue.verification.junit import summary_of, summary_of_error
 from segue.verification.page import verifications_page
@@ -107,7 +107,7 @@ def test_the_page_of_a_run():
 
 def test_the_check_of_a_curve():
     item = SimpleNamespace(name=EVIL, outcome="failed", sentence=EVIL)
-    require_inert(summary(SimpleNamespace(sentence=EVIL, expectations=(item,))))
+    require_inert(CurveReport.in_markdown(SimpleNamespace(sentence=EVIL, expectations=(item,))))
 
 
 def test_verifications_and_drills():

@@ -17,6 +17,7 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     ("deployments",),
     ("flows",),
     ("tasks",),
+    ("prefect",),
     ("planning", "run", "integrations", "local_session", "retraining", "doctor"),
     ("resume_drill",),
     ("verification",),

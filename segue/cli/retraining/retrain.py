@@ -52,7 +52,7 @@ def deploy(
     require_prefect("retrain")
     from segue.deployments.process.follow import open_client, require_server
     from segue.deployments.retraining import deploy as deploy_here
-    from segue.tasks.retraining.schedule import ticks, ticks_of_the_evening_before
+    from segue.prefect.slots.schedule import ticks, ticks_of_the_evening_before
 
     require_lasting_server("segue retrain deploy")
     require_server()
@@ -103,7 +103,7 @@ def backfill(
     """
     spec = _read(file)
     require_prefect("retrain")
-    from segue.tasks.retraining.schedule import require_cron, ticks
+    from segue.prefect.slots.schedule import require_cron, ticks
 
     require_cron(spec)
     first, last = (moment(text, spec, option=option) for text, option in ((since, "--from"), (until, "--to")))
@@ -175,7 +175,7 @@ def _run_all(spec: RetrainSpec, file: Path, wanted: list[datetime]) -> None:
 
 def _run(client: SyncPrefectClient, spec: RetrainSpec, file: Path, slot: datetime, *, is_local: bool) -> bool:
     from segue.deployments.retraining import deploy, start_slot, wait_for
-    from segue.tasks.state_words import in_words
+    from segue.prefect.ui.state_words import in_words
 
     if is_local:
         deploy(client, spec, file=str(file), working_dir=Path.cwd(), active=False)

@@ -17,8 +17,8 @@ from prefect.client.orchestration import get_client
 from prefect.exceptions import PrefectHTTPStatusError
 from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
-from segue.tasks.prefect_api import quick_client
-from segue.tasks.waiting.refused_requests import PAUSES_SECONDS, is_refused, repeat_refused_requests
+from segue.prefect.api import quick_client
+from segue.prefect.refused_requests import PAUSES_SECONDS, is_refused, repeat_refused_requests
 
 LABELS = "/flow_runs/8d0f1d5e-0000-4000-8000-000000000000/labels"
 

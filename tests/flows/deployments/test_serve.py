@@ -26,12 +26,12 @@ from segue.deployments.process.own_process import PARENT_ENTRYPOINT, Job, why_ow
 from segue.deployments.process.registration import process_template
 from segue.flows.recover import recover
 from segue.flows.train import train
+from segue.prefect.recovery.look import look_at
+from segue.prefect.ui.state_words import in_words
 from segue.process import ProcessRef
 from segue.records import StopReason
 from segue.runlog.history import read_history
 from segue.runlog.parents import parents, read_parent
-from segue.tasks.looks.look import look_at
-from segue.tasks.state_words import in_words
 from tests.flows.conftest import REPO
 from tests.flows.test_recovery import the_parents
 from tests.flows.test_runs import LONG, artifacts, final_state, live_attempt, until

@@ -13,9 +13,9 @@ from prefect.client.schemas.objects import StateType
 
 from segue.flows.prefect_engine import WAIT_OPTION
 from segue.launch.local import EARLY_OPTION
+from segue.prefect.ui.state_words import in_words
 from segue.records import StopReason
 from segue.runlog.history import read_history
-from segue.tasks.state_words import in_words
 from tests.flows.test_runs import ended_segments, final_state, live_attempt, start, until
 from tests.support.run_processes import NO_RUN, flow_run_of
 

@@ -6,9 +6,9 @@ import pytest
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import StateType
 
+from segue.prefect.ui.state_words import in_words
 from segue.records import StopReason, VerdictKind
 from segue.runlog.history import read_history
-from segue.tasks.state_words import in_words
 from tests.flows.kubernetes.conftest import ON_KUBERNETES
 from tests.flows.test_runs import LONG, ended_segments, final_state, live_attempt, segment_runs, start, until
 

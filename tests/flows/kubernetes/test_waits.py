@@ -12,9 +12,9 @@ from prefect.states import Cancelling
 
 from segue.clock import SystemClock
 from segue.controller.steps import open_run
+from segue.prefect.prefect_orchestrator import PrefectOrchestrator
 from segue.records import StopReason
 from segue.runlog.history import read_history
-from segue.tasks.prefect_orchestrator import PrefectOrchestrator
 from tests.flows.kubernetes.conftest import API_SECRETS, ON_KUBERNETES
 from tests.flows.test_runs import (
     LONG,

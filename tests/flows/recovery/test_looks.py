@@ -24,19 +24,19 @@ from segue.controller.recovery import ParentHeartbeat, register_start
 from segue.controller.steps import open_run
 from segue.deployments.process.registration import crash_leftovers, describe_deployments, schedule_recovery
 from segue.flows.recover_engine import ended_as_late, seconds_until_due
+from segue.prefect.doctor.items import recovery
+from segue.prefect.recovery import known_stores as stores_module
+from segue.prefect.recovery.known_stores import StoreKeeper, known_stores, variable_of
+from segue.prefect.recovery.look import Looked, look_at, look_at_all
+from segue.prefect.recovery.never_begun import end_never_begun
+from segue.prefect.recovery.parents import server_id
+from segue.prefect.recovery.schedule import end_late_starts, interval_seconds, why_silent
+from segue.prefect.recovery.segment_states import is_made_by_outage, settle_left, settle_segments
+from segue.prefect.recovery.watch import RecoveryWatch
 from segue.process import FLOW_RUN_VARIABLE
 from segue.runlog.parents import read_parent
 from segue.spec import StoreSpec
 from segue.stores import LocalStore, open_store
-from segue.tasks.doctor.items import recovery
-from segue.tasks.looks import known_stores as stores_module
-from segue.tasks.looks.known_stores import StoreKeeper, known_stores, variable_of
-from segue.tasks.looks.look import Looked, look_at, look_at_all
-from segue.tasks.looks.never_begun import end_never_begun
-from segue.tasks.looks.schedule import end_late_starts, interval_seconds, why_silent
-from segue.tasks.looks.watch import RecoveryWatch
-from segue.tasks.recovery import server_id
-from segue.tasks.segment_states import is_made_by_outage, settle_left, settle_segments
 from segue.testing.clock import FakeClock
 from tests.flows.conftest import pause_recovery
 from tests.flows.test_runs import LONG, ended_segments, final_state, start, until

@@ -17,6 +17,7 @@ from prefect.client.orchestration import get_client
 
 from segue.deployments.process.stack import LocalStack
 from segue.deployments.retraining import wait_for
+from segue.prefect.ui.state_words import in_words
 from segue.retraining.models import Models, ModelsLog
 from segue.retraining.slots import run_id_of, store_of
 from segue.retraining.spec import RetrainSpec
@@ -25,7 +26,6 @@ from segue.runlog.last_heartbeat import last_heartbeat
 from segue.runlog.log import RunLog
 from segue.spec import StoreSpec
 from segue.stores import open_store
-from segue.tasks.state_words import in_words
 from tests.flows.conftest import REPO
 from tests.stores.conftest import aws_keys, moto_url, place_at, radosgw_config, radosgw_url
 

@@ -15,6 +15,7 @@ from prefect.client.orchestration import get_client
 
 import segue
 from examples.chargpt.texts import deliver
+from segue.prefect.ui.state_words import in_words
 from segue.retraining.models import Models, ModelsLog
 from segue.retraining.slots import run_id_of
 from segue.retraining.spec import RetrainSpec
@@ -23,7 +24,6 @@ from segue.runlog.last_heartbeat import last_heartbeat
 from segue.runlog.log import RunLog
 from segue.stores import open_store
 from segue.stores.local import MARKER
-from segue.tasks.state_words import in_words
 from tests.flows.conftest import REPO
 from tests.flows.schedules.test_slots_run import final_state, started, until
 from tests.retraining.monthly import slot_of_month

@@ -20,13 +20,13 @@ from prefect.events.filters import EventFilter, EventNameFilter
 from prefect.states import Cancelling, Scheduled
 
 from segue.deployments.retraining import deploy, start_slot
+from segue.prefect.recovery.look import look_at
+from segue.prefect.ui.state_words import in_words
 from segue.retraining.slots import run_id_of, store_of
 from segue.runlog.history import read_history
 from segue.runlog.last_heartbeat import last_heartbeat
 from segue.runlog.log import RunLog
 from segue.stores import open_store
-from segue.tasks.looks.look import look_at
-from segue.tasks.state_words import in_words
 from tests.flows.conftest import REPO
 from tests.retraining.monthly import Monthly, slot_of_month
 

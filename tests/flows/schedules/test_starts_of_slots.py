@@ -14,13 +14,13 @@ from prefect.states import Cancelled, Crashed, Failed, Paused, Running, Schedule
 from segue.clock import SystemClock
 from segue.errors import OrchestratorError
 from segue.flows.retrain import retrain
+from segue.prefect.api import create_flow_run
+from segue.prefect.slots.recovery import recover_slot
 from segue.records import ParentRecord
 from segue.retraining.model_record import SlotStart, Trigger
 from segue.retraining.slots import heartbeat_of, run_of, stamp_of, store_of
 from segue.retraining.spec import Window
 from segue.runlog.parents import read_parent, remove_parent, write_parent
-from segue.tasks.prefect_api import create_flow_run
-from segue.tasks.retraining.recovery import recover_slot
 from segue.tasks.retraining.triggers import start_triggered
 from tests.retraining.monthly import Monthly, slot_of_month
 from tests.retraining.test_asking import PASSED, begin

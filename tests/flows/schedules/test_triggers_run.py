@@ -8,9 +8,9 @@ from prefect.events import Event, Resource
 
 from segue.deployments.retraining import deploy
 from segue.flows.watch import watch
+from segue.prefect.ui.state_words import in_words
 from segue.retraining.slots import run_id_of
 from segue.stores import open_store
-from segue.tasks.state_words import in_words
 from tests.flows.conftest import REPO
 from tests.flows.schedules.test_slots_run import client, final_state, monthly, until
 from tests.retraining.monthly import Monthly

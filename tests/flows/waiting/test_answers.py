@@ -7,7 +7,7 @@ import pytest
 from prefect.exceptions import ObjectNotFound
 
 from segue.errors import OrchestratorError
-from segue.tasks.waiting.answers import Answers
+from segue.prefect.queues.answers import Answers
 
 
 class Post:

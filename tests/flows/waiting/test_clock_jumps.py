@@ -14,11 +14,11 @@ from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
 
 from segue.clock import SystemClock
 from segue.controller.steps import open_run
+from segue.prefect.parent_clock import server_time, store_time
+from segue.prefect.ui.artifacts import artifact_key
 from segue.records import Capacity, StopReason
 from segue.runlog.history import read_history
 from segue.stores import LocalStore
-from segue.tasks.parent_clock import server_time, store_time
-from segue.tasks.run_artifact import artifact_key
 from tests.flows.test_runs import LONG, live_attempt, until
 
 pytestmark = [pytest.mark.prefect, pytest.mark.matrix]

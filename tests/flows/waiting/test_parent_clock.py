@@ -9,9 +9,9 @@ import pytest
 
 from segue.controller.ending import EndableClock, EndedError, Ending, Why
 from segue.controller.steady_clock import Reading, SteadyClock
+from segue.prefect import parent_clock as clocks
+from segue.prefect.parent_clock import parent_clock, run_time, server_time, time_at, with_clock
 from segue.spec import StoreSpec
-from segue.tasks import parent_clock as clocks
-from segue.tasks.parent_clock import parent_clock, run_time, server_time, time_at, with_clock
 
 AHEAD = timedelta(minutes=10)
 

@@ -7,8 +7,8 @@ from prefect import flow, task
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 from prefect.runtime import flow_run
 
-from segue.tasks.messenger import Messenger
-from segue.tasks.waiting.shown_wait import ShownWait
+from segue.prefect.messenger import Messenger
+from segue.prefect.ui.shown_wait import ShownWait
 from segue.testing.clock import FakeClock
 from tests.flows.test_runs import client, until
 

@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 
 import pytest
 
+from segue.prefect.slots.schedule import begins_for_data
 from segue.retraining.gate.profile import profile_of
 from segue.retraining.gate.record import GateResult
 from segue.retraining.history import Models
@@ -15,7 +16,6 @@ from segue.retraining.slots import run_of
 from segue.retraining.triggers.look import Look, look
 from segue.retraining.window import window_of
 from segue.stores import open_store
-from segue.tasks.retraining.schedule import begins_for_data
 from tests.retraining.monthly import Monthly, slot_of_month
 
 START = slot_of_month(4)

@@ -11,6 +11,7 @@ import pytest
 
 from segue.data.files import Listed, hash_of, listed, written_at
 from segue.errors import DataUnreadableError, SameDataError, SpecError
+from segue.prefect.slots.schedule import begins_for_data
 from segue.retraining.gate.record import GateResult
 from segue.retraining.model_record import SlotEnd, SlotStart, Trigger
 from segue.retraining.models import ModelsLog
@@ -22,7 +23,6 @@ from segue.retraining.triggers.look import unstarted
 from segue.retraining.window import window_of
 from segue.spec import DataAccess
 from segue.stores import open_store
-from segue.tasks.retraining.schedule import begins_for_data
 from segue.testing.faulty_store import FaultyStore
 from tests.retraining.monthly import Monthly, slot_of_month
 

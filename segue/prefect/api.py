@@ -1,0 +1,150 @@
+"""Asking the Prefect API without ever waiting for it for long: a run must not depend on its answers."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from uuid import UUID
+
+import httpx
+from prefect.client.base import PrefectResponse
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.actions import DeploymentFlowRunCreate
+from prefect.client.schemas.objects import State
+from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
+from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+
+from segue.clock import Clock, SystemClock
+from segue.credentials import masked
+from segue.errors import OrchestratorError
+from segue.prefect.refused_requests import repeat_refused_requests
+from segue.prefect.ui.state_words import TAG_START, is_by_a_person, word_of
+
+log = logging.getLogger(__name__)
+
+SILENCE = (httpx.HTTPError, PrefectHTTPStatusError)
+"""Exceptions of a request that was not answered as asked; `require_silence` raises for those that are refusals."""
+
+ANSWER_SECONDS = 5.0
+"""Longest wait for one answer."""
+_ASK_SECONDS = 2.0
+_TRANSIENT = (408, 425, 429)
+_BUSY = (408, 429, 502, 503)
+"""Status codes after which Prefect's client waits at least two seconds, even when it does not ask again."""
+
+
+@contextmanager
+def quick_client() -> Iterator[SyncPrefectClient]:
+    """A client that makes each request once, waits five seconds for its answer, and raises at once for a busy server.
+
+    Prefect's own client retries for more than a minute, in which nothing else is looked at. A request that a server on
+    SQLite refused is repeated at once, for a second and a half at most.
+    """
+    repeat_refused_requests()
+    settings = {"timeout": ANSWER_SECONDS, "event_hooks": {"response": [_require_not_busy]}}
+    with (
+        temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}),
+        get_client(httpx_settings=settings, sync_client=True) as client,
+    ):
+        yield client
+
+
+def _require_not_busy(response: httpx.Response) -> None:
+    if response.status_code in _BUSY:
+        response.read()  # The error quotes it.
+        PrefectResponse.from_httpx_response(response).raise_for_status()
+
+
+def is_refusal(error: Exception) -> bool:
+    """Whether the API answered and refused, so that asking again does not help."""
+    if not isinstance(error, httpx.HTTPStatusError):
+        return False
+    status = error.response.status_code
+    return 400 <= status < 500 and status not in _TRANSIENT
+
+
+def require_silence(error: Exception) -> None:
+    """Return when the API did not answer, or is overloaded; a retry may help then.
+
+    Raises:
+        OrchestratorError: the API refused the request.
+    """
+    if is_refusal(error):
+        raise refusal(error) from None
+
+
+def refusal(error: Exception) -> OrchestratorError:
+    """The error for an API that refused a request, or that does not answer."""
+    server = f"the Prefect server at {masked(str(PREFECT_API_URL.value()))}"
+    if not is_refusal(error):
+        return OrchestratorError(
+            what=f"{server} does not answer ({type(error).__name__}).",
+            fix="start the Prefect server, or correct PREFECT_API_URL; without it, `segue run` starts a server itself.",
+        )
+    assert isinstance(error, httpx.HTTPStatusError)
+    status = error.response.status_code
+    if status in (401, 403):
+        what, fix = "refuses access", "set PREFECT_API_KEY or PREFECT_API_AUTH_STRING, or ask for access."
+    elif status == httpx.codes.NOT_FOUND:
+        what, fix = "has no Prefect API there", "correct PREFECT_API_URL; it usually ends with /api."
+    else:
+        what, fix = "refused the request", "use a server of the same version as the installed prefect."
+    return OrchestratorError(what=f"{server} {what} (HTTP {status}).", fix=fix)
+
+
+def create_flow_run(client: SyncPrefectClient, deployment_id: UUID, **facts: Any) -> UUID:
+    """Create a flow run of a deployment that is due now, by the server's clock, unless `facts` has a state; its id.
+
+    Prefect's own method sends a state with the time of this machine's clock. One that is ahead delays the start by
+    that, so no state is sent, and the server gives it one.
+    """
+    asked = DeploymentFlowRunCreate(**facts).model_dump(mode="json", exclude_unset=True)
+    path = {"id": str(deployment_id)}
+    response = client.request("POST", "/deployments/{id}/create_flow_run", path_params=path, json=asked)
+    return UUID(response.json()["id"])
+
+
+def wait_for_api(*, limit_seconds: float, clock: Clock | None = None) -> bool:
+    """Wait until the API answers, before a flow returns: its engine reports the state once. False at the limit."""
+    clock = clock or SystemClock()
+    give_up_at = clock.monotonic() + limit_seconds
+    while True:
+        with quick_client() as client:
+            problem = client.api_healthcheck()
+        if problem is None:
+            return True
+        if clock.monotonic() > give_up_at:
+            return False
+        log.warning("waiting for the prefect api reason=%s", type(problem).__name__)
+        clock.sleep(_ASK_SECONDS)
+
+
+def is_cancelled(flow_run_id: UUID) -> bool:
+    """Whether a flow run is being cancelled or was; False when the API does not answer. Asks once."""
+    try:
+        with quick_client() as client:
+            state = client.read_flow_run(flow_run_id).state
+    except (*SILENCE, ObjectNotFound) as error:
+        log.warning("it is not known whether the flow run was cancelled reason=%s", type(error).__name__)
+        return False
+    return state is not None and is_by_a_person(state)
+
+
+def tagged(flow_run_id: UUID | str | None, state: State[Any]) -> State[Any]:
+    """Give a flow run the word of its state as a tag, if there is one; returns the state.
+
+    Best effort: the state's message has the word too, but lists of flow runs show only tags.
+    """
+    word = word_of(state)
+    if word is None or not flow_run_id:
+        return state
+    try:
+        with quick_client() as client:
+            known = client.read_flow_run(UUID(str(flow_run_id))).tags
+            kept = [tag for tag in known if not tag.startswith(TAG_START)]
+            client.update_flow_run(UUID(str(flow_run_id)), tags=[*kept, word.tag])
+    except (*SILENCE, ObjectNotFound) as error:
+        log.info("the flow run has no tag of how it ended reason=%s", type(error).__name__)
+    return state

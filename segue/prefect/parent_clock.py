@@ -1,0 +1,167 @@
+"""The clock of the parent that the calling code belongs to: its sleeps end when the parent is asked to end.
+
+It shows the time of the Prefect server, or of the store, which is the reference for starts and deadlines.
+
+`segue serve` gives each of its parents one of its own. A parent in a container gets no signal when its flow run is
+cancelled, so every other parent looks at its own state.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from datetime import datetime, timedelta
+from email.utils import parsedate_to_datetime
+from typing import TypeVar
+from uuid import UUID, uuid4
+
+import httpx
+from prefect.client.orchestration import SyncPrefectClient
+
+from segue.clock import Clock, SystemClock
+from segue.controller.ending import EndableClock, Ending, Why
+from segue.controller.steady_clock import Reading, Reference, SteadyClock, steady
+from segue.errors import SegueError
+from segue.prefect.api import SILENCE, quick_client
+from segue.prefect.state_watch import STATES
+from segue.prefect.ui.state_words import is_by_a_person
+from segue.spec import StoreSpec
+from segue.stores import open_store
+from segue.stores.base import Examinable, Store
+from segue.stores.retry import OUTAGE_SECONDS, patiently
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_LOOK_SECONDS = 1.0
+_WHOLE_SECONDS = timedelta(seconds=0.5)
+"""HTTP dates and the times of objects count whole seconds: half of one is the expected remainder."""
+_UNCERTAINTY_SECONDS = 1.0
+_CLOCK: ContextVar[Clock | None] = ContextVar("segue_parent_clock", default=None)
+
+
+def parent_clock() -> Clock:
+    """The clock of this parent; the machine's own, unless the parent shares its process with others.
+
+    A context variable, because a flow gets nothing else from who starts it than its parameters, which the server has.
+    """
+    return _CLOCK.get() or SystemClock()
+
+
+def as_parent(ask: Callable[[], T], *, what: str) -> T:
+    """What `ask` returns, retried by the parent's clock while the store fails; attempts go on training meanwhile.
+
+    Raises:
+        StoreReadError, StoreWriteError: it still does after 15 minutes. Recovery then starts the parent again.
+    """
+    return patiently(ask, what=what, patience_seconds=OUTAGE_SECONDS, clock=parent_clock())
+
+
+@contextmanager
+def with_clock(clock: Clock) -> Iterator[None]:
+    """A block in whose flows and tasks `parent_clock` is this one."""
+    before = _CLOCK.set(clock)
+    try:
+        yield
+    finally:
+        _CLOCK.reset(before)
+
+
+@contextmanager
+def ending_with(flow_run_id: UUID | None) -> Iterator[None]:
+    """A block in which the parent's sleeps end with an `EndedError` once a person cancels this flow run.
+
+    A parent in `segue serve` has a clock that does this already.
+    """
+    known = parent_clock()
+    known = known.base if isinstance(known, SteadyClock) else known
+    if flow_run_id is None or isinstance(known, EndableClock):
+        yield
+        return
+    ending, is_over = Ending(), threading.Event()
+
+    def look() -> None:
+        while not is_over.wait(_LOOK_SECONDS):
+            state = STATES.state(flow_run_id)
+            if state is not None and is_by_a_person(state):
+                ending.request(Why.CANCELLED)
+                return
+
+    STATES.watch(flow_run_id)
+    threading.Thread(target=look, name="segue-own-state", daemon=True).start()
+    try:
+        with with_clock(EndableClock(ending)):
+            yield
+    finally:
+        is_over.set()
+        STATES.forget(flow_run_id)
+
+
+def server_time(client: SyncPrefectClient) -> Reading | None:
+    """What the server's clock shows, by the date of its answer; None where it does not say."""
+    try:
+        return _dated(client.hello())
+    except SILENCE as error:
+        log.debug("the server's clock is not known reason=%s", type(error).__name__)
+        return None
+
+
+def time_at(client: SyncPrefectClient) -> datetime:
+    """The server's time; this machine's where the server does not say."""
+    reading = server_time(client)
+    return reading.at if reading is not None else SystemClock().now()
+
+
+def clock_of(client: SyncPrefectClient) -> Clock:
+    """A clock for a short while that shows the server's time."""
+    clock = SteadyClock(SystemClock(), reference=lambda: server_time(client))
+    clock.look()
+    return clock
+
+
+@contextmanager
+def run_time(store: StoreSpec) -> Iterator[None]:
+    """A block in which the parent's clock shows the server's time, or without a server the store's."""
+    base = parent_clock()
+    if isinstance(base, SteadyClock):
+        yield
+        return
+    with steady(base, reference=_reference(store)) as clock, with_clock(clock):
+        yield
+
+
+def _reference(spec: StoreSpec) -> Reference:
+    def read() -> Reading | None:
+        with quick_client() as client:
+            found = server_time(client)
+        return found or (store_time(open_store(spec)) if spec.is_remote else None)
+
+    return read
+
+
+def store_time(store: Store) -> Reading | None:
+    """What the clock of a store shows, by the time of an object that is put there; None where it does not say."""
+    if not isinstance(store, Examinable):
+        return None
+    key = f".segue-check/clock-{uuid4().hex}"  # Where `segue doctor` puts objects, too.
+    try:
+        store.put(key, b"x")
+        at = store.modified_at(key)
+        store.delete([key])
+    except SegueError as error:
+        log.debug("the store's clock is not known reason=%s", error)
+        return None
+    return Reading(at + _WHOLE_SECONDS, _UNCERTAINTY_SECONDS, "the store")
+
+
+def _dated(response: httpx.Response) -> Reading | None:
+    date = response.headers.get("date")
+    try:
+        at = parsedate_to_datetime(date) if date else None
+    except ValueError:
+        at = None
+    return Reading(at + _WHOLE_SECONDS, _UNCERTAINTY_SECONDS, "the Prefect server") if at is not None else None

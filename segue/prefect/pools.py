@@ -1,0 +1,285 @@
+"""The pools of a run on the Prefect server: what is wrong with them, and why an attempt does not start."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from prefect.client.base import ServerType
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.filters import (
+    DeploymentFilter,
+    DeploymentFilterId,
+    FlowRunFilter,
+    FlowRunFilterExpectedStartTime,
+)
+from prefect.client.schemas.objects import WorkPool, WorkQueue, WorkQueueStatus
+from prefect.client.schemas.responses import DeploymentResponse
+from prefect.exceptions import ObjectNotFound
+from prefect.runtime import flow_run
+from prefect.utilities.collections import set_in_dict
+from prefect.utilities.templating import apply_values
+
+from segue.clock import SystemClock
+from segue.doctor.check import Outcome, Result
+from segue.doctor.pools.jobs import Job, job_of
+from segue.doctor.pools.judgement import refusals, refusals_of_parents, warnings
+from segue.doctor.pools.state import Needs, PoolState
+from segue.doctor.server import Recovery, judge_recovery, judge_version
+from segue.errors import OrchestratorError, QueueMissingError
+from segue.launch.ray.checks import has_ray, require_ray
+from segue.launch.slurm.checks import has_slurm, require_slurm
+from segue.prefect.api import SILENCE, quick_client, require_silence
+from segue.prefect.doctor.cluster import with_nodes
+from segue.spec import RunSpec
+
+log = logging.getLogger(__name__)
+
+_SEEN_WITHIN = timedelta(minutes=1)
+"""How long a new queue may have been asked for by no worker."""
+_SCHEDULED_WITHIN = timedelta(minutes=1)
+"""How long a new deployment may have no flow runs. The server looks at new schedules every 5 s."""
+_DEPLOY = (
+    "run `prefect --no-prompt deploy --all` in the folder of prefect.yaml (`segue init` writes one), or name another "
+    "deployment under [pools] in the run spec."
+)
+
+
+def require_pools(
+    spec: RunSpec, *, parent_pool: str | None = None, parent_queue: str | None = None, is_new: bool = True
+) -> None:
+    """Refuse a run that its pools cannot run, before anything of it is started, and log what they do badly.
+
+    The run's parent runs on `parent_pool`, in `parent_queue`. A run that has begun (not `is_new`) is refused only if a
+    deployment does not exist: a pool may be paused, or between two workers. An API that does not answer is not asked
+    again here; the first submission waits for it.
+
+    Raises:
+        OrchestratorError: with the pool, the reason and the fix; or the API refuses access.
+        SlurmSetupError: the run trains on a Slurm cluster that this machine reaches, and it cannot run there.
+        RaySetupError: the same of a Ray cluster, on a machine with Ray.
+    """
+    if is_new and has_slurm():
+        require_slurm(spec)
+    if is_new and has_ray():
+        require_ray(spec)
+    wanted = dict.fromkeys([*(pool.deployment for pool in spec.pools.spot), spec.pools.on_demand])
+    try:
+        with quick_client() as client:
+            states = [read_pool(client, name) for name in wanted]
+            if is_new:
+                require_server_version(server_version(client))
+                needs = needs_of(spec, parent_pool=parent_pool, parent_queue=parent_queue)
+                refuse_unusable(states, needs)
+                warn_of_idle_schedule(client, now=SystemClock().now())
+    except SILENCE as error:
+        require_silence(error)
+        return
+    if is_new:
+        warn_of_shortcomings(states, needs)
+    for state in states:
+        if state.blocker is not None:
+            log.warning("segments will wait deployment=%s reason=%s", state.deployment, state.blocker)
+
+
+def own_pool() -> tuple[str | None, str | None]:
+    """Pool and queue of the current flow run; None outside of one, and when the API does not answer."""
+    if flow_run.id is None:
+        return None, None
+    try:
+        with quick_client() as client:
+            own = client.read_flow_run(UUID(str(flow_run.id)))
+    except (*SILENCE, ObjectNotFound) as error:
+        log.warning("the parent's pool is not known reason=%s", type(error).__name__)
+        return None, None
+    return own.work_pool_name, own.work_queue_name
+
+
+def needs_of(spec: RunSpec, *, parent_pool: str | None, parent_queue: str | None) -> Needs:
+    """What a run needs of its pools."""
+    return Needs(
+        grace_seconds=spec.grace_seconds,
+        parent_pool=parent_pool,
+        parent_queue=parent_queue,
+        is_store_remote=spec.store.is_remote,
+    )
+
+
+def refuse_unusable(states: Iterable[PoolState], needs: Needs) -> None:
+    """Refuse pools on which no segment can run as it must. Pure. A paused pool may be resumed, and is not refused.
+
+    Raises:
+        OrchestratorError: with the pool, the reason and the fix.
+    """
+    _refuse(refusals(list(states), needs))
+
+
+def refuse_unusable_parent(state: PoolState) -> None:
+    """The same for the pool of the parents, which train nothing.
+
+    Raises:
+        OrchestratorError: with the pool, the reason and the fix.
+    """
+    _refuse(refusals_of_parents([state]))
+
+
+def warn_of_shortcomings(states: Sequence[PoolState], needs: Needs) -> None:
+    """Log once what makes a run on these pools worse than it could be. Nodes are looked at where that is possible."""
+    for result in warnings(with_nodes(states), needs):
+        log.warning("%s. Fix: %s", result.reason, result.fix)
+
+
+def warn_of_idle_schedule(client: SyncPrefectClient, *, now: datetime) -> None:
+    """Log a warning if the schedule of `recover` is active, but no look follows from it, or soon none may."""
+    found = recovery_of(client, now=now)
+    if found in (Recovery.IDLE, Recovery.LIMITED):
+        result = judge_recovery(found)
+        log.warning("%s. Fix: %s", result.reason, result.fix)
+
+
+def recovery_of(client: SyncPrefectClient, *, now: datetime) -> Recovery:
+    """What becomes of the schedule that starts dead parents again."""
+    try:
+        deployment = client.read_deployment_by_name("recover/recover")
+    except ObjectNotFound:
+        return Recovery.MISSING
+    if deployment.paused:
+        return Recovery.PAUSED
+    if not any(schedule.active for schedule in deployment.schedules):
+        return Recovery.INACTIVE
+    if deployment.global_concurrency_limit is not None:
+        return Recovery.LIMITED
+    if deployment.created is None or now - deployment.created < _SCHEDULED_WITHIN:
+        return Recovery.ALIVE
+    due = client.read_flow_runs(
+        deployment_filter=DeploymentFilter(id=DeploymentFilterId(any_=[deployment.id])),
+        flow_run_filter=FlowRunFilter(expected_start_time=FlowRunFilterExpectedStartTime(after_=now)),
+        limit=1,
+    )
+    return Recovery.ALIVE if due else Recovery.IDLE
+
+
+def is_verification_limited(client: SyncPrefectClient) -> bool | None:
+    """Whether the deployment of scheduled verifications has a concurrency limit; None: there is none."""
+    try:
+        deployment = client.read_deployment_by_name("verify-resume/verify-resume")
+    except ObjectNotFound:
+        return None
+    return deployment.global_concurrency_limit is not None
+
+
+def server_version(client: SyncPrefectClient) -> str | None:
+    """The version of the server; None for Prefect Cloud, which works with every version of the client."""
+    return None if client.server_type is ServerType.CLOUD else client.api_version()
+
+
+def require_server_version(found: str | None) -> None:
+    """Refuse a server of a version that segue does not work with. A version that cannot be read is accepted.
+
+    Raises:
+        OrchestratorError: with both versions.
+    """
+    _refuse([judge_version(found)])
+
+
+def _refuse(results: Iterable[Result]) -> None:
+    for result in results:
+        if result.outcome is Outcome.FAIL:
+            raise OrchestratorError(what=f"{result.reason}.", fix=result.fix)
+
+
+def read_pool(client: SyncPrefectClient, deployment: str) -> PoolState:
+    """The state of a deployment's pool.
+
+    Raises:
+        QueueMissingError: it has no queue, and so no pool.
+        OrchestratorError: there is no such deployment, or no such pool.
+    """
+    try:
+        found = client.read_deployment_by_name(deployment)
+    except ObjectNotFound:
+        what = f"there is no deployment {deployment!r} on the Prefect server."
+        raise OrchestratorError(what=what, fix=_DEPLOY) from None
+    if found.work_pool_name is None:
+        raise QueueMissingError(deployment=deployment)
+    try:
+        return _state_of(client, deployment, found, found.work_pool_name)
+    except ObjectNotFound:
+        what = f"the pool {found.work_pool_name!r} or the queue of the deployment {deployment!r} does not exist."
+        raise OrchestratorError(what=what, fix="create it, then deploy again.") from None
+
+
+def _state_of(client: SyncPrefectClient, name: str, deployment: DeploymentResponse, pool_name: str) -> PoolState:
+    pool = client.read_work_pool(pool_name)
+    queue = None
+    if deployment.work_queue_name is not None:
+        queue = client.read_work_queue_by_name(deployment.work_queue_name, work_pool_name=pool_name)
+    shared = deployment.global_concurrency_limit
+    of_deployment = shared.limit if shared is not None and shared.active else None
+    limits = [pool.concurrency_limit, queue.concurrency_limit if queue else None, of_deployment]
+    workers = known_workers = None
+    if not pool.is_push_pool and not pool.is_managed_pool:
+        found = client.read_workers_for_work_pool(pool_name)
+        workers, known_workers = sum(worker.status == "ONLINE" for worker in found), len(found)
+    known, given = pool.base_job_template.get("variables", {}).get("properties"), deployment.job_variables or {}
+    # `env.NAME` sets one key of a variable.
+    unknown = sorted({name for name in given if name.partition(".")[0] not in known}) if known is not None else []
+    return PoolState(
+        deployment=name,
+        pool=pool_name,
+        queue=queue.name if queue else None,
+        is_paused=pool.is_paused,
+        is_queue_paused=queue is not None and queue.is_paused,
+        is_queue_polled=queue is None or not workers or _is_polled(queue, now=SystemClock().now()),
+        limit=min((limit for limit in limits if limit is not None), default=None),
+        pool_limit=pool.concurrency_limit,
+        queue_limit=queue.concurrency_limit if queue else None,
+        workers=workers,
+        known_workers=known_workers,
+        unknown_variables=tuple(unknown),
+        job=_job_of(pool, given),
+    )
+
+
+def _is_polled(queue: WorkQueue, *, now: datetime) -> bool:
+    """Whether workers ask for a queue's flow runs, as the server notes it within a minute."""
+    is_new = queue.created is None or now - queue.created < _SEEN_WITHIN
+    return is_new or queue.status is not WorkQueueStatus.NOT_READY
+
+
+def _job_of(pool: WorkPool, given: Mapping[str, Any]) -> Job | None:
+    """The job that a worker would start; None where that cannot be read: nobody's run is refused for it."""
+    try:
+        return _filled_in(pool.type, pool.base_job_template, given)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        log.warning("the template of a pool is not understood pool=%s reason=%r", pool.name, error)
+        return None
+
+
+def _filled_in(pool_type: str, template: Mapping[str, Any], given: Mapping[str, Any]) -> Job | None:
+    """The job of a template with its defaults and these job variables, without blocks and Prefect's variables.
+
+    As `BaseJobConfiguration.from_template_and_values` of Prefect's workers fills it in. None where the pool has no
+    template yet: its first worker brings it.
+    """
+    configuration = template.get("job_configuration")
+    if configuration is None:
+        return None
+    properties = template.get("variables", {}).get("properties", {})
+    values = {
+        name: deepcopy(found["default"]) for name, found in properties.items() if found.get("default") is not None
+    }
+    default_env = values.get("env")
+    for name, value in given.items():
+        if "." in name:
+            set_in_dict(values, name, value)
+        else:
+            values[name] = value
+    filled = apply_values(template=deepcopy(configuration), values=values)
+    if isinstance(default_env, dict) and isinstance(filled.get("env"), dict):
+        filled["env"] = default_env | filled["env"]
+    return job_of(pool_type, filled)

@@ -1,0 +1,323 @@
+"""Prefect as the orchestrator: attempts and standbys are flow runs of deployments."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+from uuid import UUID
+
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.objects import State
+from prefect.context import TaskRunContext
+from prefect.exceptions import ObjectNotFound
+from prefect.states import Cancelled, Cancelling
+
+from segue.errors import OrchestratorError
+from segue.policy.queueing import Queues
+from segue.prefect.api import (
+    SILENCE,
+    create_flow_run,
+    is_cancelled,
+    quick_client,
+    require_silence,
+)
+from segue.prefect.messenger import Message, Messenger
+from segue.prefect.pools import read_pool
+from segue.prefect.queues.answers import Answers
+from segue.prefect.queues.queues import queues_of_attempt
+from segue.prefect.queues.shared import SharedReadings
+from segue.prefect.queues.starts import StartTimes, said_of_start, why_refused
+from segue.prefect.ui.state_words import Word, in_words, is_by_a_person, state_with
+from segue.records import Capacity, SegmentPlan, StopReason
+from segue.spec import RunSpec
+
+log = logging.getLogger(__name__)
+
+_QUEUE_SECONDS = 120.0
+"""How often it is asked how long an attempt would wait for a slot."""
+_BLOCKER_SECONDS = 20.0
+"""How often it is asked why an attempt does not start."""
+_SHARED_SECONDS = 10.0
+"""How old what another parent of this process has read of a pool may be."""
+_WORDS = {StopReason.NO_CAPACITY: Word.NO_CAPACITY, StopReason.START_FAILED: Word.START_FAILED}
+"""The word of a Cancelled state, by the reason of the attempt's end."""
+
+# Keys: the API, and the deployment whose pool it is.
+_pool_blockers: SharedReadings[str | None] = SharedReadings(period_seconds=_SHARED_SECONDS)
+
+
+def label(spec: RunSpec, plan: SegmentPlan) -> str:
+    """The name of an attempt in the Prefect UI."""
+    return f"{spec.run_id}-seg{plan.segment}-a{plan.attempt}-{plan.capacity}"
+
+
+def idempotency_key(spec: RunSpec, name: str, *, log_id: str) -> str:
+    """The key by which each attempt and standby has one flow run, however often it is submitted. Unique per flow.
+
+    The id of the run's log is part of it: the same run id in another store, or after a wipe, is another run.
+    """
+    return f"{spec.run_id}:{log_id}:{name}"
+
+
+class PrefectOrchestrator:
+    """Attempts and standbys as flow runs of the deployments that the run spec names. A handle is an idempotency key.
+
+    Implements `segue.controller.orchestrator.Orchestrator`. No method waits for an API that does not answer: requests
+    are repeated in a thread of their own until they are taken, and states are the last known ones. `log_id` is that of
+    the run's log.
+    """
+
+    def __init__(self, *, log_id: str) -> None:
+        self._log_id = log_id
+        self._messenger = Messenger()
+        self._flow_runs: dict[str, UUID] = {}
+        self._deployments: dict[str, str] = {}
+        self._blockers: Answers[str] = Answers(
+            self._messenger, what="why an attempt does not start", period_seconds=_BLOCKER_SECONDS
+        )
+        self._queues: Answers[Queues] = Answers(
+            self._messenger, what="the queue of a pool", period_seconds=_QUEUE_SECONDS
+        )
+        self._start_times = StartTimes(self._messenger)
+        self._pending: dict[str, Message] = {}
+
+    def submit(self, spec: RunSpec, plan: SegmentPlan) -> str:
+        """The flow run of this attempt: a new one, or the one that was submitted before.
+
+        It is created directly instead of by `run_deployment`, which first creates a dummy task run: on SQLite that
+        collides with the records of the current task. Here the current task is the parent, also in the graph.
+
+        Raises:
+            OrchestratorError: there is no such deployment, or the API refuses the request.
+        """
+        self._deployments[idempotency_key(spec, name_of(plan), log_id=self._log_id)] = plan.deployment
+        if plan.standby is not None:
+            # The standby that waits for this plan. If it is gone, a new one of its name takes the plan.
+            return self._submit(*self._standby(spec, plan.standby, deployment=plan.deployment))
+        return self._submit(*self._attempt(spec, plan))
+
+    def submit_again(self, spec: RunSpec, plan: SegmentPlan, number: int) -> str:
+        """The flow run of a further start of this attempt, beside the first one.
+
+        Raises:
+            OrchestratorError: as for `submit`.
+        """
+        key, create = self._attempt(spec, plan, number=number)
+        self._deployments[key] = plan.deployment
+        return self._submit(key, create)
+
+    def adopt(self, spec: RunSpec, plan: SegmentPlan, flow_run_id: str) -> str:
+        """The handle of a plan that is not submitted, because the machine of this flow run is kept for it."""
+        key = idempotency_key(spec, name_of(plan), log_id=self._log_id)
+        self._deployments[key], self._flow_runs[key] = plan.deployment, UUID(flow_run_id)
+        return key
+
+    def submit_standby(self, spec: RunSpec, standby: str, *, deployment: str) -> str | None:
+        key, create = self._standby(spec, standby, deployment=deployment)
+        try:
+            with quick_client() as client:
+                self._flow_runs[key] = create(client)
+        except (*SILENCE, OrchestratorError) as error:
+            log.warning("prefect did not accept a standby standby=%s reason=%s", standby, type(error).__name__)
+            return None
+        return key
+
+    def state(self, handle: str) -> str | None:
+        self._messenger.require_accepted()
+        state = self._known_state(handle)
+        return in_words(state) if state is not None and state.is_final() else None
+
+    def is_running(self, handle: str) -> bool:
+        state = self._known_state(handle)
+        return state is not None and state.is_running()
+
+    def starting_seconds(self, handle: str) -> float | None:
+        flow_run_id = self._flow_runs.get(handle)
+        return self._start_times.seconds(flow_run_id, self._known_state(handle)) if flow_run_id is not None else None
+
+    def flow_run_id(self, handle: str) -> str | None:
+        flow_run_id = self._flow_runs.get(handle)
+        return str(flow_run_id) if flow_run_id is not None else None
+
+    def why_waiting(self, handle: str) -> str | None:
+        deployment, flow_run_id = self._deployments.get(handle), self._flow_runs.get(handle)
+        if deployment is None:
+            return None
+
+        def ask(client: SyncPrefectClient) -> str | None:
+            try:
+                blocker = _pool_blockers.newest(
+                    (client.api_url, deployment), lambda: read_pool(client, deployment).blocker
+                )
+                return blocker or said_of_start(client, flow_run_id)
+            except OrchestratorError as error:
+                return str(error)  # Only shown: what was submitted does not depend on it.
+
+        return self._blockers.newest(handle, ask)
+
+    def queues(self, spec: RunSpec, handle: str) -> Queues | None:
+        deployment, flow_run_id = self._deployments.get(handle), self._flow_runs.get(handle)
+        if deployment is None or flow_run_id is None:
+            return None
+        facts = {"run_id": spec.run_id, "deployment": deployment, "on_demand": spec.pools.on_demand}
+        found = self._queues.newest(handle, lambda client: queues_of_attempt(client, flow_run_id, **facts))
+        state = self._known_state(handle)
+        # The answer may be two minutes old.
+        has_slot = state is not None and not state.is_scheduled()
+        return found.without_spot if found is not None and has_slot else found
+
+    def refusal(self, handle: str) -> str | None:
+        flow_run_id = self._flow_runs.get(handle)
+        if flow_run_id is None:
+            return None
+        try:
+            with quick_client() as client:
+                return why_refused(client.read_flow_run(flow_run_id))
+        except (*SILENCE, ObjectNotFound) as error:
+            log.warning("it is not known whether the pool started the attempt reason=%s", type(error).__name__)
+            return None
+
+    def was_cancelled(self, handle: str) -> bool:
+        known, flow_run_id = self._known_state(handle), self._flow_runs.get(handle)
+        if known is not None and known.is_final():
+            return is_by_a_person(known)
+        return flow_run_id is not None and is_cancelled(flow_run_id)
+
+    def cancel(self, handle: str, why: str, *, reason: StopReason = StopReason.CANCELLED) -> None:
+        # Prefect replaces Cancelling by a state without a reason if there is no process to end.
+        word = _WORDS.get(reason)
+        ended: State[Any] = state_with(word, why) if word is not None else Cancelled(message=why)
+        self._set_state(handle, Cancelling(message=why), unless_begun=ended)
+
+    def cancel_standby(self, handle: str, why: str) -> None:
+        # Not Cancelling: a standby that never started has no process that would answer.
+        self._set_state(handle, Cancelled(message=why))
+
+    def mark_lost(self, handle: str, why: str) -> None:
+        self._set_state(handle, state_with(Word.LOST, why))
+
+    def deliver(self, message: Message) -> None:
+        """Send a request that only shows something, without waiting for its answer."""
+        self._messenger.deliver(message)
+
+    def close(self) -> None:
+        """Watch no longer. Requests that were not taken yet are still repeated while this process lives."""
+        self._messenger.close()
+
+    def _known_state(self, handle: str) -> State[Any] | None:
+        flow_run_id = self._flow_runs.get(handle)
+        return self._messenger.state(flow_run_id) if flow_run_id is not None else None
+
+    def _submit(self, key: str, create: Callable[[SyncPrefectClient], UUID]) -> str:
+        def keep(client: SyncPrefectClient) -> None:
+            try:
+                self._flow_runs[key] = create(client)
+            except SILENCE as error:
+                require_silence(error)
+                raise
+
+        try:
+            with quick_client() as client:
+                keep(client)
+        except SILENCE as error:
+            log.warning("prefect did not accept an attempt yet key=%s reason=%s", key, type(error).__name__)
+            self._pending[key] = keep
+            self._messenger.deliver(keep)
+        return key
+
+    def _set_state(self, handle: str, state: State[Any], *, unless_begun: State[Any] | None = None) -> None:
+        """Set the state of a flow run that has not ended: `unless_begun`, if given, where no worker took it yet."""
+        if handle in self._pending:
+            self._messenger.withdraw(self._pending.pop(handle))
+        flow_run_id = self._flow_runs.get(handle)
+        if flow_run_id is None:
+            return  # It was never created.
+
+        def set_unless_final(client: SyncPrefectClient) -> None:
+            known = client.read_flow_run(flow_run_id).state
+            is_queued = known is None or known.is_scheduled()
+            if known is None or not known.is_final():
+                asked = unless_begun if unless_begun is not None and is_queued else state
+                client.set_flow_run_state(flow_run_id, asked, force=True)
+
+        self._messenger.deliver(set_unless_final)
+
+    def _attempt(
+        self, spec: RunSpec, plan: SegmentPlan, *, number: int = 1
+    ) -> tuple[str, Callable[[SyncPrefectClient], UUID]]:
+        key = idempotency_key(spec, name_of(plan, number), log_id=self._log_id)
+        facts = {
+            "parameters": _parameters(spec, plan=plan.model_dump(mode="json")),
+            "name": label(spec, plan) + (f"-start{number}" if number > 1 else ""),
+            "tags": ["segue", spec.run_id, plan.capacity.value],
+            "idempotency_key": key,
+        }
+        return key, partial(_create, deployment=plan.deployment, facts=facts)
+
+    def _standby(
+        self, spec: RunSpec, standby: str, *, deployment: str
+    ) -> tuple[str, Callable[[SyncPrefectClient], UUID]]:
+        key = idempotency_key(spec, standby, log_id=self._log_id)
+        facts = {
+            "parameters": _parameters(spec, standby=standby),
+            "name": f"{spec.run_id}-{standby.replace('spare', 'standby')}",
+            "tags": ["segue", spec.run_id, Capacity.SPOT.value],
+            "idempotency_key": key,
+        }
+        return key, partial(_create, deployment=deployment, facts=facts)
+
+
+def _parameters(spec: RunSpec, **of_attempt: Any) -> dict[str, Any]:
+    context = TaskRunContext.get()
+    parent = context.task_run.flow_run_id if context is not None else None
+    return {"spec": spec.model_dump(mode="json"), "parent": str(parent) if parent is not None else None} | of_attempt
+
+
+def name_of(plan: SegmentPlan, number: int = 1) -> str:
+    """The name of the flow run that a plan is for, as its idempotency key has it; of this one of its starts."""
+    return plan.standby or f"{plan.segment}:{plan.attempt}" + (f":start{number}" if number > 1 else "")
+
+
+def _create(client: SyncPrefectClient, *, deployment: str, facts: dict[str, Any]) -> UUID:
+    try:
+        found = client.read_deployment_by_name(deployment)
+    except ObjectNotFound:
+        raise _no_such(deployment) from None
+    # Kept for a second try: the server creates the task run only once.
+    facts["parent_task_run_id"] = facts.get("parent_task_run_id") or _shown_task_run(client)
+    return create_flow_run(client, found.id, **facts)
+
+
+def _no_such(deployment: str) -> OrchestratorError:
+    return OrchestratorError(
+        what=f"there is no deployment {deployment!r} on this Prefect server.",
+        fix="run `prefect --no-prompt deploy --all`, or set the name of your deployment under pools in the run spec.",
+    )
+
+
+def _shown_task_run(client: SyncPrefectClient) -> UUID | None:
+    """The current task run, by which the graph in the UI shows the new flow run; None if the server does not take it.
+
+    Task runs reach the server as events, seconds later, and a flow run cannot refer to one that is not there. So it is
+    created here with the same id, and the events then update it.
+    """
+    context = TaskRunContext.get()
+    if context is None or context.task_run.flow_run_id is None:
+        return None
+    run = context.task_run
+    create = partial(
+        client.create_task_run,
+        task=context.task,
+        flow_run_id=context.task_run.flow_run_id,
+        dynamic_key=run.dynamic_key,
+        id=run.id,
+        name=run.name,
+        state=run.state,
+    )
+    try:
+        return create().id
+    except SILENCE as error:
+        log.info("the flow run is not linked to its task in the graph reason=%s", type(error).__name__)
+        return None

@@ -1,0 +1,124 @@
+"""The start of a flow run on its pool: how long it has lasted, what its infrastructure says, that it was refused."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from datetime import timedelta
+from functools import partial
+from typing import Any
+from uuid import UUID
+
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.filters import LogFilter, LogFilterFlowRunId, LogFilterLevel
+from prefect.client.schemas.objects import FlowRun, State
+from prefect.client.schemas.sorting import LogSort
+
+from segue.prefect.messenger import Messenger
+from segue.prefect.queues.answers import Answers
+
+_ASK_SECONDS = 10.0
+"""How often the server is asked how long a flow run has been Pending."""
+_LONG_PENDING = timedelta(minutes=15)
+"""How long a flow run may be Pending before its infrastructure needs a person, as far as can be seen."""
+_SAID_CHARACTERS = 300
+"""How much is kept of a worker's message about a flow run that has not started, and of the fix that it names."""
+_FIX = " Resolution: "
+"""Comes before the fix in what the observer of Prefect's Kubernetes worker says."""
+
+_LOOK = "look at its job or task there: can its image be pulled?"
+_THEN = "After a change of the deployment, delete this flow run: a new attempt follows."
+
+
+def said_of_start(client: SyncPrefectClient, flow_run_id: UUID | None) -> str | None:
+    """What is known of a flow run that a worker has taken and that has not started: no node, no image, ..."""
+    if flow_run_id is None:
+        return None
+    run = client.read_flow_run(flow_run_id)
+    if run.state is None or not run.state.is_pending():
+        return None
+    wanted = LogFilter(flow_run_id=LogFilterFlowRunId(any_=[flow_run_id]), level=LogFilterLevel(ge_=logging.WARNING))
+    said = client.read_logs(log_filter=wanted, limit=1, sort=LogSort.TIMESTAMP_DESC)
+    return why_pending(run, said=said[0].message if said else None)
+
+
+def why_pending(run: FlowRun, *, said: str | None) -> str | None:
+    """Why a flow run is Pending, in the words of its infrastructure, with the fix. Pure.
+
+    After a while also where the infrastructure says nothing: some pools do not report an image that cannot be pulled.
+    """
+    is_long = _pending_for(run) > _LONG_PENDING
+    if said is None and not is_long:
+        return None
+    what, _, fix = " ".join((said or "its infrastructure reports nothing").split()).partition(_FIX)
+    parts = [what[:_SAID_CHARACTERS].rstrip(".")]
+    fix = fix[:_SAID_CHARACTERS]
+    if is_long:
+        minutes = _LONG_PENDING.total_seconds() / 60
+        where = f" ({run.infrastructure_pid})" if run.infrastructure_pid else ""
+        parts.append(f"Pending for more than {minutes:.0f} min{where}")
+        fix = f"{fix or _LOOK} {_THEN}"
+    return "; ".join(parts) + (f". Fix: {fix}" if fix else "")
+
+
+class StartTimes:
+    """For how long flow runs have been starting, without ever waiting for the API.
+
+    A flow run starts from the moment a worker takes it. One whose pod or task exists waits there for a machine and its
+    image, and starts when that runs it.
+    """
+
+    def __init__(self, messenger: Messenger) -> None:
+        # An ordinary start is over before the first question.
+        self._answers: Answers[float] = Answers(
+            messenger, what="when an attempt was taken", period_seconds=_ASK_SECONDS, asks_at_once=False
+        )
+        self._since: dict[UUID, float] = {}
+
+    def seconds(self, flow_run_id: UUID, state: State[Any] | None) -> float | None:
+        """How long a flow run in this state has been starting; None where it waits for something else."""
+        if state is None or not (state.is_pending() or state.is_running()):
+            self._since.pop(flow_run_id, None)
+            return None
+        now = time.monotonic()
+        if state.is_pending():
+            # The server knows how long it has been Pending, also while other parents watched it.
+            ask = partial(_taken_at, flow_run_id=flow_run_id)
+            taken_at = self._answers.newest((flow_run_id, state.id), ask)
+            if taken_at is not None:
+                self._since[flow_run_id] = taken_at
+        since = self._since.setdefault(flow_run_id, now)
+        if math.isinf(since) and state.is_running():
+            since = self._since[flow_run_id] = now
+        return None if math.isinf(since) else max(now - since, 0.0)
+
+
+def _taken_at(client: SyncPrefectClient, *, flow_run_id: UUID) -> float | None:
+    """When a worker took a flow run that is Pending, on this process's monotonic clock; infinite: it waits there."""
+    run = client.read_flow_run(flow_run_id)
+    if run.state is None or not run.state.is_pending():
+        return None
+    if run.infrastructure_pid:
+        pool = client.read_work_pool(run.work_pool_name) if run.work_pool_name else None
+        if pool is None or pool.type != "process":
+            return math.inf
+    return time.monotonic() - _pending_for(run).total_seconds()
+
+
+def _pending_for(run: FlowRun) -> timedelta:
+    """For how long a flow run has been Pending, by the server's clock, which may differ from this machine's."""
+    if run.state is None or not run.state.is_pending() or run.expected_start_time is None:
+        return timedelta()
+    return run.estimated_start_time_delta - (run.state.timestamp - run.expected_start_time)
+
+
+def why_refused(run: FlowRun) -> str | None:
+    """Why a worker could not create what a crashed flow run needed; None when it did.
+
+    A worker notes what it created, a process or a job, before the flow run begins.
+    """
+    if run.state is None or not run.state.is_crashed() or run.run_count or run.infrastructure_pid:
+        return None
+    said = " ".join((run.state.message or "no reason is given").split())
+    return f"the pool {run.work_pool_name} could not start it: {said[:_SAID_CHARACTERS]}"

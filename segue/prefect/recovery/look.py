@@ -1,0 +1,168 @@
+"""One look of recovery at one store, and looks at all stores side by side: one that hangs holds up no other."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Iterable
+from contextvars import copy_context
+from dataclasses import dataclass
+
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.exceptions import ObjectNotFound
+
+from segue.clock import SystemClock
+from segue.controller.looks import begin_look
+from segue.controller.recovery import OrphanWatch
+from segue.errors import SegueError
+from segue.prefect.api import SILENCE
+from segue.prefect.parent_clock import clock_of
+from segue.prefect.recovery.parents import recover_run
+from segue.prefect.recovery.segment_states import settle_left
+from segue.prefect.slots.recovery import is_slot, recover_slot
+from segue.runlog.open import log_in
+from segue.spec import StoreSpec
+from segue.stores import open_store
+from segue.stores.base import Store, StoreGoneError
+
+log = logging.getLogger(__name__)
+
+_SIDE_BY_SIDE = 8
+_LIMIT_SECONDS = 240.0
+"""How long all looks may take: a store that hangs is looked at again by the next look, in another process."""
+_NO_STORE = (
+    "no store is known to this Prefect server, and nothing was looked at: no parent has run here. Fix: none is needed "
+    "for a new server; where one has lost its database, run `segue recover --store URL --take-over` for each store"
+)
+
+
+@dataclass(frozen=True)
+class Looked:
+    """What a look at stores found and did."""
+
+    stores: int = 0
+    """Stores whose open runs are known."""
+    open_runs: int = 0
+    done: tuple[str, ...] = ()
+    troubles: tuple[str, ...] = ()
+    left: tuple[str, ...] = ()
+    """Stores that another look has looked at, or that are gone."""
+
+    def __add__(self, other: Looked) -> Looked:
+        return Looked(
+            self.stores + other.stores,
+            self.open_runs + other.open_runs,
+            self.done + other.done,
+            self.troubles + other.troubles,
+            self.left + other.left,
+        )
+
+    @property
+    def lines(self) -> list[str]:
+        """What was looked at, done and not done. Nothing is claimed of open runs that were not looked at."""
+        if not (self.stores or self.troubles or self.left):
+            return [_NO_STORE, *self.done]
+        looked = f"looked at {_count(self.open_runs, 'open run')} in {_count(self.stores, 'store')}"
+        if not (self.done or self.troubles):
+            looked += ": every open run has a living parent"
+        return [*([looked] if self.stores else []), *self.done, *self.left, *self.troubles]
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def look_at(
+    client: SyncPrefectClient,
+    store: StoreSpec,
+    *,
+    take_over: bool = False,
+    interval_seconds: float | None = None,
+    is_asked_for: bool = True,
+) -> Looked:
+    """Recover the runs of one store. By a schedule, not `is_asked_for`, only if no other look makes it needless."""
+    clock = SystemClock()
+    try:
+        opened = open_store(store)
+        look = begin_look(opened, clock=clock, interval_seconds=interval_seconds, is_asked_for=is_asked_for)
+        if look is None:
+            return Looked(left=(f"another look has just looked at {store.url}",))
+        found = _recovered(client, store, opened, take_over=take_over)
+    except StoreGoneError as error:
+        return Looked(left=(str(error),))  # It may have been deleted on purpose.
+    except SegueError as error:
+        return Looked(troubles=(str(error),))
+    look.end()
+    return found
+
+
+def _recovered(client: SyncPrefectClient, store: StoreSpec, opened: Store, *, take_over: bool) -> Looked:
+    clock, done, troubles = clock_of(client), [], []
+    watch = OrphanWatch(opened, clock=clock)
+    for record in watch.find():
+        try:
+            if is_slot(record):
+                done.append(f"{record.run_id}: {recover_slot(client, store, record, take_over=take_over)}")
+                continue
+            runlog = log_in(opened, record.run_id, store, clock=clock).reload()
+            what, _ = recover_run(client, runlog, record, clock=clock, take_over=take_over)
+        except (SegueError, ObjectNotFound, *SILENCE) as error:
+            troubles.append(f"{record.run_id}: {error}")
+            continue
+        log.info("run recovered run=%s what=%s", record.run_id, what)
+        done.append(f"{record.run_id}: {what}")
+    try:
+        settled, unsettled = settle_left(client, opened, spec=store, clock=clock)
+    except SILENCE as error:
+        settled, unsettled = [], [f"the states of segments were not set from their logs: {error}"]
+    return Looked(1, watch.found, (*done, *settled), (*troubles, *unsettled))
+
+
+def look_at_all(
+    stores: Iterable[StoreSpec],
+    look: Callable[[SyncPrefectClient, StoreSpec], Looked],
+    *,
+    limit_seconds: float = _LIMIT_SECONDS,
+) -> Looked:
+    """Look at stores side by side; those that take longer than the limit are named as troubles."""
+    waiting: queue.SimpleQueue[StoreSpec] = queue.SimpleQueue()
+    ended: queue.SimpleQueue[tuple[StoreSpec, Looked]] = queue.SimpleQueue()
+    pending = {store.model_dump_json(): store for store in stores}
+    for store in pending.values():
+        waiting.put(store)
+    for _ in range(min(_SIDE_BY_SIDE, len(pending))):
+        # Daemons: a store that never answers must not keep this process from ending.
+        worker = threading.Thread(target=copy_context().run, args=(_work, waiting, ended, look), daemon=True)
+        worker.start()
+    clock, found = SystemClock(), Looked()
+    give_up_at = clock.monotonic() + limit_seconds
+    while pending:
+        try:
+            store, looked = ended.get(timeout=max(give_up_at - clock.monotonic(), 0.0))
+        except queue.Empty:
+            late = tuple(f"{one.url}: it was not looked at within {limit_seconds:.0f} s" for one in pending.values())
+            return found + Looked(troubles=late)
+        del pending[store.model_dump_json()]
+        found += looked
+    return found
+
+
+def _work(
+    waiting: queue.SimpleQueue[StoreSpec],
+    ended: queue.SimpleQueue[tuple[StoreSpec, Looked]],
+    look: Callable[[SyncPrefectClient, StoreSpec], Looked],
+) -> None:
+    with get_client(sync_client=True) as client:
+        while True:
+            try:
+                store = waiting.get_nowait()
+            except queue.Empty:
+                return
+            try:
+                looked = look(client, store)
+            except Exception as error:
+                # Any exception: what is wrong with one store must not keep the others from being looked at.
+                log.exception("look failed store=%s", store.url)
+                looked = Looked(troubles=(f"{store.url}: {type(error).__name__}: {error}",))
+            ended.put((store, looked))

@@ -1,0 +1,100 @@
+"""The schedule of `recover`: its interval, its late starts, and why no look ends."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from uuid import UUID
+
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.filters import (
+    DeploymentFilter,
+    DeploymentFilterId,
+    FlowRunFilter,
+    FlowRunFilterExpectedStartTime,
+    FlowRunFilterState,
+    FlowRunFilterStateType,
+)
+from prefect.client.schemas.objects import StateType
+from prefect.client.schemas.schedules import IntervalSchedule
+from prefect.client.schemas.sorting import FlowRunSort
+from prefect.exceptions import ObjectNotFound
+from prefect.states import Cancelled
+
+from segue.doctor.server import Recovery, judge_recovery
+from segue.prefect.api import SILENCE
+from segue.prefect.pools import recovery_of
+
+DEPLOYMENT = "recover/recover"
+LATE = timedelta(minutes=2)
+"""A start that was due longer ago does what a later one does."""
+
+
+def interval_seconds(client: SyncPrefectClient) -> float | None:
+    """Seconds between two looks by the schedule; None where there is no such schedule."""
+    try:
+        deployment = client.read_deployment_by_name(DEPLOYMENT)
+    except ObjectNotFound:
+        return None
+    active = [each.schedule for each in deployment.schedules if each.active]
+    found = [schedule.interval.total_seconds() for schedule in active if isinstance(schedule, IntervalSchedule)]
+    if active and not found:
+        return _between_next(client, deployment.id)
+    return min(found, default=None)
+
+
+def _between_next(client: SyncPrefectClient, deployment_id: UUID) -> float | None:
+    """Seconds between the next starts of any other schedule, as the server has planned them."""
+    planned = FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.SCHEDULED])))
+    runs = client.read_flow_runs(
+        deployment_filter=DeploymentFilter(id=DeploymentFilterId(any_=[deployment_id])),
+        flow_run_filter=planned,
+        sort=FlowRunSort.EXPECTED_START_TIME_DESC,
+        limit=2,
+    )
+    times = [run.expected_start_time for run in runs if run.expected_start_time is not None]
+    return (times[0] - times[1]).total_seconds() or None if len(times) > 1 else None
+
+
+def end_late_starts(client: SyncPrefectClient, deployment_id: UUID, *, due: datetime) -> None:
+    """End the starts of a deployment that no worker has taken and that were due long before this one: it looks for all.
+
+    Raises:
+        httpx.HTTPError, PrefectHTTPStatusError: they are still there; a retry is safe.
+    """
+    late = FlowRunFilter(
+        state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.SCHEDULED])),
+        expected_start_time=FlowRunFilterExpectedStartTime(before_=due - LATE),
+    )
+    runs = client.read_flow_runs(
+        deployment_filter=DeploymentFilter(id=DeploymentFilterId(any_=[deployment_id])), flow_run_filter=late, limit=200
+    )
+    for run in runs:
+        client.set_flow_run_state(run.id, Cancelled(message="nothing was looked at: a later start did"), force=True)
+
+
+def why_silent(client: SyncPrefectClient, *, now: datetime) -> tuple[str, str]:
+    """Why no look ends, as far as the server shows it, and what a person does about it."""
+    try:
+        found = recovery_of(client, now=now)
+        if found is not Recovery.ALIVE:
+            result = judge_recovery(found)
+            return result.reason, result.fix or ""
+        deployment = client.read_deployment_by_name(DEPLOYMENT)
+        newest = client.read_flow_runs(
+            deployment_filter=DeploymentFilter(id=DeploymentFilterId(any_=[deployment.id])),
+            flow_run_filter=FlowRunFilter(expected_start_time=FlowRunFilterExpectedStartTime(before_=now)),
+            sort=FlowRunSort.EXPECTED_START_TIME_DESC,
+            limit=5,
+        )
+    except SILENCE as error:
+        return f"the Prefect server does not answer ({type(error).__name__})", "start the Prefect server"
+    except ObjectNotFound:
+        return "the deployment recover/recover was deleted", "run `prefect --no-prompt deploy --all`"
+    pool = deployment.work_pool_name or "parents"
+    states = ", ".join(dict.fromkeys(run.state.name or "" for run in newest if run.state is not None)) or "none"
+    if all(run.state is None or run.state.is_scheduled() for run in newest):
+        return f"no worker takes the flow runs of {DEPLOYMENT}", f"`prefect worker start --pool {pool}`"
+    return (
+        f"the newest flow runs of {DEPLOYMENT} are in the states {states}",
+        f"read their logs in Prefect's UI; `prefect deployment run {DEPLOYMENT}` starts one more look",
+    )

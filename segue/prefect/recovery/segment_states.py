@@ -1,0 +1,207 @@
+"""States of segments whose engine could not report them: they are set from the run's log once the API is back."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections import defaultdict
+from datetime import datetime, timedelta
+
+import httpx
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.filters import (
+    FlowFilter,
+    FlowFilterName,
+    FlowRunFilter,
+    FlowRunFilterEndTime,
+    FlowRunFilterState,
+    FlowRunFilterStateType,
+    FlowRunFilterTags,
+)
+from prefect.client.schemas.objects import FlowRun, State, StateType
+from prefect.client.schemas.sorting import FlowRunSort
+from prefect.exceptions import ObjectNotFound
+
+from segue.clock import Clock
+from segue.errors import SegueError
+from segue.policy.starts import MOST_STARTS
+from segue.prefect.api import SILENCE, quick_client
+from segue.prefect.parent_clock import parent_clock
+from segue.prefect.prefect_orchestrator import idempotency_key, name_of
+from segue.prefect.ui.attempt_states import state_of
+from segue.prefect.ui.state_words import Word, state_with
+from segue.records import SegmentPlan, SegmentReport
+from segue.runlog.entries import ReportEntry
+from segue.runlog.history import Attempt, History, read_history
+from segue.runlog.log import RunLog
+from segue.runlog.open import log_in, open_log
+from segue.runlog.parents import read_parent
+from segue.spec import RunSpec, StoreSpec
+from segue.stores.base import Store, StoreReadError
+
+log = logging.getLogger(__name__)
+
+_PATIENCE = timedelta(seconds=60)
+"""How long after its report a segment may take to report its state itself."""
+_PAGE = 200
+_UNFINISHED = FlowRunFilterState(
+    type=FlowRunFilterStateType(any_=[StateType.RUNNING, StateType.PENDING, StateType.CANCELLING])
+)
+_ENDED_BADLY = FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.FAILED, StateType.CRASHED]))
+_LOOKED_BACK = timedelta(hours=6)
+"""How long after its end a flow run is compared with the log: an outage of the API is over by then."""
+_OF_CLIENT = re.compile(r"exception: (?:[\w.]+\.)?(\w+)\b")
+_OF_WORKER = re.compile(r"infrastructure exited with|process exited with|exited with (?:non-zero )?status code")
+
+
+def _errors_of_client() -> frozenset[str]:
+    """The names of what Prefect's client raises when the API does not answer as asked."""
+    found, names = [httpx.HTTPError], set[str]()
+    while found:
+        one = found.pop()
+        names.add(one.__name__)
+        found += one.__subclasses__()
+    return frozenset(names | {"PrefectHTTPStatusError"})
+
+
+_CLIENT_ERRORS = _errors_of_client()
+
+
+def settle_missed(spec: RunSpec) -> None:
+    """Set the missed states of a run's segments as `settle_segments` does. Best effort: recovery tries again."""
+    clock = parent_clock()
+    try:
+        with quick_client() as client:
+            settle_segments(client, open_log(spec, clock=clock).reload(), now=clock.now())
+    except (*SILENCE, ObjectNotFound, StoreReadError) as error:
+        log.warning("the states of segments were not looked at reason=%s", type(error).__name__)
+
+
+def settle_segments(client: SyncPrefectClient, runlog: RunLog, *, now: datetime) -> int:
+    """Set the states of segments that have a report in the log and show another one; how many there were.
+
+    Others are those that show as running or being cancelled, and those that ended because the API was away.
+
+    Raises:
+        StoreReadError: the log could not be read.
+    """
+    tags = FlowRunFilterTags(all_=["segue", runlog.run_id])
+    return _settle(client, runlog, _unsettled(client, now=now, tags=tags), now=now)
+
+
+def settle_left(
+    client: SyncPrefectClient, store: Store, *, spec: StoreSpec, clock: Clock
+) -> tuple[list[str], list[str]]:
+    """Set the missed states of segments that no parent will look at. Returns what was set, and what failed.
+
+    This concerns the runs of the store, named by `spec`, that have no parent's record, several unfinished segments, or
+    one that ended because the API was away.
+    """
+    by_run: defaultdict[str, list[FlowRun]] = defaultdict(list)
+    for run in _unsettled(client, now=clock.now()):
+        if store_of(run) == spec.url:
+            by_run[str(run.parameters["spec"].get("run_id"))].append(run)
+    done, troubles = [], []
+    for run_id, runs in by_run.items():
+        try:
+            is_only_one = len(runs) < 2 and not any(is_made_by_outage(run.state) for run in runs)
+            if is_only_one and read_parent(store, run_id) is not None:
+                continue
+            settled = _settle(client, log_in(store, run_id, spec, clock=clock).reload(), runs, now=clock.now())
+        except (SegueError, ObjectNotFound, *SILENCE) as error:
+            troubles.append(f"{run_id}: the states of its segments were not set from its log: {error}")
+            continue
+        if settled:
+            done.append(f"{run_id}: states of its segments were set from its log")
+    return done, troubles
+
+
+def store_of(run: FlowRun) -> str | None:
+    """The URL of the store in a flow run's parameters; None when it has none, as after a start with wrong ones."""
+    spec = run.parameters.get("spec")
+    store = spec.get("store") if isinstance(spec, dict) else None
+    return store.get("url") if isinstance(store, dict) else None
+
+
+def is_made_by_outage(state: State | None) -> bool:
+    """Whether an engine set this state because it could not reach the API, or its worker because the engine gave up.
+
+    Never that of a person, nor one that segue set.
+    """
+    if state is None or state.type not in (StateType.FAILED, StateType.CRASHED):
+        return False
+    message = state.message or ""
+    raised = _OF_CLIENT.search(message)
+    return (raised is not None and raised[1] in _CLIENT_ERRORS) or _is_by_worker(state)
+
+
+def _is_by_worker(state: State) -> bool:
+    return state.name == "Crashed" and _OF_WORKER.search(state.message or "") is not None
+
+
+def _unsettled(client: SyncPrefectClient, *, now: datetime, tags: FlowRunFilterTags | None = None) -> list[FlowRun]:
+    """Flow runs of segments that have not ended, and those that an outage of the API ended not long ago."""
+    unfinished = _segments(client, FlowRunFilter(state=_UNFINISHED, tags=tags))
+    lately = FlowRunFilterEndTime(after_=now - _LOOKED_BACK)
+    ended = _segments(client, FlowRunFilter(state=_ENDED_BADLY, end_time=lately, tags=tags))
+    return unfinished + [run for run in ended if is_made_by_outage(run.state)]
+
+
+def _segments(client: SyncPrefectClient, wanted: FlowRunFilter) -> list[FlowRun]:
+    return client.read_flow_runs(
+        flow_filter=FlowFilter(name=FlowFilterName(any_=["segment"])),
+        flow_run_filter=wanted,
+        sort=FlowRunSort.EXPECTED_START_TIME_DESC,
+        limit=_PAGE,
+    )
+
+
+def _settle(client: SyncPrefectClient, runlog: RunLog, unsettled: list[FlowRun], *, now: datetime) -> int:
+    history = read_history(runlog)
+    settled = 0
+    for run in unsettled:
+        attempt = _last_claimed(run, history)
+        plan = None if attempt is not None else _submitted_for(run, history, log_id=runlog.log_id)
+        place = attempt.claim if attempt is not None else plan
+        report = history.report_of(place.segment, place.attempt) if place is not None else None
+        if place is None or report is None or now - _written_at(runlog, report) <= _PATIENCE:
+            continue
+        state = state_of(report)
+        if plan is not None and history.attempt_of(plan.segment, plan.attempt) is not None:
+            state = state_with(Word.FENCED, "Another flow run made this attempt; this one changed nothing.")
+        if _agrees(run.state, state):
+            continue
+        client.set_flow_run_state(run.id, state, force=True)
+        log.warning("a segment's state was set from the run's log flow_run=%s", run.id)
+        settled += 1
+    return settled
+
+
+def _agrees(shown: State | None, logged: State) -> bool:
+    """Whether a flow run shows what the log says. What a worker says of a process that ended is as good as `Lost`."""
+    if shown is None:
+        return False
+    is_same = (shown.type, shown.name, shown.message) == (logged.type, logged.name, logged.message)
+    return is_same or (_is_by_worker(shown) and shown.type is logged.type)
+
+
+def _last_claimed(run: FlowRun, history: History) -> Attempt | None:
+    """The attempt by which a flow run is judged: one that makes several segments has the state of the last one."""
+    claimed = [attempt for attempt in history.attempts if attempt.claim.flow_run_id == str(run.id)]
+    return claimed[-1] if claimed else None
+
+
+def _submitted_for(run: FlowRun, history: History, *, log_id: str) -> SegmentPlan | None:
+    """The plan for which a flow run was created; None for one of another log."""
+    plans = [entry.plan for entry in history.decisions if entry.plan is not None]
+    if history.spec is None:
+        return None
+    numbered = [(plan, number) for plan in plans for number in range(1, MOST_STARTS + 1)]
+    keys = {idempotency_key(history.spec, name_of(plan, n), log_id=log_id): plan for plan, n in numbered}
+    return keys.get(run.idempotency_key or "")
+
+
+def _written_at(runlog: RunLog, report: SegmentReport) -> datetime:
+    place = report.segment, report.attempt
+    entries = (slot.entry for slot in reversed(runlog.slots) if isinstance(slot.entry, ReportEntry))
+    return next(e.written_at for e in entries if (e.report.segment, e.report.attempt) == place)

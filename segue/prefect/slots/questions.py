@@ -1,0 +1,177 @@
+"""The question whether a candidate is to be promoted, in the Prefect UI: its flow run is suspended until the answer.
+
+Prefect is the messenger: what was decided is in the model's log, and a question may be asked again at any time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any, Literal, NamedTuple
+from uuid import UUID
+
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.filters import (
+    FlowRunFilter,
+    FlowRunFilterDeploymentId,
+    FlowRunFilterName,
+    FlowRunFilterState,
+    FlowRunFilterStateType,
+)
+from prefect.client.schemas.objects import FlowRun, State, StateType
+from prefect.flow_runs import suspend_flow_run
+from prefect.input import RunInput
+from prefect.input.run_input import keyset_from_paused_state
+from prefect.runtime import flow_run
+from prefect.states import Scheduled, Suspended
+from pydantic import Field, ValidationError
+
+from segue.clock import Clock, SystemClock
+from segue.errors import DamagedVersionError, ModelChangedError
+from segue.prefect.api import SILENCE, quick_client
+from segue.prefect.parent_clock import as_parent, time_at
+from segue.prefect.ui.announcements import Logger
+from segue.prefect.ui.state_words import Word, state_with
+from segue.retraining.history import SlotState
+from segue.retraining.model_record import Answer, Decision
+from segue.retraining.models import ModelsLog, expired
+from segue.retraining.pages import question
+from segue.retraining.spec import RetrainSpec
+from segue.retraining.versions.artifacts import require_artifact
+
+_LOOK_SECONDS = 5.0
+
+
+class PromotionAnswer(RunInput):
+    """The form in the UI."""
+
+    answer: Literal["approve", "reject"] = Field(description="approve puts the version into service.")
+    name: str = Field(min_length=1, description="Your name, for the model's history.")
+    why: str = Field(min_length=1, description="Reason, for the model's history.")
+
+
+class _Given(NamedTuple):
+    """An answer, and when it was given by the server's clock: the flow run may begin again much later."""
+
+    answer: PromotionAnswer
+    at: datetime
+
+
+class Questions:
+    """Asks whether the candidates of a model's slots are to be promoted, and records what was answered."""
+
+    def __init__(
+        self, spec: RetrainSpec, log: ModelsLog, *, clock: Clock, logger: Logger, show: Callable[[datetime], None]
+    ) -> None:
+        """`show` publishes what the log has of a slot, before a person is asked about it."""
+        self._spec, self._log, self._clock, self._logger, self._show = spec, log, clock, logger, show
+
+    def answered(self, slot: datetime) -> SlotState:
+        """A slot whose candidate waits for a decision, once it has ended.
+
+        The decision may also come from elsewhere, and it is one that too much time has passed. Until then this flow run
+        is suspended, so that its process ends, and begins again afterwards. One that Prefect cannot suspend, because it
+        does not answer or the flow run has no deployment, waits here.
+
+        Raises:
+            StoreReadError, StoreWriteError: a retry is safe.
+        """
+        while True:
+            state = self._read(slot)
+            if not state.is_waiting:
+                return state
+            try:
+                self._look(state)
+            except SILENCE as error:
+                self._logger.warning("nobody can be asked in Prefect now reason=%s", type(error).__name__)
+                self._clock.sleep(_LOOK_SECONDS)
+
+    def _look(self, state: SlotState) -> None:
+        """Take the answer that was given in the UI, or ask there. Without a deployment, wait a moment."""
+        assert state.version is not None
+        assert state.decide_by is not None
+        own = _own()
+        # By the version: an answer is about the candidate that the form named, whatever this flow run asks later.
+        start, problem = f"promotion-{state.version}-", ""
+        keys = own.empirical_policy.pause_keys or () if own is not None else ()
+        questions = sum(key.startswith(start) for key in keys)
+        given = _answer(own, f"{start}{questions}") if own is not None and questions else None
+        if given is not None:
+            problem = self._take(given, state.version)
+            if not problem:
+                return
+        if self._clock.now() >= state.decide_by:
+            self._decide(expired(state.version, state.decide_by), at=self._clock.now())
+        elif own is None or own.deployment_id is None:  # Prefect starts only flow runs of a deployment again.
+            self._clock.sleep(_LOOK_SECONDS)
+        else:
+            _withdraw_other_questions(own)
+            self._show(state.slot)
+            text = question(self._log.read(), state.version, zone=self._spec.zone, problem=problem)
+            form = PromotionAnswer.with_initial_data(description=text)
+            suspend_flow_run(wait_for_input=form, key=f"{start}{questions + 1}")
+
+    def _take(self, given: _Given, version: int) -> str:
+        """Record an answer. Why it could not be followed, so that it has to be asked again; empty if it was."""
+        answer: Answer = "approved" if given.answer.answer == "approve" else "rejected"
+        try:
+            if answer == "approved":
+                require_artifact(self._log.store, self._log.read().version(version).weights)
+            decision = Decision(version=version, answer=answer, by=given.answer.name, why=given.answer.why)
+            self._decide(decision, at=given.at)
+        except (DamagedVersionError, ModelChangedError) as error:
+            self._logger.warning("asking again reason=%s", error)
+            return str(error)
+        return ""
+
+    def _decide(self, decision: Decision, *, at: datetime) -> None:
+        models = as_parent(lambda: self._log.decide(decision, now=at), what="decision")
+        stands = models.slot_of(decision.version).decision
+        if stands is not None and stands != decision:
+            self._logger.warning("it was decided before: %s", stands.sentence)
+
+    def _read(self, slot: datetime) -> SlotState:
+        return as_parent(self._log.read, what="log of the model").slots[slot]
+
+
+def _answer(own: FlowRun, question: str) -> _Given | None:
+    """The answer to a question of this flow run; None without one: it was resumed for a decision made elsewhere."""
+    key = keyset_from_paused_state(Suspended(pause_key=question))["response"]
+    with quick_client() as client:
+        inputs = client.filter_flow_run_input(own.id, key_prefix=key, limit=1, exclude_keys=set())
+    found = [each for each in inputs if each.key == key]
+    if not found:
+        return None
+    try:
+        answer = PromotionAnswer.model_validate_json(found[0].value)
+    except ValidationError:
+        return None  # Not by the form.
+    return _Given(answer, at=found[0].created or SystemClock().now())
+
+
+def go_on(client: SyncPrefectClient, run: FlowRun) -> None:
+    """Start a flow run again that was suspended, without an answer, or whose process is gone."""
+    # Not by Prefect's own `resume`, which takes no answer for a wrong one.
+    state: State[Any] = Scheduled(scheduled_time=time_at(client), message="it goes on with its slot")
+    client.set_flow_run_state(run.id, state, force=True)
+
+
+def _withdraw_other_questions(own: FlowRun) -> None:
+    """End the suspended flow runs of the same slot: this one asks now."""
+    wanted = FlowRunFilter(
+        name=FlowRunFilterName(any_=[own.name]),
+        deployment_id=FlowRunFilterDeploymentId(any_=[own.deployment_id] if own.deployment_id else []),
+        state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.PAUSED])),
+    )
+    with quick_client() as client:
+        for other in client.read_flow_runs(flow_run_filter=wanted):
+            if other.id != own.id:
+                why = f"the flow run {own.id} asks for the decision now"
+                client.set_flow_run_state(other.id, state_with(Word.DUPLICATE, why), force=True)
+
+
+def _own() -> FlowRun | None:
+    if not flow_run.id:
+        return None
+    with quick_client() as client:
+        return client.read_flow_run(UUID(str(flow_run.id)))

@@ -1,0 +1,92 @@
+"""Sending a run's events to Prefect, each once: for automations, and for the event feed of the UI."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import NAMESPACE_URL, UUID, uuid5
+
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.events import Event, RelatedResource, Resource
+from prefect.events.filters import EventFilter, EventIDFilter
+
+from segue.prefect.api import is_refusal
+from segue.reports.run_events import AT_RISK, BUDGET, LATE, RECOVERY_SILENT, RESUME_BROKEN, STALE_PRICES, RunEvent
+
+Logger = logging.Logger | logging.LoggerAdapter[Any]
+
+_FOR_A_PERSON = (RESUME_BROKEN, AT_RISK, LATE, BUDGET, STALE_PRICES, RECOVERY_SILENT)
+_OLD = timedelta(days=1)
+"""Events that happened longer ago are not sent: a parent that starts again derives all of the run's events."""
+
+_MOST_AT_ONCE = 50
+"""Most events that the server returns for one request."""
+
+
+def resource_id(run_id: str) -> str:
+    """The id of the resource that a run's events are about."""
+    return f"segue.run.{run_id}"
+
+
+def model_resource_id(name: str) -> str:
+    """The id of the resource that the events of a model's slots are about."""
+    return f"segue.model.{name}"
+
+
+class Announcer:
+    """Sends events that the server does not have yet. An event's id follows from the run's log and the event's key."""
+
+    def __init__(
+        self, name: str, *, log_id: str, flow_run_id: UUID | None, logger: Logger, resource: str | None = None
+    ) -> None:
+        """`resource` is the id of what the events are about; by default the run of this name."""
+        self._resource = {"prefect.resource.id": resource or resource_id(name), "prefect.resource.name": name}
+        self._log_id, self._flow_run_id, self._logger = log_id, flow_run_id, logger
+        self._settled: set[UUID] = set()
+
+    def announce(self, client: SyncPrefectClient, events: Iterable[RunEvent], *, now: datetime) -> None:
+        """Send those of `events` that were not sent before, by this process or another one.
+
+        Raises:
+            httpx.HTTPError, PrefectHTTPStatusError: it is not known what was sent; a retry is safe.
+        """
+        named = {self._id_of(event): event for event in events}
+        self._settled |= {one for one, event in named.items() if now - event.at > _OLD}
+        new = [one for one in named if one not in self._settled]
+        for first in range(0, len(new), _MOST_AT_ONCE):
+            some = new[first : first + _MOST_AT_ONCE]
+            found = client.read_events(EventFilter(id=EventIDFilter(id=some)), limit=_MOST_AT_ONCE)
+            known = {event.id for event in found.events}
+            unsent = [self._built(one, named[one]) for one in some if one not in known]
+            if unsent:
+                self._send(client, unsent)
+            self._settled |= set(some)
+
+    def _send(self, client: SyncPrefectClient, events: list[Event]) -> None:
+        try:
+            # By a request of its own: the worker thread behind `emit_event` cannot say what was sent.
+            client.request("POST", "/events", json=[event.model_dump(mode="json") for event in events])
+        except Exception as error:
+            if not is_refusal(error):
+                raise
+            self._logger.warning("prefect refused events names=%s reason=%s", [event.event for event in events], error)
+            return
+        for event in events:
+            level = logging.WARNING if event.event in _FOR_A_PERSON else logging.INFO
+            self._logger.log(level, "event %s: %s", event.event, event.payload["sentence"])
+
+    def _id_of(self, event: RunEvent) -> UUID:
+        return uuid5(NAMESPACE_URL, f"segue:{self._log_id}:{event.key}")
+
+    def _built(self, event_id: UUID, event: RunEvent) -> Event:
+        parent = {"prefect.resource.id": f"prefect.flow-run.{self._flow_run_id}", "prefect.resource.role": "flow-run"}
+        return Event(
+            id=event_id,
+            occurred=event.at,
+            event=event.name,
+            resource=Resource(self._resource),
+            related=[RelatedResource(parent)] if self._flow_run_id is not None else [],
+            payload={**event.facts, "sentence": event.sentence},
+        )

@@ -1,0 +1,77 @@
+"""Artifacts of a run in the Prefect UI: their keys, and one version of each that is updated in place."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+from uuid import UUID
+
+import httpx
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.actions import ArtifactCreate
+from prefect.exceptions import PrefectHTTPStatusError
+
+from segue.reports.page import RunView, headline
+from segue.spec import RunSpec
+
+
+def artifact_key(run_id: str) -> str:
+    """The key of a run's artifact: Prefect permits lower-case letters, digits and dashes."""
+    return "segue-" + re.sub(r"[^a-z0-9-]+", "-", run_id).strip("-")
+
+
+def described(view: RunView) -> str:
+    """The description of a run's progress."""
+    return headline(view).replace("**", "")
+
+
+def share_of(view: RunView) -> float:
+    """The run's share of its steps in percent, as progress artifacts hold it."""
+    return round(min(100.0 * view.summary.step / view.spec.steps, 100.0), 1)
+
+
+def page_artifact(spec: RunSpec, **runs: UUID | None) -> LiveArtifact:
+    """The artifact of the run's page."""
+    return LiveArtifact(artifact_key(spec.run_id), kind="markdown", **runs)
+
+
+def progress_artifact(spec: RunSpec, **runs: UUID | None) -> LiveArtifact:
+    """The artifact of the run's progress."""
+    return LiveArtifact(artifact_key(f"{spec.run_id}-progress"), kind="progress", **runs)
+
+
+class LiveArtifact:
+    """One version of an artifact, which is written again in place: Prefect keeps every version that was created."""
+
+    def __init__(
+        self, key: str, *, kind: str, flow_run_id: UUID | None = None, task_run_id: UUID | None = None
+    ) -> None:
+        self._facts = {"key": key, "type": kind, "flow_run_id": flow_run_id, "task_run_id": task_run_id}
+        self._id: UUID | None = None
+
+    def begin_version(self) -> None:
+        """Create a new version with the next write; the one before stays as it is."""
+        self._id = None
+
+    def write(self, client: SyncPrefectClient, data: Any, *, description: str) -> None:
+        """Write the version, and create it the first time.
+
+        Raises:
+            httpx.HTTPError, PrefectHTTPStatusError: it was not written.
+        """
+        if self._id is not None and self._update(client, data, description):
+            return
+        facts = {name: value for name, value in self._facts.items() if value is not None}
+        self._id = client.create_artifact(ArtifactCreate(**facts, data=data, description=description)).id
+
+    def _update(self, client: SyncPrefectClient, data: Any, description: str) -> bool:
+        """False when a person has deleted the version."""
+        content = {"data": data, "description": description}
+        try:
+            # Not by `update_artifact`: for each update it emits an event that holds the whole data.
+            client.request("PATCH", "/artifacts/{id}", path_params={"id": self._id}, json=content)
+        except PrefectHTTPStatusError as error:
+            if error.response.status_code != httpx.codes.NOT_FOUND:
+                raise
+            return False
+        return True

@@ -1,0 +1,42 @@
+"""Log lines of Prefect's engines that say nothing, or alarm a person without a cause.
+
+A flow that returns a state which is not Completed ends with a traceback of Prefect's own engine, and a task with a red
+line. Both have already told in their state how they ended.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+
+from prefect.exceptions import CancelledRun, CrashedRun, FailedRun
+
+from segue.prefect.ui.state_words import Word
+
+_OF_A_STATE = (CancelledRun, CrashedRun, FailedRun)
+"""What the engine raises, at its very end, for a state that the flow returned."""
+_ENGINE_END = "Engine execution exited"
+_ORDINARY = (Word.PREEMPTED, Word.LOST, Word.FENCED, Word.NO_CAPACITY, Word.START_FAILED)
+"""Ends of attempts after which the run goes on by itself."""
+_ORDINARY_END = re.compile(rf"^Finished in state (Cancelled\(|\w+\(['\"]({'|'.join(_ORDINARY)}): )")
+"""Such an end, or one that a person asked for."""
+_EMPTY = "Finished in state Completed()"
+
+
+def quieten() -> None:
+    """Leave out, in this process, what `keeps` leaves out of the logs of flow runs and task runs."""
+    for name in ("prefect.flow_runs", "prefect.task_runs"):
+        logger = logging.getLogger(name)
+        if keeps not in logger.filters:
+            logger.addFilter(keeps)
+
+
+def keeps(record: logging.LogRecord) -> bool:
+    """Whether a line is kept. The end of an attempt that is ordinary becomes a warning instead of an error."""
+    text = record.getMessage()
+    error = record.exc_info[1] if record.exc_info else None
+    if text == _EMPTY or (text.startswith(_ENGINE_END) and isinstance(error, _OF_A_STATE)):
+        return False
+    if _ORDINARY_END.match(text) and record.levelno > logging.WARNING:
+        record.levelno, record.levelname = logging.WARNING, "WARNING"
+    return True

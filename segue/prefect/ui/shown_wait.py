@@ -1,0 +1,67 @@
+"""A wait for a machine in the graph of the parent's flow run, where it would otherwise be an empty stretch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from uuid import UUID, uuid4
+
+from prefect import Task
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.objects import State
+from prefect.context import TaskRunContext
+from prefect.states import Completed, Running
+
+from segue.clock import Clock
+from segue.prefect.messenger import Message
+from segue.units import duration
+
+Deliver = Callable[[Message], None]
+
+
+class ShownWait:
+    """Shows each kind of wait of one attempt as a task run of its own: for capacity, in a back-off, booting."""
+
+    def __init__(self, deliver: Deliver, *, clock: Clock) -> None:
+        """`deliver` sends a request without waiting for its answer, as a messenger does."""
+        self._deliver, self._clock = deliver, clock
+        self._node: _Node | None = None
+
+    def show(self, waiting: str | None) -> None:
+        """Show what the attempt waits for; None once it has a machine, or has ended."""
+        name = None if waiting is None else waiting.partition(": ")[0]
+        if self._node is not None and self._node.name != name:
+            self._node.end(self._clock.monotonic())
+            self._deliver(self._node.send)
+            self._node = None
+        context = TaskRunContext.get()
+        if name is None or waiting is None or context is None or context.task_run.flow_run_id is None:
+            return
+        if self._node is None:
+            now = self._clock.monotonic()
+            self._node = _Node(name, task=context.task, flow_run_id=context.task_run.flow_run_id, began_at=now)
+        self._node.why = waiting
+        self._deliver(self._node.send)
+
+
+class _Node:
+    """One task run in the graph. What is sent is what holds by then, so that a request may be made again."""
+
+    def __init__(self, name: str, *, task: Task[..., object], flow_run_id: UUID, began_at: float) -> None:
+        self.name, self.why = name, name
+        self._task, self._flow_run_id, self._id = task, flow_run_id, uuid4()
+        self._began_at, self._seconds = began_at, 0.0
+        self._is_created = self._has_ended = False
+
+    def end(self, now: float) -> None:
+        self._has_ended, self._seconds = True, now - self._began_at
+
+    def send(self, client: SyncPrefectClient) -> None:
+        state: State[Any] = Running(message=self.why)
+        if not self._is_created:
+            facts: dict[str, Any] = {"id": self._id, "dynamic_key": str(self._id), "name": self.name, "state": state}
+            client.create_task_run(self._task, self._flow_run_id, **facts)
+            self._is_created = True
+        if self._has_ended:
+            state = Completed(message=f"{self.why}; for {duration(self._seconds)} since it was first shown")
+        client.set_task_run_state(self._id, state, force=True)
