@@ -18,7 +18,7 @@ from benchmarks.chaos.places import Place
 from segue.clock import SystemClock
 from segue.controller.recovery import register_start, withdraw_start
 from segue.controller.steps import open_run
-from segue.deployments.process.follow import trigger
+from segue.deployments.follow import trigger
 from segue.errors import SegueError, StoreError
 from segue.records import Heartbeat, ParentRecord
 from segue.runlog.entries import ClaimEntry

@@ -15,7 +15,7 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from benchmarks.chaos.gate import Gate
 from benchmarks.common.child import ROOT, child_environment
-from segue.deployments.process.stack import POOLS, LocalStack
+from segue.deployments.local_stack.stack import POOLS, LocalStack
 from segue.prefect.api import quick_client
 
 SERVER = "server"

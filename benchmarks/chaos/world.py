@@ -22,7 +22,7 @@ from benchmarks.chaos.gate import OPEN, Gate
 from benchmarks.chaos.places import Place, folder_place, s3_place
 from benchmarks.chaos.runs import Lane, LiveRun
 from benchmarks.chaos.stack import ChaosStack, Recovery, ServiceManager, is_alive
-from segue.deployments.process.registration import UNFINISHED
+from segue.deployments.local_stack.registration import UNFINISHED
 from segue.testing.metadata import NO_SERVICE
 
 _LEFT_SECONDS = 60.0

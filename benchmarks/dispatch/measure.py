@@ -17,8 +17,8 @@ from typing import Any
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import DeploymentUpdate
 
-from segue.deployments.process.follow import open_client
-from segue.deployments.process.stack import LocalStack
+from segue.deployments.follow import open_client
+from segue.deployments.local_stack.stack import LocalStack
 from segue.errors import OrchestratorError
 from segue.prefect.prefect_orchestrator import PrefectOrchestrator
 from segue.records import Capacity, SegmentPlan

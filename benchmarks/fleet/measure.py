@@ -24,8 +24,8 @@ from benchmarks.fleet.store import served_s3
 from benchmarks.waiting.served import serving
 from segue.clock import SystemClock
 from segue.controller.recovery import register_start
-from segue.deployments.process.follow import open_client, trigger
-from segue.deployments.process.stack import LocalStack
+from segue.deployments.follow import open_client, trigger
+from segue.deployments.local_stack.stack import LocalStack
 from segue.errors import OrchestratorError
 from segue.policy import clamp
 from segue.policy.estimates import situation

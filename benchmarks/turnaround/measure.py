@@ -19,8 +19,8 @@ from prefect.client.schemas.objects import FlowRun
 
 from segue.clock import SystemClock
 from segue.controller.steps import open_run, request_stop
-from segue.deployments.process.follow import open_client, trigger
-from segue.deployments.process.stack import LocalStack
+from segue.deployments.follow import open_client, trigger
+from segue.deployments.local_stack.stack import LocalStack
 from segue.errors import OrchestratorError
 from segue.runlog.entries import ReportEntry
 from segue.runlog.history import Attempt, History, read_history

@@ -20,8 +20,8 @@ from benchmarks.common.memory import cpu_seconds, family, pss_bytes
 from benchmarks.waiting.logs import HEARTBEAT_SECONDS, beat, spec_of, write_log
 from segue.clock import SystemClock
 from segue.controller.recovery import register_start
-from segue.deployments.process.follow import open_client, trigger
-from segue.deployments.process.stack import LocalStack
+from segue.deployments.follow import open_client, trigger
+from segue.deployments.local_stack.stack import LocalStack
 from segue.errors import OrchestratorError
 from segue.records import SegmentPlan
 from segue.runlog.parents import parents

@@ -40,17 +40,17 @@ def demo(
     """Train on real flights: spot, a kill, a notice, a deadline, and a bit-for-bit comparison."""
     require_prefect("demo")
     require_checkout("examples", command="demo")
-    from segue.deployments.process.demo_provider import begun_stack
+    from segue.deployments.demos.demo_provider import begun_stack
 
     hint = "The demo was interrupted; everything it had started has ended."
     with ends_cleanly(hint=hint), begun_stack(folder, home=_ROOT, cloud=cloud) as (stack, service):
         if retraining:
             from examples.retraining.months import write_month_here
-            from segue.deployments.process.retrain_demo import run_retrain_demo
+            from segue.deployments.demos.retrain_demo import run_retrain_demo
 
             run_retrain_demo(stack, write_month=write_month_here)
         else:
-            from segue.deployments.process.demo import run_demo
+            from segue.deployments.demos.demo import run_demo
 
             run_demo(stack, service)
         if keep:

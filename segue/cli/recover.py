@@ -33,7 +33,7 @@ def recover(
     require_prefect("recover")
     from prefect.settings import PREFECT_API_URL
 
-    from segue.deployments.process.follow import open_client, require_server
+    from segue.deployments.follow import open_client, require_server
     from segue.prefect.parent_clock import clock_of
     from segue.prefect.recovery.known_stores import known_stores
     from segue.prefect.recovery.look import Looked, look_at

@@ -141,7 +141,7 @@ def _train(spec: RunSpec, runlog: RunLog, *, accept_drift: bool, detach: bool, h
 def _train_on_server(
     spec: RunSpec, runlog: RunLog, *, accept_drift: bool, detach: bool, hint: str | None
 ) -> State | None:
-    from segue.deployments.process.follow import follow, open_client, require_deployments, trigger
+    from segue.deployments.follow import follow, open_client, require_deployments, trigger
     from segue.prefect.recovery.parents import server_id, stop_if_cancelled
 
     with server(), open_client() as client:

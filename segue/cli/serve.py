@@ -29,7 +29,7 @@ def serve(
     Exit code 130 or 143: ended by Ctrl-C or SIGTERM. 2: the server or the pool cannot be used.
     """
     require_prefect("serve")
-    from segue.deployments.process.parents_worker import serve as serve_here
+    from segue.deployments.workers.parents_worker import serve as serve_here
 
     signum = serve_here(pool=pool, runs=runs, name=name, say=lambda text: console.print(text, markup=False))
     errors.print(_HINT, markup=False)

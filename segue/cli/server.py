@@ -24,7 +24,7 @@ def server() -> Iterator[bool]:
     """
     from prefect.settings import PREFECT_API_URL
 
-    from segue.deployments.process.stack import LocalStack
+    from segue.deployments.local_stack.stack import LocalStack
 
     if PREFECT_API_URL.value():
         yield False

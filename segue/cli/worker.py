@@ -24,7 +24,7 @@ def worker(
     worker repeats it after 2 to 32 s.
     """
     require_prefect("worker")
-    from segue.deployments.process.warm_worker import work
+    from segue.deployments.workers.warm_worker import work
 
     arguments = ["worker", "start", "--pool", pool]
     arguments += [] if limit is None else ["--limit", str(limit)]

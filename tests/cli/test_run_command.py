@@ -226,7 +226,7 @@ def answering():
 def test_a_server_that_refuses_is_named_at_once_with_its_own_fix(answering, status, said):
     from prefect.settings import PREFECT_API_URL, temporary_settings
 
-    from segue.deployments.process.follow import require_server
+    from segue.deployments.follow import require_server
 
     url = answering(status)
     with temporary_settings({PREFECT_API_URL: url}), pytest.raises(OrchestratorError) as raised:

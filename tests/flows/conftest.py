@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from prefect.client.orchestration import get_client
 
-from segue.deployments.process.stack import LocalStack
+from segue.deployments.local_stack.stack import LocalStack
 from tests.support.run_processes import wait_for_processes_of_runs
 
 REPO = Path(__file__).parents[2]

@@ -15,7 +15,7 @@ import pytest
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import StateType
 
-from segue.deployments.process.stack import LocalStack
+from segue.deployments.local_stack.stack import LocalStack
 from segue.records import StopReason
 from segue.runlog.entries import ReportEntry
 from segue.runlog.history import read_history

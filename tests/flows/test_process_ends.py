@@ -12,7 +12,7 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import StateType
 from prefect.states import Cancelling
 
-from segue.deployments.process.follow import trigger
+from segue.deployments.follow import trigger
 from segue.notices.recall import recall
 from segue.prefect.ui.state_words import in_words
 from segue.records import Capacity, StopReason, VerdictKind

@@ -23,7 +23,7 @@ from prefect.states import Cancelling, Completed, Pending, Running, Scheduled
 from segue.clock import SystemClock
 from segue.controller.recovery import register_start
 from segue.controller.steps import decide_next, declare_lost, open_run
-from segue.deployments.process.follow import trigger
+from segue.deployments.follow import trigger
 from segue.prefect.pools import warn_of_idle_schedule
 from segue.prefect.prefect_orchestrator import PrefectOrchestrator
 from segue.prefect.recovery import look

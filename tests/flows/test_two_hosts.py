@@ -17,7 +17,7 @@ from benchmarks.chaos.stack import ChaosStack
 from benchmarks.crash.places import made_up_keys, moto_server, new_bucket
 from segue.clock import SystemClock
 from segue.controller.steps import open_run
-from segue.deployments.process.registration import process_template
+from segue.deployments.local_stack.registration import process_template
 from segue.records import StopReason
 from segue.runlog.entries import CommitEntry
 from segue.runlog.history import read_history

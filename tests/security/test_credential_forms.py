@@ -225,9 +225,9 @@ def test_every_file_that_reads_the_output_of_a_process_redacts_it():
         "segue/doctor/races.py": "segue's own process, which prints counts",
         "segue/launch/child.py": "a pipe; `Relay` redacts its lines",
         "segue/launch/local.py": "the number of accelerators",
-        "deployments/process/warm_worker.py": "its pipe leads to the process",
-        "deployments/process/services.py": "segue's own supervisor",
-        "deployments/process/stack.py": "segue's own supervisor",
+        "deployments/workers/warm_worker.py": "its pipe leads to the process",
+        "deployments/local_stack/services.py": "segue's own supervisor",
+        "deployments/local_stack/stack.py": "segue's own supervisor",
         "segue/doctor/scratch.py": "starts the processes of the checks; each redacts what it reads",
     }
     reads = re.compile(r"\bPIPE\b|\bcapture_output\b|\bcheck_output\b|\bgetoutput\b|\bstderr=errors\b")

@@ -51,7 +51,7 @@ ROOMS: tuple[tuple[str, ...], ...] = (
 """Top to bottom. A room imports those below it, and none of its own line or above."""
 APART = ("testing",)
 """For tests of segue and of its users: looks at what it fakes, and nothing shipped looks at it."""
-SHOWS_FAKES = ("segue.deployments.process.demo", "segue.deployments.process.demo_provider")
+SHOWS_FAKES = ("segue.deployments.demos.demo", "segue.deployments.demos.demo_provider")
 """What may look at it nevertheless: the demo takes its machines back through a fake of a cloud."""
 
 

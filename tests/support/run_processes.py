@@ -8,7 +8,7 @@ from uuid import UUID
 
 import psutil
 
-from segue.deployments.process.stack import LocalStack
+from segue.deployments.local_stack.stack import LocalStack
 from segue.process import FLOW_RUN_VARIABLE
 
 LEFT_WITHIN_SECONDS = 60.0

@@ -225,7 +225,7 @@ def _follow(models: Models, store: OpenedStore) -> None:
 
 
 def _publish(models: Models) -> None:
-    from segue.deployments.process.follow import open_client
+    from segue.deployments.follow import open_client
     from segue.deployments.retraining import publish_history
     from segue.prefect.api import SILENCE
 

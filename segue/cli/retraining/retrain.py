@@ -50,7 +50,7 @@ def deploy(
     """
     spec = _read(file)
     require_prefect("retrain")
-    from segue.deployments.process.follow import open_client, require_server
+    from segue.deployments.follow import open_client, require_server
     from segue.deployments.retraining import deploy as deploy_here
     from segue.prefect.slots.schedule import ticks, ticks_of_the_evening_before
 
@@ -159,7 +159,7 @@ def _facts(state: SlotState) -> dict[str, object]:
 
 def _run_all(spec: RetrainSpec, file: Path, wanted: list[datetime]) -> None:
     require_prefect("retrain")
-    from segue.deployments.process.follow import open_client
+    from segue.deployments.follow import open_client
 
     failed = 0
     with (

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from segue.clock import SystemClock
-from segue.deployments.process.demo_provider import Provider
+from segue.deployments.demos.demo_provider import Provider
 from segue.notices.board import NoticeBoard
 from segue.notices.platform import find_platform
 from segue.records import Capacity, Heartbeat, StopReason

@@ -104,7 +104,7 @@ def test_the_first_repetition_comes_within_50_ms_and_all_of_them_within_two_seco
 
 
 PROCESSES = {
-    "worker": "from segue.deployments.process.warm_worker import warm; warm()",
+    "worker": "from segue.deployments.workers.warm_worker import warm; warm()",
     "engine": "import runpy, sys; runpy.run_module = lambda *a, **k: None; sys.argv = ['engine']\n"
     "from segue.flows import prefect_engine; prefect_engine.start_early = lambda: None; prefect_engine.main()",
 }

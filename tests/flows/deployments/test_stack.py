@@ -16,10 +16,10 @@ import yaml
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import DeploymentUpdate
 
-from segue.deployments.process.follow import require_deployments
-from segue.deployments.process.registration import TEMPLATES, describe_deployments, register_deployments
-from segue.deployments.process.services import is_alive
-from segue.deployments.process.stack import POOLS, free_port
+from segue.deployments.follow import require_deployments
+from segue.deployments.local_stack.registration import TEMPLATES, describe_deployments, register_deployments
+from segue.deployments.local_stack.services import is_alive
+from segue.deployments.local_stack.stack import POOLS, free_port
 from segue.errors import OrchestratorError
 from segue.records import StopReason
 from segue.retraining.spec import RetrainSpec
@@ -46,7 +46,7 @@ rehearsal = "off"
 OWNER = """
 import sys, time
 from pathlib import Path
-from segue.deployments.process.stack import LocalStack
+from segue.deployments.local_stack.stack import LocalStack
 stack = LocalStack(Path(sys.argv[1]), home=Path.cwd(), say=lambda text: None)
 stack.start()
 print(stack.port, flush=True)

@@ -17,7 +17,7 @@ from prefect.utilities.callables import parameter_schema
 
 from segue.deployments.kubernetes.files import kubernetes_files
 from segue.deployments.kubernetes.pools import job_template
-from segue.deployments.process.stack import LocalStack
+from segue.deployments.local_stack.stack import LocalStack
 from tests.support.kube.client import KubeCluster, running_cluster
 
 POOLS = {"kube-spot": "spot", "kube-on-demand": "on-demand", "kube-parents": "parents"}

@@ -22,7 +22,7 @@ from prefect.states import Cancelled, Cancelling, Completed, Crashed, Failed, Pe
 from segue.clock import SystemClock
 from segue.controller.recovery import ParentHeartbeat, register_start
 from segue.controller.steps import open_run
-from segue.deployments.process.registration import crash_leftovers, describe_deployments, schedule_recovery
+from segue.deployments.local_stack.registration import crash_leftovers, describe_deployments, schedule_recovery
 from segue.flows.recover_engine import ended_as_late, seconds_until_due
 from segue.prefect.doctor.items import recovery
 from segue.prefect.recovery import known_stores as stores_module

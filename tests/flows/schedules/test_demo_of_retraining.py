@@ -14,7 +14,7 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
 
 from examples.retraining.months import write_month_here
-from segue.deployments.process.retrain_demo import DELIVERIES, RetrainDemo
+from segue.deployments.demos.retrain_demo import DELIVERIES, RetrainDemo
 from segue.prefect.ui.state_words import word_of
 from segue.retraining.gate.docs import fetch_docs
 from segue.retraining.slots import run_id_of

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from prefect.client.orchestration import get_client
 
-from segue.deployments.process.stack import LocalStack
+from segue.deployments.local_stack.stack import LocalStack
 from segue.deployments.retraining import wait_for
 from segue.prefect.ui.state_words import in_words
 from segue.retraining.models import Models, ModelsLog

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from segue.deployments.process.stack import free_port
+from segue.deployments.local_stack.stack import free_port
 
 _INSTALLED = Path("/usr/lib/postgresql")
 _USERS = ("postgres", "nobody")

@@ -17,8 +17,8 @@ from typing import Self
 import httpx
 import psutil
 
-from segue.deployments.process.database import keep_template, template_file
-from segue.deployments.process.services import Service, Services
+from segue.deployments.local_stack.database import keep_template, template_file
+from segue.deployments.local_stack.services import Service, Services
 from segue.errors import OrchestratorError
 
 USUAL_PORT = 4200
@@ -26,8 +26,8 @@ POOLS = ("spot", "on-demand", "parents")
 
 _START_SECONDS = 180.0
 _PORT_TRIES = 3
-_SERVER = "segue.deployments.process.server"
-_WORKER = "segue.deployments.process.local_worker"
+_SERVER = "segue.deployments.local_stack.server"
+_WORKER = "segue.deployments.local_stack.local_worker"
 
 Say = Callable[[str], None]
 
@@ -106,7 +106,7 @@ class LocalStack:
         # While the server starts: these take three seconds.
         from prefect.client.orchestration import get_client
 
-        from segue.deployments.process import registration
+        from segue.deployments.local_stack import registration
 
         described = registration.describe_deployments()
         self._await_server()

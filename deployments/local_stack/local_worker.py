@@ -14,7 +14,7 @@ from prefect.plugins import load_prefect_collections
 from prefect.utilities.processutils import setup_signal_handlers_worker
 from prefect.workers.process import ProcessWorker
 
-from segue.deployments.process.warm_worker import warm
+from segue.deployments.workers.warm_worker import warm
 
 load_prefect_collections()  # A worker tells the server which of them are installed, and imports all for that.
 

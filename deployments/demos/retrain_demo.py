@@ -16,10 +16,10 @@ from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.objects import State
 
 from segue.clock import SystemClock
-from segue.deployments.process.demo import DemoFailedError
-from segue.deployments.process.demo_starts import measured, why_late
-from segue.deployments.process.follow import open_client
-from segue.deployments.process.stack import LocalStack
+from segue.deployments.demos.demo import DemoFailedError
+from segue.deployments.demos.demo_starts import measured, why_late
+from segue.deployments.follow import open_client
+from segue.deployments.local_stack.stack import LocalStack
 from segue.deployments.retraining import deploy, publish_history, start_slot, wait_for
 from segue.prefect.ui.state_words import Word, in_words, word_of
 from segue.reports.console import console

@@ -1,9 +1,9 @@
 """The Prefect server of a local stack: Prefect's own application, which never refuses a request for a busy SQLite.
 
-`python -m segue.deployments.process.server PORT`. Most requests of Prefect's server read first and then write, in one
-transaction that SQLite begins as a reader (DEFERRED). If another connection writes in between, SQLite refuses the write
-at once, whatever its busy timeout is (https://www.sqlite.org/lang_transaction.html, "Read transactions versus write
-transactions"); the server then answers 503, and a worker or an engine waits for 2, 4, 8, 16, 32 s. Here each
+`python -m segue.deployments.local_stack.server PORT`. Most requests of Prefect's server read first and then write, in
+one transaction that SQLite begins as a reader (DEFERRED). If another connection writes in between, SQLite refuses the
+write at once, whatever its busy timeout is (https://www.sqlite.org/lang_transaction.html, "Read transactions versus
+write transactions"); the server then answers 503, and a worker or an engine waits for 2, 4, 8, 16, 32 s. Here each
 transaction begins as a writer (IMMEDIATE): it waits its turn, and is never refused. Prefect itself does so in some
 places (`begin_transaction(..., with_for_update=True)`).
 """
@@ -27,7 +27,7 @@ from prefect.settings import PREFECT_API_DATABASE_CONNECTION_URL, get_current_se
 from sqlalchemy.engine.url import make_url
 from sqlalchemy.ext.asyncio import AsyncSession, AsyncSessionTransaction
 
-from segue.deployments.process.database import copy_template, template_file
+from segue.deployments.local_stack.database import copy_template, template_file
 
 HOST = "127.0.0.1"
 

@@ -30,9 +30,9 @@ from prefect.workers.process import ProcessJobConfiguration, ProcessWorker, Proc
 from pydantic import PrivateAttr
 
 from segue.controller.ending import Why
-from segue.deployments.process.follow import require_server
-from segue.deployments.process.own_process import Job, why_own_process
-from segue.deployments.process.served_run import ServedRun, name_runs
+from segue.deployments.follow import require_server
+from segue.deployments.workers.own_process import Job, why_own_process
+from segue.deployments.workers.served_run import ServedRun, name_runs
 from segue.errors import OrchestratorError
 from segue.prefect.api import quick_client
 from segue.prefect.refused_requests import repeat_refused_requests

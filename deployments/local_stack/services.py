@@ -36,7 +36,7 @@ class Services:
         self._known: dict[str, Service] = {}
         with (logs / "supervisor.log").open("ab") as log:
             self._supervisor = subprocess.Popen(
-                [sys.executable, "-m", "segue.deployments.process.supervisor", str(_GRACE_SECONDS)],
+                [sys.executable, "-m", "segue.deployments.local_stack.supervisor", str(_GRACE_SECONDS)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,

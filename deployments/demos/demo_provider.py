@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from segue.deployments.process.stack import LocalStack
+from segue.deployments.local_stack.stack import LocalStack
 from segue.records import Capacity, Heartbeat, SegmentPlan
 from segue.reports.console import errors
 from segue.runlog.history import Attempt, History

@@ -16,10 +16,10 @@ from prefect.client.schemas.objects import State
 from segue.clock import SystemClock
 from segue.controller.steps import open_run
 from segue.curves.frame import curve
-from segue.deployments.process.demo_provider import Provider
-from segue.deployments.process.demo_starts import Measured, measured, what_took_longer, why_late
-from segue.deployments.process.follow import follow, open_client, trigger
-from segue.deployments.process.stack import LocalStack
+from segue.deployments.demos.demo_provider import Provider
+from segue.deployments.demos.demo_starts import Measured, measured, what_took_longer, why_late
+from segue.deployments.follow import follow, open_client, trigger
+from segue.deployments.local_stack.stack import LocalStack
 from segue.errors import SegueError
 from segue.records import Capacity, StopReason
 from segue.reports.console import console

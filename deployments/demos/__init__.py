@@ -1,0 +1,1 @@
+"""`segue demo`: the main job, and scheduled retraining, on real data."""

@@ -1,0 +1,1 @@
+"""Workers of pools: `segue worker` and `segue serve`."""
