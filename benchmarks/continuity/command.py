@@ -17,6 +17,8 @@ from segue.cli.demo import require_checkout
 from segue.errors import SegueError
 from segue.reports.console import console, show_error, show_json
 
+_WIDTH_IN_FILES = 140
+"""Of the tables, in columns, where no terminal has one: nothing of them is cut off."""
 _LISTED = "separated by commas; all by default"
 
 
@@ -57,7 +59,7 @@ def continuity(
     if as_json:
         show_json(report)
     else:
-        show(report, console)
+        show(report, console if console.is_terminal else Console(highlight=False, width=_WIDTH_IN_FILES))
     if not bench.passed(report):
         raise typer.Exit(1)
 

@@ -65,6 +65,7 @@ def _torch_as_it_was() -> Iterator[None]:
     dtype, precision = torch.get_default_dtype(), torch.get_float32_matmul_precision()
     is_deterministic, has_mkldnn = torch.are_deterministic_algorithms_enabled(), torch.backends.mkldnn.enabled
     threads, has_grad = torch.get_num_threads(), torch.is_grad_enabled()
+    is_autocast, autocast_dtype = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
     try:
         yield
     finally:
@@ -75,3 +76,5 @@ def _torch_as_it_was() -> Iterator[None]:
         torch.set_flush_denormal(False)
         torch.set_num_threads(threads)
         torch.set_grad_enabled(has_grad)
+        torch.set_autocast_enabled("cpu", is_autocast)
+        torch.set_autocast_dtype("cpu", autocast_dtype)

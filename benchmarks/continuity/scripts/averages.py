@@ -176,7 +176,7 @@ class _Vq(nn.Module):
         if self.training:
             with torch.no_grad():
                 for code in chosen.unique().tolist():
-                    self.codes[code].lerp_(z[chosen == code].mean(0), 0.1)
+                    self.codes[code].lerp_(z[chosen == code].mean(0).to(self.codes.dtype), 0.1)
         found: torch.Tensor = self.leave(z + (self.codes[chosen] - z).detach())
         return found
 

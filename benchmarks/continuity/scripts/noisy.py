@@ -47,7 +47,7 @@ def _in_bf16(model: nn.Module) -> None:
         return found.float() if isinstance(found, torch.Tensor) else found
 
     model.register_forward_pre_hook(enter)
-    model.register_forward_hook(leave)
+    model.register_forward_hook(leave, always_call=True)
 
 
 def _perturbed(size: float) -> nn.Sequential:

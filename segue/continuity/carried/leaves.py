@@ -68,7 +68,8 @@ class UseOfLeaves:
     def _spots_of_list(self, leaf: Leaf) -> list[Spot]:
         """Those of the collection of objects that the value is in, which grows even if no object in it changes."""
         names = leaf.path.split(".")
-        at = next((number for number, name in enumerate(names) if name.isdigit()), 0)
+        found = (number for number, name in enumerate(names) if number and name.isdigit())
+        at = next((number for number in found if not _is_module(leaf, ".".join(names[:number]))), 0)
         return list(self._flows.named(names[at - 1])) if at else []
 
     def _spots_of(self, leaf: Leaf) -> list[Spot]:
@@ -86,6 +87,17 @@ class UseOfLeaves:
             if found or leaf.place in _OF_CODE:
                 return found
         return []
+
+
+def _is_module(leaf: Leaf, path: str) -> bool:
+    """Whether a module is at this path around the value: the numbers below it are those of its layers."""
+    place = leaf.at
+    while place is not None and place.path != path:
+        place = place.outer
+    try:
+        return place is not None and isinstance(place.get(), nn.Module)
+    except Exception:  # It is gone, or an object of the user's raises when it is looked at.
+        return False
 
 
 def _is_within_package(place: Place) -> bool:

@@ -76,6 +76,7 @@ QUARTERS: tuple[dict[str, int], ...] = (
         "tests/flows/test_security.py": 80,
         "tests/flows/test_two_hosts.py": 90,
         "tests/flows/waiting/test_clock_jumps.py": 120,
+        "tests/integrations/test_ends_of_epochs.py": 110,
         "tests/integrations/test_trackers.py": 20,
         "tests/launch/ray/test_driver.py": 40,
         "tests/sessions/test_session_ranks.py": 30,
