@@ -124,10 +124,8 @@ def with_rehearsal(case: Case, outcome: BlindOutcome, drills: Sequence[DrillEntr
         return replace(outcome, problem=outcome.problem or "no rehearsal came to a verdict")
     drill = drills[0].verdict
     outcome = replace(outcome, drill=drill.kind.value, acts_after=None if case.is_sound else 1)
-    if number > 1:
-        return outcome
     is_unlike = drill.kind is VerdictKind.BROKEN or (drill.kind is VerdictKind.UNVERIFIED and bool(drill.findings))
-    if drill.findings and (drill.kind is VerdictKind.BROKEN or (is_unlike and not case.is_sound)):
+    if number == 1 and drill.findings and (drill.kind is VerdictKind.BROKEN or (is_unlike and not case.is_sound)):
         return with_finding(case, outcome, drill.findings[0])
     if not case.is_sound and outcome.verdict == VerdictKind.UNVERIFIED and outcome.component is not None:
         named = case.names_rightly(outcome.component, outcome.sentence)
