@@ -84,7 +84,7 @@ class SegueCallback(TrainerCallback):
         """The safe point."""
         if next(self._steps, None) is None and self._run.is_active:
             what = f"the Trainer makes step {state.global_step + 1} after the end of the run."
-            raise SessionError(what=what, fix="train with the version of transformers in segue's constraints.txt.")
+            raise SessionError(what=what, fix="install transformers 5 or newer.")
         self._losses.clear()
         self._end_asking(args)
         self._remove_extra(state)

@@ -128,7 +128,7 @@ class History:
     def is_finished(self, spec: RunSpec) -> bool:
         """Whether the goal is committed, or the last step of training code that ended the run before it.
 
-        Not where a broken rehearsal speaks against the run, or has ended it.
+        Not where a broken rehearsal speaks against the run, or has ended it, nor before a program has ended by itself.
         """
         if self.broken_drill is not None and spec.continuity.rehearsal == "stop":
             return False
