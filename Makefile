@@ -13,15 +13,16 @@ PYTHON ?= python3
 # Paths are relative or quoted: the clone's folder may have spaces.
 BIN    := "$(VENV)/bin"
 STAMP  := $(VENV)/.installed
+DEMO_STAMP := $(VENV)/.installed-for-demos
 GIVEN  := $(if $(filter file,$(origin VENV)),,$(shell test -x $(BIN)/python && echo given))
 
 # Several of these are also names of folders.
-.PHONY: demo retrain-demo test units flows matrix matrix-units matrix-flows gpu gpu-kit soak soak-quarter lint types format docs setup clean
+.PHONY: demo retrain-demo test units flows matrix matrix-units matrix-flows gpu gpu-kit soak soak-quarter lint types format docs setup setup-demo clean
 
-demo: setup
+demo: setup-demo
 	$(BIN)/segue demo
 
-retrain-demo: setup
+retrain-demo: setup-demo
 	$(BIN)/segue demo --retraining
 
 # Flow tests mostly wait, so the others run at the same time, at a lower priority.
@@ -85,13 +86,28 @@ docs: setup
 
 setup: $(if $(GIVEN),,$(STAMP))
 
-# Compiling every file of every package would take longer than installing it; Python compiles what is imported.
+# What the demos need is installed in half the time of everything.
+setup-demo: $(if $(GIVEN),,$(DEMO_STAMP))
+
+$(DEMO_STAMP): pyproject.toml constraints.txt
+	$(call install,prefect$(comma)data)
+	@touch "$(DEMO_STAMP)"
+
 $(STAMP): pyproject.toml constraints.txt
+	$(call install,s3$(comma)gcs$(comma)azure$(comma)prefect$(comma)data$(comma)docs$(comma)dev)
+	@touch "$(DEMO_STAMP)" "$(STAMP)"
+
+comma := ,
+
+# Compiled by all processors, which pip does not do: where PYTHONDONTWRITEBYTECODE is set, as in many images, what is not
+# compiled here is compiled by every process that imports it.
+define install
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "segue needs Python 3.11 or newer; this is $$($(PYTHON) --version). Try: make PYTHON=python3.12"; exit 1; }
 	$(PYTHON) -m venv "$(VENV)"
 	@echo "installing pinned dependencies into $(VENV) (a few minutes the first time)"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt --editable '.[s3,gcs,azure,prefect,data,docs,dev]'
-	@touch "$(STAMP)"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt --editable '.[$(1)]'
+	@$(BIN)/python -m compileall -qq -j 0 -x '/tests?/' "$(VENV)"/lib/python3*/site-packages || true
+endef
 
 clean:
 	rm -rf .venv .segue .mypy_cache .ruff_cache .pytest_cache

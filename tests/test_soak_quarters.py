@@ -100,6 +100,7 @@ def project(tmp_path, monkeypatch) -> Path:
         path.write_text(text)
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = soak\n")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.delenv("SEGUE_SOAK_UNTIL", raising=False)  # The time by which CI wants its own to have begun.
     return tmp_path
 
 

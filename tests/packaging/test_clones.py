@@ -120,6 +120,7 @@ def furnish(clone: Clone, python: str) -> None:
     (venv / "bin" / "ruff").symlink_to(Path(sys.executable).parent / "ruff")
     (venv / "bin" / "mypy").write_text(MYPY)
     (venv / "bin" / "mypy").chmod(0o755)
+    (venv / ".installed-for-demos").touch()
     (venv / ".installed").touch()
 
 
@@ -141,6 +142,22 @@ def test_make_installs_nothing_into_an_environment_that_it_is_given(clone):
     assert "pip install" not in planned
     assert f'"{clone.bin.parent}/bin"/python -m pytest' in planned
     assert "pip install" in clone.run("make", "--dry-run", "units")
+
+
+def test_make_installs_once_and_for_a_demo_only_what_it_needs(clone):
+    stamps = (clone.bin.parent / ".installed-for-demos", clone.bin.parent / ".installed")
+    for stamp in stamps:
+        stamp.touch()
+    for target in ("demo", "retrain-demo", "units"):
+        assert "pip install" not in clone.run("make", "--dry-run", target)
+    (clone.folder / "constraints.txt").touch()
+    for target, extras in (("demo", "'.[prefect,data]'"), ("units", "'.[s3,gcs,azure,prefect,data,docs,dev]'")):
+        planned = clone.run("make", "--dry-run", target)
+        assert planned.count("pip install") == 1
+        assert f"--editable {extras}" in planned
+        assert "-m compileall" in planned
+    for stamp in stamps:
+        stamp.touch()
 
 
 def test_what_a_step_calls_is_counted_in_the_package_alone(clone):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import signal
 import time
+from enum import StrEnum
 
 import pytest
 
@@ -17,19 +18,26 @@ KILLS = 2
 RANKS = 3
 
 
-class Killer:
-    """Kills one rank so many seconds after the claim, or after the verdict on the resume or the first commit."""
+class Since(StrEnum):
+    """From when on a kill counts its seconds."""
 
-    def __init__(self, rank, after_seconds, *, from_verdict):
-        self.rank, self._after_seconds, self._from_verdict = rank, after_seconds, from_verdict
+    CLAIM = "claim"
+    VERDICT = "verdict on the resume, or first commit"
+    COMMIT = "first commit"
+
+
+class Killer:
+    """Kills one rank so many seconds after a moment of its attempt."""
+
+    def __init__(self, rank, after_seconds, *, since):
+        self.rank, self._after_seconds, self._since = rank, after_seconds, since
         self._counting_from = None
 
     def __call__(self, group, log, plan):
         if self._counting_from is None:
             attempt = read_history(log).attempt_of(plan.segment, plan.attempt)
-            has_reached = attempt is not None and (
-                not self._from_verdict or attempt.verdict is not None or bool(attempt.commits)
-            )
+            is_judged = self._since is Since.VERDICT and attempt is not None and attempt.verdict is not None
+            has_reached = attempt is not None and (self._since is Since.CLAIM or is_judged or bool(attempt.commits))
             self._counting_from = time.monotonic() if has_reached else None
         if self._counting_from is None or time.monotonic() < self._counting_from + self._after_seconds:
             return False
@@ -60,9 +68,10 @@ def test_kills_of_any_rank_at_random_moments_lose_no_commit_and_change_no_bit(ra
     runlog = open_log(spec)
     kills, committed_before = 0, 0
     while read_history(runlog).committed_step < steps:
-        is_late = kills % 2 == 1
-        killer = Killer(chance.randrange(RANKS), chance.uniform(0.0, 0.3), from_verdict=is_late)
-        # On a busy machine all of them may fall before a first commit, or between one and its seal: then some more.
+        # On a busy machine all of them may fall before a first commit, or between one and its seal: then some more, each
+        # after a commit of its own, so that the run gets on.
+        since = (Since.CLAIM, Since.VERDICT)[kills % 2] if kills < KILLS else Since.COMMIT
+        killer = Killer(chance.randrange(RANKS), chance.uniform(0.0, 0.3), since=since)
         has_room = read_history(runlog).committed_step < steps / 2
         is_killing = kills < KILLS or (has_room and VerdictKind.EXACT not in verdicts_of(runlog))
         report = ranks_fork_server.run_attempt(
@@ -72,7 +81,7 @@ def test_kills_of_any_rank_at_random_moments_lose_no_commit_and_change_no_bit(ra
             kills += 1
             assert report.stop_reason is StopReason.LOST, report.failure
             # One that is killed while it restores leaves no report, and neither does a leader.
-            assert killer.rank == 0 or not is_late or f"rank {killer.rank} was lost" in report.note
+            assert killer.rank == 0 or since is Since.CLAIM or f"rank {killer.rank} was lost" in report.note
         found = read_all(runlog)
         assert all("model.state.0.weight" in tensors and "rng.torch@2" in tensors for tensors in found.values())
         assert max(found, default=0) == read_history(runlog).committed_step >= committed_before
