@@ -68,8 +68,8 @@ def test_kills_of_any_rank_at_random_moments_lose_no_commit_and_change_no_bit(ra
     runlog = open_log(spec)
     kills, committed_before = 0, 0
     while read_history(runlog).committed_step < steps:
-        # On a busy machine all of them may fall before a first commit, or between one and its seal: then some more, each
-        # after a commit of its own, so that the run gets on.
+        # On a busy machine all of them may fall before a first commit, or between one and its seal: then some more,
+        # each after a commit of its own, so that the run gets on.
         since = (Since.CLAIM, Since.VERDICT)[kills % 2] if kills < KILLS else Since.COMMIT
         killer = Killer(chance.randrange(RANKS), chance.uniform(0.0, 0.3), since=since)
         has_room = read_history(runlog).committed_step < steps / 2
