@@ -1,6 +1,7 @@
 # make demo   sets everything up and shows the main job on real data
 # make retrain-demo shows six monthly slots of a scheduled retraining on real data
-# make test   sets everything up and runs lint, types and the tests; 5 minutes on two cores
+# make test   sets everything up and runs the linter and the tests; 5 minutes on two cores
+# make types  checks the types, as CI does
 # make matrix the longer tests: many seeds, many kills, whole processes, the wheel
 # make gpu    the tests and benchmarks that need a CUDA device
 # make gpu-kit  .gpu/: what a machine with a device and without a network lacks for benchmarks/accelerator/kit/*.sh
@@ -16,6 +17,9 @@ STAMP  := $(VENV)/.installed
 DEMO_STAMP := $(VENV)/.installed-for-demos
 GIVEN  := $(if $(filter file,$(origin VENV)),,$(shell test -x $(BIN)/python && echo given))
 
+# What is imported from the clone is compiled once, not by each process of the tests.
+unexport PYTHONDONTWRITEBYTECODE
+
 # Several of these are also names of folders.
 .PHONY: demo retrain-demo test units flows matrix matrix-units matrix-flows gpu gpu-kit soak soak-quarter lint types format docs setup setup-demo clean
 
@@ -27,7 +31,7 @@ retrain-demo: setup-demo
 
 # Flow tests mostly wait, so the others run at the same time, at a lower priority.
 test: lint
-	$(MAKE) --jobs 3 flows units types
+	$(MAKE) --jobs 2 flows units
 
 units: setup
 	nice -n 10 $(BIN)/python -m pytest -n 3 --dist worksteal --max-worker-restart 0 --ignore tests/flows
@@ -72,7 +76,7 @@ lint: setup
 	$(BIN)/ruff check .
 
 types: setup
-	nice -n 10 $(BIN)/mypy -p segue -p benchmarks -p website
+	$(BIN)/mypy -p segue -p benchmarks -p website
 
 format: setup
 	$(BIN)/ruff format .

@@ -148,6 +148,7 @@ def test_windows_are_fifty_steps_before_and_twenty_after_the_parent():
     assert (before[0], before[-1], after[0], after[-1]) == (8.0, 57.0, 58.0, 77.0)
 
 
+@pytest.mark.matrix
 def test_a_task_leaves_no_files_behind(tmp_path, monkeypatch):
     monkeypatch.setattr(tasks, "workplace", lambda: tmp_path)
     (outcome,) = FaultyTask("digits", "sgd", 0, 57, ("weights not restored",)).run()

@@ -23,6 +23,7 @@ def level():
     log.setLevel(before)
 
 
+@pytest.mark.matrix
 def test_a_lost_state_acts_and_is_found_named_and_named_at_the_first_commit():
     outcome = resumed("itertools.count")[0]
     assert outcome.acts_within_window

@@ -27,6 +27,7 @@ def test_the_share_counts_what_is_rare_by_how_often_it_comes(seconds, share):
     assert cost(**seconds).step_overhead_share == pytest.approx(share)
 
 
+@pytest.mark.matrix
 def test_a_step_leaves_a_row_of_the_curve_and_its_share_of_the_seals():
     found = bytes_per_step(steps=120)
     assert found["bytes_per_step"] == pytest.approx(

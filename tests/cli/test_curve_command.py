@@ -95,6 +95,7 @@ def test_a_check_of_a_clean_curve_ends_with_0_and_writes_data_docs(segue, resume
     assert (docs / "index.html").exists()
 
 
+@pytest.mark.matrix
 def test_a_check_that_fails_ends_with_3_and_says_which_and_where(segue, resumed, tmp_path):
     run = resumed.copy(tmp_path / "store")
     (path,) = run.store.glob("nightly/metrics/seg001-*-p0000.parquet")

@@ -89,6 +89,7 @@ def changed(client, first):
     return now if "waits for" in now.data else None
 
 
+@pytest.mark.matrix
 def test_an_event_is_sent_once_though_a_second_parent_derives_it_again(client, make_spec, open_log):
     spec = make_spec(run_id="told-once", deadline=datetime.now(UTC) + timedelta(seconds=1))
     runlog = open_log(spec)
@@ -102,6 +103,7 @@ def test_an_event_is_sent_once_though_a_second_parent_derives_it_again(client, m
     assert events(client, "told-once") == ["segue.late"]
 
 
+@pytest.mark.matrix
 def test_a_parent_that_starts_again_sends_the_events_of_a_run_with_many_preemptions(client):
     happened = [RunEvent(PREEMPTED, f"preempted:{number}:1", CLOCK.now(), "lost") for number in range(120)]
     old = RunEvent(PREEMPTED, "preempted:999:1", CLOCK.now() - timedelta(days=2), "lost")
@@ -116,7 +118,7 @@ def test_a_parent_that_starts_again_sends_the_events_of_a_run_with_many_preempti
     until(lambda: client.read_events(wanted, limit=50).total == 121, what="the event of the other run")
 
 
-@pytest.mark.parametrize("answers", ["nothing", "no connection"])
+@pytest.mark.parametrize("answers", ["nothing", pytest.param("no connection", marks=pytest.mark.matrix)])
 def test_a_silent_api_delays_nothing(answers, make_spec, open_log):
     spec = make_spec(run_id="silent", deadline=datetime.now(UTC) + timedelta(seconds=60))
     runlog = open_log(spec)

@@ -178,6 +178,7 @@ def test_a_recipe_that_raises_fails_with_its_traceback_and_never_uses_on_demand(
     assert "recipes.py" in runs[0].state.message
 
 
+@pytest.mark.matrix
 def test_a_deadline_in_the_past_fails_the_parent_with_one_sentence(client, make_spec):
     spec = make_spec(run_id="too-late", deadline=datetime.now(UTC) - timedelta(hours=1))
     parent = trigger(client, spec)
@@ -187,6 +188,7 @@ def test_a_deadline_in_the_past_fails_the_parent_with_one_sentence(client, make_
     assert "Traceback" not in state.message
 
 
+@pytest.mark.matrix
 def test_a_tracker_with_wrong_options_is_refused_before_anything_of_the_run_is_written(client, make_spec):
     spec = make_spec(run_id="tracked", trackers={"tensorboard": {"dir": "board"}})
     state = final_state(client, trigger(client, spec))
@@ -195,7 +197,10 @@ def test_a_tracker_with_wrong_options_is_refused_before_anything_of_the_run_is_w
     assert read_history(open_log(spec).reload()).next_slot == 0
 
 
-@pytest.mark.parametrize("pools", [{"on_demand": "segment/typo"}, {"spot": [{"deployment": "segment/typo"}]}])
+@pytest.mark.parametrize(
+    "pools",
+    [{"on_demand": "segment/typo"}, pytest.param({"spot": [{"deployment": "segment/typo"}]}, marks=pytest.mark.matrix)],
+)
 def test_a_pool_without_a_deployment_is_refused_before_anything_starts(client, make_spec, pools):
     spec = make_spec(run_id="typo", pools=pools)
     state = final_state(client, trigger(client, spec))

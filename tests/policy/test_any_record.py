@@ -34,6 +34,7 @@ SPECS = {
     "two pools": {"deadline_in": 86_400.0, "pools": {"spot": [{"deployment": "s/a"}, {"deployment": "s/b"}]}},
     "a greedy policy": {"deadline_in": 86_400.0, "policy": {"name": "greedy"}},
 }
+FEW = ("no deadline", "a deadline", "a greedy policy")
 
 
 def records_of(spec):
@@ -106,7 +107,10 @@ def history_of(records):
     return fold(slots, next_slot=len(records)), len(records) - len(slots)
 
 
-@pytest.mark.parametrize("fields", SPECS.values(), ids=SPECS)
+@pytest.mark.parametrize(
+    "fields",
+    [pytest.param(fields, id=name, marks=() if name in FEW else pytest.mark.matrix) for name, fields in SPECS.items()],
+)
 def test_it_is_decided_what_happens_next(fields):
     spec, rolls = make_spec(**fields), random.Random(3)
     good = records_of(spec)

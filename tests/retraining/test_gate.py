@@ -98,6 +98,7 @@ def test_data_that_is_as_expected_passes(lake):
     assert set(found.profiles) == {"delay", "carrier", "flight", "time"}
 
 
+@pytest.mark.matrix
 def test_the_columns_of_one_expectation_are_gone_before_those_of_the_next_but_one_are_read(lake, monkeypatch):
     read, frames, held = Columns.read, [], []
 

@@ -222,6 +222,7 @@ def test_a_slot_of_a_program_that_is_killed_goes_on_with_the_same_files(monthly)
     assert read_history(runlog.reload()).attempts[-1].verdict.kind.value == "exact"
 
 
+@pytest.mark.matrix
 def test_the_example_passes_its_own_checks(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     spec = RetrainSpec.from_toml(EXAMPLE)
@@ -248,10 +249,15 @@ def test_a_component_that_is_not_there_is_named_after_all(monthly):
     ("fields", "problem"),
     [
         ({"publish": {"model": "tests.recipes.monthly:modle"}}, "publish.model: tests.recipes.monthly:modle: module "),
-        ({"evaluation": {"scores": "tests.recipes.nothing:scores"}}, "evaluation.scores: tests.recipes.nothing:scores"),
-        (
+        pytest.param(
+            {"evaluation": {"scores": "tests.recipes.nothing:scores"}},
+            "evaluation.scores: tests.recipes.nothing:scores",
+            marks=pytest.mark.matrix,
+        ),
+        pytest.param(
             {"evaluation": {"scores": "tests.recipes.monthly:model"}},
             "evaluation.scores: tests.recipes.monthly:model cannot be called as model(model, frame)",
+            marks=pytest.mark.matrix,
         ),
     ],
 )
@@ -284,8 +290,11 @@ with LOOP:
 """
 
 
-@pytest.mark.parametrize("module", ["train", "near"])
-@pytest.mark.parametrize("loop", ["segue.session() as run", "segue.session(local='mine') as run"])
+@pytest.mark.parametrize("module", [pytest.param("train", marks=pytest.mark.matrix), "near"])
+@pytest.mark.parametrize(
+    "loop",
+    ["segue.session() as run", pytest.param("segue.session(local='mine') as run", marks=pytest.mark.matrix)],
+)
 def test_a_program_is_not_trained_where_its_functions_are_imported(folder, module, loop):
     (folder / "near.py").write_text("from train import model, scores\n")
     functions = {"publish": {"model": f"{module}:model"}, "evaluation": {"scores": f"{module}:scores"}}
@@ -298,6 +307,7 @@ def test_a_program_is_not_trained_where_its_functions_are_imported(folder, modul
     assert not (folder / "mine").exists()
 
 
+@pytest.mark.matrix
 def test_functions_of_a_package_that_is_run_pass(folder):
     (folder / "gpt").mkdir()
     (folder / "gpt/__init__.py").write_text("def model(config): ...\ndef scores(model, frame): ...\n")

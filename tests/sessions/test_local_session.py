@@ -134,6 +134,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.matrix
 def test_a_script_that_holds_workers_and_children_ends_when_it_is_asked_to(tmp_path):
     (tmp_path / "train.py").write_text(WITH_CHILDREN)
     process = subprocess.Popen(

@@ -106,8 +106,7 @@ def start(fork_server, make_spec, open_log, tmp_path):
     "loop",
     [
         EACH_EPOCH,
-        NUMBERS,
-        *(pytest.param(loop, marks=pytest.mark.matrix) for loop in (UNNAMED, GROWING, HANDED_OVER)),
+        *(pytest.param(loop, marks=pytest.mark.matrix) for loop in (NUMBERS, UNNAMED, GROWING, HANDED_OVER)),
     ],
 )
 def test_it_goes_on_in_the_middle_of_an_epoch_as_the_bare_script_does(start, tmp_path, loop):

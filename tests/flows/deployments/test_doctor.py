@@ -137,6 +137,7 @@ def test_a_template_of_kubernetes_that_loses_work_is_found_and_refused(on_pods, 
     assert "Fix: " in str(refused.value)
 
 
+@pytest.mark.matrix
 @makes_fail("pool.limits")
 @pytest.mark.prefect
 def test_a_queue_with_room_for_the_parent_alone_is_found_and_refused(stack, client, make_spec):
@@ -172,6 +173,7 @@ def test_what_a_pool_does_badly_is_said_before_the_first_segment(on_pods, make_s
     assert ["/dev/shm" in text for text in said].count(True) == 1
 
 
+@pytest.mark.matrix
 @pytest.mark.prefect
 def test_a_cluster_that_cannot_be_asked_is_in_the_way_of_no_other_check(on_pods, make_spec, tmp_path, monkeypatch):
     (tmp_path / "config").write_bytes(b"\xff\xfe")
@@ -210,6 +212,7 @@ def test_a_paused_deployment_starts_no_dead_parent(stack, client):
         client.pause_deployment(recover)
 
 
+@pytest.mark.matrix
 @makes_fail("pool.queue")
 @pytest.mark.prefect
 def test_a_queue_that_no_worker_asks_is_found_and_one_that_was_just_made_is_not(

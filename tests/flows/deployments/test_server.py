@@ -114,6 +114,7 @@ def test_where_there_is_no_database_no_template_is_kept_and_no_file_is_made(tmp_
     assert [path.name for path in tmp_path.rglob("*")] == ["cache"]
 
 
+@pytest.mark.matrix
 def test_a_server_whose_port_is_taken_ends_at_once_and_says_so():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

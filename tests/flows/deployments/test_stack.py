@@ -124,6 +124,7 @@ def test_prefect_deploy_registers_what_the_stack_registers_through_the_api(own_s
         assert [getattr(after[name], field) for field in fields] == [getattr(before[name], field) for field in fields]
 
 
+@pytest.mark.matrix
 @pytest.mark.prefect
 def test_the_write_ahead_log_of_the_server_stays_while_connections_come_and_go(stack):
     path = stack.folder / "prefect" / "prefect.db-wal"
@@ -187,7 +188,7 @@ def test_sigterm_ends_a_run_in_a_plain_folder_and_all_it_started_after_a_last_ch
 
 
 @pytest.mark.prefect
-@pytest.mark.parametrize("name", ["segment/nowhere", "segment/poolless"])
+@pytest.mark.parametrize("name", ["segment/nowhere", pytest.param("segment/poolless", marks=pytest.mark.matrix)])
 def test_a_run_that_the_server_cannot_run_is_refused_and_leaves_nothing_in_the_store(stack, make_spec, name):
     spec = make_spec(pools={"spot": name})
     with get_client(sync_client=True) as client:

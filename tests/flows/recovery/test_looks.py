@@ -72,6 +72,7 @@ def parent_run(client, store, *, state=None):
     return client.create_flow_run_from_deployment(deployment.id, parameters={"spec": spec}, state=state or Completed())
 
 
+@pytest.mark.matrix
 def test_a_store_is_found_however_many_flow_runs_came_after_it(client, tmp_path, monkeypatch):
     monkeypatch.setattr(stores_module, "_PAGE", 3)
     forget_all(client)
@@ -323,6 +324,7 @@ def silent_watch(spec, store, said, clock):
     return RecoveryWatch(spec.store, parent, clock=clock, logger=logger, flow_run_id=None, show=said.append)
 
 
+@pytest.mark.matrix
 def test_when_no_look_ends_parents_say_so_once_and_one_event_is_sent(client, make_spec):
     spec = make_spec(run_id="unguarded", **LONG)
     store = open_store(spec.store)
@@ -378,6 +380,7 @@ def test_only_states_that_an_outage_of_the_api_made_are_set_from_the_log(state, 
     assert is_made_by_outage(state) is is_one
 
 
+@pytest.mark.matrix
 def test_a_segment_that_could_not_report_its_end_to_a_silent_api_is_not_failed_for_ever(client, make_spec):
     spec = make_spec(run_id="unreported", **LONG | {"steps": 200})
     runlog, parent = start(client, spec)

@@ -88,6 +88,7 @@ def test_the_wait_for_a_slot_follows_from_the_flow_runs_of_the_pool(client):
     assert wait_of(client, pool) == 0
 
 
+@pytest.mark.matrix
 def test_more_flow_runs_that_wait_than_an_answer_holds_do_not_hide_those_that_run(client):
     pool = pool_with(client, "crowded", concurrency_limit=2)
     deployment = deployed(client, pool, pool)
@@ -99,6 +100,7 @@ def test_more_flow_runs_that_wait_than_an_answer_holds_do_not_hide_those_that_ru
     assert wait_of(client, pool) == pytest.approx(111 * HOUR / 2, rel=0.01)
 
 
+@pytest.mark.matrix
 def test_only_flow_runs_that_share_a_limit_are_waited_for(client):
     pool = pool_with(client, "shared")
     queue = client.create_work_queue("short", work_pool_name=pool, concurrency_limit=1)
@@ -160,6 +162,7 @@ def test_an_attempt_that_has_its_slot_is_in_no_queue(client, hour_later):
     assert (free_at(second) - hour_later).total_seconds() == pytest.approx(HOUR, rel=0.01)
 
 
+@pytest.mark.matrix
 def test_a_run_is_not_behind_its_own_flow_runs_nor_behind_one_that_is_being_cancelled(client, make_spec):
     deployment = deployed(client, pool_with(client, "single", concurrency_limit=1), "single")
     pools = {"spot": "segment/single", "on_demand": "segment/single"}

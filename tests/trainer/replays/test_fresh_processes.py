@@ -59,6 +59,7 @@ def test_a_rehearsal_measures_noise_from_a_copy_after_the_checkpoint_was_pruned(
     assert found.verdict.noise
 
 
+@pytest.mark.matrix
 def test_a_wait_that_ends_has_no_answer_and_leaves_no_process(proven):
     assignment, _, checkpoint = proven("own_threads")
     request = ReplayRequest(assignment=assignment, checkpoint=checkpoint.ref, steps=8)

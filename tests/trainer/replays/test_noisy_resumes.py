@@ -139,6 +139,7 @@ def test_deterministic_kernels_make_the_same_recipe_exact(fork_server, noisy, op
     assert history.newest.manifest.environment.deterministic
 
 
+@pytest.mark.matrix
 def test_an_operation_without_a_deterministic_kernel_is_named_with_its_line_and_the_fix(fork_server, noisy, open_log):
     spec = noisy("without_kernel", deterministic=True)
     report = fork_server.run_attempt(open_log(spec), spec)
