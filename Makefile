@@ -34,7 +34,7 @@ test: lint
 	$(MAKE) --jobs 2 flows units
 
 units: setup
-	nice -n 10 $(BIN)/python -m pytest -n 3 --dist worksteal --max-worker-restart 0 --ignore tests/flows
+	nice -n 10 $(BIN)/python -m pytest -n 4 --dist worksteal --max-worker-restart 0 --ignore tests/flows
 
 flows: setup
 	$(BIN)/python -m pytest tests/flows

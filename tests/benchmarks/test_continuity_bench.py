@@ -82,6 +82,7 @@ def test_a_kind_that_is_made_harmless_is_reported_as_missed(monkeypatch):
     assert found["named_share"] == 0.0
 
 
+@pytest.mark.matrix
 def test_a_fault_that_changes_nothing_is_not_counted(monkeypatch):
     same = Fault(trees={"optimizer": lambda tree, live: tree})
     unchanged = tuple(replace(kind, fault=same) for kind in KINDS if kind.name == "optimizer dropped")

@@ -92,6 +92,7 @@ def test_short_traces_get_half_of_the_work():
     assert {setting.job.work_seconds for setting in settings(long)} == {48 * 3600.0}
 
 
+@pytest.mark.matrix
 def test_a_trace_that_is_too_short_is_refused_before_anything_runs_or_prefect_is_loaded(tmp_path):
     (tmp_path / "short.json").write_text(json.dumps({"metadata": {"gap_seconds": 600}, "data": [1, 0, 1]}))
     look = (

@@ -65,6 +65,7 @@ def watched():
     return found[1:]
 
 
+@pytest.mark.matrix
 def test_a_step_leaves_no_garbage_to_the_cyclic_collector(watched):
     # The thread that commits begins within a step that a save or a seal follows.
     kinds = (StepKind.PLAIN, StepKind.NORMS, StepKind.WITNESS)
@@ -95,6 +96,7 @@ def test_each_kind_of_step_comes_as_often_as_it_should(watched):
         assert (calls["continuity/fingerprints.py"] > 0) == bears_witness
 
 
+@pytest.mark.matrix
 def test_the_parts_of_the_cost_are_those_that_a_step_has():
     found = cost_by_part(SPEC, skipped=2, commit_every=100)
     assert tuple(found) == PARTS

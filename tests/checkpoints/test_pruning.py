@@ -121,6 +121,7 @@ def test_bytes_whose_deletion_was_cut_short_go_later(fork_server, spec, open_log
     assert_every_usable_checkpoint_reads_back(spec)
 
 
+@pytest.mark.matrix
 def test_a_save_that_was_given_up_leaves_nothing_for_ever_though_its_attempt_ended_by_itself(
     fork_server, spec, open_log
 ):
@@ -161,6 +162,7 @@ def test_a_quarantined_checkpoint_keeps_its_bytes(fork_server, killed, spec):
     assert there(left) == []
 
 
+@pytest.mark.matrix
 def test_later_attempts_and_strangers_are_left_alone(fork_server, killed, spec):
     attempts = killed.parent
     later = leave(attempts / "seg007-a1-e99", ORPHANS + HALF_WRITTEN)
@@ -170,6 +172,7 @@ def test_later_attempts_and_strangers_are_left_alone(fork_server, killed, spec):
     assert len(there(later + strange + strangers)) == len(later + strange + strangers)
 
 
+@pytest.mark.matrix
 def test_an_attempt_that_is_alive_after_all_loses_its_upload_and_nothing_else(fork_server, spec, open_log):
     """It was taken for dead and its leftovers were swept; when it comes back, it is fenced and spoils nothing."""
     runlog = open_log(spec)
@@ -215,6 +218,7 @@ def test_what_could_not_be_deleted_once_is_deleted_later(killed, spec):
     assert there(orphans) == []
 
 
+@pytest.mark.matrix
 def test_who_may_not_list_uploads_still_gets_rid_of_orphans(killed, spec):
     """Many policies for a bucket allow to delete objects and not to list multipart uploads."""
     orphans = leave(killed, ORPHANS)
@@ -250,6 +254,7 @@ def test_the_ring_of_a_long_run_never_holds_more_than_it_should(fork_server, mak
     assert_every_usable_checkpoint_reads_back(spec)
 
 
+@pytest.mark.matrix
 def test_whatever_one_object_is_damaged_an_incremental_run_has_a_checkpoint_left(fork_server, make_spec, open_log):
     """Of those that are kept, not all may rest on the same shard: that is what keeping several is for."""
     checkpoints = {"every_steps": 5, "keep": 2, "full_every": 4}

@@ -46,6 +46,7 @@ def test_people_get_the_newest_steps(segue, resumed, words):
     assert " 40 " not in out
 
 
+@pytest.mark.matrix
 def test_files_hold_the_frame_to_the_last_bit(segue, resumed, tmp_path):
     as_csv, parquet = tmp_path / "c.csv", tmp_path / "c.parquet"
     more = ("--store", str(resumed.store), "--json")

@@ -57,6 +57,7 @@ def test_code_in_the_file_is_refused_in_one_paragraph_without_a_trace(place, sta
     )
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("asked", "code", "said"),
     [

@@ -26,6 +26,7 @@ def test_the_module_is_the_command():
     assert subprocess.check_output(command, text=True, timeout=60) == f"segue {version('segue')}\n"
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_a_shell_can_complete_the_commands(place, shell):
     place.set("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")

@@ -100,10 +100,8 @@ def test_a_changed_function_is_found_without_building_anything(trained, before, 
     assert refused.value.names == changed
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [{"continuity": {"accept": ["setup.code"]}}, pytest.param({"config": {"lr": 0.2}}, marks=pytest.mark.matrix)],
-)
+@pytest.mark.matrix
+@pytest.mark.parametrize("fields", [{"continuity": {"accept": ["setup.code"]}}, {"config": {"lr": 0.2}}])
 def test_an_accepted_change_and_one_with_another_config_are_left_to_the_attempt(trained, fields):
     runlog = open_run(spec_in(trained[0]), clock=SystemClock())
     refuse_changed_code(runlog, spec_in(trained[0], **fields), build_of(RECIPE.replace("model(plus", "2 * model(plus")))

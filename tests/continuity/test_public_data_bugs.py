@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
@@ -113,6 +114,7 @@ def test_a_stream_restored_before_the_skip_is_used_up_by_the_skip():
     assert contents(resumed) == contents(whole)
 
 
+@pytest.mark.matrix
 def test_workers_seeded_by_their_number_repeat_the_noise_of_the_start():
     """fangchangma/sparse-to-dense.pytorch#19: after a resume the augmentation of the first batches comes again."""
     loader = DataLoader(

@@ -42,6 +42,7 @@ def test_an_order_taken_up_anywhere_goes_on_as_if_never_left(count, batch_size, 
     assert head + tail == whole
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(("count", "batch_size"), [(70_001, 1000), (16_385, 64), (200_000, 90_000)])
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_a_batch_has_the_samples_that_its_positions_have_alone(count, batch_size, drop_last):

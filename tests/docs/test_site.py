@@ -58,6 +58,7 @@ def site(tmp_path_factory) -> dict[Path, Page]:
     return {path: Page(path.read_text()) for path in out.rglob("*.html")}
 
 
+@pytest.mark.matrix
 def test_the_site_is_built_without_a_warning_and_has_every_page(site):
     names = {path.name for path in site}
     pages = {path.with_suffix(".html").name for path in (ROOT / "docs").glob("*.md")}

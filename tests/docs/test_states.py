@@ -59,6 +59,7 @@ def title(state: State) -> str:
     return titled(word) if word is not None else state.type.value.capitalize()
 
 
+@pytest.mark.matrix
 def test_every_state_that_the_sources_construct_is_on_a_page():
     assert sorted(set(given()) - UNSEEN - shown()) == []
 

@@ -51,6 +51,7 @@ def test_a_small_or_missing_shared_memory_is_found(tmp_path):
     bad("machine.shared-memory", machine.shared_memory(tmp_path / "none"), "fail", "cannot be used", "tmpfs")
 
 
+@pytest.mark.matrix
 @makes_fail("machine.file-descriptors")
 @pytest.mark.parametrize(("limit", "outcome"), [(200, "fail"), (800, "warn")])
 def test_a_low_limit_on_open_files_is_found(limit, outcome):

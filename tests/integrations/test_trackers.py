@@ -93,6 +93,7 @@ def test_a_run_is_sent_while_it_trains_and_with_its_end_by_each_tracker(make_spe
         assert (end["segue.step"], end["segue.segments"], end["segue.preemptions"]) == ("30", "1", "0")
 
 
+@pytest.mark.matrix
 def test_a_tracker_that_hangs_is_left_behind_and_named(resumed, tmp_path, caplog):
     hanging = HangingTracker(file=str(tmp_path / "tracked.jsonl"))
     with caplog.at_level(logging.WARNING), tracking(resumed.history.spec, {"slow": hanging}, end_seconds=0.1):

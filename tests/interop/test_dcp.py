@@ -58,6 +58,7 @@ def test_an_export_is_loaded_by_torch_into_a_model_and_an_optimizer(trained, exp
     assert {"config.json", "loss_curve.parquet", "data_position.json"} <= {path.name for path in exported.iterdir()}
 
 
+@pytest.mark.matrix
 def test_an_export_is_imported_with_the_same_bits(trained, exported, make_spec):
     spec = make_spec(config={"width": WIDTH})
     report = import_weights(spec, exported)

@@ -32,6 +32,7 @@ def copied(trained, tmp_path) -> Trained:
     return read_run(Path(shutil.copytree(trained.store, tmp_path / "store")))
 
 
+@pytest.mark.matrix
 def test_the_step_that_is_asked_for_is_taken_and_by_default_the_newest_usable(trained):
     def chosen(step: int | None, *, history: History = trained.history, take_quarantined: bool = False) -> int:
         return choose_checkpoint(history, run_id="tiny", step=step, take_quarantined=take_quarantined).manifest.step

@@ -15,6 +15,7 @@ from segue.testing.recipes import tiny
 from tests.support.trained_run import WIDTH, names_in
 
 
+@pytest.mark.matrix
 def test_every_component_loads_into_the_object_that_it_came_from(trained):
     state = load_checkpoint("tiny", store=trained.store)
     recipe = tiny({"width": WIDTH})

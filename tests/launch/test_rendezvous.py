@@ -64,6 +64,7 @@ def test_a_folder_gives_the_ranks_their_assignment_and_who_started_them(folder, 
     assert found.path.stat().st_mode & 0o077 == 0
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_a_notice_reaches_the_ranks_that_have_entered_and_those_that_come_later(folder, enter, number):
     early, line = enter(0)

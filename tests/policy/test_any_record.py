@@ -182,6 +182,7 @@ def test_a_heartbeat_with_any_number_is_read_and_shown():
     assert good.beat_at == datetime(2026, 1, 1, tzinfo=UTC)
 
 
+@pytest.mark.matrix
 def test_a_hand_over_that_lacks_a_figure_is_read():
     book = Logbook(make_spec(deadline_in=86_400.0, policy={"step_seconds": 1.0}))
     plan = book.decide().plan
@@ -224,6 +225,7 @@ def test_whatever_duration_a_spec_has_it_is_refused_or_it_is_decided_what_happen
         book.ask()
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", ["spot_price", "on_demand_price"])
 @pytest.mark.parametrize("value", [5e-324, 1e300])
 @pytest.mark.parametrize("handover", [False, True])

@@ -61,6 +61,7 @@ def test_every_decision_is_shown_with_its_reason_and_numbers():
     assert (row["deployment"], row["reason"], row["numbers"]) == ("segment/spot", made.reason, made.numbers)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("waits_without_capacity", [0, 1, 3])
 def test_a_run_can_be_drawn_before_its_first_step(waits_without_capacity, tmp_path):
     fields = {"run_id": "nightly", "recipe": "a.b:c", "steps": 9, "store": {"url": str(tmp_path / "store")}}

@@ -148,6 +148,7 @@ def test_rows_without_a_number_of_the_model_in_service_are_left_out_and_named():
     assert judged(spec_of(), candidate, before)[1].why.startswith("mae is not finite in 1 row;")
 
 
+@pytest.mark.matrix
 def test_a_model_in_service_without_any_number_is_replaced_by_one_that_has_them_all():
     nothing = {"mae": np.full(ROWS, np.nan)}
     replaced = (True, "mae of the model in service is not finite in any row")

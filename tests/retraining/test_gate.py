@@ -119,6 +119,7 @@ def test_the_columns_of_one_expectation_are_gone_before_those_of_the_next_but_on
     assert max(held) <= 1
 
 
+@pytest.mark.matrix
 def test_rows_at_fault_are_named_by_file_and_row(lake):
     bad = month_of(5)
     bad.loc[[3, 7], "delay"] = [np.nan, 5000]
@@ -278,6 +279,7 @@ def test_a_suite_that_is_missing_is_named(lake):
         lake.check(suite="nosuch.json")
 
 
+@pytest.mark.matrix
 def test_a_first_suite_of_columns_of_every_kind_is_met_by_them(lake):
     """Nested columns, bytes, times of day and infinite numbers cannot be compared as text or numbers are."""
     rows = 4

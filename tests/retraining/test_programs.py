@@ -198,6 +198,7 @@ def test_a_slot_of_a_program_trains_on_its_files_and_is_published(monthly):
     assert f"python {LINE}" in card(models, 1).replace("\\", "")
 
 
+@pytest.mark.matrix
 def test_a_compiled_module_is_published_by_the_names_of_the_one_inside(monthly):
     monthly.write(1, 2, 3)
     monthly.write_spec(run=BY_LINE["run"] | {"config": {"compiled": True}})
@@ -318,5 +319,6 @@ def test_functions_of_a_package_that_is_run_pass(folder):
     assert run_job(CheckJob(spec=spec), what="check of the functions", on_line=lambda _: None).notes == ()
 
 
+@pytest.mark.matrix
 def test_functions_that_are_there_pass(monthly):
     assert run_job(CheckJob(spec=monthly.spec), what="check of the functions", on_line=lambda _: None).error is None

@@ -108,6 +108,7 @@ def test_a_candidate_is_better_when_the_world_changed(monthly):
     assert models.version(2).comparisons[0].gain.low > 0.5
 
 
+@pytest.mark.matrix
 def test_a_candidate_of_an_earlier_slot_never_replaces_one_of_a_later_slot(monthly):
     monthly.write(1, 2, 3, 4)
     added(monthly, trained(monthly, 5))
@@ -233,6 +234,7 @@ def test_nan_in_weights_and_predictions_counts_although_the_score_hides_it(month
     assert candidate.why == "; ".join(faults)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("program", [False, True], ids=["module", "program"])
 def test_rows_with_a_nan_prediction_are_counted(program):
     model = nn.Linear(1, 2).eval()
@@ -277,6 +279,7 @@ def test_what_is_no_state_dict_is_not_published(state):
         weights_bytes(state, component="extra.x")
 
 
+@pytest.mark.matrix
 def test_a_component_that_is_not_there_is_named(monthly):
     monthly.write(1, 2, 3)
     monthly.write_spec(publish={"component": "extra.average", "model": "tests.recipes.monthly:model"})

@@ -166,6 +166,7 @@ def numbered(log: list[tuple[Any, int]]) -> list[Slot]:
     return found
 
 
+@pytest.mark.matrix
 @settings(max_examples=300)
 @given(logs)
 def test_after_every_record_the_history_is_that_of_the_whole_log(log: list[tuple[Any, int]]) -> None:

@@ -163,6 +163,7 @@ def test_a_pack_that_is_damaged_or_missing_is_not_used_and_is_written_again(
     until(lambda: the_pack(store).read_bytes() == whole, what="the repaired pack")
 
 
+@pytest.mark.matrix
 def test_the_pack_of_another_place_is_not_used(store: LocalStore, tmp_path: Path) -> None:
     plain = without_packs(store, tmp_path / "plain").slots
     shutil.copy(the_pack(store, 1), the_pack(store, 0))
@@ -244,6 +245,7 @@ def test_a_record_that_was_damaged_when_it_was_packed_is_still_damaged_and_can_b
     assert [slot.number for slot in log.slots][:7] == [0, 1, 2, 3, 4, 5, 7]
 
 
+@pytest.mark.matrix
 def test_a_run_id_that_is_used_again_after_a_wipe_of_its_log_does_not_see_the_old_packs(store: LocalStore) -> None:
     old = packs_in(store)
     shutil.rmtree(store.root / RUN / "log")

@@ -47,6 +47,7 @@ def make_program(make_spec, tmp_path):
     return make
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("option", "number", "reason"),
     [

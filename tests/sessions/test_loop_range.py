@@ -85,6 +85,7 @@ def resumed(fork_server, make_spec, open_log, tmp_path):
     return resumed
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("source", "said"),
     [
@@ -108,6 +109,7 @@ def test_a_program_that_begins_where_its_own_snapshot_ends_is_refused_with_the_f
     )
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("loop", [EPOCHS.replace("LOOP", "done, 8"), STEPS.replace("LOOP", "done, 40")])
 def test_what_the_refusal_advises_makes_the_resume_exact(resumed, loop):
     source = WITH_SNAPSHOT + loop
@@ -119,6 +121,7 @@ def test_what_the_refusal_advises_makes_the_resume_exact(resumed, loop):
     assert [finding.component for finding in history.attempts[1].verdict.findings] == []
 
 
+@pytest.mark.matrix
 def test_a_program_that_only_reads_its_own_snapshot_goes_on(resumed):
     report, history = resumed(WITH_SNAPSHOT + EPOCHS.replace("LOOP", "8"))
     assert (report.stop_reason, report.failure, report.to_step) == (StopReason.FINISHED, None, 40)
@@ -132,11 +135,11 @@ PLAIN = "import segue, sys\nrun = segue.session()\nfor n in LOOP:\n    run.repor
     ("before", "now", "options", "to_step"),
     [
         ("run.steps(40)", "run.steps(20)", (), None),
-        ("run.steps(40)", "run.steps(1, 41)", (), None),
-        ("run.steps(40)", "run.steps()", (), 60),
         ("run.steps(40)", "run.steps(50)", (), 50),
-        ("run.steps(len(sys.argv) * 10 + 20)", None, ("more",), 50),
-        ("run.steps(60 - len(sys.argv) * 10)", None, ("fewer",), 30),
+        pytest.param("run.steps(40)", "run.steps(1, 41)", (), None, marks=pytest.mark.matrix),
+        pytest.param("run.steps(40)", "run.steps()", (), 60, marks=pytest.mark.matrix),
+        pytest.param("run.steps(len(sys.argv) * 10 + 20)", None, ("more",), 50, marks=pytest.mark.matrix),
+        pytest.param("run.steps(60 - len(sys.argv) * 10)", None, ("fewer",), 30, marks=pytest.mark.matrix),
     ],
 )
 def test_another_end_has_to_be_meant(resumed, before, now, options, to_step):
@@ -151,6 +154,7 @@ def test_another_end_has_to_be_meant(resumed, before, now, options, to_step):
         assert (report.stop_reason, report.failure, report.to_step) == (StopReason.FINISHED, None, to_step)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("goal", [30, 50])
 def test_an_end_that_the_config_gives_is_meant_where_the_config_has_changed(resumed, goal):
     source = PLAIN.replace("LOOP", 'run.steps(run.config.get("goal", 40))')

@@ -117,6 +117,7 @@ def test_a_resume_with_another_config_or_file_is_refused_before_it_starts(fork_s
         assert name in caught.value.fields
 
 
+@pytest.mark.matrix
 def test_an_accepted_config_is_another_setup_that_was_meant(fork_server, make_program, open_log, file):
     slow = make_program(config=CONFIG | {"pause_seconds": 0.03}, data=data_of(file))
     fork_server.run_attempt(open_log(slow), slow, observer=stop_when_proven(signal.SIGKILL))

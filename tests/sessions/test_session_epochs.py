@@ -115,6 +115,7 @@ def test_a_loader_with_its_own_state_goes_on_by_itself(fork_server, make_program
     assert are_equal(torch.load(tmp_path / "epochs.pt"), run_bare(tmp_path, *options))
 
 
+@pytest.mark.matrix
 def test_a_run_whose_epochs_are_done_is_finished_before_its_goal(fork_server, make_program, open_log):
     spec = make_program("--epochs", "3")
     runlog = open_log(spec)
@@ -149,6 +150,7 @@ def test_the_goal_of_the_run_ends_it_in_the_middle_of_an_epoch(fork_server, make
     assert (tmp_path / "epochs.pt").exists()
 
 
+@pytest.mark.matrix
 def test_further_numbers_and_the_metric_are_kept(fork_server, make_program, open_log):
     spec = make_program("--epochs", "3", "--best", checkpoints={"every_steps": 500, "keep": 20})
     runlog = open_log(spec)
@@ -210,6 +212,7 @@ def test_a_wrong_loop_is_told_why(fork_server, make_spec, open_log, tmp_path, so
     assert sentence in report.failure.message
 
 
+@pytest.mark.matrix
 def test_segments_end_after_epochs_where_a_program_counts_them(fork_server, make_program, open_log):
     spec = make_program("--epochs", "4", segment={"epochs": 2}, steps=100)
     runlog = open_log(spec)

@@ -54,6 +54,7 @@ def test_a_killed_program_goes_on_from_the_folder_it_committed(fork_server, make
     assert all(torch.equal(value, ours[name]) for name, value in bare.items())
 
 
+@pytest.mark.matrix
 def test_the_best_model_is_exported_with_the_folder_as_it_was(fork_server, make_program, open_log, tmp_path):
     hangs = make_program("--best-until", "10", "--hang-at", "13")
     runlog = open_log(hangs)
@@ -119,6 +120,7 @@ def test_a_program_that_never_commits_its_folder_is_told(fork_server, make_progr
     assert "the folder of that step was not committed. Fix: call run.commit_folder(path)" in report.failure.message
 
 
+@pytest.mark.matrix
 def test_a_folder_with_the_users_own_files_is_left_alone(fork_server, make_program, open_log, tmp_path):
     hangs = make_program("--hang-at", "13")
     runlog = open_log(hangs)

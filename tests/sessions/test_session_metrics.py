@@ -40,6 +40,7 @@ def rated(spec, runlog) -> dict[int, float]:
     return found
 
 
+@pytest.mark.matrix
 def test_a_metric_waits_for_the_save_before_and_is_never_that_of_other_weights(fork_server, make_program, open_log):
     spec = make_program("--rate-at")
     runlog = open_log(spec)

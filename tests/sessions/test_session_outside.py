@@ -136,6 +136,7 @@ def test_what_the_loaders_data_set_counts_is_named(resumed):
     assert "batches.dataset (Rows): fetched was" in finding.sentence
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("script", [SCRIPT, OF_LOADER])
 def test_a_resume_is_exact_once_the_advice_was_followed(resumed, script):
     untracked, _ = resumed(script=script, changed="")

@@ -77,6 +77,7 @@ def test_a_program_that_did_not_change_is_exact_and_its_data_not_compared(resume
     refuse_changed_code(runlog, spec, None)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("file", "old", "new", "component", "named"),
     [

@@ -29,6 +29,7 @@ with segue.session() as run:
 """
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("change", "said"),
     [

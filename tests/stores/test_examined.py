@@ -49,6 +49,7 @@ def test_a_server_that_ignores_the_condition_of_a_put_lets_several_writers_win(w
     bad("store.put-if-absent", race(open_store(spec), spec, Scratch()), "fail", "8 of 8 writers of one key")
 
 
+@pytest.mark.matrix
 @makes_fail("store.reachable")
 @pytest.mark.parametrize("place", ["no bucket", "no server"])
 def test_a_bucket_that_is_not_there_is_not_reachable(bucket, place, closed_port):

@@ -64,6 +64,7 @@ def state_without_the_batch(fork_server, tmp_path_factory, bad_sample):
 
 
 # A save in the very step before is still being copied when the bad one begins, if staging is overlapped.
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("every_steps", "staging", "kept", "replayed"), [(10, "blocking", 10, 2), (12, "overlapped", 12, 0)]
 )
@@ -190,6 +191,7 @@ def test_a_gradient_that_is_not_finite_is_an_anomaly_unless_a_scaler_handles_it(
     assert (report.stop_reason, report.anomaly) == (FINISHED, None)
 
 
+@pytest.mark.matrix
 def test_after_a_rollback_the_first_batch_with_bad_gradients_is_named(fork_server, begin):
     spec, runlog = begin("gradient", config={"unclipped": True}, checkpoints={"every_steps": 20})
     first, *others = (fork_server.run_attempt(runlog, spec).anomaly for _ in range(3))
@@ -216,6 +218,7 @@ def test_an_attempt_that_has_just_resumed_finds_the_spike_again_and_its_batch_is
     assert {name for name in state if state[name] != told[name]} == {"progress"}  # Its recent losses.
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(("goes_bad", "anomalies"), [("spike", {}), ("loss", {"non_finite": "off"})])
 def test_an_anomaly_that_is_not_watched_for_ends_nothing(fork_server, begin, goes_bad, anomalies):
     spec, runlog = begin(goes_bad, anomalies=anomalies)

@@ -180,6 +180,7 @@ def test_an_attempt_that_a_newer_claim_has_fenced_commits_nothing_more(fork_serv
     assert all(s.entry.epoch != 1 for s in slots if s.number > second_claim)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("copies", [2])
 def test_an_attempt_that_is_started_twice_trains_once(fork_server, make_spec, open_log, copies):
     spec = make_spec(config={"pause_seconds": 0.01})

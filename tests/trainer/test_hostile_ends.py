@@ -74,6 +74,7 @@ def test_a_signal_that_also_kills_the_data_workers_is_a_notice_not_a_bug(make_sp
     assert report.lost_steps == 0
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("operation", ["read_into", "put_if_absent"])
 def test_a_store_operation_that_fails_briefly_is_retried(make_spec, open_log, operation):
     from segue.trainer.attempt import run_attempt

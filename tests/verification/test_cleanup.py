@@ -43,6 +43,7 @@ def objects(store, run_id: str, part: str) -> list[str]:
     return [item.key for item in store.list_objects(f"{run_id}/{part}/")]
 
 
+@pytest.mark.matrix
 def test_checkpoints_go_and_logs_stay_until_the_next_one_has_passed(train):
     first, second = sound(), sound(slot=SLOT + WEEK)
     store = train(first)

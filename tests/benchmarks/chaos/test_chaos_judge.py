@@ -75,6 +75,7 @@ def test_a_commit_record_that_was_seen_and_is_gone_is_a_lost_commit(trained, whi
     assert any("is gone: commit" in problem for problem in found.problems)
 
 
+@pytest.mark.matrix
 def test_a_log_that_was_replaced_by_a_shorter_one_has_lost_its_commits(trained):
     store, judge, expected = trained
     commits = commits_of(store)
@@ -82,6 +83,7 @@ def test_a_log_that_was_replaced_by_a_shorter_one_has_lost_its_commits(trained):
     assert judge.finish(expected).commits_lost == len(commits) > 0
 
 
+@pytest.mark.matrix
 def test_a_checkpoint_that_does_not_read_back_is_a_lost_commit(trained):
     store, judge, expected = trained
     newest = read_history(RunLog(store, "tiny")).newest
@@ -133,12 +135,14 @@ def test_steps_that_two_lineages_commit_are_doubled(trained):
     assert doubled_steps([first, from_an_older]) == 20
 
 
+@pytest.mark.matrix
 def test_a_step_that_one_attempt_commits_twice_is_doubled(trained):
     template = commits_of(trained[0])[0].entry
     once = made_commit(template, step=10, epoch=1, attempt="a", parent=None)
     assert doubled_steps([once, once]) == 1
 
 
+@pytest.mark.matrix
 def test_a_save_that_a_later_attempt_commits_for_a_killed_one_is_not_doubled(trained):
     template = commits_of(trained[0])[0].entry
     first = made_commit(template, step=10, epoch=1, attempt="a", parent=None)

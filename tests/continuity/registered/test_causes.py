@@ -91,6 +91,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", CHANGES)
 def test_what_somebody_changes_after_the_restore_is_named_as_the_cause(name, tmp_path):
     change, said = CHANGES[name]

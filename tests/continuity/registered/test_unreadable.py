@@ -151,6 +151,7 @@ def scripted(config):
     return recipe(model, loss, extra={"criterion": criterion})
 
 
+@pytest.mark.matrix
 def test_a_run_with_a_scripted_loss_and_a_traced_layer_is_resumed_exactly():
     case = Case("scripted", Axis.SOUND, f"{__name__}:scripted", is_sound=True)
     assert [(each.verdict, each.problem) for each in run_sound(case, rounds=1)] == [("exact", "")]

@@ -97,6 +97,7 @@ def test_moto_gives_a_price_for_each_spot_pool(moto_url, monkeypatch):
     assert found == {"segment/spot-a": 1e-05, "segment/spot-b": 1e-05, "segment/on-demand": 1.006}
 
 
+@pytest.mark.matrix
 def test_a_market_that_does_not_exist_is_named(moto_url, monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL_EC2", moto_url)
     with pytest.raises(PriceSourceError, match=r"AWS knows no spot price of m5\.nothing us-east-1a"):

@@ -31,6 +31,7 @@ def final_state(runlog):
     return read_checkpoint(runlog.store, run_id=runlog.run_id, manifest=newest.manifest).tensors
 
 
+@pytest.mark.matrix
 def test_ranks_whose_gradients_are_not_summed_are_stopped_at_the_first_step(attempt):
     report, runlog = attempt("bypassing")
     assert (report.stop_reason, report.failure.type) == (StopReason.FAILED, "RankDriftError")
@@ -38,6 +39,7 @@ def test_ranks_whose_gradients_are_not_summed_are_stopped_at_the_first_step(atte
     assert read_history(runlog).checkpoints == ()
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("recipe", "why"),
     [("tensor_parallel", "not tensor or pipeline"), ("wrapped_inside", "return the bare model")],

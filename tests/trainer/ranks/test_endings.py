@@ -84,6 +84,7 @@ def test_ranks_that_all_raise_leave_one_report(end):
     assert report.failure.type.startswith("ArithmeticError")
 
 
+@pytest.mark.matrix
 def test_each_rank_ends_its_threads_and_calls_its_exit_functions(end, tmp_path):
     report, *_ = end(
         [0, 15, "notice"], ranks=2, recipe="tests.recipes.spread:with_exit_function", config={"left": str(tmp_path)}
@@ -121,6 +122,7 @@ def gloo_threads():
     return sorted(found)
 
 
+@pytest.mark.matrix
 def test_a_rank_whose_recipe_cannot_be_built_is_named(end):
     report, runlog, group, _ = end([2, 0, "raise"])
     assert [entry.report for entry in entries(runlog, ReportEntry)] == [report]
@@ -188,6 +190,7 @@ def test_without_its_leader_an_attempt_is_lost_and_another_rank_reports_it(die):
     assert (last.stop_reason, last.from_step) == (StopReason.FINISHED, 10)
 
 
+@pytest.mark.matrix
 def test_no_rank_waits_for_the_shard_of_a_dead_rank(end):
     started = time.monotonic()
     report, runlog, _, _ = end([1, "save", "die"], recipe="tests.recipes.ranked:noisy")
@@ -234,6 +237,7 @@ def test_a_newer_claim_ends_all_ranks_of_the_older_attempt_and_they_commit_nothi
     assert all(slot.entry.epoch != 1 for slot in slots if slot.number > second_claim)
 
 
+@pytest.mark.matrix
 def test_a_notice_before_the_ranks_have_started_ends_the_attempt_before_its_first_step(
     ranks_fork_server, make_spec, open_log
 ):

@@ -74,6 +74,7 @@ def test_a_call_ends_where_the_machine_of_the_store_says_nothing_and_goes_on_whe
             time.sleep(0.05)
 
 
+@pytest.mark.matrix
 def test_a_store_that_is_gone_raises_at_once(exchange, host):
     process, _ = host
     process.kill()

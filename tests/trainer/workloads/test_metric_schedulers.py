@@ -87,6 +87,7 @@ def test_rows_after_the_last_commit_end_where_a_rate_would_need_an_evaluation(
     assert (verdict.kind, verdict.findings, verdict.rows_compared) == (VerdictKind.EXACT, (), rows)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("every", [10, 11, 12])
 def test_a_rehearsal_makes_the_evaluations_that_the_rates_depend_on(fork_server, make_demanding, open_log, every):
     spec = make_demanding(kind="plateau", evaluate_every=every)
