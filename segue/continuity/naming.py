@@ -122,7 +122,10 @@ def explained(
         sentence = f"{first.sentence}; the cause lies outside what was compared and is equal ({seen})"
         first = first.model_copy(update={"component": OUTSIDE, "sentence": sentence})
     elif causes:
-        first = first.model_copy(update={"sentence": "; ".join((first.sentence, *causes[:_MOST_CAUSES], *more))})
+        advised = [with_fix(first).fix or "", *(cause.fix for cause in noted if cause.fix)]
+        sentence = "; ".join((first.sentence, *causes[:_MOST_CAUSES], *more))
+        fix = "; ".join(list(dict.fromkeys(advised))[:_MOST_FIXES])
+        first = first.model_copy(update={"sentence": sentence, "fix": fix})
     return (with_fix(first), *map(with_fix, others))
 
 

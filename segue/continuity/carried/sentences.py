@@ -16,9 +16,11 @@ from segue.recipe import short_path
 from segue.records import Finding
 
 _ABSENT = object()
-ITERATOR, OF_CODE = "iterator", "code"
+ITERATOR, OF_CODE, KEEPER = "iterator", "code", "keeper"
 """The kinds of values that no checkpoint can hold."""
 _WITHOUT = {
+    KEEPER: "such an object: keep what {} holds, or how far it was read, in numbers, lists, dicts and tensors, or "
+    "compute it from the number of the step",
     ITERATOR: "a generator: compute what {} gives from the number of the step",
     OF_CODE: "a function: choose {} by the number of the step or by a name",
 }
@@ -50,6 +52,17 @@ def findings_of(
         channel = CARRIED if each.counts else CHANNEL
         found.append(Finding(component=UNREGISTERED, channel=channel, sentence=sentence, fix=fix))
     return tuple(found)
+
+
+def unread_ones(names: Sequence[CarriedName], *, types: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """A sentence and a fix for each variable whose value cannot be compared; `types` are their classes by path."""
+    return tuple(
+        (
+            f"{each.name} ({_place(each)}), a {types[each.path]}, whose state no checkpoint holds",
+            f"no checkpoint can hold {_WITHOUT[KEEPER]}".format(each.name),
+        )
+        for each in names
+    )
 
 
 def _belong_together(one: CarriedName, other: CarriedName) -> bool:

@@ -84,6 +84,15 @@ def functions_of(file: str) -> tuple[Function, ...]:
     return (module, *_within(tree, module, prefix="", in_class=""))
 
 
+def calls_method(file: str, name: str, method: str) -> bool:
+    """Whether the code of a file anywhere calls this method of a variable or an attribute of that name."""
+    nodes = (node for function in functions_of(file)[:1] for node in ast.walk(function.node))
+    called = (node.func for node in nodes if isinstance(node, ast.Call))
+    return any(
+        isinstance(each, ast.Attribute) and each.attr == method and ast.unparse(each.value) == name for each in called
+    )
+
+
 def _within(node: ast.AST, parent: Function, *, prefix: str, in_class: str) -> Iterator[Function]:
     for child in ast.iter_child_nodes(node):
         if isinstance(child, Definition):

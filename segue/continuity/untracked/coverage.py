@@ -17,7 +17,7 @@ from segue.checkpoints.format.dtensor import local_tensor
 from segue.continuity.iterators import position_of
 from segue.continuity.object_walk import STREAMS
 from segue.continuity.streams import state_of_stream
-from segue.continuity.untracked.marks import ARRAYS, Mark, is_table, mark_of
+from segue.continuity.untracked.marks import ARRAYS, UNREADABLE, Mark, is_table, mark_of
 from segue.continuity.untracked.place import Leaf
 
 _MOST_ITEMS = 10_000
@@ -65,8 +65,12 @@ class Coverage:
             return self._has_array(value)
         if isinstance(value, _COLLECTIONS):
             return bool(value) and (self._has_all_arrays_of(value) or self._has_content(value))
+        if is_table(value):
+            return self._has_content(value)
         named = (self._values.get(name, {}).values(), *([v.get(_bare(name), ())] for v in self._values.values()))
-        return any(type(held) is type(value) and held == value for values in named for each in values for held in each)
+        same = (held for values in named for each in values for held in each if type(held) is type(value))
+        # By marks: whether two objects are equal may be the user's to say, or have no answer.
+        return (mark := mark_of(value)) != UNREADABLE and any(mark_of(held) == mark for held in same)
 
     def has(self, leaf: Leaf, value: Any) -> bool:
         """Whether a component captured this value: the same memory, the same content, or its owner's entry of it."""

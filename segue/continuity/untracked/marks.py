@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import io
 import itertools
 import operator
 import sys
@@ -26,6 +25,7 @@ from segue.checkpoints.format.snapshot import raw_bytes
 from segue.continuity.iterators import is_iterator, position_of
 from segue.continuity.object_walk import PLAIN, STREAMS
 from segue.continuity.streams import state_of_stream
+from segue.continuity.untracked.keepers import keeps_state, state_of
 
 Mark = bool | int | float | str | None
 """A plain value itself, or the hash of anything larger."""
@@ -75,6 +75,8 @@ def _feed(value: Any, hasher: Any, depth: int) -> None:
         _feed_frame(value, hasher, depth)
     elif isinstance(value, ctypes._SimpleCData | ctypes.Array):
         hasher.update(bytes(value))
+    elif keeps_state(value):
+        _feed(state_of(value), hasher, depth)
     else:
         hasher.update(_position(value).encode())
 
@@ -114,12 +116,33 @@ def _name(item: Any) -> str:
 def _feed_tensor(tensor: torch.Tensor, hasher: Any) -> None:
     tensor = local_tensor(tensor).detach()
     hasher.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
-    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.device.type == "meta":
+    if tensor.device.type == "meta":
+        return
+    if tensor.is_quantized:
+        tensor = tensor.int_repr()
+    if tensor.layout is not torch.strided:
+        for part in _parts_of_sparse(tensor):
+            _feed_tensor(part, hasher)
         return
     flat = tensor.resolve_conj().resolve_neg().reshape(-1)
     if flat.numel() > _WHOLE:
         flat = flat[:: flat.numel() // _SAMPLED | 1]
     hasher.update(raw_bytes(flat.cpu().contiguous()))
+
+
+def _parts_of_sparse(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """
+    Raises:
+        TypeError: it is of another layout.
+    """
+    if tensor.layout is torch.sparse_coo:
+        whole = tensor.coalesce()
+        return whole.indices(), whole.values()
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return tensor.crow_indices(), tensor.col_indices(), tensor.values()
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return tensor.ccol_indices(), tensor.row_indices(), tensor.values()
+    raise TypeError(f"the content of a {tensor.layout} tensor cannot be read")
 
 
 def _feed_array(value: np.ndarray[Any, Any], hasher: Any, depth: int) -> None:
@@ -156,8 +179,6 @@ def _position(value: Any) -> str:
         return f"{frame.f_lasti} {held}"
     if isinstance(value, (itertools.count, itertools.repeat)):
         return repr(value)
-    if isinstance(value, io.IOBase):
-        return f"{value.tell()}"
     if isinstance(value, itertools.cycle):
         return f"{position_of(value)}"
     if is_iterator(value):

@@ -288,3 +288,13 @@ def _within_optimizer(place: Place, optimizer: torch.optim.Optimizer) -> Iterato
         if name not in _OF_OPTIMIZERS:
             yield place.part(name, "attribute", _entry(optimizer, name), expression=place.dotted(name))
     yield from hooks_of(place, optimizer, _HOOKS_OF_OPTIMIZERS)
+
+
+def put_on_optimizer(place: Place, optimizer: torch.optim.Optimizer) -> Iterator[Place]:
+    """What the user has put on one of torch's optimizers, which its state_dict leaves out."""
+    for name, _ in attributes_of(optimizer):
+        if name not in _OF_OPTIMIZERS and not name.startswith("_") and name not in _OF_SCALERS:
+            yield place.part(name, "attribute", _entry(optimizer, name), expression=place.dotted(name))
+
+
+_OF_SCALERS = ("grad_scale", "found_inf")

@@ -36,6 +36,7 @@ from segue.continuity.untracked.parts import (
     hooks_of,
     is_torchs_own,
     module_variable,
+    put_on_optimizer,
     within_class,
     within_module,
     within_object,
@@ -189,6 +190,8 @@ class Reach:
             yield self._class_of(place, value)
         elif id(value) in self._owned and type(value).__module__.startswith("torch."):
             yield from functions_within(place, value)  # The rest is in its state_dict.
+            if isinstance(value, torch.optim.Optimizer):
+                yield from put_on_optimizer(place, value)
         elif _is_of_trainer(value):
             yield from filter(self._has_users, within_object(place, value))
         else:
@@ -256,6 +259,7 @@ _SKIPPED = (
     torch.Size,
 )
 _OF_ONE_PROCESS = frozenset({"concurrent", "subprocess", "socket", "selectors", "asyncio", "ssl"})
+_OF_ONE_PROCESS |= {"queue", "_queue"}  # What is in one depends on threads.
 
 
 _OF_TRAINERS = frozenset(

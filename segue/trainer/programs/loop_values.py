@@ -5,44 +5,43 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from enum import Enum
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache
-from itertools import islice
 from pathlib import Path
-from types import FrameType, GeneratorType, ModuleType
+from types import FrameType
 from typing import Any
 
-import numpy as np
-from torch import nn
-
-from segue.checkpoints.format.collections import is_frame
-from segue.checkpoints.format.constants import CONSTANTS
 from segue.continuity.carried.flows import Flows
 from segue.continuity.carried.loop_names import CarriedName, LoopNames, Running, names_in_loops
 from segue.continuity.carried.reading import flows_of
-from segue.continuity.carried.sentences import ITERATOR, OF_CODE, findings_of
+from segue.continuity.carried.sentences import findings_of, unread_ones
 from segue.continuity.carried.source import MODULE
-from segue.continuity.code_hash import is_users
-from segue.continuity.iterators import is_iterator, position_of
-from segue.continuity.object_walk import PLAIN, attributes_of
 from segue.continuity.recipe_diff import NOT_STATE
 from segue.continuity.untracked.coverage import Coverage
-from segue.continuity.untracked.marks import ARRAYS, UNREADABLE, Mark, mark_of
+from segue.continuity.untracked.marks import UNREADABLE, Mark, mark_of
 from segue.credentials import names_secret, redacted
 from segue.records import Finding
 from segue.sessions import Session
+from segue.trainer.programs.carried_values import (
+    ABSENT,
+    COLLECTIONS,
+    VALUES,
+    as_data,
+    is_data,
+    is_of_a_package,
+    is_sought,
+    kind_of,
+    looked_at,
+    may_keep,
+    type_name,
+    value_of,
+)
 from segue.user_objects import is_users_file
 from segue.user_objects.variables import CODE
 
 log = logging.getLogger(__name__)
 
-_COLLECTIONS = (dict, list, tuple, set, frozenset, deque)
-_VALUES: tuple[type, ...] = (*PLAIN, *CONSTANTS, complex, np.generic)
-"""What cannot change in place."""
 _MOST_MODULES = 200
-_MOST_ITEMS, _DEEPEST = 64, 3
 
 
 def frames_of_the_user() -> Iterator[FrameType]:
@@ -117,24 +116,25 @@ class LoopValues:
     def covers(self, name: str, value: Any) -> bool:
         """Whether this variable is data of a function with a loop, or made anew in each iteration."""
         for frame, names in self._loops():
-            if frame.f_locals.get(name, _ABSENT) is value:
+            if frame.f_locals.get(name, ABSENT) is value:
                 is_rebound = name in names.carried and names.carried[name].is_rebound
                 # An empty collection may have held objects when it was committed.
-                is_data = _is_data(value) and not (isinstance(value, _COLLECTIONS) and not value)
-                return is_data or name in names.fresh or is_rebound
+                value = looked_at(value)
+                holds_data = is_data(value) and not (isinstance(value, COLLECTIONS) and not value)
+                return holds_data or name in names.fresh or is_rebound
         return False
 
     def decides(self, name: str) -> bool:
         """Whether what is said of this variable of the script is said here, because the script itself has the loop."""
         for frame, names in self._loops():
             if frame.f_code.co_name == MODULE and (name in names.fresh or name in names.carried):
-                return name in names.fresh or _is_data(frame.f_globals.get(name))
+                return name in names.fresh or is_data(looked_at(frame.f_globals.get(name)))
         return False
 
     def is_data_of_script(self, name: str) -> bool:
         """Whether a variable of the script holds plain data."""
         frames = (frame for frame in frames_of_the_user() if frame.f_globals.get("__name__") == "__main__")
-        return any(_is_data(frame.f_globals.get(name, _ABSENT)) for frame in frames)
+        return any(is_data(looked_at(frame.f_globals.get(name, ABSENT))) for frame in frames)
 
     def makes_anew(self, attribute: str) -> bool:
         """Whether a loop assigns an attribute of this name in each step before it reads it."""
@@ -145,10 +145,20 @@ class LoopValues:
         found: dict[str, Any] = {}
         for frame, names in self._loops():
             for name in names.carried.values():
-                value = frame.f_locals.get(name.name, frame.f_globals.get(name.name))
-                if name.counts and not name.is_rebound and _is_of_a_package(value) and not self._is_tracked(value):
+                value = looked_at(_value_of(frame, name.name))
+                if name.counts and not name.is_rebound and is_of_a_package(value) and not self._is_tracked(value):
                     found.setdefault(name.name, value)
         return found
+
+    def unread(self) -> tuple[tuple[str, str], ...]:
+        """A sentence and a fix for each object that decides what follows and whose state cannot be compared."""
+        marks = self._marks()
+        held = {
+            name.path: (name, type_name(value))
+            for name, value in self._held()
+            if name.counts and name.path not in marks and may_keep(value, name) and not self._is_tracked(value)
+        }
+        return unread_ones([name for name, _ in held.values()], types={path: kind for path, (_, kind) in held.items()})
 
     def _is_tracked(self, value: Any) -> bool:
         return any(value is tracked for tracked in self._tracked.values())
@@ -157,8 +167,10 @@ class LoopValues:
         self, names: Sequence[CarriedName], *, before: Mapping[str, Any], now: Mapping[str, Mark]
     ) -> tuple[Finding, ...]:
         kinds: dict[str, str] = {}
+        wanted = {name.path for name in names}
         for name, value in self._held():
-            kinds.setdefault(name.path, _kind_of(value))
+            if name.path in wanted:
+                kinds.setdefault(name.path, kind_of(value))
         loops = [names for _, names in self._loops()]
         return findings_of(
             names,
@@ -203,8 +215,10 @@ class LoopValues:
         """The values of the carried variables that are there now."""
         found: dict[str, Any] = {}
         for name, held in self._held():
-            value = _as_data(held, name)
-            if _is_data(value) and (name.is_rebound or not isinstance(value, _VALUES)):
+            value = as_data(held, name)
+            if is_sought(value, name):
+                continue
+            if is_data(value) and (name.is_rebound or not isinstance(value, VALUES)):
                 found.setdefault(name.path, value)
         return found
 
@@ -213,7 +227,7 @@ class LoopValues:
         for frame, names in self._loops():
             local = frame.f_locals
             for name in names.carried.values():
-                yield name, _found(name.name, local, frame.f_globals)
+                yield name, looked_at(value_of(name.name, local, frame.f_globals))
 
     def _names(self) -> dict[str, CarriedName]:
         return {name.path: name for _, names in self._loops() for name in names.carried.values()}
@@ -227,9 +241,6 @@ class LoopValues:
             names = self._known[running]
             if names is not None:
                 yield frame, names
-
-
-_ABSENT = object()
 
 
 def _names_in(running: Running, flows: Flows) -> LoopNames | None:
@@ -253,85 +264,9 @@ def name_of_session() -> str:
     """What the program calls its session."""
     for frame in frames_of_the_user():
         for name, value in {**frame.f_globals, **frame.f_locals}.items():
-            if isinstance(value, Session):
+            if issubclass(type(value), Session):
                 return name
     return "run"
-
-
-_OF_FRAMEWORKS = frozenset(
-    {"torch", "torchvision", "torchaudio", "torchtext", "torchdata", "torchmetrics", "accelerate", "transformers"}
-    | {"datasets", "tokenizers", "lightning", "lightning_fabric", "pytorch_lightning", "deepspeed", "ignite", "timm"}
-    | {"wandb", "mlflow", "tensorboard", "tensorboardX", "tqdm", "rich", "matplotlib", "omegaconf", "hydra", "numpy"}
-    | {"pandas", "segue", "attr", "yaml", "absl", "comet_ml", "neptune", "clearml", "aim", "sentencepiece", "tiktoken"}
-)
-"""Packages whose objects are tracked, show numbers or hold settings, and count what they do besides."""
-
-
-def _is_of_a_package(value: Any) -> bool:
-    """Whether it is an object of an installed package that may keep state of what is learnt."""
-    kind = type(value)
-    top = str(kind.__module__).partition(".")[0]
-    if isinstance(value, (type, ModuleType)) or callable(value) or top in _OF_FRAMEWORKS:
-        return False
-    return top not in sys.stdlib_module_names and not is_users(kind, home="__main__")
-
-
-def _kind_of(value: Any) -> str:
-    if is_iterator(value) and position_of(value) is None:
-        return ITERATOR
-    return OF_CODE if isinstance(value, CODE) else type(value).__name__
-
-
-def _is_data(value: Any) -> bool:
-    """Whether it is one value whose content can be compared: not an object of some class, nor what holds such."""
-    if isinstance(value, (*_VALUES, *ARRAYS)) or is_frame(value):
-        return True
-    if isinstance(value, _COLLECTIONS):
-        return _hold_data(value.values() if isinstance(value, dict) else value)
-    return is_iterator(value) and not _is_segues(value)
-
-
-def _found(name: str, local: Mapping[str, Any], outside: Mapping[str, Any]) -> Any:
-    """The value of a variable, or of an attribute of an object that no other look sees."""
-    holder, _, attribute = name.partition(".")
-    value = local.get(holder, outside.get(holder, _ABSENT))
-    if not attribute:
-        return value
-    if value is _ABSENT or isinstance(value, (Session, nn.Module, type)) or is_users(type(value), home="__main__"):
-        return _ABSENT
-    if type(value).__module__.startswith("torch."):
-        return _ABSENT  # An optimizer, a scheduler or a loader, of which all is tracked or nothing.
-    held = getattr(value, "__dict__", None)
-    return held.get(attribute, _ABSENT) if isinstance(held, dict) else _ABSENT
-
-
-def _as_data(value: Any, name: CarriedName) -> Any:
-    """What stands for a record, an enumeration or code that the loop assigns anew: such an object says nothing."""
-    if isinstance(value, Enum):
-        return value.name
-    if not name.is_rebound:
-        return value
-    if isinstance(value, CODE):
-        return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', type(value).__name__)}"
-    if is_users(type(value), home="__main__"):
-        return dict(attributes_of(value)) or value
-    return value
-
-
-def _hold_data(items: Iterable[Any], depth: int = 0) -> bool:
-    return all(
-        isinstance(item, (*_VALUES, *ARRAYS))
-        or (
-            isinstance(item, _COLLECTIONS)
-            and depth < _DEEPEST
-            and _hold_data(item.values() if isinstance(item, dict) else item, depth + 1)
-        )
-        for item in islice(list(items), _MOST_ITEMS)
-    )
-
-
-def _is_segues(iterator: Any) -> bool:
-    return isinstance(iterator, GeneratorType) and not is_users_file(iterator.gi_code.co_filename)
 
 
 def _is_secret(path: str, value: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -17,6 +18,7 @@ from segue.continuity.carried.leaves import UseOfLeaves
 from segue.continuity.carried.sentences import fix_of_globals
 from segue.continuity.code_hash import is_users
 from segue.continuity.live_tree import parts_held
+from segue.continuity.naming import CARRIED, PROCESS, UNREGISTERED
 from segue.continuity.object_walk import STREAMS
 from segue.continuity.untracked.reach import Reach
 from segue.records import Finding
@@ -24,6 +26,8 @@ from segue.trainer.programs.loop_values import LoopValues, flows_of_program, fra
 from segue.trainer.ranks.ddp import bare
 from segue.trainer.workloads.outside import OutsideState, parts_of_loader
 from segue.user_objects import attribute, has
+
+log = logging.getLogger(__name__)
 
 _HOME = "__main__"
 _HOLDERS = (nn.Module, torch.optim.Optimizer, *STREAMS, dict, list, set, deque, FunctionType, MethodType, partial)
@@ -51,10 +55,35 @@ class ProgramOutside(OutsideState):
 
     def look(self, trees: dict[str, Any]) -> tuple[Finding, ...]:
         # Of these few values each save is worth a look: an average may only just have begun at the one before.
-        return (*self._loops.look(trees), *self._advised(super().look(trees)))
+        return (*self._looked(trees), *self._advised(super().look(trees)))
 
     def lost(self, committed: Mapping[str, Any]) -> tuple[Finding, ...]:
-        return (*self._loops.lost(committed.get(_CARRIED, {})), *self._advised(super().lost(committed)))
+        return (*self._lost(committed.get(_CARRIED, {})), *self._advised(super().lost(committed)))
+
+    def _looked(self, trees: dict[str, Any]) -> tuple[Finding, ...]:
+        try:
+            return self._loops.look(trees)
+        except Exception:  # Nothing that only looks may end an attempt.
+            log.warning("not looked at what the loop carries", exc_info=True)
+            return ()
+
+    def _lost(self, committed: Mapping[str, Any]) -> tuple[Finding, ...]:
+        try:
+            return self._loops.lost(committed)
+        except Exception as error:  # The same; but then nothing is proven.
+            log.warning("not compared what the loop carries", exc_info=True)
+            sentence = f"what the loop carries could not be compared ({type(error).__name__}: {error})"
+            fix = (
+                "make a variable that the loop carries data that can be compared; the log of the attempt has the lines"
+            )
+            return (Finding(component=UNREGISTERED, channel=CARRIED, sentence=sentence, fix=fix),)
+
+    def of_process(self) -> tuple[Finding, ...]:
+        unread = (
+            Finding(component=PROCESS, channel="process", sentence=sentence, fix=fix)
+            for sentence, fix in self._loops.unread()
+        )
+        return (*super().of_process(), *unread)
 
     def _advised(self, findings: tuple[Finding, ...]) -> Iterator[Finding]:
         """The findings without those that the loops give; those about objects of packages with a fix that they have."""
@@ -152,4 +181,4 @@ def _is_holder(value: Any) -> bool:
     """Whether it can hold state: not an object of an installed package, such as a progress bar."""
     kind = type(value)
     is_stateful = hasattr(kind, "state_dict") and hasattr(kind, "load_state_dict")
-    return isinstance(value, _HOLDERS) or is_stateful or is_users(kind, home=_HOME)
+    return issubclass(kind, _HOLDERS) or is_stateful or is_users(kind, home=_HOME)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from types import CodeType, FunctionType
 from typing import Any
@@ -26,6 +27,8 @@ from segue.trainer.workloads.opened_files import opened_files
 from segue.trainer.workloads.other_hands import OtherHands
 from segue.trainer.workloads.surroundings import MOST_FILES, file_readers, machine, reader_of, surroundings
 from segue.user_objects import has
+
+log = logging.getLogger(__name__)
 
 _METRIC = "evaluate"
 _OF_STEPS = ("loss", "step", "after_step", "data.dataset", "data.collate_fn")
@@ -81,7 +84,11 @@ class OutsideState:
         self._saves += 1
         if self._saves & (self._saves - 1):
             return ()
-        found = self._watch.look(trees)
+        try:
+            found = self._watch.look(trees)
+        except Exception:  # Nothing that only looks may end an attempt.
+            log.warning("not looked at what training changes outside every component", exc_info=True)
+            found = ()
         trees[UNTRACKED] = self.capture()
         return found
 

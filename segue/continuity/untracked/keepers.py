@@ -1,0 +1,56 @@
+"""Objects of Python's standard library that keep state which no checkpoint holds, and what can be compared of them."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+_HASHES = frozenset({"_hashlib", "_blake2", "_md5", "_sha1", "_sha2", "_sha3"})
+"""Modules of objects that hash."""
+_READERS = frozenset({("_csv", "reader"), ("csv", "DictReader")})
+_HELD = frozenset({("collections", "UserDict"), ("collections", "UserList"), ("collections", "UserString")})
+_CHAIN = ("collections", "ChainMap")
+_UNREAD = frozenset(
+    {("queue", "Queue"), ("queue", "LifoQueue"), ("queue", "PriorityQueue"), ("_queue", "SimpleQueue")}
+    | {("sqlite3", "Connection"), ("sqlite3", "Cursor"), ("builtins", "callable_iterator")}
+)
+"""What is in a queue depends on threads, and how far the others have come cannot be read. A hash is most often shown to
+people."""
+
+
+def keeps_state(value: Any) -> bool:
+    """Whether it is such an object. Of files, those that are only read: what is written is for people, most often."""
+    if isinstance(value, io.IOBase):
+        try:
+            is_text = isinstance(value, (io.StringIO, io.BytesIO))
+            return not value.closed and value.readable() and (is_text or not value.writable())
+        except Exception:  # A class of the user's may raise whatever it likes.
+            return False
+    kind = _kind_of(value)
+    return kind[0] in _HASHES or kind in _READERS or kind in _HELD or kind in _UNREAD or kind == _CHAIN
+
+
+def state_of(value: Any) -> Any:
+    """What can be compared of it: its content, or how far it was read.
+
+    Raises:
+        TypeError: nothing can.
+        OSError: a text file does not tell where it is while it is iterated.
+    """
+    kind = _kind_of(value)
+    if isinstance(value, (io.StringIO, io.BytesIO)):
+        return [value.getvalue(), value.tell()]
+    if isinstance(value, io.IOBase):
+        return value.tell()
+    if kind in _READERS:
+        return value.line_num
+    if kind == _CHAIN:
+        return [dict(each) for each in value.maps]
+    if kind in _HELD:
+        return value.data
+    raise TypeError(f"the state of a {kind[1]} cannot be read")
+
+
+def _kind_of(value: Any) -> tuple[str, str]:
+    """Where its class lies. One that inherits from it is the user's, and looked at as such."""
+    return (type(value).__module__, type(value).__qualname__)

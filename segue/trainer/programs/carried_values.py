@@ -1,0 +1,158 @@
+"""What a value is that a loop carries: data that can be compared, and whether a checkpoint can hold it."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections import deque
+from collections.abc import Iterable, Mapping
+from enum import Enum
+from itertools import islice
+from types import GeneratorType, ModuleType
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from segue.checkpoints.format.collections import is_frame
+from segue.checkpoints.format.constants import CONSTANTS
+from segue.continuity.carried.loop_names import CarriedName
+from segue.continuity.carried.sentences import ITERATOR, KEEPER, OF_CODE
+from segue.continuity.carried.source import calls_method
+from segue.continuity.code_hash import is_users
+from segue.continuity.iterators import is_iterator, position_of
+from segue.continuity.object_walk import PLAIN, attributes_of
+from segue.continuity.untracked.keepers import keeps_state
+from segue.continuity.untracked.marks import ARRAYS
+from segue.errors import UnsupportedStateError
+from segue.sessions import Session
+from segue.trainer.workloads.values import component_of_value
+from segue.user_objects import is_users_file
+from segue.user_objects.variables import CODE
+
+COLLECTIONS = (dict, list, tuple, set, frozenset, deque)
+VALUES: tuple[type, ...] = (*PLAIN, *CONSTANTS, complex, np.generic)
+"""What cannot change in place."""
+_MOST_ITEMS, _DEEPEST = 64, 3
+ABSENT = object()
+
+
+_OF_FRAMEWORKS = frozenset(
+    {"torch", "torchvision", "torchaudio", "torchtext", "torchdata", "torchmetrics", "accelerate", "transformers"}
+    | {"datasets", "tokenizers", "lightning", "lightning_fabric", "pytorch_lightning", "deepspeed", "ignite", "timm"}
+    | {"wandb", "mlflow", "tensorboard", "tensorboardX", "tqdm", "rich", "matplotlib", "omegaconf", "hydra", "numpy"}
+    | {"pandas", "segue", "attr", "yaml", "absl", "comet_ml", "neptune", "clearml", "aim", "sentencepiece", "tiktoken"}
+)
+"""Packages whose objects are tracked, show numbers or hold settings, and count what they do besides."""
+
+
+def is_of_a_package(value: Any) -> bool:
+    """Whether it is an object of an installed package that may keep state of what is learnt."""
+    kind = type(value)
+    top = str(kind.__module__).partition(".")[0]
+    if isinstance(value, (type, ModuleType)) or callable(value) or top in _OF_FRAMEWORKS:
+        return False
+    return top not in sys.stdlib_module_names and not is_users(kind, home="__main__")
+
+
+def kind_of(value: Any) -> str:
+    if is_iterator(value) and position_of(value) is None and not keeps_state(value):
+        return ITERATOR
+    if not isinstance(value, CODE) and not is_iterator(value) and not _can_be_carried(value):
+        return KEEPER
+    return OF_CODE if isinstance(value, CODE) else type(value).__name__
+
+
+def _can_be_carried(value: Any) -> bool:
+    """Whether `run.carry` takes it."""
+    try:
+        component_of_value({"value": value}, path="value")
+    except UnsupportedStateError:
+        return False
+    return True
+
+
+def is_data(value: Any) -> bool:
+    """Whether it is one value whose content can be compared: not an object of some class, nor what holds such."""
+    if isinstance(value, (*VALUES, *ARRAYS)) or is_frame(value) or keeps_state(value):
+        return True
+    if isinstance(value, COLLECTIONS):
+        return _hold_data(value.values() if isinstance(value, dict) else value)
+    return is_iterator(value) and not _is_segues(value)
+
+
+def value_of(name: str, local: Mapping[str, Any], outside: Mapping[str, Any]) -> Any:
+    """The value of a variable, or of an attribute of an object that no other look sees."""
+    holder, _, attribute = name.partition(".")
+    value = local.get(holder, outside.get(holder, ABSENT))
+    if not attribute:
+        return value
+    if value is ABSENT or issubclass(type(value), (Session, nn.Module, type)) or is_users(type(value), home="__main__"):
+        return ABSENT
+    if type(value).__module__.startswith("torch."):
+        return ABSENT  # An optimizer, a scheduler or a loader, of which all is tracked or nothing.
+    held = getattr(value, "__dict__", None)
+    return held.get(attribute, ABSENT) if isinstance(held, dict) else ABSENT
+
+
+def as_data(value: Any, name: CarriedName) -> Any:
+    """What stands for a record, an enumeration or code that the loop assigns anew: such an object says nothing."""
+    if isinstance(value, Enum):
+        return value.name
+    if not name.is_rebound:
+        return value
+    if isinstance(value, CODE):
+        return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', type(value).__name__)}"
+    if is_users(type(value), home="__main__"):
+        return dict(attributes_of(value)) or value
+    return value
+
+
+class Unlooked:
+    """Stands for an object of the user's that raises when it is looked at."""
+
+    def __init__(self, value: Any) -> None:
+        self.name = type(value).__name__
+
+
+def looked_at(value: Any) -> Any:
+    """The value, or what stands for one whose class raises when it is asked for what it holds."""
+    try:
+        if isinstance(value, COLLECTIONS):
+            _ = (bool(value), list(value.values() if isinstance(value, dict) else value))
+    except Exception:  # A class of the user's may raise whatever it likes.
+        return Unlooked(value)
+    return value
+
+
+def type_name(value: Any) -> str:
+    """What messages call its class."""
+    return value.name if isinstance(value, Unlooked) else type(value).__name__
+
+
+def is_sought(value: Any, name: CarriedName) -> bool:
+    """Whether it is a file, and the program says where it is read."""
+    return isinstance(value, io.IOBase) and calls_method(name.file, name.name, "seek")
+
+
+def may_keep(value: Any, name: CarriedName) -> bool:
+    """Whether it may hold what the next iteration needs, although it cannot be compared."""
+    if isinstance(value, VALUES) or is_sought(value, name):
+        return False
+    return isinstance(value, Unlooked) or is_data(value) or (name.is_rebound and is_of_a_package(value))
+
+
+def _hold_data(items: Iterable[Any], depth: int = 0) -> bool:
+    return all(
+        isinstance(item, (*VALUES, *ARRAYS))
+        or (
+            isinstance(item, COLLECTIONS)
+            and depth < _DEEPEST
+            and _hold_data(item.values() if isinstance(item, dict) else item, depth + 1)
+        )
+        for item in islice(list(items), _MOST_ITEMS)
+    )
+
+
+def _is_segues(iterator: Any) -> bool:
+    return isinstance(iterator, GeneratorType) and not is_users_file(iterator.gi_code.co_filename)
