@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from segue.markup import Markup, blocks, bullets, code, heading, html, inline, table
+from tests.support import rooms
 
 ROOT = Path(__file__).parents[1]
 EVIL = "a | b`\n\n# Approved\n<img src=x onerror=alert(1)>[click](javascript:alert(1))"
@@ -130,7 +131,7 @@ def test_no_page_builds_tables_lists_or_headings_around_it():
     paths = [path for folder in ("segue", "tasks", "flows", "deployments") for path in (ROOT / folder).rglob("*.py")]
     for path in sorted(paths):
         text = path.read_text()
-        if LOOKS_LIKE_IT.search(text) and any(MARKS.search(part) for part in texts_in(ast.parse(text))):
+        if LOOKS_LIKE_IT.search(text) and any(MARKS.search(part) for part in texts_in(rooms.tree_of(path))):
             found.add(path.relative_to(ROOT).as_posix())
     assert found >= {"segue/markup.py"}
     assert found <= set(BUILDS_BY_ITSELF), found - set(BUILDS_BY_ITSELF)
@@ -148,7 +149,7 @@ def test_every_artifact_of_prefect_is_ready_markup():
     """What is published comes from functions that return markup, or is such markup with a line break."""
     calls = []
     for path in sorted((ROOT / "tasks").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(rooms.tree_of(path)):
             is_call = isinstance(node, ast.Call) and ast.unparse(node.func) == "create_markdown_artifact"
             calls += [(path.name, ast.unparse(node.args[0]))] if is_call else []
     assert len(calls) >= 5

@@ -26,7 +26,7 @@ RUNS_CODE = {"pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "s
 
 @cache
 def sources(folder: str) -> dict[str, ast.Module]:
-    found = {p.relative_to(ROOT).as_posix(): ast.parse(p.read_text()) for p in sorted((ROOT / folder).rglob("*.py"))}
+    found = {p.relative_to(ROOT).as_posix(): rooms.tree_of(p) for p in sorted((ROOT / folder).rglob("*.py"))}
     assert found, f"there is no code in {folder}"
     return found
 

@@ -115,9 +115,8 @@ def forkserver(fork_server):
     ("at", "records"),
     [
         (1, 1),
-        *(pytest.param(at, records, marks=pytest.mark.matrix) for at, records in ((2, 2), (3, 3), (5, 3))),
+        *(pytest.param(at, records, marks=pytest.mark.matrix) for at, records in ((2, 2), (3, 3), (5, 3), (6, 4))),
         (4, 3),
-        (6, 4),
     ],
 )
 def test_a_kill_before_any_write_leaves_a_run_that_can_be_imported_again_or_started(

@@ -167,7 +167,9 @@ def test_an_import_charges_no_budget_and_no_seconds(make_spec, weights):
     assert decide_next(log, hurried, clock=FakeClock(now)).plan.capacity is Capacity.SPOT
 
 
-@pytest.mark.parametrize("file_format", [ExportFormat.TORCH, ExportFormat.SAFETENSORS])
+@pytest.mark.parametrize(
+    "file_format", [ExportFormat.TORCH, pytest.param(ExportFormat.SAFETENSORS, marks=pytest.mark.matrix)]
+)
 def test_an_export_is_imported_bit_for_bit(fork_server, make_spec, open_log, tmp_path, file_format):
     spec = make_spec(steps=10)
     log = open_log(spec)

@@ -178,6 +178,7 @@ def test_a_program_that_does_not_ask_for_its_files_is_named_and_not_refused(fold
     assert notes_on_files(ProgramSpec(command=("python", "-m", "json.tool")), folder=folder) == ()  # Nobody's file.
 
 
+@pytest.mark.matrix
 def test_a_slot_of_a_program_trains_on_its_files_and_is_published(monthly):
     monthly.write(1, 2, 3, 4)
     job = trained(monthly, 4)

@@ -152,28 +152,36 @@ def test_a_program_that_is_not_there_is_refused_before_anything_starts(desk, wor
             "import segue\nrun = segue.session()\nfor n in run.steps():\n    run.report(loss=1)\n    if n == 5: break",
             "the program ended at step 5 of 40, before run.steps() did",
         ),
-        (
-            "import segue\nrun = segue.session()\nfor n in run.steps(1): run.report(loss=1)\nlist(run.steps())",
-            "called after run.steps()",
-        ),
-        ("import segue\nsegue.session().track(x=object())", "run.track(x=...) got an object, which has no state_dict"),
-        ("import segue\nrun = segue.session()\nrun.track(a={})\nrun.track(a={})", "the name 'a' is taken"),
-        (
-            "import segue, torch\nsegue.session().track(modes={}, model=torch.nn.Linear(1, 1))",
-            "run.track(model=...): the name 'modes' is taken",
-        ),
-        ("import segue\nsegue.session().track(loose={})", "the name 'loose' is taken"),
-        (
-            "import segue\nrun = segue.session()\nrun.track(a={})\nrun.carry('a', n=0)",
-            "run.carry('a', ...): the name 'a' is",
-        ),
-        (
-            "import segue\nsegue.session().carry('a', n=object())",
-            "run.carry('a', ...) got a dict with a value that is no data: a.n",
-        ),
-        (
-            "import segue\nrun = segue.session()\nfor n in run.steps():\n    run.report(1)\n    run.carry('a', n=0)",
-            "run.carry('a', ...) came after the first step",
+        *(
+            pytest.param(*case, marks=pytest.mark.matrix)
+            for case in [
+                (
+                    "import segue\nrun = segue.session()\nfor n in run.steps(1): run.report(loss=1)\nlist(run.steps())",
+                    "called after run.steps()",
+                ),
+                (
+                    "import segue\nsegue.session().track(x=object())",
+                    "run.track(x=...) got an object, which has no state_dict",
+                ),
+                ("import segue\nrun = segue.session()\nrun.track(a={})\nrun.track(a={})", "the name 'a' is taken"),
+                (
+                    "import segue, torch\nsegue.session().track(modes={}, model=torch.nn.Linear(1, 1))",
+                    "run.track(model=...): the name 'modes' is taken",
+                ),
+                ("import segue\nsegue.session().track(loose={})", "the name 'loose' is taken"),
+                (
+                    "import segue\nrun = segue.session()\nrun.track(a={})\nrun.carry('a', n=0)",
+                    "run.carry('a', ...): the name 'a' is",
+                ),
+                (
+                    "import segue\nsegue.session().carry('a', n=object())",
+                    "run.carry('a', ...) got a dict with a value that is no data: a.n",
+                ),
+                (
+                    "import segue\nrun = segue.session()\nfor n in run.steps():\n    run.report(1)\n    run.carry('a', n=0)",
+                    "run.carry('a', ...) came after the first step",
+                ),
+            ]
         ),
     ],
 )
@@ -198,9 +206,11 @@ def test_segments_cannot_end_after_epochs_where_a_program_counts_none(fork_serve
     ("loop", "to_step"),
     [
         ("for n in run.steps(7): run.report(loss=1)", 7),
-        ("for n in run.steps(1, 8): run.report(loss=n)", 7),
         ("for n in run.steps(50): run.report(loss=1)", 40),
-        ("for n in run.steps(7):\n    run.report(loss=1)\n    if n == 6: break", 7),
+        pytest.param("for n in run.steps(1, 8): run.report(loss=n)", 7, marks=pytest.mark.matrix),
+        pytest.param(
+            "for n in run.steps(7):\n    run.report(loss=1)\n    if n == 6: break", 7, marks=pytest.mark.matrix
+        ),
         ("for n in run.steps():\n    run.report(loss=1)\n    if n == 6: run.finish('enough')", 7),
     ],
 )

@@ -56,6 +56,12 @@ SHOWS_FAKES = ("segue.deployments.demos.demo", "segue.deployments.demos.demo_pro
 
 
 @cache
+def tree_of(path: Path) -> ast.Module:
+    """The syntax tree of a file, parsed once in a process and not to be changed."""
+    return ast.parse(path.read_text())
+
+
+@cache
 def modules() -> dict[str, ast.Module]:
     """Every module of the package by its import name."""
     found = {}
@@ -63,7 +69,7 @@ def modules() -> dict[str, ast.Module]:
         for path in sorted((ROOT / folder).rglob("*.py")):
             parts = path.relative_to(ROOT / folder).with_suffix("").parts
             name = ".".join((package, *parts)).removesuffix(".__init__")
-            found[name] = ast.parse(path.read_text())
+            found[name] = tree_of(path)
     return found
 
 

@@ -150,7 +150,9 @@ def test_a_launched_trainer_finds_the_fake_service_from_its_environment_and_the_
     assert any("platform found platform=gce" in line for line in lines)
 
 
-@pytest.mark.parametrize("hook", ["nothing", "raise", "exit", pytest.param("hang", marks=pytest.mark.matrix)])
+@pytest.mark.parametrize(
+    "hook", ["raise", *(pytest.param(hook, marks=pytest.mark.matrix) for hook in ("nothing", "exit", "hang"))]
+)
 def test_on_notice_is_called_once_and_whatever_it_does_the_last_checkpoint_is_committed(
     hook, fork_server, make_spec, open_log, tmp_path
 ):

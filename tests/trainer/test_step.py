@@ -59,7 +59,9 @@ def in_segue(recipe: Recipe) -> list[torch.Tensor]:
     return weights(recipe)
 
 
-@pytest.mark.parametrize("order", ["model", "decay", "reversed"])
+@pytest.mark.parametrize(
+    "order", ["model", *(pytest.param(order, marks=pytest.mark.matrix) for order in ("decay", "reversed"))]
+)
 def test_a_clipped_gradient_gives_the_weights_of_a_plain_loop_to_the_last_bit(order):
     plain, ours = in_a_plain_loop(recipe_of(squares, order=order)), in_segue(recipe_of(squares, order=order))
     assert all(map(torch.equal, plain, ours))

@@ -116,6 +116,7 @@ def of_file(config):
     return recipe(net(), loss, extra={"best": best})
 
 
+@pytest.mark.matrix
 def test_a_registered_value_that_build_reads_from_a_file_is_no_changed_setting(tmp_path, monkeypatch):
     monkeypatch.setenv("BEST_LOSS_FILE", str(tmp_path / "best.json"))
     outcome = resumed(tmp_path, lambda model: None, recipe_path=f"{__name__}:of_file")
