@@ -178,7 +178,7 @@ def test_a_program_that_is_not_there_is_refused_before_anything_starts(desk, wor
                     "run.carry('a', ...) got a dict with a value that is no data: a.n",
                 ),
                 (
-                    "import segue\nrun = segue.session()\nfor n in run.steps():\n    run.report(1)\n    run.carry('a', n=0)",
+                    "import segue\nrun = segue.session()\nfor n in run.steps(): run.report(1); run.carry('a', n=0)",
                     "run.carry('a', ...) came after the first step",
                 ),
             ]
