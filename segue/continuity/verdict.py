@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Container, Mapping, Sequence
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ from segue.continuity.naming import (
     OUTSIDE,
     SCALE,
     SCHEDULE,
+    UNREAD,
     UNREGISTERED,
     UPDATE,
     explained,
@@ -147,13 +148,17 @@ def judge(
         components_compared=len(committed.components.keys() - {CONFIG, UNTRACKED}),
         rows_compared=len(pairs),
         environment_changes=environment_changes,
-        not_compared=_not_compared(committed, pairs),
+        not_compared=(*_not_compared(committed, pairs), *_unread(setup.noted)),
         noise=dict(noise.floats),
     )
 
 
 def _is_lost(findings: Sequence[Finding]) -> bool:
     return any(finding.component == UNREGISTERED for finding in findings)
+
+
+def _unread(noted: Sequence[Finding]) -> Iterator[str]:
+    return (finding.sentence for finding in noted if finding.channel == UNREAD)
 
 
 def _not_compared(committed: Digests, pairs: Sequence[tuple[WitnessRow, WitnessRow]]) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from segue.continuity.carried.leaves import UseOfLeaves
 from segue.continuity.carried.sentences import fix_of_globals
 from segue.continuity.code_hash import is_users
 from segue.continuity.live_tree import parts_held
-from segue.continuity.naming import CARRIED, PROCESS, UNREGISTERED
+from segue.continuity.naming import CARRIED, PROCESS, UNREAD, UNREGISTERED
 from segue.continuity.object_walk import STREAMS
 from segue.continuity.untracked.reach import Reach
 from segue.records import Finding
@@ -80,7 +80,7 @@ class ProgramOutside(OutsideState):
 
     def of_process(self) -> tuple[Finding, ...]:
         unread = (
-            Finding(component=PROCESS, channel="process", sentence=sentence, fix=fix)
+            Finding(component=PROCESS, channel=UNREAD, sentence=sentence, fix=fix)
             for sentence, fix in self._loops.unread()
         )
         return (*super().of_process(), *unread)

@@ -219,3 +219,17 @@ def test_an_object_that_raises_when_it_is_looked_at_ends_no_attempt(base, method
     outcome = outcome_of(kind, resumes=1, with_fix=False)
     assert (outcome.verdicts, outcome.problem) == (("broken",), "")
     assert "bad (" in outcome.sentences[0]
+
+
+def test_a_loss_that_acts_after_the_replay_is_no_silent_one():
+    kind = in_steps(
+        "queue that is used late",
+        "q",
+        before="import queue\nq = queue.Queue()",
+        body="q.put(loss.item())\nif step > 30:\n    set_lr(optimizer, 0.02 / (1 + q.qsize() / 10))",
+    )
+    outcome = outcome_of(kind, resumes=1)
+    assert outcome.verdicts == ("exact",)  # Nobody can tell that it is another one.
+    assert outcome.sentences[0].endswith(
+        "q (local variable in main, train.py, line 39), a Queue, whose state no checkpoint holds"
+    )
