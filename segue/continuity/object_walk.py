@@ -125,7 +125,7 @@ def parts_of(value: Any) -> Iterator[tuple[str, Any]]:
     """What an object directly holds, by name."""
     if isinstance(value, _MAPPINGS):
         # Other mappings may load what they are asked for. A copy: other threads may be filling it.
-        yield from ((str(key), item) for key, item in list(value.items()) if _is_telling_key(key))
+        yield from ((str(key), item) for key, item in list(value.items()) if is_telling_key(key))
     elif isinstance(value, (list, tuple)):
         yield from ((str(number), item) for number, item in enumerate(value))
     elif isinstance(value, (set, frozenset)):
@@ -141,22 +141,26 @@ def parts_of(value: Any) -> Iterator[tuple[str, Any]]:
         yield from settings_of(value)
         yield from (part for held in (value._buffers, value._parameters, value._modules) for part in [*held.items()])
     elif not isinstance(value, type):
-        yield from attributes_of(value)
+        yield from ((name, part) for name, part in attributes_of(value) if is_telling_key(name))
 
 
 _MAPPINGS = (dict, types.MappingProxyType)
 
 
-def _is_telling_key(key: Any) -> bool:
+def is_telling_key(key: Any) -> bool:
+    """Whether a key or a name can be expected to be the same in every process."""
     if isinstance(key, str):
         return len(key) <= 100 and not _OF_PLACE.search(key)
     return isinstance(key, int) and abs(key) < 10**9
 
 
 def settings_of(module: torch.nn.Module) -> Iterator[tuple[str, Any]]:
-    """What a module holds, without its tensors, its submodules and torch's own attributes."""
+    """What a module holds, without its tensors, its submodules and torch's own attributes.
+
+    Nor what has a name that each process makes up: FSDP keeps its state in a module under a UUID.
+    """
     for name, value in vars(module).items():
-        if name not in _OF_MODULES:
+        if name not in _OF_MODULES and is_telling_key(name):
             yield name, value
 
 

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import threading
 import time
+import uuid
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from segue.checkpoints.format.state_tree import encode_tree
 from segue.continuity.data_hash import data_hashes
-from segue.continuity.object_walk import Inspection, is_telling
+from segue.continuity.object_walk import Inspection, is_telling, settings_of
 from segue.continuity.untracked.reach import Reach
 
 
@@ -103,3 +107,45 @@ def test_long_tables_are_data_and_not_thousands_of_settings():
     hashes = data_hashes(found.arrays)
     found.arrays[0].value["word7"] = -1
     assert {path for path, now in data_hashes(found.arrays).items() if now != hashes[path]} == {"x.vocabulary"}
+
+
+SHARDED = """
+import json, os, sys
+from torch import distributed, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from segue.continuity.object_walk import Inspection
+from segue.continuity.untracked.reach import Reach
+
+distributed.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=0, world_size=1)
+model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+fully_shard(model[0], mesh=init_device_mesh("cpu", (1,)))
+inspection, reach = Inspection(), Reach("__main__")
+inspection.add("model", model)
+reach.add("model", lambda: model, expression="model")
+print(json.dumps(sorted([*inspection.plain, *(leaf.path for leaf in inspection.code), *reach.leaves])))
+distributed.destroy_process_group()
+"""
+
+
+@pytest.mark.matrix
+def test_a_sharded_model_has_the_same_paths_in_each_process(tmp_path):
+    found = [
+        json.loads(subprocess.check_output([sys.executable, "-c", SHARDED, tmp_path / str(number)], text=True))
+        for number in range(2)
+    ]
+    assert found[0] == found[1]
+    assert "model.1.out_features" in found[0]
+
+
+def test_what_an_object_keeps_under_a_name_that_each_process_makes_up_is_left_out():
+    model = torch.nn.Linear(2, 2)
+    setattr(model, f"_state_{uuid.uuid4()}", [1])
+    model.depth = 3
+    assert [name for name, _ in settings_of(model)] == ["in_features", "out_features", "depth"]
+    found, held = Inspection(), SimpleNamespace(**{f"key_{uuid.uuid4()}": 1, "depth": 3})
+    found.add("held", held)
+    assert found.plain == {"held.depth": 3}
+    reach = Reach("tests")
+    reach.add("held", lambda: held, expression="held")
+    assert [*reach.leaves] == ["held.depth"]

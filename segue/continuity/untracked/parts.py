@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from segue.continuity.object_walk import attributes_of, settings_of
+from segue.continuity.object_walk import attributes_of, is_telling_key, settings_of
 from segue.continuity.untracked.place import MODULE_VARIABLE, Get, Place
 from segue.user_objects import default_arguments, needed_arguments
 
@@ -136,7 +136,7 @@ def within_object(place: Place, value: Any) -> Iterator[Place]:
             get = partial(_item, vars(value), name)
             yield place.part(name, "attribute of this thread", get, expression=place.dotted(name))
     else:
-        for name, _ in attributes_of(value):
+        for name in (name for name, _ in attributes_of(value) if is_telling_key(name)):
             yield place.part(name, "attribute", _read(value, name), expression=place.dotted(name))
 
 
