@@ -27,7 +27,7 @@ pytestmark = pytest.mark.matrix
 MYPY = """#!/bin/sh
 test -f segue/__init__.py && test -f segue/flows/train.py && test -f segue/tasks/__init__.py &&
 test -f segue/deployments/__init__.py && test -f benchmarks/__main__.py && test -f website/reference.py &&
-test "$1" = --config-file && test -f "$2"
+test "$1" = -p && test "$2" = segue
 """
 
 
