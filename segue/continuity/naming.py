@@ -21,9 +21,9 @@ NO_BATCHES_FIX = (
 """The fix of a loss that differs in a framework, or in a program without `run.batches`."""
 
 PROCESS = "values of the process"
-UNREAD = "unread"
-"""Channel of findings about objects whose state cannot be compared."""
 """The component of times and unseeded randomness, which no two processes have alike, so that nobody compares them."""
+UNREAD = "unread"
+"""The channel of findings about objects whose state cannot be compared."""
 
 ORDER, CONTENT, SCHEDULE, SCALE, UPDATE, METRIC = (
     "data order",

@@ -21,6 +21,7 @@ from segue.continuity.live_tree import parts_held
 from segue.continuity.naming import CARRIED, PROCESS, UNREAD, UNREGISTERED
 from segue.continuity.object_walk import STREAMS
 from segue.continuity.untracked.reach import Reach
+from segue.credentials import redacted
 from segue.records import Finding
 from segue.trainer.programs.loop_values import LoopValues, flows_of_program, frames_of_the_user, name_of_session
 from segue.trainer.ranks.ddp import bare
@@ -72,10 +73,8 @@ class ProgramOutside(OutsideState):
             return self._loops.lost(committed)
         except Exception as error:  # The same; but then nothing is proven.
             log.warning("not compared what the loop carries", exc_info=True)
-            sentence = f"what the loop carries could not be compared ({type(error).__name__}: {error})"
-            fix = (
-                "make a variable that the loop carries data that can be compared; the log of the attempt has the lines"
-            )
+            sentence = f"what the loop carries could not be compared ({type(error).__name__}: {redacted(str(error))})"
+            fix = "find the variable in the log of the attempt, which has the traceback, and let it hold plain data"
             return (Finding(component=UNREGISTERED, channel=CARRIED, sentence=sentence, fix=fix),)
 
     def of_process(self) -> tuple[Finding, ...]:

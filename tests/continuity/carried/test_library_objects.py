@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from benchmarks.continuity.carried.kind import Kind, in_steps
 from benchmarks.continuity.carried.trial import outcome_of
+from segue.continuity.naming import CARRIED
+from segue.trainer.programs.outside import ProgramOutside
 
 RATES = "''.join(f'{0.02 * 0.95**k:.8f}\\n' for k in range(60))"
 COMPARED = (
@@ -233,3 +237,16 @@ def test_a_loss_that_acts_after_the_replay_is_no_silent_one():
     assert outcome.sentences[0].endswith(
         "q (local variable in main, train.py, line 39), a Queue, whose state no checkpoint holds"
     )
+
+
+def test_a_comparison_that_fails_proves_nothing_and_ends_nothing():
+    def fail(_):
+        raise ValueError("no truth value")
+
+    outside = ProgramOutside.__new__(ProgramOutside)
+    outside._loops = SimpleNamespace(look=fail, lost=fail)
+    assert outside._looked({}) == ()
+    (finding,) = outside._lost({})
+    assert finding.channel == CARRIED  # With it, a verdict is at best unverified.
+    assert finding.sentence == "what the loop carries could not be compared (ValueError: no truth value)"
+    assert "traceback" in finding.fix
