@@ -46,14 +46,15 @@ class MemoryKills:
     def evidence(self, later: MemoryKills, *, was_killed: bool) -> str | None:
         """What shows that a process here was killed for memory between the two; None where nothing does.
 
-        Kills anywhere else on the machine count only if the process in question `was_killed` by SIGKILL: another
-        program's kill must not be blamed on one that ended otherwise.
+        The kernel counts a kill in the control group of the process that it kills. So kills anywhere else on the
+        machine count only if the trainer's group cannot be read, and only if the process in question `was_killed`
+        by SIGKILL: another program's kill must not be blamed on one that ended otherwise.
         """
         if _has_grown(self.group, later.group) or _has_grown(self.trainer, later.trainer):
             return "the kernel counted a kill for memory in its control group"
-        if was_killed and _has_grown(self.machine, later.machine):
-            known = self.group is not None or self.trainer is not None
-            where = "and none in the control group that is known here" if known else "without a control group here"
+        is_trainer_known = self.trainer is not None and later.trainer is not None
+        if was_killed and not is_trainer_known and _has_grown(self.machine, later.machine):
+            where = "without a control group here" if self.group is None else "and none in the control group known here"
             counted = f"oom_kill in /proc/vmstat grew from {self.machine} to {later.machine}"
             return f"the kernel counted a kill for memory on this machine in those seconds ({counted}), {where}"
         return None

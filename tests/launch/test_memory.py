@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -35,6 +36,13 @@ LIMIT_BYTES = 1_200 << 20
         (MemoryKills(0, 0), MemoryKills(0, 1), True, True),  # In another group: the trainer may have been moved there.
         (MemoryKills(0, 0, 0), MemoryKills(0, 0, 1), False, True),
         (MemoryKills(0, 0, 2), MemoryKills(0, 0, 2), True, False),
+        (
+            MemoryKills(0, 0, 2),
+            MemoryKills(0, 1, 2),
+            True,
+            False,
+        ),  # Another program's, while it was killed for a notice.
+        (MemoryKills(0, 0, 2), MemoryKills(0, 1, None), True, True),  # Its group was removed with it.
         (MemoryKills(0, 0), MemoryKills(0, 1), False, False),
         (MemoryKills(None, 0), MemoryKills(None, 1), True, True),
         (MemoryKills(None, None), MemoryKills(None, None), True, False),
@@ -50,7 +58,7 @@ def test_the_evidence_is_named():
     group = MemoryKills(0, 0).evidence(MemoryKills(1, 1), was_killed=True)
     assert group == "the kernel counted a kill for memory in its control group"
     machine = MemoryKills(0, 4).evidence(MemoryKills(0, 5), was_killed=True)
-    assert "oom_kill in /proc/vmstat grew from 4 to 5), and none in the control group that is known here" in machine
+    assert "oom_kill in /proc/vmstat grew from 4 to 5), and none in the control group known here" in machine
     assert "without a control group" in MemoryKills(None, 4).evidence(MemoryKills(None, 5), was_killed=True)
 
 
@@ -100,7 +108,7 @@ def test_a_trainer_that_was_moved_to_another_group_is_followed(tmp_path, monkeyp
 def other_group():
     """A control group with little memory, in which the process that watches is not."""
     root = Path("/sys/fs/cgroup/memory")
-    group = root / "segue-test-elsewhere"
+    group = root / f"segue-test-elsewhere-{os.getpid()}"
     try:
         group.mkdir(exist_ok=True)
         (group / "memory.limit_in_bytes").write_text(str(48 << 20))
@@ -134,6 +142,25 @@ def test_a_real_kill_in_another_group_is_told_from_a_plain_one(other_group, is_m
     assert end.was_out_of_memory is is_memory
     assert end.reason is (StopReason.OUT_OF_MEMORY if is_memory else StopReason.LOST)
     assert ("because memory ran out (the kernel counted" in end.why) is is_memory
+
+
+def test_a_real_kill_of_another_program_is_not_blamed_on_a_process_that_was_killed_then(other_group):
+    mine = subprocess.Popen([sys.executable, "-c", _WAIT], stdin=subprocess.PIPE)
+    others = subprocess.Popen([sys.executable, "-c", _FILL], stdin=subprocess.PIPE)
+    before, kills = MemoryKills.now(), RecentKills(mine.pid)
+    try:
+        other_group.write_text(str(others.pid))
+        others.stdin.write(b"go\n")
+        others.stdin.flush()
+        assert others.wait(60) == -9
+        assert MemoryKills.now().machine > before.machine
+        mine.kill()
+        assert mine.wait(60) == -9
+    finally:
+        for process in (mine, others):
+            process.kill()
+            process.stdin.close()
+    assert TrainerEnd.of(-9, kills=kills).reason is StopReason.LOST
 
 
 def test_a_kill_long_before_the_end_does_not_count():
@@ -189,7 +216,7 @@ def test_what_a_control_group_leaves_is_free_in_both_versions(tmp_path, monkeypa
 def memory_group():
     """A control group with a memory limit, and the file that takes process ids; removed afterwards."""
     for root, limit in (("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")):
-        group = Path(root, "segue-test-oom")
+        group = Path(root, f"segue-test-oom-{os.getpid()}")
         try:
             group.mkdir(exist_ok=True)
             (group / limit).write_text(str(LIMIT_BYTES))
