@@ -248,7 +248,7 @@ def _ours(training: Training, staging: str | None) -> dict[str, Any]:
     from segue.clock import SystemClock
     from segue.controller.steps import decide_next, open_run
     from segue.launch.assignment import Assignment
-    from segue.launch.launcher import launch
+    from segue.launch.registry import launch
     from segue.spec import RunSpec
 
     store, file = training.folder / "store", training.folder / "times.json"

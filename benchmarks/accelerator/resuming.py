@@ -16,7 +16,7 @@ from segue.clock import SystemClock
 from segue.controller.segment import TrainerEnd, report_or_lost
 from segue.controller.steps import decide_next, open_run
 from segue.launch.assignment import Assignment
-from segue.launch.launcher import launch
+from segue.launch.registry import launch
 from segue.records import SegmentReport, StopReason
 from segue.runlog.history import read_history
 from segue.runlog.log import RunLog

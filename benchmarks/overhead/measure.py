@@ -20,7 +20,7 @@ from benchmarks.overhead.turns import Training, Turns
 from segue.clock import SystemClock
 from segue.controller.steps import decide_next, open_run
 from segue.launch.assignment import Assignment
-from segue.launch.launcher import launch
+from segue.launch.registry import launch
 from segue.spec import LivenessSpec, RunSpec
 
 Say = Callable[[str], None]

@@ -14,9 +14,10 @@ from segue.controller.steps import decide_next, settle_verdict
 from segue.controller.waiting.starts import Submitted
 from segue.controller.waiting.wait import Period, await_report
 from segue.launch.assignment import Assignment
-from segue.launch.launcher import Trainer, launch, pid_of
+from segue.launch.launcher import Trainer, pid_of
 from segue.launch.memory import RecentKills
 from segue.launch.output import OnLine
+from segue.launch.registry import launch
 from segue.policy.decide import Decision
 from segue.policy.queueing import Queues
 from segue.records import SegmentPlan, SegmentReport, StopReason, Verdict

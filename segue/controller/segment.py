@@ -17,9 +17,10 @@ from segue.controller.supervision import supervising
 from segue.controller.waiting.queue_wait import QueueReporter
 from segue.launch.assignment import Assignment, ExitCode
 from segue.launch.early import launch_soonest
-from segue.launch.launcher import Ending, Trainer, launch_standby, pid_of
+from segue.launch.launcher import Ending, Trainer, pid_of
 from segue.launch.memory import RecentKills
 from segue.launch.output import OnLine
+from segue.launch.registry import launch_standby
 from segue.records import CodeFailure, Notice, SegmentPlan, SegmentReport, StopReason
 from segue.runlog.history import History, read_history
 from segue.runlog.log import RunLog

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from segue.launch.assignment import Assignment
 from segue.launch.child import ChildProcess
-from segue.launch.launcher import Trainer, launch
+from segue.launch.launcher import Trainer
 from segue.launch.local import EARLY_OPTION, TRAINER_COMMAND, ProcessTrainer
 from segue.launch.output import OnLine
+from segue.launch.registry import launch
 
 _waiting: list[ChildProcess] = []
 """The trainer that waits for this process's first assignment; one at most."""

@@ -1,17 +1,13 @@
-"""Launching the trainer: one protocol for a single process and for several ranks, wherever they run."""
+"""A trainer that runs: one protocol for a single process and for several ranks, wherever they run."""
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from segue.errors import SegueError
 from segue.launch.assignment import Assignment
-from segue.launch.local import launch_here, launch_standby_here
-from segue.launch.output import OnLine
-from segue.spec import RunSpec
 
 
 @dataclass(frozen=True)
@@ -96,41 +92,3 @@ class StandbyTrainer(Trainer, Protocol):
     def take(self, assignment: Assignment) -> None:
         """Give it its assignment; may be called once."""
         ...
-
-
-class _Launcher(NamedTuple):
-    """A launcher of trainers on other machines."""
-
-    name: str
-    """The table of the run spec that asks for it."""
-    launch: Callable[[Assignment, OnLine | None], Trainer]
-
-
-def _submit_to_slurm(assignment: Assignment, on_line: OnLine | None) -> Trainer:
-    from segue.launch.slurm.trainer import SlurmTrainer  # Only where it is asked for.
-
-    return SlurmTrainer(assignment, on_line=on_line)
-
-
-def _start_on_ray(assignment: Assignment, on_line: OnLine | None) -> Trainer:
-    from segue.launch.ray.trainer import RayTrainer  # Only where it is asked for.
-
-    return RayTrainer(assignment, on_line=on_line)
-
-
-LAUNCHERS = (_Launcher("slurm", _submit_to_slurm), _Launcher("ray", _start_on_ray))
-"""The launchers besides the usual one, which starts trainers on this machine."""
-
-
-def launch_standby(spec: RunSpec, *, on_line: OnLine | None = None) -> StandbyTrainer:
-    """Start a run's trainer before there is an assignment for it. Only on this machine: elsewhere there are none."""
-    assert not spec.trains_elsewhere, "the policy plans no standby for a run that trains elsewhere"
-    return launch_standby_here(spec, on_line=on_line)
-
-
-def launch(assignment: Assignment, *, on_line: OnLine | None = None) -> Trainer:
-    """Start the trainer of an assignment; `on_line` is called with each line that it writes."""
-    for launcher in LAUNCHERS:
-        if getattr(assignment.spec, launcher.name) is not None:
-            return launcher.launch(assignment, on_line)
-    return launch_here(assignment, on_line=on_line)

@@ -11,7 +11,7 @@ from segue.clock import SystemClock
 from segue.controller.segment import TrainerEnd, report_or_lost
 from segue.controller.steps import decide_next
 from segue.launch.assignment import Assignment
-from segue.launch.launcher import launch_standby
+from segue.launch.registry import launch_standby
 from segue.records import StopReason, VerdictKind
 from segue.runlog.history import read_history
 from tests.gpu.test_recipes import JUDGED, on_device  # noqa: F401 - a fixture

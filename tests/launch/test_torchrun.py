@@ -12,7 +12,7 @@ from segue.controller.local_run import run_here
 from segue.controller.segment import TrainerEnd, report_or_lost
 from segue.controller.steps import decide_next
 from segue.launch.assignment import Assignment, ExitCode
-from segue.launch.launcher import launch, launch_standby
+from segue.launch.registry import launch, launch_standby
 from segue.records import StopReason, VerdictKind
 from segue.runlog.history import read_history
 from segue.runlog.last_heartbeat import last_heartbeat

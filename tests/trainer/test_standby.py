@@ -15,13 +15,13 @@ from segue.clock import SystemClock
 from segue.continuity.recipe_diff import UNTRACKED
 from segue.controller.steps import decide_next
 from segue.launch.assignment import Assignment, ExitCode
-from segue.launch.launcher import launch_standby
+from segue.launch.registry import launch_standby
 from segue.runlog.history import read_history
 
 OWNER = """
 import sys, time
 from segue.spec import RunSpec
-from segue.launch.launcher import launch_standby
+from segue.launch.registry import launch_standby
 trainer = launch_standby(RunSpec.model_validate_json(sys.argv[1]))
 while not trainer.is_booted():
     time.sleep(0.05)

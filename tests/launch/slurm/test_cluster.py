@@ -142,7 +142,7 @@ import sys, time
 from segue.clock import SystemClock
 from segue.controller.steps import decide_next, open_run
 from segue.launch.assignment import Assignment
-from segue.launch.launcher import launch
+from segue.launch.registry import launch
 from segue.spec import RunSpec
 
 spec = RunSpec.model_validate_json(sys.stdin.buffer.read())

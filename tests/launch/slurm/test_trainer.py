@@ -11,8 +11,8 @@ import pytest
 from segue.controller.local_run import run_here
 from segue.controller.segment import TrainerEnd
 from segue.launch.assignment import Assignment, ExitCode
-from segue.launch.launcher import launch
 from segue.launch.memory import RecentKills
+from segue.launch.registry import launch
 from segue.launch.slurm import submission
 from segue.launch.slurm import trainer as trainers
 from segue.launch.slurm.checks import require_slurm, slurm_problems
