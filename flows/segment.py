@@ -14,14 +14,14 @@ from prefect.states import Completed, Failed
 
 from segue.clock import SystemClock
 from segue.controller.segment import NoticeRelay, run_attempt, run_standby
-from segue.controller.standby_agent import Left
+from segue.controller.standbys.agent import Left
 from segue.launch.early import discard_early
 from segue.launch.output import survive_broken_output
 from segue.prefect.api import is_cancelled, tagged, wait_for_api
 from segue.prefect.messenger import Messenger
+from segue.prefect.state_words import Word, is_by_a_person, state_with
 from segue.prefect.ui.attempt_states import state_of
 from segue.prefect.ui.quiet_logs import quieten
-from segue.prefect.ui.state_words import Word, is_by_a_person, state_with
 from segue.records import SegmentPlan, SegmentReport
 from segue.spec import RunSpec
 

@@ -24,7 +24,7 @@ from segue.prefect.slots.events import announce
 from segue.prefect.slots.questions import Questions
 from segue.prefect.slots.schedule import begins_for_data
 from segue.prefect.slots.turns import Turns, stop_run
-from segue.prefect.ui.state_words import Word, has_reached_goal, state_with, word_of
+from segue.prefect.state_words import Word, has_reached_goal, state_with, word_of
 from segue.retraining.history import SlotState
 from segue.retraining.model_record import SlotEnd, SlotOutcome, SlotStart
 from segue.retraining.models import ModelsLog, require_new_data

@@ -25,9 +25,9 @@ from segue.prefect.recovery.parents import known_server_id, withdraw_other_start
 from segue.prefect.recovery.segment_states import settle_missed
 from segue.prefect.recovery.watch import RecoveryWatch
 from segue.prefect.standbys import release_standby
+from segue.prefect.state_words import Word, state_of_run, state_with
 from segue.prefect.ui.live_run import LiveRun
 from segue.prefect.ui.quiet_logs import quieten
-from segue.prefect.ui.state_words import Word, state_of_run, state_with
 from segue.records import SegmentPlan, SegmentReport, Verdict
 from segue.reports.cost import CostReport
 from segue.reports.summary import late_seconds_at_end

@@ -18,8 +18,8 @@ from segue.flows.train import train
 from segue.notices.disturbance import DisturbanceKind
 from segue.prefect.api import tagged
 from segue.prefect.parent_clock import as_parent, parent_clock
+from segue.prefect.state_words import Word, state_with, word_of
 from segue.prefect.ui.quiet_logs import quieten
-from segue.prefect.ui.state_words import Word, state_with, word_of
 from segue.runlog.history import History, read_history
 from segue.runlog.open import open_log
 from segue.spec import RunSpec

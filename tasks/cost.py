@@ -5,7 +5,7 @@ from __future__ import annotations
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
-from segue.controller.standby_messages import held_by_standbys
+from segue.controller.standbys.messages import held_by_standbys
 from segue.prefect.parent_clock import as_parent
 from segue.reports.cost import CostReport, cost_report
 from segue.runlog.history import read_history

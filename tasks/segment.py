@@ -8,8 +8,8 @@ from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
 from segue.clock import Clock
-from segue.controller.back_off import back_off
 from segue.controller.continuation import await_claim
+from segue.controller.waiting.back_off import back_off
 from segue.controller.waiting.capacity_wait import Show
 from segue.controller.waiting.starts import Submitted
 from segue.controller.waiting.wait import await_report

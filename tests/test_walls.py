@@ -112,6 +112,15 @@ def test_no_room_can_be_reached_from_itself():
     assert rooms.cycles() == []
 
 
+def test_no_file_can_be_reached_from_itself():
+    assert rooms.circles_of_files() == []
+
+
+def test_every_folder_is_a_room_of_the_table():
+    table = {room for line in rooms.ROOMS for room in line} | set(rooms.APART)
+    assert sorted(rooms.packages() - table) == []
+
+
 def test_every_module_lies_in_a_room_of_the_table():
     table = {room for line in rooms.ROOMS for room in line} | set(rooms.APART)
     strangers = [name for name in rooms.modules() if name != "segue" and rooms.room_of(name) not in table]
@@ -126,6 +135,7 @@ def test_an_arrow_that_goes_up_would_be_found(monkeypatch):
     )
     assert rooms.upward() == ["segue.spec imports segue.policy.decide"]
     assert rooms.cycles() == [("policy", "spec")]
+    assert rooms.circles_of_files() == [("segue.policy.decide", "segue.spec")]
 
 
 def test_contributing_names_every_room():

@@ -9,8 +9,8 @@ from segue.runlog import keys
 from segue.runlog.history import Checkpoint, History
 from segue.runlog.log import RunLog
 from segue.stores import Store
-from segue.trainer.claim import claim_run
-from segue.trainer.environment import environment_of, prepare_device
+from segue.trainer.process.claim import claim_run
+from segue.trainer.process.environment import environment_of, prepare_device
 
 _STEP = 1
 """No checkpoint is ever committed that early."""

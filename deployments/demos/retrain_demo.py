@@ -21,7 +21,7 @@ from segue.deployments.demos.demo_starts import measured, why_late
 from segue.deployments.follow import open_client
 from segue.deployments.local_stack.stack import LocalStack
 from segue.deployments.retraining import deploy, publish_history, start_slot, wait_for
-from segue.prefect.ui.state_words import Word, in_words, word_of
+from segue.prefect.state_words import Word, in_words, word_of
 from segue.reports.console import console
 from segue.reports.tables import rows_table
 from segue.retraining.gate.docs import fetch_docs

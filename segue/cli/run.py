@@ -97,7 +97,7 @@ def run(
     if state is None:
         console.print(f"started {spec.run_id}; `segue status {spec.run_id} --store {spec.store.url}` shows it")
         return
-    from segue.prefect.ui.state_words import in_words
+    from segue.prefect.state_words import in_words
 
     _end(runlog, spec, in_words(state), state.message or "", as_json=as_json)
 

@@ -10,7 +10,7 @@ import typer
 from segue.cli.options import Endpoint, Json, Store, read_run, store_named
 from segue.clock import SystemClock
 from segue.controller.looks import SILENCE_FIX, seconds_without_look, silence_sentence
-from segue.controller.standby_messages import held_by_standbys
+from segue.controller.standbys.messages import held_by_standbys
 from segue.controller.steps import request_stop
 from segue.records import Heartbeat, ParentRecord
 from segue.reports.budget_text import budget_facts

@@ -11,7 +11,7 @@ from typing import Protocol, Self
 
 from segue.clock import Clock
 from segue.controller.continuation import NextTrainer, await_plan, keeps_machine
-from segue.controller.standby_agent import Left, StandbyAgent
+from segue.controller.standbys.agent import Left, StandbyAgent
 from segue.controller.steps import CANCELLED, declare_as, declare_lost
 from segue.controller.supervision import supervising
 from segue.controller.waiting.queue_wait import QueueReporter

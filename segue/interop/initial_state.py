@@ -16,7 +16,7 @@ from segue.interop.weights_file import Fit, fit_into, read_weights
 from segue.recipe import Build, Recipe, built_recipe, import_build, users_line
 from segue.records import WeightsFile
 from segue.spec import RunSpec
-from segue.trainer.environment import environment_of, prepare_device
+from segue.trainer.process.environment import environment_of, prepare_device
 from segue.trainer.workloads.components import Progress
 from segue.trainer.workloads.state import capture, components_of
 from segue.user_objects import text_of

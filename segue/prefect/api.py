@@ -20,7 +20,7 @@ from segue.clock import Clock, SystemClock
 from segue.credentials import masked
 from segue.errors import OrchestratorError
 from segue.prefect.refused_requests import repeat_refused_requests
-from segue.prefect.ui.state_words import TAG_START, is_by_a_person, word_of
+from segue.prefect.state_words import TAG_START, is_by_a_person, word_of
 
 log = logging.getLogger(__name__)
 

@@ -27,7 +27,7 @@ from segue.controller.steady_clock import Reading, Reference, SteadyClock, stead
 from segue.errors import SegueError
 from segue.prefect.api import SILENCE, quick_client
 from segue.prefect.state_watch import STATES
-from segue.prefect.ui.state_words import is_by_a_person
+from segue.prefect.state_words import is_by_a_person
 from segue.spec import StoreSpec
 from segue.stores import open_store
 from segue.stores.base import Examinable, Store

@@ -34,7 +34,7 @@ from segue.errors import OrchestratorError, QueueMissingError
 from segue.launch.ray.checks import has_ray, require_ray
 from segue.launch.slurm.checks import has_slurm, require_slurm
 from segue.prefect.api import SILENCE, quick_client, require_silence
-from segue.prefect.doctor.cluster import with_nodes
+from segue.prefect.cluster import with_nodes
 from segue.spec import RunSpec
 
 log = logging.getLogger(__name__)

@@ -29,7 +29,7 @@ from segue.prefect.queues.answers import Answers
 from segue.prefect.queues.queues import queues_of_attempt
 from segue.prefect.queues.shared import SharedReadings
 from segue.prefect.queues.starts import StartTimes, said_of_start, why_refused
-from segue.prefect.ui.state_words import Word, in_words, is_by_a_person, state_with
+from segue.prefect.state_words import Word, in_words, is_by_a_person, state_with
 from segue.records import Capacity, SegmentPlan, StopReason
 from segue.spec import RunSpec
 

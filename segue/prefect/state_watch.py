@@ -14,7 +14,7 @@ from prefect.client.schemas.objects import State
 from prefect.exceptions import ObjectNotFound
 
 from segue.prefect.api import quick_client
-from segue.prefect.ui.state_words import Word, state_with
+from segue.prefect.state_words import Word, state_with
 
 log = logging.getLogger(__name__)
 

@@ -126,7 +126,7 @@ def cost_report(
     """Time and money so far.
 
     `live` is the attempt that trains now. `standbys` holds the seconds for which standbys held a machine, by pool
-    (`segue.controller.standby_messages.held_by_standbys`).
+    (`segue.controller.standbys.messages.held_by_standbys`).
     """
     paid = _paid(history)
     charges = charges_of(spec, history, live_seconds=live.seconds)

@@ -17,7 +17,7 @@ from segue.errors import SpecError
 from segue.parsing import parsed
 from segue.records import FiniteValue, Record
 from segue.retraining.periods import Unit
-from segue.retraining.triggers.spec import TriggerSpec
+from segue.retraining.trigger_spec import TriggerSpec
 from segue.spec import DataAccess, DataFile, DataSpec, RunSpec, read_toml
 
 _FUNCTION = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"

@@ -37,8 +37,8 @@ from segue.records import (
 )
 from segue.runlog.history import read_history
 from segue.stores.base import StoreReadError, StoreWriteError
-from segue.trainer.context import AttemptContext
 from segue.trainer.health.failures import failure_of, stop_reason, without_traceback
+from segue.trainer.process.context import AttemptContext
 from segue.trainer.ranks.consensus import Vote
 from segue.trainer.rehearsal import ResumeRehearsal, is_due
 from segue.trainer.reporting import AttemptReporter, CapturedWork

@@ -18,8 +18,8 @@ from segue.sessions import hosted
 from segue.spec import ProgramSpec
 from segue.stores import LocalStore
 from segue.stores.retry import patiently
-from segue.trainer.context import AttemptContext
 from segue.trainer.loop import TrainingLoop
+from segue.trainer.process.context import AttemptContext
 from segue.trainer.programs.live_session import LiveSession
 from segue.trainer.programs.own_files import OwnFiles, own_files
 from segue.trainer.programs.program_record import ProgramRecord

@@ -16,8 +16,8 @@ from segue.runlog.log import Stamp
 from segue.spec import RunSpec
 from segue.stores.base import StoreReadError, StoreWriteError
 from segue.stores.retry import patiently
-from segue.trainer.context import AttemptContext
 from segue.trainer.health.failures import failure_of
+from segue.trainer.process.context import AttemptContext
 from segue.trainer.saving import Saving
 from segue.trainer.step_records import StepRecords
 from segue.trainer.stopping import StopRule

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from segue.checkpoints.saving.committer import Writer
 from segue.records import StopReason
-from segue.trainer.context import AttemptContext
+from segue.trainer.process.context import AttemptContext
 from segue.trainer.ranks.consensus import Vote, agree
 from segue.trainer.resume import Resume
 from segue.trainer.saving import Saving

@@ -11,7 +11,7 @@ from segue.notices.board import NoticeBoard
 from segue.process import Parent
 from segue.recipe import import_build
 from segue.spec import RunSpec
-from segue.trainer.environment import prepare_device
+from segue.trainer.process.environment import prepare_device
 from segue.trainer.ranks.group import local_rank
 
 log = logging.getLogger(__name__)

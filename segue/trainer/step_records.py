@@ -13,7 +13,7 @@ from segue.curves.schema import Curve
 from segue.errors import PoisonedStepError
 from segue.records import Skip
 from segue.spec import AnomalySpec
-from segue.trainer.context import AttemptContext
+from segue.trainer.process.context import AttemptContext
 from segue.trainer.resume import Resume
 from segue.trainer.workloads.base import LateStep, StepMade, Workload
 

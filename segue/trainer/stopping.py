@@ -7,8 +7,8 @@ import math
 
 from segue.checkpoints.saving.committer import Writer
 from segue.records import StopReason
-from segue.trainer.context import AttemptContext
 from segue.trainer.notice_hook import NoticeHook, hook_seconds
+from segue.trainer.process.context import AttemptContext
 from segue.trainer.saving import Saving
 from segue.trainer.time_left import Pace, TimeLeft
 from segue.trainer.workloads.base import Workload

@@ -7,15 +7,15 @@ import logging
 import pytest
 import torch
 
-from segue.controller.back_off import back_off
 from segue.controller.segment import TrainerEnd, report_or_lost
 from segue.controller.steps import decide_next
+from segue.controller.waiting.back_off import back_off
 from segue.launch.assignment import Assignment
 from segue.launch.launcher import Ending
 from segue.records import StopReason
 from segue.runlog.history import read_history
-from segue.trainer.claim import claim_run
-from segue.trainer.environment import environment_of
+from segue.trainer.process.claim import claim_run
+from segue.trainer.process.environment import environment_of
 from tests.controller.test_wait import Watched
 from tests.support.forked_trainers import next_plan
 

@@ -7,8 +7,8 @@ from datetime import timedelta
 
 import pytest
 
-from segue.controller.standby_agent import Left, StandbyAgent, Taken
-from segue.controller.standby_messages import StandbyCommand, held_by_standbys, put_command, status_of
+from segue.controller.standbys.agent import Left, StandbyAgent, Taken
+from segue.controller.standbys.messages import StandbyCommand, held_by_standbys, put_command, status_of
 from segue.controller.steps import decide_next, declare_lost
 from segue.records import Capacity, StopReason
 from segue.runlog.entries import DecisionEntry, HandoverEntry, OpenEntry

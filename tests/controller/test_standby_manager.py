@@ -7,8 +7,8 @@ from datetime import timedelta
 
 import pytest
 
-from segue.controller.standby_manager import release_leftover
-from segue.controller.standby_messages import StandbyStatus, command_of, put_status
+from segue.controller.standbys.manager import release_leftover
+from segue.controller.standbys.messages import StandbyStatus, command_of, put_status
 from segue.controller.steps import decide_next
 from segue.controller.waiting.starts import Submitted
 from segue.controller.waiting.wait import await_report
@@ -20,7 +20,7 @@ from segue.runlog.entries import DecisionEntry
 from segue.runlog.history import read_history
 from segue.stores import open_store
 from segue.testing.faulty_store import FaultyStore
-from segue.trainer.claim import Claim
+from segue.trainer.process.claim import Claim
 from tests.controller.test_steps import START
 from tests.controller.test_wait import POLL, ScriptedClock, ScriptedOrchestrator, Watched
 

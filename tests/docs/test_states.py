@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import pytest
 from prefect.client.schemas.objects import State
 
+from segue.prefect.state_words import Word, state_of_run, word_of
 from segue.prefect.ui.attempt_states import state_of
-from segue.prefect.ui.state_words import Word, state_of_run, word_of
 from segue.records import Capacity, SegmentReport, StopReason
 from segue.runlog.entries import Action
 from tests.docs.blocks import PAGES, ROOT

@@ -12,7 +12,7 @@ from segue.doctor.check import Outcome, fail, warn
 from segue.doctor.pools.containers import nodes
 from segue.doctor.subject import Subject
 from segue.launch.problem import Problem, refusals
-from segue.prefect.doctor.cluster import read_nodes, with_nodes
+from segue.prefect.cluster import read_nodes, with_nodes
 from tests.doctor import templates
 from tests.doctor.showing import bad, good, makes_fail
 from tests.doctor.test_pools import Needs, on_kubernetes

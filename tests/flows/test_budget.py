@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from prefect.client.schemas.objects import StateType
 
-from segue.prefect.ui.state_words import Word, state_of_run, word_of
+from segue.prefect.state_words import Word, state_of_run, word_of
 from segue.runlog.history import read_history
 from tests.flows.test_live_run import events
 from tests.flows.test_runs import client, final_state, start, until

@@ -10,7 +10,7 @@ from prefect.client.schemas.actions import WorkPoolUpdate
 from prefect.client.schemas.objects import StateType
 
 from segue.clock import SystemClock
-from segue.controller.standby_messages import status_of
+from segue.controller.standbys.messages import status_of
 from segue.controller.steps import open_run
 from segue.policy.handover import SPOT_AGAIN
 from segue.records import Capacity, SegmentPlan, StopReason, VerdictKind

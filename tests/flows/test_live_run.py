@@ -30,10 +30,10 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from segue.clock import SystemClock
 from segue.controller.steps import decide_next, declare_lost
 from segue.flows.notify import notify
+from segue.prefect.state_words import in_words
 from segue.prefect.ui.announcements import Announcer, resource_id
 from segue.prefect.ui.artifacts import artifact_key
 from segue.prefect.ui.live_run import LiveRun
-from segue.prefect.ui.state_words import in_words
 from segue.records import StopReason
 from segue.reports.run_events import PREEMPTED, RESUME_BROKEN, RunEvent
 from tests.flows.test_runs import LONG, ended_segments, final_state, live_attempt, start, until

@@ -12,7 +12,7 @@ from prefect.client.schemas.objects import StateType
 from segue.clock import SystemClock
 from segue.controller.continuation import _OFFER_SECONDS
 from segue.controller.steps import open_run
-from segue.prefect.ui.state_words import in_words
+from segue.prefect.state_words import in_words
 from segue.records import StopReason, VerdictKind
 from segue.runlog.history import read_history
 from tests.flows.test_runs import ended_segments, final_state, live_attempt, start, until

@@ -21,7 +21,7 @@ from segue.deployments.local_stack.registration import process_template
 from segue.doctor.pools.state import Needs, PoolState
 from segue.errors import OrchestratorError
 from segue.prefect.pools import read_pool, refuse_unusable, require_pools, require_server_version
-from segue.prefect.ui.state_words import in_words
+from segue.prefect.state_words import in_words
 from segue.records import StopReason
 from segue.runlog.history import read_history
 from tests.flows.test_runs import LONG, final_state, live_attempt, segment_runs, start, until

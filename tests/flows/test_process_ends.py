@@ -14,7 +14,7 @@ from prefect.states import Cancelling
 
 from segue.deployments.follow import trigger
 from segue.notices.recall import recall
-from segue.prefect.ui.state_words import in_words
+from segue.prefect.state_words import in_words
 from segue.records import Capacity, StopReason, VerdictKind
 from segue.runlog.history import read_history
 from segue.runlog.last_heartbeat import last_heartbeat

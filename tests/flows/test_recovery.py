@@ -30,7 +30,7 @@ from segue.prefect.recovery import look
 from segue.prefect.recovery.look import look_at
 from segue.prefect.recovery.parents import parents_of, recover_run, will_start
 from segue.prefect.recovery.segment_states import settle_left, settle_segments
-from segue.prefect.ui.state_words import in_words
+from segue.prefect.state_words import in_words
 from segue.process import ProcessRef
 from segue.records import ParentRecord, StopReason
 from segue.runlog.history import read_history

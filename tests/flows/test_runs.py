@@ -17,8 +17,8 @@ from prefect.client.schemas.objects import StateType
 from segue.clock import SystemClock
 from segue.controller.steps import open_run
 from segue.deployments.follow import trigger
+from segue.prefect.state_words import in_words
 from segue.prefect.ui.artifacts import artifact_key
-from segue.prefect.ui.state_words import in_words
 from segue.records import Capacity, StopReason, VerdictKind
 from segue.runlog.history import read_history
 from segue.runlog.last_heartbeat import last_heartbeat

@@ -11,7 +11,7 @@ from prefect.states import Completed, Scheduled
 
 from segue.flows.notify import notify
 from segue.prefect.state_watch import states_of
-from segue.prefect.ui.state_words import Word, word_of
+from segue.prefect.state_words import Word, word_of
 
 pytestmark = pytest.mark.prefect
 

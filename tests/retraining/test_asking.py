@@ -14,12 +14,12 @@ from prefect.states import Cancelled, Completed, Crashed, Pending, Running, Sche
 
 from segue.clock import SystemClock
 from segue.errors import DamagedVersionError, ModelChangedError, NotWaitingError, SpecError
+from segue.prefect.recovery.slot_parents import next_start
 from segue.prefect.slots.events import event_of
-from segue.prefect.slots.recovery import next_start
 from segue.prefect.slots.turns import Turns
 from segue.records import ParentRecord
 from segue.retraining.asking import asked
-from segue.retraining.gate.record import GateResult
+from segue.retraining.gate_record import GateResult
 from segue.retraining.history import Models, SlotState
 from segue.retraining.model_record import Answer, Candidate, Decision, SlotEnd, SlotStart
 from segue.retraining.models import ModelsLog

@@ -13,18 +13,36 @@ HOMES = {"segue": "segue", "flows": "segue.flows", "tasks": "segue.tasks", "depl
 
 ROOMS: tuple[tuple[str, ...], ...] = (
     ("__main__",),
+    ("cli.main",),
+    ("cli.planning", "cli.retraining"),
     ("cli",),
+    ("deployments.demos",),
+    ("deployments.local_stack", "deployments.ecs", "deployments.kubernetes"),
+    ("deployments.workers",),
     ("deployments",),
+    ("deployments.templates",),
     ("flows",),
     ("tasks",),
+    ("tasks.retraining",),
+    ("prefect.recovery", "prefect.doctor"),
+    ("prefect.slots",),
+    ("prefect.standbys",),
+    ("prefect.prefect_orchestrator",),
+    ("prefect.queues", "prefect.ui"),
     ("prefect",),
+    ("retraining.triggers", "retraining.versions"),
+    ("retraining.gate", "doctor.registry"),
+    ("doctor.pools",),
     ("planning", "run", "integrations", "local_session", "retraining", "doctor"),
     ("resume_drill",),
     ("verification",),
     ("interop", "reports", "local_attempt"),
     ("trainer", "controller"),
-    ("trainer.programs",),
-    ("trainer.workloads",),
+    ("trainer.replays", "controller.waiting"),
+    ("trainer.process", "controller.steps"),
+    ("trainer.programs", "controller.costs"),
+    ("trainer.workloads", "controller.standbys"),
+    ("trainer.workloads.steps", "controller.liveness", "controller.orchestrator"),
     ("trainer.ranks",),
     ("trainer.health",),
     ("simulation", "curves"),
@@ -39,9 +57,13 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     ("checkpoints.format",),
     ("notices",),
     ("runlog",),
+    ("launch.early",),
+    ("launch.registry",),
+    ("launch.ray", "launch.slurm"),
     ("launch", "stores"),
     ("sessions",),
     ("data", "recipe"),
+    ("data.tables",),
     ("spec",),
     ("parsing", "policies", "signing", "user_objects"),
     ("errors",),
@@ -109,6 +131,21 @@ def upward() -> list[str]:
         if other in APART or height[one] <= height[other]:
             found.append(f"{source} imports {target}")
     return sorted(set(found))
+
+
+def packages() -> set[str]:
+    """Every folder with sources, by its name below `segue`."""
+    inner = (name.removeprefix("segue.").rsplit(".", 1) for name in modules() if name.count(".") > 1)
+    return {package for package, _ in inner}
+
+
+def circles_of_files() -> list[tuple[str, ...]]:
+    """Modules that can be reached from themselves, imports inside of functions included."""
+    graph: dict[str, set[str]] = {}
+    for source, target in arrows():
+        if source != target:
+            graph.setdefault(source, set()).add(target)
+    return [group for group in _strong_components(graph) if len(group) > 1]
 
 
 def cycles() -> list[tuple[str, ...]]:

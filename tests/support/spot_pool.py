@@ -14,7 +14,7 @@ from pathlib import Path
 
 from segue.clock import SystemClock
 from segue.controller.segment import TrainerEnd, report_or_lost
-from segue.controller.standby_agent import StandbyAgent, Taken
+from segue.controller.standbys.agent import StandbyAgent, Taken
 from segue.controller.steps import decide_next
 from segue.controller.waiting.starts import Submitted
 from segue.controller.waiting.wait import await_report

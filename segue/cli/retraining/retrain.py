@@ -175,7 +175,7 @@ def _run_all(spec: RetrainSpec, file: Path, wanted: list[datetime]) -> None:
 
 def _run(client: SyncPrefectClient, spec: RetrainSpec, file: Path, slot: datetime, *, is_local: bool) -> bool:
     from segue.deployments.retraining import deploy, start_slot, wait_for
-    from segue.prefect.ui.state_words import in_words
+    from segue.prefect.state_words import in_words
 
     if is_local:
         deploy(client, spec, file=str(file), working_dir=Path.cwd(), active=False)

@@ -8,7 +8,7 @@ from typing import Any
 
 from segue.clock import Clock
 from segue.controller.costs.prices import append_at
-from segue.controller.standby_messages import held_standbys
+from segue.controller.standbys.messages import held_standbys
 from segue.policy.spending import Charge, charges_of, month_of, pools_now
 from segue.records import Capacity
 from segue.runlog.entries import SpendingEntry

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from segue.clock import Clock
 from segue.controller.liveness import HeartbeatTimeout
-from segue.controller.standby_manager import StandbyManager
+from segue.controller.standbys.manager import StandbyManager
 from segue.controller.steps import CANCELLED, declare_as, declare_lost
 from segue.controller.waiting.capacity_wait import CapacityWait, Show
 from segue.controller.waiting.queue_wait import QueueWatch

@@ -26,7 +26,7 @@ from segue.doctor.pools.state import PoolState
 from segue.doctor.server import Database
 from segue.errors import OrchestratorError, QueueMissingError
 from segue.prefect.api import quick_client
-from segue.prefect.doctor.cluster import with_nodes
+from segue.prefect.cluster import with_nodes
 from segue.prefect.pools import read_pool
 from segue.prefect.refused_requests import is_refused, repeat_refused_requests
 

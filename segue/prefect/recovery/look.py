@@ -20,7 +20,7 @@ from segue.prefect.api import SILENCE
 from segue.prefect.parent_clock import clock_of
 from segue.prefect.recovery.parents import recover_run
 from segue.prefect.recovery.segment_states import settle_left
-from segue.prefect.slots.recovery import is_slot, recover_slot
+from segue.prefect.recovery.slot_parents import is_slot, recover_slot
 from segue.runlog.open import log_in
 from segue.spec import StoreSpec
 from segue.stores import open_store

@@ -27,7 +27,7 @@ from segue.controller.steps import cancelled_at_slot, request_stop
 from segue.errors import OrchestratorError, RunOverError
 from segue.prefect.api import SILENCE, create_flow_run, quick_client
 from segue.prefect.recovery.segment_states import settle_segments, store_of
-from segue.prefect.ui.state_words import Word, has_reached_goal, state_of_run, state_with, word_of
+from segue.prefect.state_words import Word, has_reached_goal, state_of_run, state_with, word_of
 from segue.records import ParentRecord
 from segue.reports.summary import late_seconds_at_end
 from segue.runlog.entries import DecisionEntry

@@ -28,8 +28,8 @@ from segue.policy.starts import MOST_STARTS
 from segue.prefect.api import SILENCE, quick_client
 from segue.prefect.parent_clock import parent_clock
 from segue.prefect.prefect_orchestrator import idempotency_key, name_of
+from segue.prefect.state_words import Word, state_with
 from segue.prefect.ui.attempt_states import state_of
-from segue.prefect.ui.state_words import Word, state_with
 from segue.records import SegmentPlan, SegmentReport
 from segue.runlog.entries import ReportEntry
 from segue.runlog.history import Attempt, History, read_history

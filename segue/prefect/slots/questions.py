@@ -30,8 +30,8 @@ from segue.clock import Clock, SystemClock
 from segue.errors import DamagedVersionError, ModelChangedError
 from segue.prefect.api import SILENCE, quick_client
 from segue.prefect.parent_clock import as_parent, time_at
+from segue.prefect.state_words import Word, state_with
 from segue.prefect.ui.announcements import Logger
-from segue.prefect.ui.state_words import Word, state_with
 from segue.retraining.history import SlotState
 from segue.retraining.model_record import Answer, Decision
 from segue.retraining.models import ModelsLog, expired

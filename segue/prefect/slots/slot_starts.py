@@ -12,7 +12,7 @@ from prefect.client.schemas.objects import FlowRun, State
 from prefect.client.schemas.responses import DeploymentResponse
 
 from segue.prefect.api import create_flow_run
-from segue.prefect.ui.state_words import in_words, is_by_a_person
+from segue.prefect.state_words import in_words, is_by_a_person
 from segue.retraining.model_record import SlotEnd, Trigger
 from segue.retraining.models import ModelsLog
 from segue.retraining.slots import heartbeat_of, run_id_of

@@ -7,7 +7,7 @@ from typing import Any
 from prefect.client.schemas.objects import State
 from prefect.states import Cancelled, Completed, Failed
 
-from segue.prefect.ui.state_words import Word, state_with
+from segue.prefect.state_words import Word, state_with
 from segue.records import SegmentReport, StopReason
 
 

@@ -11,7 +11,7 @@ import re
 
 from prefect.exceptions import CancelledRun, CrashedRun, FailedRun
 
-from segue.prefect.ui.state_words import Word
+from segue.prefect.state_words import Word
 
 _OF_A_STATE = (CancelledRun, CrashedRun, FailedRun)
 """What the engine raises, at its very end, for a state that the flow returned."""

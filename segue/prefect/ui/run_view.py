@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 from datetime import datetime
 
-from segue.controller.standby_messages import held_by_standbys
+from segue.controller.standbys.messages import held_by_standbys
 from segue.errors import MissingExtraError
 from segue.reports.cost import cost_report
 from segue.reports.page import Picture, RunView

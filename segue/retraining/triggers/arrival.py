@@ -14,7 +14,7 @@ from segue.records import Record
 from segue.retraining.history import Models
 from segue.retraining.model_record import Trigger
 from segue.retraining.spec import Window
-from segue.retraining.triggers.spec import ArrivalSpec
+from segue.retraining.trigger_spec import ArrivalSpec
 from segue.retraining.window import Chosen
 
 _MOST_NAMED = 3

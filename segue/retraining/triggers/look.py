@@ -15,9 +15,9 @@ from segue.retraining.history import Models
 from segue.retraining.model_record import Trigger
 from segue.retraining.models import ModelsLog
 from segue.retraining.spec import RetrainSpec
+from segue.retraining.trigger_spec import ArrivalSpec, DriftSpec
 from segue.retraining.triggers import arrival, drift
 from segue.retraining.triggers.arrival import Arrival, Seen
-from segue.retraining.triggers.spec import ArrivalSpec, DriftSpec
 from segue.retraining.window import Chosen, choose
 from segue.runlog import keys
 

@@ -16,8 +16,8 @@ from segue.runlog.history import read_history
 from segue.runlog.open import open_log
 from segue.stores.local import LocalStore
 from segue.stores.retry import patiently
-from segue.trainer.environment import allow_deterministic_alone
 from segue.trainer.health.failures import without_traceback
+from segue.trainer.process.environment import allow_deterministic_alone
 from segue.trainer.replays.fresh import ANSWER, Answer, ReplayRequest
 from segue.trainer.replays.process import begin_beside, leave
 from segue.trainer.replays.replay import replay

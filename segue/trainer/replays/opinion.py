@@ -12,7 +12,7 @@ from segue.continuity.recipe_diff import differing_paths
 from segue.launch.assignment import Assignment
 from segue.records import WitnessRow
 from segue.runlog.history import Checkpoint
-from segue.trainer.context import AttemptContext
+from segue.trainer.process.context import AttemptContext
 from segue.trainer.replays.fresh import FreshProcesses, ReplayRequest
 from segue.trainer.replays.measurement import measured_noise
 from segue.trainer.replays.process import why_no_room

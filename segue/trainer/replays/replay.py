@@ -18,7 +18,7 @@ from segue.records import Finding, WitnessRow
 from segue.runlog.history import Checkpoint
 from segue.runlog.log import RunLog
 from segue.stores.base import Store
-from segue.trainer.environment import environment_of, prepare_device
+from segue.trainer.process.environment import environment_of, prepare_device
 from segue.trainer.ranks.collectives import Ranks
 from segue.trainer.replays.precision import noting_formats
 from segue.trainer.replays.process import cap_device_memory

@@ -45,12 +45,12 @@ from segue.trainer.workloads.state import (
     RNG_PREFIX,
     changed_by_optimizer,
     components_of,
-    held_by_optimizers,
     marked_parts,
     restore_all,
     same_on_every_rank,
     unchanged,
 )
+from segue.trainer.workloads.steps.own_step import held_by_optimizers
 from segue.trainer.workloads.steps.step import ParameterOrder, begin_step
 from segue.trainer.workloads.steps.step_result import StepBegun, row_of
 from segue.trainer.workloads.structure import structure_of

@@ -32,6 +32,7 @@ from segue.trainer.workloads.components import (
     TorchRng,
     UnsavedBuffers,
 )
+from segue.trainer.workloads.steps.own_step import held_by_optimizers
 from segue.trainer.workloads.values import component_of_value
 
 PROGRESS, EARLY_STOP = "progress", "early_stop"
@@ -173,12 +174,6 @@ def changed_by_optimizer(optimizer: torch.optim.Optimizer) -> frozenset[int]:
     state: list[Any] = [value for slot in slots for value in slot.values()]
     tensors = [local_tensor(tensor) for tensor in (*parameters, *state) if isinstance(tensor, torch.Tensor)]
     return frozenset(tensor.data_ptr() for tensor in tensors if tensor.numel())
-
-
-def held_by_optimizers(recipe: Recipe) -> list[torch.Tensor]:
-    """The parameters of all optimizers in the order of their groups, each once."""
-    groups = [group for optimizer in recipe.optimizers.values() for group in optimizer.param_groups]
-    return list({id(parameter): parameter for group in groups for parameter in group["params"]}.values())
 
 
 def _check_binding(recipe: Recipe, *, name: str) -> None:

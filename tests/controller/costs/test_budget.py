@@ -10,7 +10,7 @@ import pytest
 
 from segue.clock import SystemClock
 from segue.controller.local_run import run_here
-from segue.controller.standby_messages import StandbyCommand, StandbyStatus, put_command, put_status
+from segue.controller.standbys.messages import StandbyCommand, StandbyStatus, put_command, put_status
 from segue.controller.steps import check_start, decide_next, declare_lost, open_run
 from segue.errors import BudgetError
 from segue.records import StopReason, VerdictKind

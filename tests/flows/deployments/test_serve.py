@@ -27,7 +27,7 @@ from segue.deployments.workers.own_process import PARENT_ENTRYPOINT, Job, why_ow
 from segue.flows.recover import recover
 from segue.flows.train import train
 from segue.prefect.recovery.look import look_at
-from segue.prefect.ui.state_words import in_words
+from segue.prefect.state_words import in_words
 from segue.process import ProcessRef
 from segue.records import StopReason
 from segue.runlog.history import read_history

@@ -11,7 +11,7 @@ import pytest
 from prefect.client.schemas.objects import State, StateType
 from prefect.states import Cancelled, Cancelling, Completed, Crashed, Failed, Running, Scheduled
 
-from segue.prefect.ui.state_words import Word, has_reached_goal, in_words, is_by_a_person, state_with, word_of
+from segue.prefect.state_words import Word, has_reached_goal, in_words, is_by_a_person, state_with, word_of
 from tests.support.rooms import modules
 
 BUNDLE = Path(prefect.__file__).parent / "server" / "ui_build" / "assets"

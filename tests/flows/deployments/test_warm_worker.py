@@ -13,7 +13,7 @@ from prefect.client.schemas.objects import StateType
 
 from segue.flows.prefect_engine import WAIT_OPTION
 from segue.launch.local import EARLY_OPTION
-from segue.prefect.ui.state_words import in_words
+from segue.prefect.state_words import in_words
 from segue.records import StopReason
 from segue.runlog.history import read_history
 from tests.flows.test_runs import ended_segments, final_state, live_attempt, start, until

@@ -6,7 +6,7 @@ import pytest
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import StateType
 
-from segue.prefect.ui.state_words import in_words
+from segue.prefect.state_words import in_words
 from segue.records import StopReason, VerdictKind
 from segue.runlog.history import read_history
 from tests.flows.kubernetes.conftest import ON_KUBERNETES

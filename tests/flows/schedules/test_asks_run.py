@@ -10,7 +10,7 @@ from prefect.states import Crashed
 
 from segue.clock import SystemClock
 from segue.prefect.recovery.look import look_at
-from segue.prefect.ui.state_words import in_words
+from segue.prefect.state_words import in_words
 from segue.retraining.model_record import Decision
 from segue.retraining.slots import store_of
 from tests.flows.schedules.test_slots_run import artifact, client, events, final_state, monthly, started, until

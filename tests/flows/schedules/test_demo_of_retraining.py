@@ -15,7 +15,7 @@ from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
 
 from examples.retraining.months import write_month_here
 from segue.deployments.demos.retrain_demo import DELIVERIES, RetrainDemo
-from segue.prefect.ui.state_words import word_of
+from segue.prefect.state_words import word_of
 from segue.retraining.gate.docs import fetch_docs
 from segue.retraining.slots import run_id_of
 from tests.flows.conftest import REPO

@@ -17,7 +17,7 @@ from prefect.client.orchestration import get_client
 
 from segue.deployments.local_stack.stack import LocalStack
 from segue.deployments.retraining import wait_for
-from segue.prefect.ui.state_words import in_words
+from segue.prefect.state_words import in_words
 from segue.retraining.models import Models, ModelsLog
 from segue.retraining.slots import run_id_of, store_of
 from segue.retraining.spec import RetrainSpec

@@ -15,7 +15,7 @@ from prefect.client.orchestration import get_client
 
 import segue
 from examples.chargpt.texts import deliver
-from segue.prefect.ui.state_words import in_words
+from segue.prefect.state_words import in_words
 from segue.retraining.models import Models, ModelsLog
 from segue.retraining.slots import run_id_of
 from segue.retraining.spec import RetrainSpec

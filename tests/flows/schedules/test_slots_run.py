@@ -21,7 +21,7 @@ from prefect.states import Cancelling, Scheduled
 
 from segue.deployments.retraining import deploy, start_slot
 from segue.prefect.recovery.look import look_at
-from segue.prefect.ui.state_words import in_words
+from segue.prefect.state_words import in_words
 from segue.retraining.slots import run_id_of, store_of
 from segue.runlog.history import read_history
 from segue.runlog.last_heartbeat import last_heartbeat

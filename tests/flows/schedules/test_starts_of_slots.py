@@ -15,7 +15,7 @@ from segue.clock import SystemClock
 from segue.errors import OrchestratorError
 from segue.flows.retrain import retrain
 from segue.prefect.api import create_flow_run
-from segue.prefect.slots.recovery import recover_slot
+from segue.prefect.recovery.slot_parents import recover_slot
 from segue.records import ParentRecord
 from segue.retraining.model_record import SlotStart, Trigger
 from segue.retraining.slots import heartbeat_of, run_of, stamp_of, store_of

@@ -8,7 +8,7 @@ from prefect.events import Event, Resource
 
 from segue.deployments.retraining import deploy
 from segue.flows.watch import watch
-from segue.prefect.ui.state_words import in_words
+from segue.prefect.state_words import in_words
 from segue.retraining.slots import run_id_of
 from segue.stores import open_store
 from tests.flows.conftest import REPO

@@ -13,9 +13,9 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import StateType
 from prefect.events.filters import EventFilter, EventResourceFilter
 
+from segue.prefect.state_words import in_words
 from segue.prefect.ui.announcements import resource_id
 from segue.prefect.ui.artifacts import artifact_key
-from segue.prefect.ui.state_words import in_words
 from segue.records import Capacity, StopReason
 from segue.runlog.history import read_history
 from segue.runlog.open import open_log

@@ -15,9 +15,9 @@ from segue.errors import DataUnreadableError, SpecError
 from segue.retraining.gate.profile import Drift
 from segue.retraining.model_record import SlotEnd
 from segue.retraining.pages import card, history_page
+from segue.retraining.trigger_spec import DriftSpec
 from segue.retraining.triggers import look as looks
 from segue.retraining.triggers.drift import drift_in, exceeded, largest
-from segue.retraining.triggers.spec import DriftSpec
 from tests.retraining.monthly import slot_of_month
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from segue.trainer.environment import prepare_device
+from segue.trainer.process.environment import prepare_device
 from segue.trainer.replays.process import cap_device_memory
 
 

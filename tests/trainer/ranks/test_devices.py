@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from segue.errors import SpecError
-from segue.trainer.environment import prepare_device
+from segue.trainer.process.environment import prepare_device
 
 
 def test_more_ranks_than_accelerators_are_refused_before_they_wait_for_each_other(make_spec, monkeypatch):

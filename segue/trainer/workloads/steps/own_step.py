@@ -14,7 +14,6 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from segue.errors import LossError
 from segue.recipe import Recipe, in_words
 from segue.trainer.ranks.ddp import total_norm
-from segue.trainer.workloads.state import held_by_optimizers
 from segue.trainer.workloads.steps.numbers import Number
 from segue.trainer.workloads.steps.step_result import Shown, StepBegun, ended, rates_of, scale_of
 from segue.user_objects import attribute
@@ -112,3 +111,9 @@ def _usable(value: Any) -> Number:
     fix = "return the loss of the step, or a dict of losses, as tensors of one element or as numbers"
     found = f"a tensor of shape {list(value.shape)}" if isinstance(value, torch.Tensor) else in_words(value)
     raise LossError(loss="Recipe.step", found=found, fix=fix, needed="its row needs a number")
+
+
+def held_by_optimizers(recipe: Recipe) -> list[torch.Tensor]:
+    """The parameters of all optimizers in the order of their groups, each once."""
+    groups = [group for optimizer in recipe.optimizers.values() for group in optimizer.param_groups]
+    return list({id(parameter): parameter for group in groups for parameter in group["params"]}.values())

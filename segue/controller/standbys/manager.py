@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from segue.clock import Clock
 from segue.controller.liveness import HeartbeatTimeout
 from segue.controller.orchestrator import Orchestrator
-from segue.controller.standby_messages import (
+from segue.controller.standbys.messages import (
     Action,
     StandbyCommand,
     StandbyStatus,

@@ -20,7 +20,7 @@ from segue.prefect.parent_clock import time_at
 from segue.prefect.recovery.parents import known_server_id, start_seconds, will_start
 from segue.prefect.slots.questions import go_on
 from segue.prefect.slots.turns import stop_run
-from segue.prefect.ui.state_words import Word, is_by_a_person, state_with
+from segue.prefect.state_words import Word, is_by_a_person, state_with
 from segue.records import ParentRecord
 from segue.retraining.history import Models, SlotState
 from segue.retraining.model_record import SlotEnd, SlotOutcome

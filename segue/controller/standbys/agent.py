@@ -9,7 +9,7 @@ from typing import Literal
 
 from segue.clock import Clock
 from segue.controller.liveness import HeartbeatTimeout
-from segue.controller.standby_messages import Phase, StandbyStatus, command_of, put_status
+from segue.controller.standbys.messages import Phase, StandbyStatus, command_of, put_status
 from segue.launch.assignment import Assignment
 from segue.launch.launcher import StandbyTrainer
 from segue.records import SegmentPlan

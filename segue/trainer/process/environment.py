@@ -13,7 +13,7 @@ from segue.launch.determinism import DETERMINISTIC_VARIABLES
 from segue.records import Environment
 from segue.runlog.history import History
 from segue.spec import RunSpec
-from segue.trainer.accelerator_facts import accelerator_facts, device_name
+from segue.trainer.process.accelerator_facts import accelerator_facts, device_name
 from segue.trainer.ranks.group import local_rank_count
 from segue.user_objects.packages import imported_packages
 
