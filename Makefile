@@ -1,6 +1,7 @@
 # make demo   sets everything up and shows the main job on real data
 # make retrain-demo shows six monthly slots of a scheduled retraining on real data
 # make test   sets everything up and runs the linter and the tests; 5 minutes on two cores
+# make near   the tests nearest to what changed since main, in 20 s; SINCE=COMMIT names another start
 # make types  checks the types, as CI does
 # make matrix the longer tests: many seeds, many kills, whole processes, the wheel
 # make gpu    the tests and benchmarks that need a CUDA device
@@ -21,7 +22,7 @@ GIVEN  := $(if $(filter file,$(origin VENV)),,$(shell test -x $(BIN)/python && e
 unexport PYTHONDONTWRITEBYTECODE
 
 # Several of these are also names of folders.
-.PHONY: demo retrain-demo test units flows matrix matrix-units matrix-flows gpu gpu-kit soak soak-quarter lint types format docs setup setup-demo clean
+.PHONY: demo retrain-demo near test units flows matrix matrix-units matrix-flows gpu gpu-kit soak soak-quarter lint types format docs setup setup-demo clean
 
 demo: setup-demo
 	$(BIN)/segue demo
@@ -32,6 +33,9 @@ retrain-demo: setup-demo
 # Flow tests mostly wait, so the others run at the same time, at a lower priority.
 test: lint
 	$(MAKE) --jobs 2 flows units
+
+near: setup
+	$(BIN)/python -m tests.near $(SINCE)
 
 units: setup
 	nice -n 10 $(BIN)/python -m pytest -n 4 --dist worksteal --max-worker-restart 0 --ignore tests/flows
