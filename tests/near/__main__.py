@@ -48,9 +48,7 @@ def main() -> int:
         say(f"{len(changed)} files changed since {since[:12]}, and no test imports one of them")
         return 0
     files = [f"{name.replace('.', '/')}.py" for name in tests[:MOST_FILES]]
-    say(
-        f"{len(changed)} files changed since {since[:12]}: the nearest {len(files)} of {len(tests)} test files that import them"
-    )
+    say(f"{len(changed)} files changed since {since[:12]}: the nearest {len(files)} of {len(tests)} test files")
     limit = TimeLimit(started_at + MOST_SECONDS)
     code = int(pytest.main(["-q", "-r", "f", "-p", "no:cacheprovider", *files], plugins=[limit]))
     if limit.left:
