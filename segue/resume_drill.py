@@ -38,7 +38,7 @@ from segue.verification.drill_report import DrillReport
 from segue.verification.failures import failure_in, failure_in_words, is_raised
 from segue.verification.folder_entries import folder_differences
 from segue.verification.local_disturber import LocalDisturber, Target
-from segue.verification.place import Place, scratch_place
+from segue.verification.place import RunPlace, scratch_place
 from segue.verification.shared_folder import SharedFolder
 
 __all__ = ["DrillReport", "drill", "drill_spec"]
@@ -237,7 +237,7 @@ def _with_noise(report: DrillReport, reference: RunSpec, *, clock: Clock) -> Dri
     return report.model_copy(update=facts)
 
 
-def _prepared(spec: RunSpec, place: Place, name: str, *, count: int) -> RunSpec:
+def _prepared(spec: RunSpec, place: RunPlace, name: str, *, count: int) -> RunSpec:
     given = spec.checkpoints
     # A drill is a rehearsal. Only with one may fresh processes be asked whether a difference is noise.
     rehearsal = "warn" if name == _DISTURBED and spec.continuity.rehearsal != "off" else "off"

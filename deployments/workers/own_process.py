@@ -11,7 +11,7 @@ _USUAL_COMMANDS = (None, "python -m prefect.engine")
 """None of a pool's own template, and the command of segue's templates."""
 
 
-class Job(NamedTuple):
+class ProcessJob(NamedTuple):
     """What a process pool was asked to start for a flow run."""
 
     entrypoint: str | None
@@ -28,7 +28,7 @@ class Job(NamedTuple):
         return self.entrypoint == PARENT_ENTRYPOINT and not self.has_pull_steps
 
 
-def why_own_process(job: Job, *, here: Path, environment: Mapping[str, str]) -> str | None:
+def why_own_process(job: ProcessJob, *, here: Path, environment: Mapping[str, str]) -> str | None:
     """Why this job cannot run in a process that works in `here` with these variables; None if it can.
 
     A thread has no working folder and no variables of its own. A relative store path would be another folder.

@@ -31,7 +31,7 @@ from pydantic import PrivateAttr
 
 from segue.controller.ending import Why
 from segue.deployments.follow import require_server
-from segue.deployments.workers.own_process import Job, why_own_process
+from segue.deployments.workers.own_process import ProcessJob, why_own_process
 from segue.deployments.workers.served_run import ServedRun, name_runs
 from segue.errors import OrchestratorError
 from segue.prefect.api import quick_client
@@ -47,10 +47,10 @@ _CANCELLED = FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.CANC
 class ServedJob(ProcessJobConfiguration):
     """A job of a process pool that remembers what it was asked for, before Prefect adds its own variables."""
 
-    _job: Job = PrivateAttr()
+    _job: ProcessJob = PrivateAttr()
 
     @property
-    def job(self) -> Job:
+    def job(self) -> ProcessJob:
         return self._job
 
     def prepare_for_flow_run(
@@ -60,8 +60,8 @@ class ServedJob(ProcessJobConfiguration):
         super().prepare_for_flow_run(flow_run, deployment, *args, **more)
 
 
-def _job_of(deployment: DeploymentResponse | None, asked: ProcessJobConfiguration) -> Job:
-    return Job(
+def _job_of(deployment: DeploymentResponse | None, asked: ProcessJobConfiguration) -> ProcessJob:
+    return ProcessJob(
         entrypoint=deployment.entrypoint if deployment is not None else None,
         has_pull_steps=bool(deployment is not None and deployment.pull_steps),
         command=asked.command,

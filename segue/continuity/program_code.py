@@ -41,7 +41,7 @@ def program_hashes(command: Sequence[str], *, folder: Path) -> dict[str, str]:
     return dict(sorted(hashes.items()))
 
 
-class Source(NamedTuple):
+class SourceFile(NamedTuple):
     """A file of the user's code, without its docstrings."""
 
     file: Path
@@ -51,7 +51,7 @@ class Source(NamedTuple):
     code: types.CodeType
 
 
-def sources_of(command: Sequence[str], *, folder: Path) -> Iterator[Source]:
+def sources_of(command: Sequence[str], *, folder: Path) -> Iterator[SourceFile]:
     """The files of the user's that a command leads to, as `program_hashes` says."""
     waiting, places = _run_by(command, folder=folder)
     read: set[Path] = set()
@@ -64,7 +64,7 @@ def sources_of(command: Sequence[str], *, folder: Path) -> Iterator[Source]:
             tree, compiled = _compiled(file)
         except (OSError, SyntaxError, ValueError):
             continue
-        yield Source(file, place, tree, compiled)
+        yield SourceFile(file, place, tree, compiled)
         for module in _imported(tree, file=file, place=place):
             waiting += _files_of(module, places)
 

@@ -15,7 +15,7 @@ from pydantic import Field
 
 from segue.clock import Clock, SystemClock
 from segue.curves.frame import curve_frame, opened
-from segue.curves.great_expectations import Expected, Outcome, validate
+from segue.curves.great_expectations import Expected, Validation, validate
 from segue.curves.repeated_steps import repeats
 from segue.errors import NoCheckpointError
 from segue.markup import blocks, table
@@ -268,7 +268,7 @@ def _is_measured(check: _Check, again: pd.DataFrame) -> bool:
     return bool(len(again)) and (limit == "lr" or bool(again[limit].map(math.isfinite).any()))
 
 
-def _met(check: _Check, outcomes: dict[str, Outcome]) -> Met:
+def _met(check: _Check, outcomes: dict[str, Validation]) -> Met:
     expected, found = check.expected, outcomes.get(check.expected.name)
     facts: dict[str, Any] = {"name": expected.name}
     if found is None:

@@ -36,7 +36,7 @@ class Expected(NamedTuple):
     """What is expected, in the words of the Data Docs."""
 
 
-class Outcome(NamedTuple):
+class Validation(NamedTuple):
     """What Great Expectations found."""
 
     met: bool
@@ -47,7 +47,7 @@ class Outcome(NamedTuple):
 
 def validate(
     frames: Mapping[str, tuple[pd.DataFrame, Sequence[Expected]]], *, run_id: str, docs: Path | None = None
-) -> dict[str, Outcome]:
+) -> dict[str, Validation]:
     """The outcome of each expectation, by its name. Every frame has a column `step` and an unique index.
 
     With `docs`, Data Docs are written into that folder; open its `index.html`. The environment variables and the
@@ -68,7 +68,7 @@ def validate(
                 name=name, data=asset.add_batch_definition_whole_dataframe(name), suite=context.suites.add(suite)
             )
             definitions.append(context.validation_definitions.add(definition))
-        outcomes: dict[str, Outcome] = {}
+        outcomes: dict[str, Validation] = {}
         for definition in definitions:
             # Not with `unexpected_index_column_names`: with many rows at fault that takes minutes.
             checkpoint = gx.Checkpoint(
@@ -116,20 +116,20 @@ def _expectation(gx: Any, item: Expected) -> Any:
     return make(**item.arguments, description=item.promise, meta={"name": item.name})
 
 
-def _outcome(found: Any, frame: pd.DataFrame) -> Outcome:
+def _outcome(found: Any, frame: pd.DataFrame) -> Validation:
     result = found.result
     if found.success:
-        return Outcome(met=True, observed="as expected", steps=())
+        return Validation(met=True, observed="as expected", steps=())
     if not result:  # It could not be evaluated; Great Expectations keeps the exception.
-        return Outcome(met=False, observed=str(found.exception_info)[:300], steps=())
+        return Validation(met=False, observed=str(found.exception_info)[:300], steps=())
     if "unexpected_count" not in result:
-        return Outcome(met=False, observed=str(result.get("observed_value")), steps=())
+        return Validation(met=False, observed=str(result.get("observed_value")), steps=())
     rows = frame.loc[list(result.get("partial_unexpected_index_list") or ())]
     columns = [name for name in _columns(found.expectation_config.kwargs) if name != "step"]
     shown = ", ".join(f"{name} {_plain(rows.iloc[0][name])}" for name in columns) if len(rows) else ""
     count = f"{result['unexpected_count']} of {result['element_count']} rows"
     steps = tuple(dict.fromkeys(int(step) for step in rows["step"]))
-    return Outcome(met=False, observed=f"{count}; the first: {shown}" if shown else count, steps=steps[:_MOST_SHOWN])
+    return Validation(met=False, observed=f"{count}; the first: {shown}" if shown else count, steps=steps[:_MOST_SHOWN])
 
 
 def _columns(arguments: Mapping[str, Any]) -> list[str]:

@@ -95,7 +95,7 @@ def share_of(count: int, *, rank: int, world_size: int) -> tuple[int, int]:
     return count * rank // world_size, count * (rank + 1) // world_size
 
 
-class _Plan(NamedTuple):
+class _PlannedBatch(NamedTuple):
     samples_seen: int
     ids: list[int]
 
@@ -107,12 +107,12 @@ class _RestOfEpoch:
         self._order, self._start = order, samples_seen
         self._rank, self._world_size = rank, world_size
 
-    def __iter__(self) -> Iterator[_Plan]:
+    def __iter__(self) -> Iterator[_PlannedBatch]:
         for position in self._order.rest_of_epoch(self._start):
             ids = self._order.batch(position)
             start, stop = share_of(len(ids), rank=self._rank, world_size=self._world_size)
             # A rank without samples still takes part in the step, with one sample of weight 0.
-            yield _Plan(position + start, ids[start : max(stop, start + 1)].tolist() or ids[:1].tolist())
+            yield _PlannedBatch(position + start, ids[start : max(stop, start + 1)].tolist() or ids[:1].tolist())
 
 
 class _Planned(Dataset[Any]):
@@ -128,7 +128,7 @@ class _Planned(Dataset[Any]):
     def __getitem__(self, index: int) -> Any:
         return self._inner[index]
 
-    def __getitems__(self, plan: _Plan) -> list[Any]:
+    def __getitems__(self, plan: _PlannedBatch) -> list[Any]:
         samples_seen, ids = plan
         if get_worker_info() is not None:
             seed_all(int(mix(np.array([self._seed ^ samples_seen], np.uint64))[0] >> np.uint64(1)))

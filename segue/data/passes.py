@@ -97,7 +97,7 @@ class LoaderPasses:
             yield Drawn(content, ids, order)
 
 
-class _Plan(NamedTuple):
+class _DrawnBatch(NamedTuple):
     number: int
     """The batch's place in the run: its pass and its number there, mixed."""
     drawn: Any
@@ -135,13 +135,13 @@ class _FromBatch:
                 self._note(drawn)
         self.skipped_order = self._order
 
-    def __iter__(self) -> Iterator[_Plan]:
+    def __iter__(self) -> Iterator[_DrawnBatch]:
         self.start()
         assert self._rest is not None
         for drawn in self._rest:
             self._note(drawn)
             self.drawn.append((_ids(drawn), self._order))
-            yield _Plan((self._pass << 32) | self._next, drawn)
+            yield _DrawnBatch((self._pass << 32) | self._next, drawn)
 
     def _note(self, drawn: Any) -> None:
         self._next += 1
@@ -160,15 +160,15 @@ class _Fetched(Dataset[Any]):
     def __init__(self, inner: Dataset[Any], seed: int) -> None:
         self._inner, self._seed = inner, seed
 
-    def __getitem__(self, plan: _Plan) -> Any:
+    def __getitem__(self, plan: _DrawnBatch) -> Any:
         self._begin(plan)
         return self._inner[plan.drawn]
 
-    def __getitems__(self, plan: _Plan) -> list[Any]:
+    def __getitems__(self, plan: _DrawnBatch) -> list[Any]:
         self._begin(plan)
         return samples_of(self._inner, plan.drawn)
 
-    def _begin(self, plan: _Plan) -> None:
+    def _begin(self, plan: _DrawnBatch) -> None:
         if get_worker_info() is not None:
             mixed = mix(mix(np.array([plan.number], np.uint64)) ^ np.uint64(self._seed % 2**64))
             seed_all(int(mixed[0] >> np.uint64(1)))

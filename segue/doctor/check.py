@@ -18,7 +18,7 @@ from segue.units import duration
 DEFAULT_LIMIT_SECONDS = 60.0
 
 
-class Outcome(StrEnum):
+class CheckOutcome(StrEnum):
     """The outcome of a check. `skipped` is not `ok`: nothing was looked at."""
 
     OK = "ok"
@@ -30,7 +30,7 @@ class Outcome(StrEnum):
 class Result(NamedTuple):
     """What a check found."""
 
-    outcome: Outcome
+    outcome: CheckOutcome
     reason: str
     fix: str = ""
 
@@ -39,27 +39,27 @@ class Check(Value):
     """One line of the doctor's report."""
 
     name: str = Field(description="Stable name: the part that was looked at, a dot, and what about it.")
-    outcome: Outcome
+    outcome: CheckOutcome
     reason: str
     fix: str = Field(description="What to do about it; empty for ok and skipped.")
 
 
 def ok(reason: str) -> Result:
-    return Result(Outcome.OK, reason)
+    return Result(CheckOutcome.OK, reason)
 
 
 def warn(reason: str, *, fix: str) -> Result:
     """A run can work, but worse than it could."""
-    return Result(Outcome.WARN, reason, fix)
+    return Result(CheckOutcome.WARN, reason, fix)
 
 
 def fail(reason: str, *, fix: str) -> Result:
     """A run cannot work, or loses what it should not lose."""
-    return Result(Outcome.FAIL, reason, fix)
+    return Result(CheckOutcome.FAIL, reason, fix)
 
 
 def skipped(reason: str) -> Result:
-    return Result(Outcome.SKIPPED, reason)
+    return Result(CheckOutcome.SKIPPED, reason)
 
 
 def refused(error: SegueError) -> Result:
@@ -95,7 +95,12 @@ def examine(items: Iterable[Item], *, on_begin: Callable[[str], None] | None = N
 
 def worst(results: Sequence[Result]) -> Result:
     """Of several results about one thing, the worst; with the reasons and the fixes of all that are as bad."""
-    order = (Outcome.OK, Outcome.SKIPPED, Outcome.WARN, Outcome.FAIL)  # What was not looked at is not ok.
+    order = (
+        CheckOutcome.OK,
+        CheckOutcome.SKIPPED,
+        CheckOutcome.WARN,
+        CheckOutcome.FAIL,
+    )  # What was not looked at is not ok.
     outcome = max((result.outcome for result in results), key=order.index)
     same = [result for result in results if result.outcome is outcome]
     reasons = dict.fromkeys(result.reason for result in same)
@@ -111,9 +116,9 @@ def joined(fixes: Iterable[str]) -> str:
 def _why_skipped(item: Item, results: dict[str, Result]) -> Result | None:
     for name in item.needs:
         needed = results[name]
-        if needed.outcome is Outcome.SKIPPED:
+        if needed.outcome is CheckOutcome.SKIPPED:
             return needed
-        if needed.outcome is Outcome.FAIL:
+        if needed.outcome is CheckOutcome.FAIL:
             return skipped(f"{name} failed")
     return None
 

@@ -20,7 +20,7 @@ from segue.spec import BudgetSpec, RunSpec, SegmentSpec
 from segue.spec.pool_prices import PoolSpec
 from segue.units import duration, size
 from segue.verification.failures import failure_in, failure_in_words
-from segue.verification.place import Place, scratch_place
+from segue.verification.place import RunPlace, scratch_place
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ def why_not_here(spec: RunSpec, *, accelerators: int) -> str | None:
     )
 
 
-def rehearsal_spec(spec: RunSpec, place: Place) -> RunSpec:
+def rehearsal_spec(spec: RunSpec, place: RunPlace) -> RunSpec:
     """The spec of the rehearsal: the run's own, for a few steps that are each saved as a whole. It buys nothing.
 
     A run on a cluster is rehearsed on this machine, by the ranks of one node: no job is submitted.

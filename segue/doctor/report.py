@@ -10,9 +10,9 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from segue.doctor.check import Check, Outcome
+from segue.doctor.check import Check, CheckOutcome
 
-_STYLES = {Outcome.OK: "green", Outcome.WARN: "yellow", Outcome.FAIL: "bold red"}
+_STYLES = {CheckOutcome.OK: "green", CheckOutcome.WARN: "yellow", CheckOutcome.FAIL: "bold red"}
 
 
 def table(checks: Sequence[Check]) -> Table:
@@ -22,14 +22,14 @@ def table(checks: Sequence[Check]) -> Table:
         made.add_column(name, no_wrap=True)
     made.add_column("reason", overflow="fold")
     for check in checks:
-        if check.outcome is not Outcome.SKIPPED:
+        if check.outcome is not CheckOutcome.SKIPPED:
             text = Text(check.reason)
             if check.fix:
                 text.append(f". Fix: {check.fix}", style="bold")
             made.add_row(Text(check.outcome.value, style=_STYLES[check.outcome]), check.name, text)
     for reason, names in _skipped(checks).items():
         first = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
-        made.add_row(Text(Outcome.SKIPPED.value, style="dim"), first, Text(reason, style="dim"))
+        made.add_row(Text(CheckOutcome.SKIPPED.value, style="dim"), first, Text(reason, style="dim"))
     return made
 
 
@@ -37,7 +37,7 @@ def _skipped(checks: Sequence[Check]) -> dict[str, list[str]]:
     """The names of the checks that were skipped, by the reason."""
     found: dict[str, list[str]] = {}
     for check in checks:
-        if check.outcome is Outcome.SKIPPED:
+        if check.outcome is CheckOutcome.SKIPPED:
             found.setdefault(check.reason, []).append(check.name)
     return found
 
@@ -45,11 +45,11 @@ def _skipped(checks: Sequence[Check]) -> dict[str, list[str]]:
 def summary(checks: Sequence[Check]) -> str:
     """How many checks had each outcome."""
     counts = Counter(check.outcome for check in checks)
-    return ", ".join(f"{counts[outcome]} {outcome.value}" for outcome in Outcome)
+    return ", ".join(f"{counts[outcome]} {outcome.value}" for outcome in CheckOutcome)
 
 
 def has_failed(checks: Sequence[Check]) -> bool:
-    return any(check.outcome is Outcome.FAIL for check in checks)
+    return any(check.outcome is CheckOutcome.FAIL for check in checks)
 
 
 def facts(checks: Sequence[Check]) -> dict[str, Any]:

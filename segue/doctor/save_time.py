@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from segue.doctor.check import Outcome, Result, fail, ok, warn
+from segue.doctor.check import CheckOutcome, Result, fail, ok, warn
 from segue.policy.estimates import save_seconds, step_seconds
 from segue.policy.save_interval import NOTICE_SHARE
 from segue.runlog.history import History
@@ -64,4 +64,4 @@ def newly_measured(spec: RunSpec, history: History) -> Result | None:
         # The parent is on another machine, and does not know whether AWS's metadata is watched on those of segments.
         unless="" if spec.notices is not None else f" ({duration(_AWS_SECONDS)} on EC2)",
     )
-    return None if found.outcome is Outcome.OK else found
+    return None if found.outcome is CheckOutcome.OK else found

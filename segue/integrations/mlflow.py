@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from segue.credentials import redacted
 from segue.errors import MissingExtraError
-from segue.integrations.mlflow_batches import Batches
+from segue.integrations.mlflow_batches import MlflowSender
 from segue.integrations.tracker import CommittedRow, TrackedEnd, TrackedRun
 from segue.interop.mlflow_names import SentNames, allowed_name
 
@@ -59,7 +59,7 @@ class MlflowTracker:
         self._run_id = ""
         self._arrived: dict[str, int] = {}
         self._left_out: dict[str, str] = {}
-        self._batches = Batches(self._client, "", left_out=self._left_out)
+        self._batches = MlflowSender(self._client, "", left_out=self._left_out)
         self._names = SentNames()
 
     @property
@@ -71,7 +71,7 @@ class MlflowTracker:
         """As in the protocol. Of two runs that two processes create at once, both go on with the older."""
         self._run = run
         self._run_id = self._found(run) or self._created(run)
-        self._batches = Batches(self._client, self._run_id, left_out=self._left_out)
+        self._batches = MlflowSender(self._client, self._run_id, left_out=self._left_out)
         known = self._client.get_run(self._run_id)
         self._names = SentNames(_names_in(known.data.tags.get(NAMES_TAG, "")))
         self._log_params(run.params, known.data.params)

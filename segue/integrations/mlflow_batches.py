@@ -24,7 +24,7 @@ _MOST_TRIES = 8
 _MOST_CHARACTERS = 200
 
 
-class Batches:
+class MlflowSender:
     """Sends to one run of MLflow."""
 
     def __init__(self, client: MlflowClient, run_id: str, *, left_out: dict[str, str]) -> None:

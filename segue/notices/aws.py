@@ -10,7 +10,7 @@ from typing import ClassVar
 from segue.clock import Clock
 from segue.errors import MetadataServiceError
 from segue.notices.board import NoticeBoard
-from segue.notices.metadata import LINK_LOCAL, NOT_FOUND, OK, UNAUTHORIZED, Answer, MetadataService
+from segue.notices.metadata import LINK_LOCAL, NOT_FOUND, OK, UNAUTHORIZED, MetadataAnswer, MetadataService
 
 REBALANCE = "rebalance"
 """Kind of the hint that AWS gives before an interruption, or without one."""
@@ -101,7 +101,7 @@ class AwsWatcher:
             board.hint(REBALANCE)
             self._recommended = time
 
-    def _get(self, path: str, *, timeout_seconds: float = 2.0) -> Answer | None:
+    def _get(self, path: str, *, timeout_seconds: float = 2.0) -> MetadataAnswer | None:
         """A document; None when it is not there."""
         answer = self._get_with_token(path, timeout_seconds)
         if answer.status == UNAUTHORIZED:
@@ -112,14 +112,14 @@ class AwsWatcher:
         self._service.require_ok(answer)
         return answer
 
-    def _get_with_token(self, path: str, timeout_seconds: float) -> Answer:
+    def _get_with_token(self, path: str, timeout_seconds: float) -> MetadataAnswer:
         is_old = self._clock.monotonic() - self._token_at > _TOKEN_SECONDS / 2
         if self._token is None or is_old:
             self._service.require_ok(self._request_token(timeout_seconds=timeout_seconds))
         headers = {"X-aws-ec2-metadata-token": self._token or ""}
         return self._service.request(path, headers=headers, timeout_seconds=timeout_seconds)
 
-    def _request_token(self, *, timeout_seconds: float) -> Answer:
+    def _request_token(self, *, timeout_seconds: float) -> MetadataAnswer:
         lifetime = {"X-aws-ec2-metadata-token-ttl-seconds": str(_TOKEN_SECONDS)}
         answer = self._service.request(
             "/latest/api/token", method="PUT", headers=lifetime, timeout_seconds=timeout_seconds
@@ -128,7 +128,7 @@ class AwsWatcher:
             self._token, self._token_at = answer.text.strip(), self._clock.monotonic()
         return answer
 
-    def _time(self, answer: Answer, text: object) -> datetime:
+    def _time(self, answer: MetadataAnswer, text: object) -> datetime:
         try:
             found = datetime.fromisoformat(str(text))
         except ValueError:

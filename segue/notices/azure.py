@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from segue.clock import Clock
 from segue.notices.board import NoticeBoard
-from segue.notices.metadata import LINK_LOCAL, OK, Answer, MetadataService
+from segue.notices.metadata import LINK_LOCAL, OK, MetadataAnswer, MetadataService
 
 _ADDRESS_VARIABLE = "AZURE_POD_IDENTITY_AUTHORITY_HOST"
 _METADATA = {"Metadata": "true"}
@@ -68,7 +68,7 @@ class AzureWatcher:
             raise self._service.error(answer.url, "its answer has no name of this machine")
         return name.casefold()
 
-    def _own(self, document: Mapping[str, Any], answer: Answer) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    def _own(self, document: Mapping[str, Any], answer: MetadataAnswer) -> Iterator[tuple[str, Mapping[str, Any]]]:
         """The events that end this machine, by their id. A document lists those of the whole scale set."""
         events = document.get("Events")
         if not isinstance(events, list) or not all(isinstance(event, dict) for event in events):
@@ -78,13 +78,13 @@ class AzureWatcher:
             if event.get("EventType") in _ENDS and self._machine in names:
                 yield str(event.get("EventId")), event
 
-    def _end_of(self, event: Mapping[str, Any], answer: Answer) -> float:
+    def _end_of(self, event: Mapping[str, Any], answer: MetadataAnswer) -> float:
         text, now = event.get("NotBefore"), self._clock.monotonic()
         if not text:  # The event has begun. The time that was stated before remains.
             return min(self._ends_at.get(str(event.get("EventId")), math.inf), now + _GRACE_SECONDS)
         return now + (self._time(str(text), answer) - self._clock.now()).total_seconds()
 
-    def _time(self, text: str, answer: Answer) -> datetime:
+    def _time(self, text: str, answer: MetadataAnswer) -> datetime:
         try:
             found = parsedate_to_datetime(text)
         except ValueError:

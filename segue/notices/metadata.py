@@ -19,7 +19,7 @@ _ANSWER_SECONDS = 2.0
 _MOST_BYTES = 1 << 20
 
 
-class Answer(NamedTuple):
+class MetadataAnswer(NamedTuple):
     """What a metadata service answered."""
 
     url: str
@@ -37,7 +37,7 @@ class MetadataService:
 
     def request(
         self, path: str, *, headers: Mapping[str, str], method: str = "GET", timeout_seconds: float = _ANSWER_SECONDS
-    ) -> Answer:
+    ) -> MetadataAnswer:
         """Ask once. `timeout_seconds` limits each wait for the service: to connect, and for more of its answer.
 
         Raises:
@@ -59,9 +59,9 @@ class MetadataService:
         if len(body) > _MOST_BYTES:
             raise self.error(url, f"its answer is longer than {_MOST_BYTES} bytes")
         found = {name.lower(): value for name, value in response.getheaders()}
-        return Answer(url, response.status, found, body.decode(errors="replace"))
+        return MetadataAnswer(url, response.status, found, body.decode(errors="replace"))
 
-    def document(self, answer: Answer) -> dict[str, Any]:
+    def document(self, answer: MetadataAnswer) -> dict[str, Any]:
         """The JSON object of a successful answer.
 
         Raises:
@@ -76,7 +76,7 @@ class MetadataService:
             raise self.error(answer.url, f"its answer is not a JSON object: {answer.text[:80]!r}")
         return found
 
-    def require_ok(self, answer: Answer) -> None:
+    def require_ok(self, answer: MetadataAnswer) -> None:
         """Refuse an answer that is no success.
 
         Raises:

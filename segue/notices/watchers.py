@@ -33,7 +33,7 @@ _END_SECONDS = 1.0
 """How long an attempt that ends waits for a source that is being polled."""
 
 
-class Source(Protocol):
+class NoticeSource(Protocol):
     """A source of notices that is polled."""
 
     def poll(self, board: NoticeBoard) -> None:
@@ -46,7 +46,7 @@ class Watcher:
     """A source and the period at which it is polled."""
 
     name: str
-    source: Source
+    source: NoticeSource
     period_seconds: float
     is_remote: bool = False
     """Whether a poll may wait long for another machine; the end of an attempt does not wait for such a poll."""

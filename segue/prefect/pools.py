@@ -25,8 +25,8 @@ from prefect.utilities.collections import set_in_dict
 from prefect.utilities.templating import apply_values
 
 from segue.clock import SystemClock
-from segue.doctor.check import Outcome, Result
-from segue.doctor.pools.jobs import Job, job_of
+from segue.doctor.check import CheckOutcome, Result
+from segue.doctor.pools.jobs import PoolJob, job_of
 from segue.doctor.pools.judgement import refusals, refusals_of_parents, warnings
 from segue.doctor.pools.state import Needs, PoolState
 from segue.doctor.server import Recovery, judge_recovery, judge_version
@@ -188,7 +188,7 @@ def require_server_version(found: str | None) -> None:
 
 def _refuse(results: Iterable[Result]) -> None:
     for result in results:
-        if result.outcome is Outcome.FAIL:
+        if result.outcome is CheckOutcome.FAIL:
             raise OrchestratorError(what=f"{result.reason}.", fix=result.fix)
 
 
@@ -251,7 +251,7 @@ def _is_polled(queue: WorkQueue, *, now: datetime) -> bool:
     return is_new or queue.status is not WorkQueueStatus.NOT_READY
 
 
-def _job_of(pool: WorkPool, given: Mapping[str, Any]) -> Job | None:
+def _job_of(pool: WorkPool, given: Mapping[str, Any]) -> PoolJob | None:
     """The job that a worker would start; None where that cannot be read: nobody's run is refused for it."""
     try:
         return _filled_in(pool.type, pool.base_job_template, given)
@@ -260,7 +260,7 @@ def _job_of(pool: WorkPool, given: Mapping[str, Any]) -> Job | None:
         return None
 
 
-def _filled_in(pool_type: str, template: Mapping[str, Any], given: Mapping[str, Any]) -> Job | None:
+def _filled_in(pool_type: str, template: Mapping[str, Any], given: Mapping[str, Any]) -> PoolJob | None:
     """The job of a template with its defaults and these job variables, without blocks and Prefect's variables.
 
     As `BaseJobConfiguration.from_template_and_values` of Prefect's workers fills it in. None where the pool has no

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from segue.continuity.program_code import Source, script_of, sources_of
+from segue.continuity.program_code import SourceFile, script_of, sources_of
 from segue.data.config import CONFIG_VARIABLE
 from segue.errors import SpecError
 from segue.retraining.spec import RetrainSpec
@@ -57,7 +57,7 @@ class Tracked(NamedTuple):
     """Whether these are all: the sessions of these files are used in these files alone, and all names written out."""
 
 
-def tracked_by(sources: Sequence[Source]) -> Tracked:
+def tracked_by(sources: Sequence[SourceFile]) -> Tracked:
     """The names under which a program tracks its objects."""
     nodes = [node for source in sources for node in ast.walk(source.tree)]
     sessions = {name for node in nodes for name in _sessions(node)}
@@ -102,13 +102,13 @@ def _is_given(names: set[str], call: ast.Call) -> bool:
     return any(isinstance(each, ast.Name) and each.id in names for each in given)
 
 
-def asks_for_files(sources: Sequence[Source]) -> bool:
+def asks_for_files(sources: Sequence[SourceFile]) -> bool:
     """Whether a program can ask for the files of its run: one that does names the config, and what it wants of it."""
     words = _words(sources)
     return bool(words & {"config", CONFIG_VARIABLE}) and bool(words & {"data", "data_frame"})
 
 
-def _untracked(spec: RetrainSpec, sources: Sequence[Source]) -> Iterator[str]:
+def _untracked(spec: RetrainSpec, sources: Sequence[SourceFile]) -> Iterator[str]:
     wanted, tracked = spec.publish.component, tracked_by(sources)
     if tracked.is_complete and wanted not in tracked.names:
         there = ", ".join(tracked.names)
@@ -126,7 +126,7 @@ def _calls(tree: ast.Module, method: str) -> Iterator[ast.Call]:
             yield node
 
 
-def _words(sources: Sequence[Source]) -> set[str]:
+def _words(sources: Sequence[SourceFile]) -> set[str]:
     """Names, attributes, parameters and texts of these files."""
     return {word for source in sources for node in ast.walk(source.tree) for word in _words_of(node)}
 

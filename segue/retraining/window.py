@@ -26,7 +26,7 @@ Find = Callable[[str], Sequence[str]]
 """Lists the files that a pattern stands for."""
 
 
-class Place(NamedTuple):
+class FoundFile(NamedTuple):
     """A file of a window."""
 
     path: str
@@ -37,7 +37,7 @@ class Place(NamedTuple):
 class Chosen(NamedTuple):
     """The files of a window, before any is read."""
 
-    files: tuple[Place, ...]
+    files: tuple[FoundFile, ...]
     missing: tuple[MissingPeriod, ...]
 
 
@@ -69,7 +69,7 @@ def window_of(spec: RetrainSpec, slot: datetime) -> tuple[Window, dict[str, Path
     return window, data.local
 
 
-def described(places: Sequence[Place], access: DataAccess) -> Described:
+def described(places: Sequence[FoundFile], access: DataAccess) -> Described:
     """What these files hold, each read once.
 
     Raises:
@@ -141,28 +141,28 @@ def _periods_of(spec: RetrainSpec, slot: datetime) -> Sequence[Period]:
 
 
 def _by_period(data: WindowSpec, periods: Sequence[Period], find: Find) -> Chosen:
-    files: list[Place] = []
+    files: list[FoundFile] = []
     missing: list[MissingPeriod] = []
     for number, period in enumerate(periods):
         pattern = _absolute(period.place(data.files))
         is_held_back = number >= len(periods) - data.held_back_periods
-        found = [Place(path, period.name, is_held_back) for path in find(pattern)]
+        found = [FoundFile(path, period.name, is_held_back) for path in find(pattern)]
         files += found
         missing += [] if found else [MissingPeriod(period=period.name, pattern=pattern)]
     return Chosen(tuple(files), tuple(missing))
 
 
-def _by_file(data: WindowSpec, find: Find) -> Iterable[Place]:
+def _by_file(data: WindowSpec, find: Find) -> Iterable[FoundFile]:
     paths = find(_absolute(data.files))
     held_back = len(paths) - data.held_back_periods
     first = 0 if data.periods is None or data.window == "growing" else max(held_back - data.periods, 0)
     return (
-        Place(path, path.rpartition("/")[2], number >= held_back)
+        FoundFile(path, path.rpartition("/")[2], number >= held_back)
         for number, path in enumerate(paths[first:], start=first)
     )
 
 
-def _described(place: Place, access: DataAccess) -> tuple[WindowFile, Path, FileFacts]:
+def _described(place: FoundFile, access: DataAccess) -> tuple[WindowFile, Path, FileFacts]:
     file, local = fetch(place.path, access)
     facts = facts_of(local, name=place.path, reading=access.reading)
     known = file.model_dump() | {"rows": facts.rows, "period": place.period, "is_held_back": place.is_held_back}

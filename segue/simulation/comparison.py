@@ -18,7 +18,7 @@ from segue.policy.rules.heuristics import OnDemandOnly, Policy, UniformProgress
 from segue.policy.rules.registry import named_policy
 from segue.policy.rules.view import Flags, Floats, Job
 from segue.simulation.optimum import cheapest
-from segue.simulation.simulator import Harshness, Outcome, simulate
+from segue.simulation.simulator import Harshness, SimulationResult, simulate
 from segue.simulation.synthetic import synthetic_availability
 from segue.simulation.traces import Trace, long_enough, windows
 
@@ -131,7 +131,7 @@ def traced_rows(
     return rows, short
 
 
-def outcome_on(rows: Sequence[Rows], one: Contender, *, harshness: Harshness | None = None) -> Outcome:
+def outcome_on(rows: Sequence[Rows], one: Contender, *, harshness: Harshness | None = None) -> SimulationResult:
     """The outcome of a contender on all rows, in their order; without the modes."""
     parts, order = [], []
     firsts = np.cumsum([0, *(len(r.up) for r in rows)])
@@ -140,9 +140,9 @@ def outcome_on(rows: Sequence[Rows], one: Contender, *, harshness: Harshness | N
         parts.append(simulate(one.policy, one.job, up, tick_seconds=tick, harshness=harshness))
         order += [np.arange(firsts[at], firsts[at + 1]) for at in alike]
     back = np.argsort(np.concatenate(order))
-    names = [name for name in Outcome.__dataclass_fields__ if name not in ("modes", "was_hopeless")]
+    names = [name for name in SimulationResult.__dataclass_fields__ if name not in ("modes", "was_hopeless")]
     columns: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts])[back] for name in names}
-    return Outcome(**columns, was_hopeless=any(part.was_hopeless for part in parts))
+    return SimulationResult(**columns, was_hopeless=any(part.was_hopeless for part in parts))
 
 
 def _alike(rows: Sequence[Rows]) -> list[list[int]]:
@@ -180,7 +180,7 @@ def compare(
 
 
 def _figures(
-    label: str, outcome: Outcome, share: Floats, *, usual: Floats, best: Floats | None, weights: Floats
+    label: str, outcome: SimulationResult, share: Floats, *, usual: Floats, best: Floats | None, weights: Floats
 ) -> Figures:
     low, high = np.percentile(weights @ share, [2.5, 97.5])
     less, more = np.percentile((weights @ outcome.cost) / (weights @ usual) - 1, [2.5, 97.5])

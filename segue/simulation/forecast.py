@@ -23,7 +23,7 @@ from segue.policy.save_interval import PRIOR_LIFE_SECONDS, Cadence, Life, SaveCo
 from segue.records import Capacity
 from segue.runlog.history import History
 from segue.simulation.comparison import Contender, Rows, as_published, outcome_on
-from segue.simulation.simulator import Harshness, Outcome, simulate
+from segue.simulation.simulator import Harshness, SimulationResult, simulate
 from segue.spec import RunSpec
 
 SAMPLES = 12
@@ -217,7 +217,7 @@ def _bounded(policy: Policy, spec: RunSpec) -> Policy:
     return policy if bound is None else Capped(policy, bound)
 
 
-def _expected(one: Contender, outcome: Outcome, whole: float, price: float) -> Expected:
+def _expected(one: Contender, outcome: SimulationResult, whole: float, price: float) -> Expected:
     cost: Floats = outcome.cost
     done = np.isfinite(outcome.finished_seconds)
     low, high = np.percentile(cost, [5, 95])

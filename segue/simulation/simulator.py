@@ -71,7 +71,7 @@ class Harshness:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SimulationResult:
     """The result of each run. Costs in spot seconds."""
 
     cost: Floats
@@ -99,7 +99,7 @@ def simulate(
     harshness: Harshness | None = None,
     seed: int = 0,
     traced: bool = False,
-) -> Outcome:
+) -> SimulationResult:
     """Simulate a job once for each run of `spot`; an array is (runs, ticks) and has to cover the deadline."""
     world: Spot = Replay(spot) if isinstance(spot, np.ndarray) else spot
     runs = _Runs(policy, job, world, tick_seconds=tick_seconds, harshness=harshness or Harshness(), seed=seed)
@@ -128,7 +128,7 @@ class _Runs:
         self.preemptions, self.lost = np.zeros(runs), np.zeros(runs)
         self.finished = np.full(runs, np.inf)
 
-    def go(self, *, traced: bool) -> Outcome:
+    def go(self, *, traced: bool) -> SimulationResult:
         job, tick, modes = self._job, self._tick, []
         at = 0
         while at * tick < job.total_seconds * _OVERTIME:
@@ -141,7 +141,7 @@ class _Runs:
                 modes.append(np.where(self.work > 0, self.mode, np.int8(-1)))
             self._pass(at)
             at += 1
-        return Outcome(
+        return SimulationResult(
             cost=self.spot + self.observation.sentinel_seconds + job.price_ratio * self.on_demand,
             spot_seconds=self.spot,
             on_demand_seconds=self.on_demand,

@@ -57,14 +57,14 @@ _CONFLICT_PAUSES = (0.05, 0.1, 0.2, 0.4, 0.8)
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
-class Place(NamedTuple):
+class BucketPlace(NamedTuple):
     """What the URL of a store in a bucket names."""
 
     bucket: str
     prefix: str
 
 
-def place_of(url: str, *, form: str) -> Place:
+def place_of(url: str, *, form: str) -> BucketPlace:
     """The bucket and the prefix of a URL that has this form, such as s3://bucket/prefix.
 
     Raises:
@@ -77,7 +77,7 @@ def place_of(url: str, *, form: str) -> Place:
         raise StoreUnreachableError(url=url, why=f"the URL has no {holder}.", fix=fix)
     if parts.query or parts.fragment:
         raise StoreUnreachableError(url=url, why="the URL has a '?' or '#' after the prefix.", fix=fix)
-    return Place(parts.netloc, parts.path)
+    return BucketPlace(parts.netloc, parts.path)
 
 
 def is_payload_exposed(endpoint_url: str | None) -> bool:

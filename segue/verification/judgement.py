@@ -84,13 +84,19 @@ def _outcome(
         which, why = next(iter(unfinished.items()))
         # A broken rehearsal ends a run without any resume.
         is_broken = any(_action(history) == "broken" for history in (found.undisturbed, found.disturbed))
-        return Outcome.NOT_CONTINUOUS if is_broken else Outcome.NOT_PROVEN, f"the {which} run did not finish: {why}"
+        return (
+            Outcome.NOT_CONTINUOUS if is_broken else Outcome.NOT_PROVEN,
+            f"the {which} run did not finish: {why}",
+        )
     missed = [_ASKED[kind] for kind in dict.fromkeys(kinds) if kind not in found.hits.values()]
     if differ and not _is_noise(found, differ):
         changed = _environments_differ(found)
         if changed:
             where = ", ".join(changed)
-            return Outcome.NOT_PROVEN, f"the two runs trained on machines that differ in {where}, and so do their bits"
+            return (
+                Outcome.NOT_PROVEN,
+                f"the two runs trained on machines that differ in {where}, and so do their bits",
+            )
         return Outcome.NOT_CONTINUOUS, f"the final states differ in {', '.join(differ)}"
     if missed:
         return Outcome.NOT_PROVEN, f"no {' and no '.join(missed)} hit an attempt on spot"

@@ -16,7 +16,7 @@ from segue.stores import LocalStore, StoreReadError, StoreWriteError, open_store
 log = logging.getLogger(__name__)
 
 
-class Place:
+class RunPlace:
     """Where such runs work: a store, and a folder below the spec's own fast folder."""
 
     def __init__(self, store: StoreSpec, fast_folder: str | None) -> None:
@@ -31,7 +31,7 @@ class Place:
 @contextmanager
 def scratch_place(
     spec: RunSpec, *, name: str, folder: Path | None = None, store: StoreSpec | None = None
-) -> Iterator[Place]:
+) -> Iterator[RunPlace]:
     """A place below `store`, or in `folder`, or in a temporary folder; emptied after the block unless it is kept.
 
     Its own folder or prefix begins with `name`. After a crash it stays behind.
@@ -40,13 +40,13 @@ def scratch_place(
     fast = spec.checkpoints.fast_folder
     with ExitStack() as stack:
         if store is not None:
-            place = Place(store.model_copy(update={"url": f"{store.url.rstrip('/')}/{name}"}), None)
+            place = RunPlace(store.model_copy(update={"url": f"{store.url.rstrip('/')}/{name}"}), None)
             stack.callback(_empty, place)
         elif folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
-            place = Place(StoreSpec(url=str(folder)), None)
+            place = RunPlace(StoreSpec(url=str(folder)), None)
         else:
-            place = Place(StoreSpec(url=stack.enter_context(tempfile.TemporaryDirectory(prefix=f"{name}-"))), None)
+            place = RunPlace(StoreSpec(url=stack.enter_context(tempfile.TemporaryDirectory(prefix=f"{name}-"))), None)
         if fast is not None:
             place.fast_folder = str(Path(fast) / name)
             stack.callback(_remove_empty, [above for above in (Path(fast), *Path(fast).parents) if not above.exists()])
@@ -61,7 +61,7 @@ def _remove_empty(folders: list[Path]) -> None:
             folder.rmdir()
 
 
-def _empty(place: Place) -> None:
+def _empty(place: RunPlace) -> None:
     """Remove what was stored, unless it is kept. What cannot be removed stays, and is named."""
     if place.kept is not None:
         return

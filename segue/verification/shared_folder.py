@@ -11,7 +11,7 @@ from pathlib import Path
 
 from segue.stores import LocalStore, open_store
 from segue.trainer.programs.own_files import files_below, is_of_nobody
-from segue.verification.place import Place
+from segue.verification.place import RunPlace
 
 _HIDDEN = ".segue"
 _MOST_KNOWN = 20_000
@@ -20,7 +20,7 @@ _MOST_KNOWN = 20_000
 class SharedFolder:
     """Files of a working folder that change from now on."""
 
-    def __init__(self, folder: Path | None, *, apart: Place) -> None:
+    def __init__(self, folder: Path | None, *, apart: RunPlace) -> None:
         """None: nothing is shared. What the drill itself keeps in its place does not count."""
         store = open_store(apart.store)
         fast = (Path(apart.fast_folder),) if apart.fast_folder is not None else ()

@@ -12,7 +12,7 @@ import yaml
 from prefect.utilities.templating import apply_values
 
 from segue.cli.init import FILES, Pools, template
-from segue.doctor.pools.jobs import Job, job_of
+from segue.doctor.pools.jobs import PoolJob, job_of
 from segue.doctor.pools.judgement import refusals
 from segue.doctor.pools.state import Needs, PoolState
 from segue.spec import RunSpec, read_toml
@@ -175,7 +175,7 @@ def interval_of_recover(deployments):
     return recover["schedules"][0]["interval"]
 
 
-def job_of_pool(files: dict[str, str], pool: str) -> Job:
+def job_of_pool(files: dict[str, str], pool: str) -> PoolJob:
     """The job of a pool's template with its defaults."""
     kinds = {f"deployments/{kind}/pools/{pool}.json": kind for kind in ("kubernetes", "ecs")}
     (path,) = files.keys() & {"deployments/process.json", *kinds}

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from segue.doctor.check import Outcome, Result
+from segue.doctor.check import CheckOutcome, Result
 
 DECLARED: set[str] = set()
 """Names of checks that some test makes fail or warn."""
@@ -32,7 +32,7 @@ def makes_fail(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]
 
 def bad(name: str, result: Result, outcome: str, *words: str) -> None:
     """The check fails or warns, names what is wrong in one sentence, and what to do."""
-    assert result.outcome is Outcome(outcome), result
+    assert result.outcome is CheckOutcome(outcome), result
     assert outcome in ("fail", "warn")
     text = f"{result.reason} {result.fix}"
     assert [word for word in words if word not in text] == [], text
@@ -44,4 +44,4 @@ def bad(name: str, result: Result, outcome: str, *words: str) -> None:
 
 def good(result: Result) -> None:
     """The check passes."""
-    assert (result.outcome, result.fix) == (Outcome.OK, ""), result
+    assert (result.outcome, result.fix) == (CheckOutcome.OK, ""), result

@@ -8,7 +8,7 @@ import socket
 import pytest
 
 from segue.doctor import launchers
-from segue.doctor.check import Outcome, fail, warn
+from segue.doctor.check import CheckOutcome, fail, warn
 from segue.doctor.pools.containers import nodes
 from segue.doctor.subject import Subject
 from segue.launch.problem import Problem, refusals
@@ -55,7 +55,7 @@ def test_where_the_nodes_cannot_be_read_the_reason_is_said_and_nothing_is_raised
     monkeypatch.setenv("KUBECONFIG", str(cluster.config if of == "no right" else tmp_path / "config"))
     [state] = with_nodes([on_kubernetes(templates.kubernetes(pod=SPOT))])
     found = nodes(state, Needs())
-    assert found.outcome is Outcome.SKIPPED
+    assert found.outcome is CheckOutcome.SKIPPED
     assert ("answered 403" if of == "no right" else state.why_no_nodes) in found.reason
     assert state.why_no_nodes
 
@@ -104,5 +104,5 @@ def test_a_ray_cluster_that_does_not_answer_is_named(make_spec):
 
 @pytest.mark.parametrize("check", [launchers.slurm, launchers.ray])
 def test_a_run_that_trains_here_needs_no_cluster(make_spec, check):
-    assert check(Subject(make_spec())).outcome is Outcome.SKIPPED
-    assert check(Subject(None)).outcome is Outcome.SKIPPED
+    assert check(Subject(make_spec())).outcome is CheckOutcome.SKIPPED
+    assert check(Subject(None)).outcome is CheckOutcome.SKIPPED

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from segue.doctor import machine
-from segue.doctor.check import Outcome, Result
+from segue.doctor.check import CheckOutcome, Result
 from segue.doctor.probe import Probed, TorchFacts
 from segue.doctor.subject import Rehearsed, Subject
 from segue.records import Environment
@@ -61,7 +61,13 @@ def test_a_low_limit_on_open_files_is_found(limit, outcome):
     )
     said = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True, timeout=60)
     found, reason, fix = json.loads(said.stdout)
-    bad("machine.file-descriptors", Result(Outcome(found), reason, fix), outcome, f"only {limit} files", "ulimit -n")
+    bad(
+        "machine.file-descriptors",
+        Result(CheckOutcome(found), reason, fix),
+        outcome,
+        f"only {limit} files",
+        "ulimit -n",
+    )
 
 
 @makes_fail("machine.cores")

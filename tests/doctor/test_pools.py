@@ -9,7 +9,7 @@ import pytest
 
 from segue.doctor.check import skipped
 from segue.doctor.pools.commands import starts_engine
-from segue.doctor.pools.jobs import Job, job_of
+from segue.doctor.pools.jobs import PoolJob, job_of
 from segue.doctor.pools.judgement import JUDGES, judge, refusals, refusals_of_parents, warnings
 from segue.doctor.pools.node_needs import node_needs
 from segue.doctor.pools.state import Needs, PoolState
@@ -325,7 +325,7 @@ def test_without_a_run_nothing_is_said_about_its_grace_period_and_store():
 
 
 def test_a_pool_that_was_not_looked_at_is_not_ok_because_another_one_is():
-    unknown = PoolState("segment/spot", "spot", job=Job(type="docker"))
+    unknown = PoolState("segment/spot", "spot", job=PoolJob(type="docker"))
     for name in ("pool.sigterm", "pool.backoff-limit", "pool.grace-period"):
         result = judge(name, [unknown, on_kubernetes()], [], NEEDS)
         assert (result.outcome, "type docker" in result.reason) == ("skipped", True)
@@ -337,7 +337,7 @@ def test_a_template_without_its_usual_parts_is_read_as_the_platform_reads_it(con
     job = job_of("kubernetes", configuration)
     assert (job.grace_seconds, job.retries, job.command) == (30, 6, None)
     assert job_of("ecs", {"task_definition": None}).grace_seconds == 30
-    assert job_of("modal", {}) == Job(type="modal")
+    assert job_of("modal", {}) == PoolJob(type="modal")
 
 
 def test_pools_of_parents_are_judged_by_what_matters_there():

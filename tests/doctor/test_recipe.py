@@ -20,7 +20,7 @@ from segue.doctor.subject import Subject
 from segue.errors import SpecError
 from segue.process import ProcessRef
 from segue.spec import RunSpec, StoreSpec
-from segue.verification.place import Place
+from segue.verification.place import RunPlace
 from tests.doctor.showing import bad, good, makes_fail
 from tests.doctor.waiting import awaited
 
@@ -178,7 +178,7 @@ RAY = {"ranks_per_bundle": 2, "min_ranks": 2}
 
 @pytest.mark.parametrize("cluster", [{"slurm": SLURM}, {"ray": RAY}])
 def test_a_run_on_a_cluster_is_rehearsed_here_by_the_ranks_of_one_node(make_spec, cluster):
-    rehearsed = rehearsal_spec(make_spec(ranks=4, **cluster), Place(StoreSpec(url="x"), None))
+    rehearsed = rehearsal_spec(make_spec(ranks=4, **cluster), RunPlace(StoreSpec(url="x"), None))
     assert not rehearsed.trains_elsewhere
     assert rehearsed.ranks == 2
 

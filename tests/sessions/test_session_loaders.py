@@ -13,7 +13,7 @@ import torch
 from segue.errors import SessionError
 from segue.records import StopReason, VerdictKind
 from segue.runlog.history import read_history
-from segue.trainer.programs.batches import Batches
+from segue.trainer.programs.batches import BatchesComponent
 from segue.trainer.programs.loaders import Loaders
 
 SCRIPT = """
@@ -139,9 +139,9 @@ def test_a_loader_whose_position_would_be_lost_is_refused(start, loop, said):
 
 
 def test_a_pass_over_numbers_goes_on_in_the_same_range_only():
-    before = Batches(range(5), seed=0)
+    before = BatchesComponent(range(5), seed=0)
     assert [batch.content for batch in islice(before.one_pass(), 3)] == [0, 1, 2]
-    same, other = Batches(range(5), seed=0), Batches(range(6), seed=0)
+    same, other = BatchesComponent(range(5), seed=0), BatchesComponent(range(6), seed=0)
     same.restore(before.capture())
     assert [batch.content for batch in same.one_pass()] == [3, 4]
     assert [batch.content for batch in same.one_pass()] == [0, 1, 2, 3, 4]

@@ -12,7 +12,7 @@ from segue.records import StopReason
 from segue.spec import StoreSpec
 from segue.verification.comparison import differing_before
 from segue.verification.folder_entries import folder_differences
-from segue.verification.place import Place
+from segue.verification.place import RunPlace
 from segue.verification.shared_folder import SharedFolder
 from tests.verification.drills import EXACT, KILL, STATE, Pair
 from tests.verification.test_junit import report
@@ -76,13 +76,13 @@ def test_files_that_one_run_leaves_are_known_and_those_of_the_drill_are_not(tmp_
     for name in ("old.txt", "data/rows.csv", ".git/HEAD"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("before")
-    folder = SharedFolder(tmp_path, apart=Place(StoreSpec(url=str(tmp_path / "store")), str(tmp_path / "fast")))
+    folder = SharedFolder(tmp_path, apart=RunPlace(StoreSpec(url=str(tmp_path / "store")), str(tmp_path / "fast")))
     assert folder.written() == ()
     for name in ("old.txt", "out/weights.pt", "store/log", "fast/shard", ".git/index"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("afterwards")
     assert folder.written() == ("old.txt", "out/weights.pt")
-    assert SharedFolder(None, apart=Place(StoreSpec(url=str(tmp_path / "store")), None)).written() == ()
+    assert SharedFolder(None, apart=RunPlace(StoreSpec(url=str(tmp_path / "store")), None)).written() == ()
 
 
 def test_what_is_new_in_a_folder_is_hidden_and_comes_back(tmp_path):
@@ -98,7 +98,9 @@ def test_what_is_new_in_a_folder_is_hidden_and_comes_back(tmp_path):
     before = {"old.txt": "before", "out/rows.csv": "before", ".git/HEAD": "before"}
     for name, text in before.items():
         write(text, name)
-    with SharedFolder(tmp_path, apart=Place(StoreSpec(url=str(tmp_path / "out" / "store")), None)).hiding() as hidden:
+    with SharedFolder(
+        tmp_path, apart=RunPlace(StoreSpec(url=str(tmp_path / "out" / "store")), None)
+    ).hiding() as hidden:
         write("first", "out/best.pt", "runs/1/.mark", "runs/1/log", "runs/1/deep/log", "out/store/shard", "old.txt")
         hidden.hide()
         assert hidden.names == ("out/best.pt", "runs")
@@ -117,7 +119,7 @@ def test_a_folder_with_too_many_files_to_know_is_left_as_it_is(tmp_path, monkeyp
     monkeypatch.setattr("segue.verification.shared_folder._MOST_KNOWN", 3)
     for number in range(3):
         (tmp_path / f"{number}.txt").touch()
-    with SharedFolder(tmp_path, apart=Place(StoreSpec(url=str(tmp_path / "store")), None)).hiding() as hidden:
+    with SharedFolder(tmp_path, apart=RunPlace(StoreSpec(url=str(tmp_path / "store")), None)).hiding() as hidden:
         (tmp_path / "new.txt").touch()
         hidden.hide()
         assert (tmp_path / "new.txt").exists()

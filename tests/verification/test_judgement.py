@@ -54,7 +54,11 @@ def test_a_broken_resume_is_not_continuous_and_names_the_component_once(pair):
     pair.disturbed.attempt(StopReason.FAILED, commit=50, verdict=BROKEN)
     pair.disturbed.end("broken", "optimizer was not restored")
     found = pair.judge()
-    assert (found.outcome, found.verdict, found.identical) == (Outcome.NOT_CONTINUOUS, VerdictKind.BROKEN, False)
+    assert (found.outcome, found.verdict, found.identical) == (
+        Outcome.NOT_CONTINUOUS,
+        VerdictKind.BROKEN,
+        False,
+    )
     assert "the resume from step 50 after a kill is broken: optimizer was not restored" in found.reason
     (problem,) = found.problems
     assert (problem.component, "Recipe.extra" in problem.fix) == ("optimizer", True)
@@ -153,7 +157,10 @@ def test_a_run_that_never_trained_on_spot_says_how_it_would(pair):
 
 @pytest.mark.parametrize(
     ("changed", "outcome"),
-    [({"model": "zz"}, Outcome.PASSED), ({"model": "zz", "rng.torch": "zz"}, Outcome.NOT_CONTINUOUS)],
+    [
+        ({"model": "zz"}, Outcome.PASSED),
+        ({"model": "zz", "rng.torch": "zz"}, Outcome.NOT_CONTINUOUS),
+    ],
 )
 def test_noise_of_kernels_excuses_final_weights_and_not_random_streams(pair, changed, outcome):
     noisy = EXACT.model_copy(update={"kind": VerdictKind.EQUIVALENT, "noise": {"loss": 1e-7}})

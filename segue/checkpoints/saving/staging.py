@@ -76,7 +76,7 @@ class Staged:
 
 
 @dataclass
-class _Plan:
+class _StagedLayout:
     """A layout in one staging buffer, and the views that fill it."""
 
     staging_buffer: StagingBuffer
@@ -201,7 +201,7 @@ class StagingArea:
         self._partition = partition or Partition()
         self._accelerator = accelerator or TorchAccelerator()
         self._free = list(range(staging_buffers))
-        self._plans: dict[int, _Plan] = {}
+        self._plans: dict[int, _StagedLayout] = {}
         self._lock = threading.Lock()
         self._warming: threading.Thread | None = None
         self._is_awaited = threading.Event()
@@ -282,7 +282,7 @@ class StagingArea:
             plan.close()
         self._plans.clear()
 
-    def _start(self, trees: Mapping[str, Any]) -> tuple[Staged, _Plan, list[torch.Tensor]]:
+    def _start(self, trees: Mapping[str, Any]) -> tuple[Staged, _StagedLayout, list[torch.Tensor]]:
         state = self._rank_state(trees)
         self._wait_for_memory()
         plan = self._plan_for(self._free[-1], state)
@@ -305,7 +305,7 @@ class StagingArea:
             skeletons = {name: _encoded(name, tree, live) for name, tree in trees.items()}
         return self._partition.of(live, skeletons)
 
-    def _plan_for(self, number: int, state: RankState) -> _Plan:
+    def _plan_for(self, number: int, state: RankState) -> _StagedLayout:
         plan = self._plans.get(number)
         if plan is not None and plan.fits(state.tensors) and plan.layout.slices == state.slices:
             return plan
@@ -330,7 +330,7 @@ def _whole(staged: Staged, copies: Sequence[Copy]) -> Staged:
     return staged
 
 
-def _laid_out(number: int, state: RankState, accelerator: Accelerator) -> _Plan:
+def _laid_out(number: int, state: RankState, accelerator: Accelerator) -> _StagedLayout:
     live = state.tensors
     specs = {name: TensorSpec(str(t.dtype).removeprefix("torch."), tuple(t.shape)) for name, t in live.items()}
     layout = replace(layout_of(specs), slices=state.slices)
@@ -342,7 +342,7 @@ def _laid_out(number: int, state: RankState, accelerator: Accelerator) -> _Plan:
     for name, tensor in live.items():
         _, start, size_bytes = layout.placed[name]
         views.append(whole[start : start + size_bytes].view(tensor.dtype).view(tensor.shape))
-    return _Plan(
+    return _StagedLayout(
         staging_buffer=staging_buffer,
         layout=layout,
         views=views,
@@ -355,7 +355,7 @@ def _laid_out(number: int, state: RankState, accelerator: Accelerator) -> _Plan:
     )
 
 
-def _touch(plans: Sequence[_Plan], pause: Callable[[float], object]) -> None:
+def _touch(plans: Sequence[_StagedLayout], pause: Callable[[float], object]) -> None:
     for plan in plans:
         plan.get_ready(pause=pause)
 

@@ -16,7 +16,7 @@ from segue.continuity.carried.reading import flows_of
 from segue.continuity.carried.source import MODULE
 from segue.continuity.iterators import is_iterator
 from segue.continuity.object_walk import STREAMS
-from segue.continuity.untracked.place import MODULE_VARIABLE, Leaf, Place
+from segue.continuity.untracked.place import MODULE_VARIABLE, Leaf, ValuePlace
 
 _OF_CODE = ("closure variable", MODULE_VARIABLE, "default argument", "function attribute", "class attribute")
 """Places whose names are in the code that was read, or nothing is known of them."""
@@ -100,7 +100,7 @@ def _is_module(leaf: Leaf, path: str) -> bool:
         return False
 
 
-def _is_within_package(place: Place) -> bool:
+def _is_within_package(place: ValuePlace) -> bool:
     """Whether an object of an installed package, which is no layer, holds the value."""
     outer = place.outer
     while outer is not None:

@@ -17,7 +17,7 @@ from segue.continuity.iterators import is_iterator
 from segue.continuity.live_tree import parts_held, tree_of
 from segue.continuity.object_walk import STREAMS
 from segue.continuity.recipe_diff import SURROUNDINGS
-from segue.continuity.untracked.place import MODULE_VARIABLE, Leaf, Place, fetched
+from segue.continuity.untracked.place import MODULE_VARIABLE, Leaf, ValuePlace, fetched
 from segue.user_objects import attribute, has
 from segue.user_objects.variables import CODE, is_registrable
 
@@ -75,7 +75,7 @@ class Known(NamedTuple):
     """Whether an object belongs to a component already."""
     is_address: Callable[[Any], bool]
     """Whether a key of a dict is the id of such an object."""
-    is_assigned: Callable[[Place], bool]
+    is_assigned: Callable[[ValuePlace], bool]
     """Whether code gives the variable at a place another object: what it holds when the recipe is made is soon none."""
     sizes: dict[int, int | None]
     """Bytes of the values that were tried so far, by their ids; None of those that no checkpoint can hold."""
@@ -96,7 +96,7 @@ def advice_for(leaf: Leaf, known: Known) -> Advice:
     return outermost or Advice(_name(leaf.path), "", leaf.path, type(_value_at(leaf)).__name__)
 
 
-def _outermost_first(leaf: Leaf) -> Iterator[Place]:
+def _outermost_first(leaf: Leaf) -> Iterator[ValuePlace]:
     chain = []
     place = leaf.at
     while place is not None:
@@ -105,7 +105,7 @@ def _outermost_first(leaf: Leaf) -> Iterator[Place]:
     yield from reversed(chain)
 
 
-def _of_place(place: Place, leaf: Leaf, known: Known) -> Advice | None:
+def _of_place(place: ValuePlace, leaf: Leaf, known: Known) -> Advice | None:
     value = place.get()
     if isinstance(value, dict) and any(map(known.is_address, [*value])):
         return Advice(_name(place.path), "", place.path, BY_ADDRESS)
@@ -133,7 +133,7 @@ def _of_place(place: Place, leaf: Leaf, known: Known) -> Advice | None:
 _OF_ATTRIBUTES = ("attribute", "class attribute", "function attribute", "default argument")
 
 
-def _module_in(place: Place) -> str:
+def _module_in(place: ValuePlace) -> str:
     """The module by which an expression begins, if that has to be imported."""
     first = place
     while first.outer is not None:
@@ -234,7 +234,7 @@ def _free_name(advice: Advice, taken: Collection[str]) -> str:
     return next(found, f"{advice.component}_{len(taken)}")
 
 
-def _value_at(place: Place | Leaf) -> Any:
+def _value_at(place: ValuePlace | Leaf) -> Any:
     try:
         return place.get()
     except Exception:  # It is gone, or cannot be looked at.

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from segue.continuity.object_walk import attributes_of, is_telling_key, settings_of
-from segue.continuity.untracked.place import MODULE_VARIABLE, Get, Place
+from segue.continuity.untracked.place import MODULE_VARIABLE, Get, ValuePlace
 from segue.user_objects import default_arguments, needed_arguments
 
 _LIFE_CYCLE = ("__init__", "__call__", "__getitem__", "__getitems__", "__iter__", "__next__", "__len__", "__enter__")
@@ -30,7 +30,7 @@ def attribute(holder: Any, name: str) -> Get:
     return lambda: getattr(holder, name)
 
 
-def defaults_of(place: Place, function: types.FunctionType) -> Iterator[Place]:
+def defaults_of(place: ValuePlace, function: types.FunctionType) -> Iterator[ValuePlace]:
     """The default arguments and the attributes of a function."""
     for name in default_arguments(function):
         yield place.part(name, "default argument", lambda name=name: default_arguments(function)[name])  # type: ignore[misc]
@@ -38,15 +38,15 @@ def defaults_of(place: Place, function: types.FunctionType) -> Iterator[Place]:
         yield place.part(name, "function attribute", lambda name=name: vars(function)[name])  # type: ignore[misc]
 
 
-def module_variable(module: str, name: str, known: dict[str, Any], *, is_here: bool) -> Place:
+def module_variable(module: str, name: str, known: dict[str, Any], *, is_here: bool) -> ValuePlace:
     """A variable of a module; `is_here`: it is the one in which the recipe or the loop stands."""
     expression = name if is_here else f"{module}.{name}"
-    return Place(
+    return ValuePlace(
         f"{module}.{name}", MODULE_VARIABLE, lambda: known[name], expression, "globals()" if is_here else module, name
     )
 
 
-def within_class(owner: type, expression: str) -> Iterator[Place]:
+def within_class(owner: type, expression: str) -> Iterator[ValuePlace]:
     """The attributes and methods of a class of the user's, and what it inherits."""
     if issubclass(owner, Enum):
         return
@@ -57,13 +57,13 @@ def within_class(owner: type, expression: str) -> Iterator[Place]:
         function = _function_of(value)
         if function is not None:
             method = f"{expression}.{name}" if expression else ""
-            yield Place(f"{start}.{name}", "method", lambda function=function: function, method)  # type: ignore[misc]
+            yield ValuePlace(f"{start}.{name}", "method", lambda function=function: function, method)  # type: ignore[misc]
         elif not _is_descriptor(value):
             inner = f"{expression}.{name}" if expression else ""
-            yield Place(f"{start}.{name}", "class attribute", _of_class(owner, name), inner, expression, name)
+            yield ValuePlace(f"{start}.{name}", "class attribute", _of_class(owner, name), inner, expression, name)
     for number, base in enumerate(owner.__mro__[1:], start=1):
         above = f"{expression}.__mro__[{number}]" if expression else ""
-        yield Place(start, "class", lambda base=base: base, above)  # type: ignore[misc]
+        yield ValuePlace(start, "class", lambda base=base: base, above)  # type: ignore[misc]
 
 
 def _of_class(owner: type, name: str) -> Get:
@@ -82,7 +82,7 @@ def _is_descriptor(value: Any) -> bool:
     return isinstance(value, (property, types.MemberDescriptorType, types.GetSetDescriptorType, type))
 
 
-def hooks_of(place: Place, holder: Any, names: Iterable[str]) -> Iterator[Place]:
+def hooks_of(place: ValuePlace, holder: Any, names: Iterable[str]) -> Iterator[ValuePlace]:
     for name in names:
         hooks = getattr(holder, name, None)
         held = f"{place.expression}.{name}" if place.expression else ""
@@ -99,7 +99,7 @@ _FROM_SHAPES = ("in_features", "in_channels", "num_features")
 """What torch's lazy layers take from their first input. Nothing is computed with it."""
 
 
-def within_module(place: Place, module: nn.Module) -> Iterator[Place]:
+def within_module(place: ValuePlace, module: nn.Module) -> Iterator[ValuePlace]:
     if isinstance(module, torch.jit.ScriptModule):
         for name in module._concrete_type.get_attributes():
             yield place.part(name, "attribute", attribute(module, name), expression=place.dotted(name))
@@ -120,7 +120,7 @@ def _entry(holder: Any, name: str) -> Get:
     return lambda: object.__getattribute__(holder, "__dict__")[name]
 
 
-def within_object(place: Place, value: Any) -> Iterator[Place]:
+def within_object(place: ValuePlace, value: Any) -> Iterator[ValuePlace]:
     """The parts of any other object: items of collections, attributes, and what wrappers of Python's own wrap."""
     if isinstance(value, (dict, types.MappingProxyType, list, tuple, set, frozenset, deque)):
         yield from _items_of(place, value)
@@ -151,7 +151,7 @@ _WRAPPERS = (
 )
 
 
-def _wrapped(place: Place, value: Any) -> Iterator[Place]:
+def _wrapped(place: ValuePlace, value: Any) -> Iterator[ValuePlace]:
     if isinstance(value, types.MethodType):
         yield place.within(lambda: value.__self__, place.dotted("__self__"))
         yield place.within(lambda: value.__func__, place.dotted("__func__"))
@@ -195,7 +195,7 @@ def _item_of(items: Callable[[Any], list[Any]], holder: Any, number: int) -> Any
     return items(holder)[number]
 
 
-def attributes_put_on(place: Place, tensor: torch.Tensor) -> Iterator[Place]:
+def attributes_put_on(place: ValuePlace, tensor: torch.Tensor) -> Iterator[ValuePlace]:
     """Attributes that somebody has put on a tensor."""
     for name in list(vars(tensor)):
         if not name.startswith(("__", "_dynamo_")):
@@ -208,13 +208,13 @@ def is_torchs_own(value: Any) -> bool:
     return str(owner.__module__).startswith("torch._") and owner.__module__ != "torch._C"
 
 
-def compiled_by_torch(place: Place, value: Any) -> Iterator[Place]:
+def compiled_by_torch(place: ValuePlace, value: Any) -> Iterator[ValuePlace]:
     """The module from which torch has compiled this one."""
     if isinstance(value, nn.Module) and (compiled := vars(value)["_modules"].get("_orig_mod")) is not None:
         yield place.within(lambda: compiled, place.dotted("_orig_mod"))
 
 
-def _items_of(place: Place, value: Any) -> Iterator[Place]:
+def _items_of(place: ValuePlace, value: Any) -> Iterator[ValuePlace]:
     if isinstance(value, (dict, types.MappingProxyType)):
         for number, key in enumerate(list(value)):
             is_plain = isinstance(key, (str, int))
@@ -235,11 +235,11 @@ def _item(holder: Any, key: Any) -> Any:
     return holder[key]
 
 
-def _item_again(place: Place, number: int) -> Get:
+def _item_again(place: ValuePlace, number: int) -> Get:
     return lambda: place.get()[number]
 
 
-def functions_within(place: Place, value: Any) -> Iterator[Place]:
+def functions_within(place: ValuePlace, value: Any) -> Iterator[ValuePlace]:
     """The functions that an object holds, such as those of a LambdaLR, and its hooks."""
     for name, held in attributes_of(value):
         if name != "step" and (callable(held) or (isinstance(held, list) and any(map(callable, held)))):
@@ -276,7 +276,7 @@ _OF_OPTIMIZERS |= {
 """What torch's optimizers keep themselves; schedulers put some of it there."""
 
 
-def _within_optimizer(place: Place, optimizer: torch.optim.Optimizer) -> Iterator[Place]:
+def _within_optimizer(place: ValuePlace, optimizer: torch.optim.Optimizer) -> Iterator[ValuePlace]:
     for number, _ in enumerate(optimizer.param_groups):
         group = f"param_groups.{number}"
         for name in optimizer.param_groups[number]:
@@ -290,7 +290,7 @@ def _within_optimizer(place: Place, optimizer: torch.optim.Optimizer) -> Iterato
     yield from hooks_of(place, optimizer, _HOOKS_OF_OPTIMIZERS)
 
 
-def put_on_optimizer(place: Place, optimizer: torch.optim.Optimizer) -> Iterator[Place]:
+def put_on_optimizer(place: ValuePlace, optimizer: torch.optim.Optimizer) -> Iterator[ValuePlace]:
     """What the user has put on one of torch's optimizers, which its state_dict leaves out."""
     for name, _ in attributes_of(optimizer):
         if name not in _OF_OPTIMIZERS and not name.startswith("_") and name not in _OF_SCALERS:

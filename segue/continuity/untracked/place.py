@@ -19,7 +19,7 @@ class Leaf(NamedTuple):
     get: Get
     is_registered: bool = False
     """Whether the root is a component."""
-    at: Place | None = None
+    at: ValuePlace | None = None
     """Its place, with those around it; None for one that this process has not reached."""
 
 
@@ -31,7 +31,7 @@ def fetched(function: str, name: str) -> str:
 MODULE_VARIABLE = "module variable"
 
 
-class Place(NamedTuple):
+class ValuePlace(NamedTuple):
     """Where a value is, as far as it is known on the way down."""
 
     path: str
@@ -43,11 +43,11 @@ class Place(NamedTuple):
     """How it writes what holds the variable `name`: a function, a module, a class, an object."""
     name: str = ""
     """Of the variable, within its holder."""
-    outer: Place | None = None
+    outer: ValuePlace | None = None
 
-    def part(self, name: str, what: str, get: Get, *, expression: str = "", holder: str | None = None) -> Place:
+    def part(self, name: str, what: str, get: Get, *, expression: str = "", holder: str | None = None) -> ValuePlace:
         """The place of something within the object here, which is its holder unless another one is given."""
-        return Place(
+        return ValuePlace(
             f"{self.path}.{name}" if self.path else name,
             what,
             get,
@@ -57,7 +57,7 @@ class Place(NamedTuple):
             self,
         )
 
-    def within(self, get: Get, expression: str) -> Place:
+    def within(self, get: Get, expression: str) -> ValuePlace:
         """The place of what the object here wraps, under the same path."""
         return self._replace(get=get, expression=expression)
 

@@ -41,7 +41,7 @@ from segue.continuity.untracked.parts import (
     within_module,
     within_object,
 )
-from segue.continuity.untracked.place import Get, Leaf, Place, fetched
+from segue.continuity.untracked.place import Get, Leaf, ValuePlace, fetched
 from segue.continuity.untracked.scope import is_variable_of, name_of_definition, names_rebound
 from segue.user_objects.variables import Variables
 
@@ -96,7 +96,7 @@ class Reach:
         name = root.rpartition(".")[2] if holder else ""
         if (id(of), name) in self._variables:
             return
-        self._take(Place(path or root, "attribute" if holder else "", get, expression, holder, name), 0)
+        self._take(ValuePlace(path or root, "attribute" if holder else "", get, expression, holder, name), 0)
 
     def is_owned(self, value: Any) -> bool:
         """Whether it belongs to a component."""
@@ -118,13 +118,13 @@ class Reach:
         """Keep only the ways to the values, and what belongs to components, so that other objects can be freed."""
         self._seen, self.functions = {}, []
 
-    def _take(self, place: Place, depth: int) -> None:
+    def _take(self, place: ValuePlace, depth: int) -> None:
         try:
             self._follow(place, depth)
         except Exception as error:  # Of an object that cannot be looked at, which must not end an attempt.
             log.debug("value not followed path=%s error=%s", place.path, type(error).__name__)
 
-    def _follow(self, place: Place, depth: int) -> None:
+    def _follow(self, place: ValuePlace, depth: int) -> None:
         value = place.get()
         if isinstance(value, PurePath):
             self.files.append(str(value))
@@ -152,7 +152,7 @@ class Reach:
         module = str(owner.__module__)
         return module.startswith("segue.") and not module.startswith(("segue.testing", f"{self.home}."))
 
-    def _leaf(self, place: Place, value: Any) -> None:
+    def _leaf(self, place: ValuePlace, value: Any) -> None:
         if len(self.leaves) < _MOST_LEAVES and place.path not in self.leaves:
             is_registered = self._root in self.registered
             self.leaves[place.path] = Leaf(place.path, place.what, self._root, place.get, is_registered, place)
@@ -171,7 +171,7 @@ class Reach:
             return len(value) > _LONG_ITEMS or all(map(_is_simple, islice(list(value), _LONG_ITEMS)))
         return False
 
-    def _within(self, place: Place, value: Any) -> Iterator[Place]:
+    def _within(self, place: ValuePlace, value: Any) -> Iterator[ValuePlace]:
         """What an object leads to."""
         if isinstance(value, _SKIPPED) or _is_of_one_process(value):
             return
@@ -198,17 +198,17 @@ class Reach:
             yield from within_object(place, value)
             yield self._class_of(place, value)
 
-    def _has_users(self, place: Place) -> bool:
+    def _has_users(self, place: ValuePlace) -> bool:
         """Whether there is an object of the user's, or a collection of some."""
         value = place.get()
         items = islice(value.values() if isinstance(value, dict) else value, _LONG_ITEMS) if _is_items(value) else ()
         return any(is_users(type(each), home=self.home) for each in (value, *items))
 
-    def _class_of(self, place: Place, value: Any) -> Place:
+    def _class_of(self, place: ValuePlace, value: Any) -> ValuePlace:
         name = name_of_definition(type(value), self.scopes)
         return place.within(lambda: type(value), name or (f"type({place.expression})" if place.expression else ""))
 
-    def _within_function(self, place: Place, function: types.FunctionType) -> Iterator[Place]:
+    def _within_function(self, place: ValuePlace, function: types.FunctionType) -> Iterator[ValuePlace]:
         place = place._replace(expression=name_of_definition(function, self.scopes) or place.expression)
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             if id(cell) not in self._seen:  # A variable that several functions share has one name.
@@ -224,7 +224,7 @@ class Reach:
             self.rebound |= names_rebound(function.__code__)
             yield from self._globals_of(function)
 
-    def _globals_of(self, function: types.FunctionType) -> Iterator[Place]:
+    def _globals_of(self, function: types.FunctionType) -> Iterator[ValuePlace]:
         names = {name for code in codes_of(function.__code__) for name in code.co_names}
         known = function.__globals__
         for name in sorted(names & known.keys()):
@@ -236,7 +236,7 @@ class Reach:
                 for inner in sorted(names & held.keys()):
                     yield from self._variable(value.__name__, inner, held)
 
-    def _variable(self, module: str, name: str, known: dict[str, Any]) -> Iterator[Place]:
+    def _variable(self, module: str, name: str, known: dict[str, Any]) -> Iterator[ValuePlace]:
         if (id(known), name) not in self._variables:
             file = known.get("__file__")
             yield module_variable(module, name, known, is_here=file in {code.co_filename for code in self.scopes})

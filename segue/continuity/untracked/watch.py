@@ -15,7 +15,7 @@ from segue.continuity.recipe_diff import NOT_STATE
 from segue.continuity.untracked.advice import Advice, Known, advice_for, fix_of
 from segue.continuity.untracked.coverage import Coverage
 from segue.continuity.untracked.marks import UNREADABLE, Mark, mark_of
-from segue.continuity.untracked.place import MODULE_VARIABLE, Leaf, Place
+from segue.continuity.untracked.place import MODULE_VARIABLE, Leaf, ValuePlace
 from segue.continuity.untracked.reach import Reach
 from segue.continuity.untracked.sentences import finding_of
 from segue.credentials import names_secret, redacted
@@ -157,7 +157,7 @@ class Watch:
             found.append(made.model_copy(update={"channel": CARRIED}) if is_carried else made)
         return tuple(found)
 
-    def _is_assigned(self, place: Place) -> bool:
+    def _is_assigned(self, place: ValuePlace) -> bool:
         """Whether what a variable held as built is not what it holds since, as far as code and marks show."""
         assert self._reach is not None
         is_by_code = place.what in ("closure variable", MODULE_VARIABLE) and place.name in self._reach.rebound

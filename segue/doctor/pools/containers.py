@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from segue.doctor.check import Result, fail, ok, skipped, warn
-from segue.doctor.pools.jobs import ECS, KUBERNETES, SIGTERM_SECONDS, SIGTERM_VARIABLE, Job
+from segue.doctor.pools.jobs import ECS, KUBERNETES, SIGTERM_SECONDS, SIGTERM_VARIABLE, PoolJob
 from segue.doctor.pools.node_needs import most_grace_seconds
 from segue.doctor.pools.state import Needs, PoolState
 from segue.units import duration
@@ -85,7 +85,7 @@ def kept_seconds(state: PoolState) -> float | None:
     return None if job is None or job.grace_seconds is None else min(job.grace_seconds, _most_seconds(job)[0])
 
 
-def _most_seconds(job: Job) -> tuple[float, str]:
+def _most_seconds(job: PoolJob) -> tuple[float, str]:
     """The longest grace period that the platform gives such a job by default, and the platform."""
     return (_MOST_STOP_SECONDS, "ECS") if job.type == ECS else most_grace_seconds(job.node_needs)
 

@@ -30,7 +30,7 @@ _SHARED_MEMORY = "/dev/shm"  # noqa: S108 - a mount of containers
 
 
 @dataclass(frozen=True)
-class Job:
+class PoolJob:
     """What is known about the job of a flow run."""
 
     type: str
@@ -73,21 +73,21 @@ class Job:
         return False if self.command is None else starts_engine(self.command)
 
 
-def job_of(pool_type: str, configuration: Mapping[str, Any]) -> Job:
+def job_of(pool_type: str, configuration: Mapping[str, Any]) -> PoolJob:
     """The job that a filled-in job configuration describes; what it does not say is as the platform does it."""
     if pool_type == KUBERNETES:
         return _kubernetes(configuration)
     if pool_type == ECS:
         return _ecs(configuration)
     command, env = _words(configuration.get("command")), configuration.get("env")
-    return Job(type=pool_type, command=command, environment=_environment(env))
+    return PoolJob(type=pool_type, command=command, environment=_environment(env))
 
 
-def _kubernetes(configuration: Mapping[str, Any]) -> Job:
+def _kubernetes(configuration: Mapping[str, Any]) -> PoolJob:
     job = _at(configuration, "job_manifest", "spec")
     pod = _at(job, "template", "spec")
     container = _first(pod.get("containers"))
-    return Job(
+    return PoolJob(
         type=KUBERNETES,
         # The worker starts the container's `args`, which are the pool's command only where the template says so.
         command=_in_container(container.get("command"), container.get("args")),
@@ -117,7 +117,7 @@ def _in_container(entry_point: Any, arguments: Any) -> str | None:
     return _words([*first, *(_list(arguments) or shlex.split(_RUNNER))]) if first else _words(arguments)
 
 
-def _ecs(configuration: Mapping[str, Any]) -> Job:
+def _ecs(configuration: Mapping[str, Any]) -> PoolJob:
     task, request = configuration.get("task_definition") or {}, configuration.get("task_run_request") or {}
     name = configuration.get("container_name")
     containers = task.get("containerDefinitions") or ()
@@ -126,7 +126,7 @@ def _ecs(configuration: Mapping[str, Any]) -> Job:
     memory = (container.get("memory"), container.get("memoryReservation"), override.get("memory"), task.get("memory"))
     environments = (container.get("environment"), override.get("environment"), configuration.get("env"))
     commands = (configuration.get("command"), override.get("command"), container.get("command"))
-    return Job(
+    return PoolJob(
         type=ECS,
         command=_in_container(container.get("entryPoint"), next((given for given in commands if given), None)),
         environment={variable: text for each in environments for variable, text in _environment(each).items()},

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
-from segue.doctor.check import Outcome, Result, skipped, worst
+from segue.doctor.check import CheckOutcome, Result, skipped, worst
 from segue.doctor.pools import containers, queues
-from segue.doctor.pools.jobs import CONTAINERS, ECS, KUBERNETES, Job
+from segue.doctor.pools.jobs import CONTAINERS, ECS, KUBERNETES, PoolJob
 from segue.doctor.pools.state import Needs, PoolState
 
 Judge = Callable[[PoolState, Needs], Result]
@@ -63,27 +63,27 @@ def judge(name: str, segments: Sequence[PoolState], parents: Sequence[PoolState]
     return worst(results) if results else skipped("no deployment of the run has a pool")
 
 
-def _concerns(name: str, job: Job | None) -> bool:
+def _concerns(name: str, job: PoolJob | None) -> bool:
     """Whether a check concerns a pool with such jobs; one whose jobs are not known is not left out without a word."""
     return job is None or not job.is_known or job.type in _OF_TYPES.get(name, (job.type,))
 
 
 def refusals(states: Sequence[PoolState], needs: Needs) -> list[Result]:
     """Why no segment can run on these pools as it must. What may pass by itself, such as a paused pool, is left out."""
-    return _results(states, needs, tuple(JUDGES), Outcome.FAIL)
+    return _results(states, needs, tuple(JUDGES), CheckOutcome.FAIL)
 
 
 def warnings(states: Sequence[PoolState], needs: Needs) -> list[Result]:
     """What makes a run on these pools worse than it could be. Why nothing starts now is `PoolState.blocker`."""
     names = [name for name in JUDGES if name not in _OF_BLOCKERS]
-    return list(dict.fromkeys(_results(states, needs, names, Outcome.WARN)))
+    return list(dict.fromkeys(_results(states, needs, names, CheckOutcome.WARN)))
 
 
 def refusals_of_parents(states: Sequence[PoolState]) -> list[Result]:
     """The same for pools of parents, which train nothing."""
-    return _results(states, Needs(), OF_PARENTS, Outcome.FAIL)
+    return _results(states, Needs(), OF_PARENTS, CheckOutcome.FAIL)
 
 
-def _results(states: Sequence[PoolState], needs: Needs, names: Sequence[str], outcome: Outcome) -> list[Result]:
+def _results(states: Sequence[PoolState], needs: Needs, names: Sequence[str], outcome: CheckOutcome) -> list[Result]:
     found = (JUDGES[name](state, needs) for state in states for name in names)
     return [result for result in found if result.outcome is outcome]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from segue.doctor.pools.jobs import Job
+from segue.doctor.pools.jobs import PoolJob
 
 Limited = Literal["pool", "queue", "deployment"]
 """What may have a concurrency limit."""
@@ -35,7 +35,7 @@ class PoolState:
     """Workers that the pool ever had, as far as the server knows; None for a pool that needs none."""
     unknown_variables: tuple[str, ...] = ()
     """Job variables of the deployment that the pool's template does not have."""
-    job: Job | None = None
+    job: PoolJob | None = None
     """The job of a segment there; None where the template does not describe one."""
     nodes: Sequence[Mapping[str, str]] | None = None
     """Labels of each node of the cluster; None where that is not known."""

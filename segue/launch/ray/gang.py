@@ -14,7 +14,7 @@ from segue.errors import RaySetupError
 from segue.launch.assignment import Assignment, ExitCode
 from segue.launch.meeting import Nodes
 from segue.launch.problem import as_pairs
-from segue.launch.ray.node import Answer, remote_class
+from segue.launch.ray.node import RanksAnswer, remote_class
 from segue.launch.ray.orders import Orders
 from segue.launch.ray.placement import Resources
 from segue.launch.ray.problems import NodeFacts, is_of_import, not_importable
@@ -159,7 +159,7 @@ class Gang:
     def _take(self, member: _Member) -> tuple[str, ...]:
         asked, member.asked = member.asked, None
         try:
-            answer: Answer = ray.get(asked)
+            answer: RanksAnswer = ray.get(asked)
         except ray.exceptions.ActorUnavailableError:
             return ()  # The connection to it broke; whether it is gone is not known yet.
         except ray.exceptions.RayError as error:

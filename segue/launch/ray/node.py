@@ -40,7 +40,7 @@ _NOT_PASSED_ON = ("RAY_", "CUDA_", "NVIDIA_", "LD_", "OMP_", "SLURM_")
 """Variables that are a node's own, by how they begin."""
 
 
-class Answer(BaseModel):
+class RanksAnswer(BaseModel):
     """What an actor says of its ranks."""
 
     code: int | None
@@ -111,7 +111,7 @@ class BundleActor:
         env = trainer_environment(is_deterministic=given.spec.deterministic)
         self._trainer = RanksTrainer(LaunchFolder.make(given), count, on_line=self._keep, env=env, nodes=nodes)
 
-    def look(self) -> Answer:
+    def look(self) -> RanksAnswer:
         """How the ranks are."""
         assert self._trainer is not None, "it was started"
         self._asked_at = self._clock.monotonic()
@@ -121,7 +121,7 @@ class BundleActor:
         was_killed = code == -signal.SIGKILL
         is_memory = code is not None and self._kills.evidence(was_killed=was_killed) is not None
         lines = tuple(self._lines.popleft() for _ in range(len(self._lines)))
-        return Answer(code=code, have_left=have_left, lines=lines, was_out_of_memory=is_memory)
+        return RanksAnswer(code=code, have_left=have_left, lines=lines, was_out_of_memory=is_memory)
 
     def tell(self, what: str, number: int = 0) -> None:
         """Pass on what the segment asks for: the name of a method of `Trainer`, with the signal of a notice."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from segue.errors import SlurmSetupError
 from segue.launch.problem import Problem, refusals
-from segue.launch.slurm.commands import Answer, ask
+from segue.launch.slurm.commands import CommandResult, ask
 from segue.launch.slurm.partition import Partition, partition_shown, priority_kill_wait
 from segue.launch.slurm.script import limit_minutes, shape_options, time_limit
 from segue.spec import RunSpec
@@ -70,7 +70,7 @@ def require_slurm(spec: RunSpec) -> None:
         raise SlurmSetupError(problems=problems)
 
 
-def _silent(answer: Answer) -> Problem:
+def _silent(answer: CommandResult) -> Problem:
     what = f"the Slurm controller does not answer ({answer.why}), so partitions and rights are not checked"
     fix = "see whether slurmctld and munge run (`scontrol ping`); jobs are submitted when it answers"
     return Problem(what=what, fix=fix, is_certain=False)
@@ -90,7 +90,7 @@ def _folder_problems(slurm: SlurmSpec) -> list[Problem]:
 
 
 def _partition_problems(
-    spec: RunSpec, field: str, name: str, answer: Answer, *, kill_wait: int | None
+    spec: RunSpec, field: str, name: str, answer: CommandResult, *, kill_wait: int | None
 ) -> list[Problem]:
     slurm, partition = spec.slurm, partition_shown(answer.output)
     assert slurm is not None

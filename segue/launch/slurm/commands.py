@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from segue.credentials import redacted
-from segue.launch.slurm.job import Job, job_accounted, job_completed, job_shown
+from segue.launch.slurm.job import SlurmJob, job_accounted, job_completed, job_shown
 
 _LONGEST_SECONDS = 60.0
 """After this a command is ended: it counts as one that the controller did not answer."""
@@ -30,7 +30,7 @@ _KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT", "SBATCH_ACCOUNT", "SBAT
 
 
 @dataclass(frozen=True)
-class Answer:
+class CommandResult:
     """What a command printed and returned."""
 
     code: int
@@ -70,7 +70,7 @@ class Answer:
         return text or f"exit code {self.code}"
 
 
-def ask(command: Sequence[str], *, given: str = "", longest_seconds: float = _LONGEST_SECONDS) -> Answer:
+def ask(command: Sequence[str], *, given: str = "", longest_seconds: float = _LONGEST_SECONDS) -> CommandResult:
     """Run a command of Slurm. Blocks for ten seconds where the controller is away."""
     try:
         done = subprocess.run(
@@ -83,11 +83,11 @@ def ask(command: Sequence[str], *, given: str = "", longest_seconds: float = _LO
             start_new_session=True,  # A signal to this process's group is no signal to the command.
         )
     except subprocess.TimeoutExpired:
-        return Answer(1, "", "unable to contact slurm controller: no answer")
+        return CommandResult(1, "", "unable to contact slurm controller: no answer")
     except OSError as error:
-        return Answer(127, "", f"{command[0]}: {error.strerror}")
+        return CommandResult(127, "", f"{command[0]}: {error.strerror}")
     trouble = redacted(done.stderr.decode(errors="replace"))
-    return Answer(done.returncode, done.stdout.decode(errors="replace"), trouble)
+    return CommandResult(done.returncode, done.stdout.decode(errors="replace"), trouble)
 
 
 def _environment() -> dict[str, str]:
@@ -98,7 +98,7 @@ def _environment() -> dict[str, str]:
 class Sighting:
     """One look at a job."""
 
-    job: Job | None = None
+    job: SlurmJob | None = None
     """None: it was not seen."""
     is_silence: bool = False
     """Whether the controller did not answer. Otherwise it does not know the job; that is not its end."""
@@ -113,7 +113,7 @@ def look_at(job_id: str, *, name: str) -> Sighting:
     return Sighting(job or _accounted(job_id, name) or _completed(name))
 
 
-def find_jobs(name: str) -> tuple[Answer, list[str]]:
+def find_jobs(name: str) -> tuple[CommandResult, list[str]]:
     """The ids of the jobs of this name that the controller has."""
     answer = ask(["squeue", "--all", "--noheader", "--states=all", "--format=%i", f"--name={name}"])
     return answer, answer.output.split() if answer.code == 0 else []
@@ -130,13 +130,13 @@ def waiting_jobs() -> str:
     return ask(["squeue", "--all", "--noheader", "--states=PENDING", f"--user={os.getuid()}", "--format=%i %j"]).output
 
 
-def _accounted(job_id: str, name: str) -> Job | None:
+def _accounted(job_id: str, name: str) -> SlurmJob | None:
     fields = "--format=JobName%200,State,ExitCode,NodeList"
     answer = ask(["sacct", f"--jobs={job_id}", "--allocations", "--noheader", "--parsable2", fields])
     return job_accounted(answer.output, name=name) if answer.code == 0 else None
 
 
-def _completed(name: str) -> Job | None:
+def _completed(name: str) -> SlurmJob | None:
     """The job in the file in which the controller records ended jobs, where it has one and this machine can read it."""
     settings = ask(["scontrol", "show", "config"])
     is_file = re.search(r"^JobCompType\s*=\s*jobcomp/filetxt", settings.output, re.MULTILINE)

@@ -32,7 +32,7 @@ _TAKEN_AWAY = frozenset({"CANCELLED", "DEADLINE"})
 
 
 @dataclass(frozen=True)
-class Job:
+class SlurmJob:
     """One job as Slurm showed it."""
 
     state: str
@@ -57,7 +57,7 @@ class Job:
     def was_out_of_memory(self) -> bool:
         return self.state == "OUT_OF_MEMORY"
 
-    def had_nodes(self, before: Job | None) -> bool:
+    def had_nodes(self, before: SlurmJob | None) -> bool:
         """Whether it ran at all, once it has ended; `before` is the look before, if there was one."""
         # Nodes of a cloud that do not come up fail while they boot.
         failed_to_boot = self.state == "NODE_FAIL" and before is not None and before.is_waiting
@@ -93,7 +93,7 @@ class Job:
         return f"ended as {self.state} " + (f"with exit code {code}" if code >= 0 else f"by signal {-code}")
 
 
-def job_shown(text: str, *, name: str) -> Job | None:
+def job_shown(text: str, *, name: str) -> SlurmJob | None:
     """The job in the output of `scontrol show job`; None where it shows another job, or none that can be read.
 
     A controller that was killed before it had saved a job forgets it, and gives its id to another one.
@@ -105,7 +105,7 @@ def job_shown(text: str, *, name: str) -> Job | None:
     reason = found[2] or ""
     code = re.search(r"\bExitCode=(\d+):(\d+)", text)
     nodes = re.search(r"^\s*NodeList=(\S*)", text, re.MULTILINE)
-    return Job(
+    return SlurmJob(
         state=found[1],
         reason="" if reason == "None" else reason,
         exit_code=int(code[1]) if code else 0,
@@ -114,7 +114,7 @@ def job_shown(text: str, *, name: str) -> Job | None:
     )
 
 
-def job_accounted(text: str, *, name: str) -> Job | None:
+def job_accounted(text: str, *, name: str) -> SlurmJob | None:
     """The job in `sacct --parsable2 --noheader --format=JobName,State,ExitCode,NodeList`; None where there is none."""
     for line in text.splitlines():
         fields = line.split("|")
@@ -126,7 +126,7 @@ def job_accounted(text: str, *, name: str) -> Job | None:
     return None
 
 
-def job_completed(text: str, *, name: str) -> Job | None:
+def job_completed(text: str, *, name: str) -> SlurmJob | None:
     """The job in a job completion file (`jobcomp/filetxt`); None where there is none. The newest line counts."""
     for line in reversed(text.splitlines()):
         words = dict(word.split("=", 1) for word in line.split() if "=" in word)
@@ -137,8 +137,8 @@ def job_completed(text: str, *, name: str) -> Job | None:
     return None
 
 
-def _job(state: str, code: str, number: str, *, has_started: bool) -> Job | None:
+def _job(state: str, code: str, number: str, *, has_started: bool) -> SlurmJob | None:
     if state not in _WAITS | _RUNS | ENDS:
         return None
     exit_code, by = (int(part) if part.isdigit() else 0 for part in (code, number))
-    return Job(state, exit_code=exit_code, signal=by, has_started=has_started)
+    return SlurmJob(state, exit_code=exit_code, signal=by, has_started=has_started)

@@ -13,7 +13,7 @@ from segue.errors import SlurmSetupError
 from segue.launch.assignment import Assignment, ExitCode
 from segue.launch.launcher import Ending
 from segue.launch.slurm.checks import require_slurm
-from segue.launch.slurm.commands import Answer, ask, find_jobs, submitted_id, waiting_jobs
+from segue.launch.slurm.commands import CommandResult, ask, find_jobs, submitted_id, waiting_jobs
 from segue.launch.slurm.partition import partition_shown
 from segue.launch.slurm.script import batch_script, older_jobs, partition_of, sbatch_command
 
@@ -127,7 +127,7 @@ class Submission:
             self._unsure_since, self._again_at = None, at
         return None
 
-    def _ask_to_run(self) -> Answer:
+    def _ask_to_run(self) -> CommandResult:
         """Submit the job, once everything has been checked that would make it wait without end."""
         assignment, plan = self._assignment, self._assignment.plan
         if not self._is_checked and (plan.segment, plan.attempt) == (0, 1):
@@ -136,11 +136,11 @@ class Submission:
         shown = ask(["scontrol", "--all", "show", "partition", partition])
         found = partition_shown(shown.output)
         if shown.code or found is None:
-            return shown if shown.code else Answer(1, "", "unable to contact slurm controller: no partition")
+            return shown if shown.code else CommandResult(1, "", "unable to contact slurm controller: no partition")
         try:
             self._output.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            return Answer(1, "", f"{self._output.parent}: {error.strerror}")
+            return CommandResult(1, "", f"{self._output.parent}: {error.strerror}")
         if not self._is_checked:
             self._cancel_older()
         self._is_checked = True
@@ -161,7 +161,7 @@ class Submission:
             log.warning("cancelling jobs of earlier attempts that still wait jobs=%s", ",".join(older))
             ask(["scancel", "--state=PENDING", *older])
 
-    def _note_refusal(self, answer: Answer) -> None:
+    def _note_refusal(self, answer: CommandResult) -> None:
         """Try again later. What stays refused was found before: this is a limit on jobs, or a cluster that changes."""
         if self._refused_because != answer.why:
             self._refused_because = answer.why

@@ -22,7 +22,7 @@ from segue.launch.launcher import Ending
 from segue.launch.local import DUMP_SIGNAL
 from segue.launch.output import OnLine
 from segue.launch.slurm.commands import ask, look_at
-from segue.launch.slurm.job import Job
+from segue.launch.slurm.job import SlurmJob
 from segue.launch.slurm.output import Complaints, OutputTail, complaints_in
 from segue.launch.slurm.script import job_name
 from segue.launch.slurm.submission import Silence, Submission
@@ -59,7 +59,7 @@ class SlurmTrainer:
             assignment, name=self.name, output=self.output, silence=self._silence, clock=self._clock
         )
         self._tail = OutputTail(self.output, on_line) if on_line is not None else None
-        self._job: Job | None = None
+        self._job: SlurmJob | None = None
         self._code: int | None = None
         self._ending: Ending | None = None
         # Signal handlers and other threads write to these, and never take a lock.
@@ -176,7 +176,7 @@ class SlurmTrainer:
             words = f"its Slurm job {job_id} has ended, and its nodes are being cleaned up"
             self._end(-signal.SIGKILL, Ending(words, complaints_in(self.output).is_memory))
 
-    def _conclude(self, job_id: str, job: Job) -> None:
+    def _conclude(self, job_id: str, job: SlurmJob) -> None:
         found = complaints_in(self.output) if job.state == "FAILED" else Complaints()
         words = f"its Slurm job {job_id} {job.in_words}" + (f" ({found.last})" if found.last else "")
         self._end(

@@ -14,7 +14,7 @@ from segue.retraining.gate.measures import drifts_of
 from segue.retraining.gate.profile import Drift
 from segue.retraining.gate_record import ColumnProfile
 from segue.retraining.trigger_spec import DriftSpec
-from segue.retraining.window import Place, described
+from segue.retraining.window import FoundFile, described
 from segue.spec import DataAccess
 
 _MOST_NAMED = 5
@@ -47,7 +47,7 @@ def drift_in(
     if unknown:
         problem = f"trigger.drift.columns: the version in service was not trained on a column {unknown[0]}"
         raise SpecError(source="retrain.toml", problems=(f"{problem}; it was on {', '.join(before)}",))
-    places = [Place(each.path, each.path.rpartition("/")[2], False) for each in files]
+    places = [FoundFile(each.path, each.path.rpartition("/")[2], False) for each in files]
     with TemporaryDirectory(prefix="segue-drift-") as copies:  # Nothing is trained on them: the cache would only grow.
         data = described(places, access.model_copy(update={"cache_folder": copies}))
         with columns_of(data.files, data.local, data.layout.columns, access.reading) as columns:

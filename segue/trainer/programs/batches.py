@@ -36,7 +36,7 @@ class SessionBatch(NamedTuple):
     """The samples in it; none where they are not known."""
 
 
-class Source(Protocol):
+class BatchSource(Protocol):
     """Where batches come from."""
 
     def first(self, number: int) -> Iterator[SessionBatch]:
@@ -52,7 +52,7 @@ class Source(Protocol):
     def restore(self, tree: Any) -> None: ...
 
 
-class Batches:
+class BatchesComponent:
     """The batches of one loader, as a component: pass after pass, each from where the last safe point was."""
 
     def __init__(self, loader: Any, *, seed: int) -> None:
@@ -255,7 +255,7 @@ class _OfRange:
             yield SessionBatch(content, _NONE)
 
 
-def _source_of(loader: Any, *, seed: int) -> Source:
+def _source_of(loader: Any, *, seed: int) -> BatchSource:
     if isinstance(loader, range):
         return _OfRange(loader)
     if _has_state(loader):

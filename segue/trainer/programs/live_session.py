@@ -27,7 +27,7 @@ from segue.data.streams import streams_kept
 from segue.errors import SessionError
 from segue.records import Finding, Notice, StopReason
 from segue.spec import RunSpec
-from segue.trainer.programs.batches import Batches, SessionBatch
+from segue.trainer.programs.batches import BatchesComponent, SessionBatch
 from segue.trainer.programs.folder import Folder
 from segue.trainer.programs.loaders import Loaders
 from segue.trainer.programs.loop_range import LoopRange, RangeRecord, require_continued, require_numbers
@@ -38,7 +38,7 @@ from segue.trainer.programs.owner import AttemptEnded, Owner
 from segue.trainer.programs.program_record import ProgramRecord
 from segue.trainer.programs.tracked import AsStored, Carried, Epoch, Variable, components_of_object
 from segue.trainer.ranks.collectives import Ranks
-from segue.trainer.ranks.consensus import Outcome, combined
+from segue.trainer.ranks.consensus import StepNumbers, combined
 from segue.trainer.workloads.base import LateStep, StepDue, StepMade, Steps
 from segue.trainer.workloads.components import Component, Progress
 from segue.trainer.workloads.outside import OutsideState
@@ -381,7 +381,7 @@ class LiveSession:
     def _is_at_goal(self) -> bool:
         return self._steps_so_far >= self.goal
 
-    def _pass(self, batches: Batches) -> Iterator[tuple[int, Any]]:
+    def _pass(self, batches: BatchesComponent) -> Iterator[tuple[int, Any]]:
         """One pass over a loader. Where no other loop makes the steps, each batch is one."""
         if self._loop == "run.steps()":
             yield from ((batches.batches - 1, batch.content) for batch in batches.one_pass())
@@ -487,7 +487,7 @@ class LiveSession:
         return LateStep(start, samples, read, partial(read, alone=True)) if is_late else read()
 
 
-def _row_on(ranks: Ranks, prelude: Prelude, outcome: Outcome) -> StepRow:
+def _row_on(ranks: Ranks, prelude: Prelude, outcome: StepNumbers) -> StepRow:
     """The row of a step, the same on every rank."""
     if ranks.count > 1:
         fingerprints = (prelude.batch_fingerprint, prelude.input_fingerprint)

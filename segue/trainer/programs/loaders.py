@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from segue.errors import SessionError
-from segue.trainer.programs.batches import Batches
+from segue.trainer.programs.batches import BatchesComponent
 
 
 class _Slot(NamedTuple):
     loader: Any
     """Kept: another loader could get its id."""
-    batches: Batches
+    batches: BatchesComponent
 
 
 class Loaders:
@@ -28,14 +28,14 @@ class Loaders:
         self.by_name: dict[str, Any] = {}
         """The loaders as of now, in one dict throughout."""
 
-    def __iter__(self) -> Iterator[Batches]:
+    def __iter__(self) -> Iterator[BatchesComponent]:
         return (slot.batches for slot in self._slots.values())
 
     def begin_epoch(self) -> None:
         """A program that makes loaders in each epoch uses them in the same order again."""
         self._used.clear()
 
-    def known(self, loader: Any) -> Batches | None:
+    def known(self, loader: Any) -> BatchesComponent | None:
         """The position in a loader that was used before; equal ranges are one loader.
 
         Raises:
@@ -50,22 +50,22 @@ class Loaders:
                 return slot.batches
         return None
 
-    def new(self, loader: Any) -> tuple[str, Batches]:
+    def new(self, loader: Any) -> tuple[str, BatchesComponent]:
         """A name and a component for a loader that was not used before; `put` makes it known.
 
         Raises:
             SessionError: the loader cannot be resumed; names what would make it so.
         """
         count = len(self._slots)
-        return f"batches_{count + 1}" if count else "batches", Batches(loader, seed=self._seed)
+        return f"batches_{count + 1}" if count else "batches", BatchesComponent(loader, seed=self._seed)
 
-    def put(self, name: str, loader: Any, batches: Batches) -> None:
+    def put(self, name: str, loader: Any, batches: BatchesComponent) -> None:
         """Know the loader by this name from now on, and forget another one that had it."""
         self._slots[name] = _Slot(loader, batches)
         self.by_name[name] = loader
         self._used.add(name)
 
-    def take_over(self, loader: Any) -> Batches:
+    def take_over(self, loader: Any) -> BatchesComponent:
         """The position in a loader that was made in this epoch: it takes the place of the one from an earlier epoch.
 
         Raises:

@@ -13,7 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from segue.curves.schema import NO_METRICS
 from segue.errors import SessionError
-from segue.trainer.ranks.consensus import Outcome
+from segue.trainer.ranks.consensus import StepNumbers
 from segue.trainer.ranks.ddp import parameter_norm, total_norm
 from segue.trainer.workloads.steps.numbers import Number, as_of_now, sent
 from segue.trainer.workloads.steps.step_result import rates_of, scale_of
@@ -31,7 +31,7 @@ class _Reported(NamedTuple):
 class Measured(NamedTuple):
     """A step as it was measured."""
 
-    read: Callable[[], tuple[Outcome, Mapping[str, float]]]
+    read: Callable[[], tuple[StepNumbers, Mapping[str, float]]]
     """Waits for its numbers, and its further metrics."""
     is_late: bool
     """Whether an accelerator is still at work on them."""
@@ -115,9 +115,9 @@ class Measures:
         # All in one read: each read waits for an accelerator.
         asked = sent([loss, *rates, *norms, *weights, *scale, *metrics.values()])
 
-        def read() -> tuple[Outcome, Mapping[str, float]]:
+        def read() -> tuple[StepNumbers, Mapping[str, float]]:
             values = iter(asked.read())
-            outcome = Outcome(
+            outcome = StepNumbers(
                 loss=next(values),
                 lr=tuple(islice(values, len(rates))),
                 grad_norm=math.hypot(*islice(values, len(norms))) if norms or has_norms else None,

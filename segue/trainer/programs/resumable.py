@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from segue.checkpoints.format.state_tree import decode_tree, encode_tree
-from segue.trainer.programs.batches import Batches
+from segue.trainer.programs.batches import BatchesComponent
 from segue.trainer.ranks.collectives import Ranks
 from segue.trainer.workloads.state import rng_components
 
@@ -26,7 +26,7 @@ class ResumableLoader:
 
     def __init__(self, loader: Any) -> None:
         """The random streams of worker processes are seeded from torch's seed, so set that before, as scripts do."""
-        self._loader, self._batches = loader, Batches(loader, seed=torch.initial_seed())
+        self._loader, self._batches = loader, BatchesComponent(loader, seed=torch.initial_seed())
         self._streams: dict[str, Any] = {}
 
     def __iter__(self) -> Iterator[Any]:

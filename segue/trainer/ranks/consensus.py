@@ -18,7 +18,7 @@ _VOTE = struct.Struct("<B???16sd")
 _SAME_RELATIVE = 1e-6
 
 
-class Outcome(NamedTuple):
+class StepNumbers(NamedTuple):
     """Numbers of one step, in full precision."""
 
     loss: float
@@ -80,8 +80,8 @@ def agree(ranks: Ranks, vote: Vote) -> Vote:
 
 
 def combined(
-    ranks: Ranks, outcome: Outcome, *, weight: float, fingerprints: Sequence[str]
-) -> tuple[Outcome, tuple[str, ...]]:
+    ranks: Ranks, outcome: StepNumbers, *, weight: float, fingerprints: Sequence[str]
+) -> tuple[StepNumbers, tuple[str, ...]]:
     """Outcome and fingerprints of the whole batch, from those of each rank's share of it.
 
     The loss is the mean over the batch; each rank's loss is the mean over its share. The sum is in the order of the

@@ -35,7 +35,7 @@ _LOOK_SECONDS = 0.05
 
 
 @dataclass(frozen=True)
-class Answer:
+class FreshAnswer:
     """What a fresh process saw."""
 
     rows: Rows
@@ -46,7 +46,7 @@ class Answer:
     """Whether an operation has no deterministic kernel, where only those were allowed."""
 
 
-ANSWER = TypeAdapter(Answer)
+ANSWER = TypeAdapter(FreshAnswer)
 
 
 class ReplayRequest(Record):
@@ -109,11 +109,11 @@ class FreshProcesses:
         answer = self._asked(self.request.model_copy(update={"only_deterministic": True}))
         return answer is not None and (answer.is_refused or not are_equal(answer.rows, usual))
 
-    def _asked(self, request: ReplayRequest) -> Answer | None:
+    def _asked(self, request: ReplayRequest) -> FreshAnswer | None:
         return _asked(request, may_wait=self.may_wait, clock=self.clock)
 
 
-def _asked(request: ReplayRequest, *, may_wait: Callable[[], bool], clock: Clock) -> Answer | None:
+def _asked(request: ReplayRequest, *, may_wait: Callable[[], bool], clock: Clock) -> FreshAnswer | None:
     try:
         with tempfile.TemporaryDirectory(prefix="segue-replay-") as folder:
             answer = Path(folder) / "answer.json"

@@ -18,7 +18,7 @@ from segue.stores.local import LocalStore
 from segue.stores.retry import patiently
 from segue.trainer.health.failures import without_traceback
 from segue.trainer.process.environment import allow_deterministic_alone
-from segue.trainer.replays.fresh import ANSWER, Answer, ReplayRequest
+from segue.trainer.replays.fresh import ANSWER, FreshAnswer, ReplayRequest
 from segue.trainer.replays.process import begin_beside, leave
 from segue.trainer.replays.replay import replay
 
@@ -42,7 +42,7 @@ def main() -> int:
         allow_deterministic_alone()
     try:
         made = replay(request.assignment, runlog, checkpoint, steps=request.steps, copy=copy, with_formats=True)
-        answer = Answer(made.rows, json.dumps(made.setup_trees), unit=made.unit)
+        answer = FreshAnswer(made.rows, json.dumps(made.setup_trees), unit=made.unit)
     except SegueError as error:
         log.warning("replay could not be done reason=%s", error)
         return error.exit_code
@@ -50,7 +50,7 @@ def main() -> int:
         if not (request.only_deterministic and isinstance(without_traceback(error), NonDeterministicOperationError)):
             log.warning("the recipe raised in a replay", exc_info=error)
             return 1
-        answer = Answer((), "{}", is_refused=True)
+        answer = FreshAnswer((), "{}", is_refused=True)
     Path(sys.argv[2]).write_bytes(ANSWER.dump_json(answer))
     return 0
 

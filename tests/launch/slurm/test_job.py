@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from segue.launch.slurm.commands import Answer
-from segue.launch.slurm.job import Job, job_accounted, job_completed, job_shown
+from segue.launch.slurm.commands import CommandResult
+from segue.launch.slurm.job import SlurmJob, job_accounted, job_completed, job_shown
 from segue.launch.slurm.partition import minutes_of, partition_shown
 
 NAME = "segue-tiny-seg0-a1-0a1b2c3d"
@@ -30,7 +30,7 @@ def shown(state="RUNNING", *, name=NAME, reason="None", code="0:0", nodes="n1"):
 
 
 def test_a_job_is_read_with_its_state_its_reason_and_its_exit_code():
-    assert job_shown(shown(), name=NAME) == Job("RUNNING")
+    assert job_shown(shown(), name=NAME) == SlurmJob("RUNNING")
     waiting = job_shown(shown("PENDING", reason="Resources", nodes="(null)"), name=NAME)
     assert (waiting.is_waiting, waiting.has_ended, waiting.reason) == (True, False, "Resources")
     assert job_shown(shown("FAILED", reason="NonZeroExitCode", code="11:0"), name=NAME).trainer_code == 11
@@ -93,14 +93,16 @@ def test_a_job_that_was_cancelled_in_the_queue_had_no_nodes():
     ],
 )
 def test_an_absent_controller_is_told_from_one_that_does_not_know_the_job(trouble, is_silence, is_unknown):
-    answer = Answer(1, "", trouble)
+    answer = CommandResult(1, "", trouble)
     assert (answer.is_silence, answer.is_unknown_job) == (is_silence, is_unknown)
 
 
 def test_the_reason_of_a_failed_command_is_one_line():
-    answer = Answer(1, "", "sbatch: error: invalid partition specified: nope\nallocation failure: Invalid partition\n")
+    answer = CommandResult(
+        1, "", "sbatch: error: invalid partition specified: nope\nallocation failure: Invalid partition\n"
+    )
     assert answer.why == "invalid partition specified: nope; Invalid partition"
-    assert Answer(3, "", "").why == "exit code 3"
+    assert CommandResult(3, "", "").why == "exit code 3"
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from segue.errors import HungRankError, RankDriftError, RankFailedError, RankLostError
 from segue.records import StopReason
 from segue.trainer.ranks.collectives import Ranks
-from segue.trainer.ranks.consensus import Outcome, Vote, agree, combined, merged
+from segue.trainer.ranks.consensus import StepNumbers, Vote, agree, combined, merged
 from segue.trainer.ranks.failures import RankEnding, cause_of, is_broken_collective
 
 FINISHED, BOUND, NOTICE = StopReason.FINISHED, StopReason.BOUND, StopReason.NOTICE
@@ -89,7 +89,7 @@ def test_a_vote_is_read_back_from_its_bytes_and_all_votes_have_the_same_size(sto
 
 
 def outcome_of(loss, *, grad_norm=2.0, param_norm=3.0):
-    return Outcome(loss=loss, grad_norm=grad_norm, param_norm=param_norm, lr=(0.1,), loss_scale=None)
+    return StepNumbers(loss=loss, grad_norm=grad_norm, param_norm=param_norm, lr=(0.1,), loss_scale=None)
 
 
 def share_of(loss, weight, fingerprint, **norms):

@@ -11,7 +11,7 @@ import torch
 from segue.continuity.verdict import Prelude
 from segue.continuity.witness import StepRow
 from segue.recipe import Recipe
-from segue.trainer.ranks.consensus import Outcome
+from segue.trainer.ranks.consensus import StepNumbers
 from segue.trainer.ranks.ddp import parameter_norm
 from segue.trainer.workloads.steps.numbers import Number, as_of_now, on_host, sent
 from segue.user_objects import attribute
@@ -20,7 +20,7 @@ from segue.user_objects import attribute
 class StepResult(NamedTuple):
     """What one step looked like."""
 
-    outcome: Outcome
+    outcome: StepNumbers
     parts: dict[str, float]
     """Parts of the loss, by name, if the recipe returns a dict; the mean over the step's batches."""
 
@@ -57,7 +57,7 @@ class Shown(NamedTuple):
         return {"loss": self.loss} | grad_norm | self.parts
 
 
-def row_of(prelude: Prelude, outcome: Outcome) -> StepRow:
+def row_of(prelude: Prelude, outcome: StepNumbers) -> StepRow:
     """The row of a step."""
     loss, grad_norm, param_norm, lr, loss_scale = outcome
     return StepRow(*prelude, loss, grad_norm, param_norm, lr, loss_scale)
@@ -99,7 +99,7 @@ def ended(
         follow(recipe, step=step, ends_epoch=ends_epoch, metrics=seen.metrics if recipe.gives_metrics else None)
         param_norm = None if measured is None else float(parameter_norm(measured))
         loss_scale = float(scale[0]) if scale else None
-        outcome = Outcome(seen.loss, seen.grad_norm, param_norm, tuple(map(float, rates)), loss_scale)
+        outcome = StepNumbers(seen.loss, seen.grad_norm, param_norm, tuple(map(float, rates)), loss_scale)
         return StepBegun(StepResult(outcome, seen.parts))
     if recipe.after_step is not None:  # It may change in place what the recipe gave.
         asked = as_of_now(asked)
@@ -113,7 +113,9 @@ def ended(
         own_rates, own_scale = list(islice(found, len(rates))), list(islice(found, len(scale)))
         param_norm = next(found) if norm else None
         seen = early if early is not None else shown(list(found))
-        outcome = Outcome(seen.loss, seen.grad_norm, param_norm, tuple(own_rates), own_scale[0] if own_scale else None)
+        outcome = StepNumbers(
+            seen.loss, seen.grad_norm, param_norm, tuple(own_rates), own_scale[0] if own_scale else None
+        )
         return StepResult(outcome, seen.parts)
 
     return StepBegun(None, read, late.is_late)
