@@ -1,4 +1,4 @@
-"""The files that the user's code opens to read, by any name that it makes up while it runs.
+"""The files that the user's code opens to read or to write, by any name that it makes up while it runs.
 
 Python tells an audit hook of every file that is opened (PEP 578). A hook cannot be removed, so there is one for the
 life of a process, and it does little once it knows enough files.
@@ -18,7 +18,7 @@ from segue.credentials import names_secret
 from segue.data.config import CONFIG_VARIABLE
 from segue.user_objects import installed_folders
 
-_MOST_FILES, _MOST_ALIKE = 64, 8
+_MOST_FILES, _MOST_WRITTEN, _MOST_ALIKE = 64, 1024, 8
 """Files of one folder with one suffix are most likely samples of one data set."""
 _MOST_FRAMES = 25
 _OF_CODE = (".py", ".pyc", ".pyi", ".so", ".dist-info", ".pth")
@@ -26,6 +26,9 @@ _OF_SYSTEM = ("/proc/", "/sys/", "/dev/", "/run/", "/var/run/")
 _OF_SECRETS = (".pem", ".key", ".p12", ".crt", "_rsa", "_ed25519")
 
 _opened: dict[str, None] = {}
+_written: set[str] = set()
+_read_back: set[str] = set()
+"""Of those that were written, the ones that were read after that."""
 _alike: Counter[tuple[str, str]] = Counter()
 _hooks: list[Any] = []
 
@@ -42,8 +45,14 @@ def opened_files() -> tuple[str, ...]:
     return tuple(_opened)
 
 
+def is_only_written(path: str) -> bool:
+    """Whether the user's code opened this file to write, and never to read, as it does with a log."""
+    whole = _absolute(path)
+    return whole in _written - _read_back and whole not in map(_absolute, _opened)
+
+
 def _hook(event: str, args: tuple[Any, ...]) -> None:
-    if event == "open" and len(_opened) < _MOST_FILES:
+    if event == "open":
         # What a hook raises, the user's call raises.
         with suppress(Exception):
             _note(*args)
@@ -51,12 +60,32 @@ def _hook(event: str, args: tuple[Any, ...]) -> None:
 
 def _note(path: Any, mode: Any, flags: Any) -> None:
     name = os.fspath(path) if isinstance(path, os.PathLike) else path
-    if not isinstance(name, str) or name in _opened or not _is_read(mode, flags) or not _is_telling(name):
+    if not isinstance(name, str):
         return
-    kind = (name.rpartition("/")[0], name.rpartition(".")[2])
-    if _alike[kind] < _MOST_ALIKE and _is_by_user(sys._getframe(2)):
-        _opened[name] = None
-        _alike[kind] += 1
+    if _is_only_written(mode):
+        _note_in(_written, name)
+        return
+    if _written and _absolute(name) in _written:
+        _note_in(_read_back, name)
+    if len(_opened) < _MOST_FILES and name not in _opened and _is_read(mode, flags) and _is_telling(name):
+        kind = (name.rpartition("/")[0], name.rpartition(".")[2])
+        if _alike[kind] < _MOST_ALIKE and _is_by_user(sys._getframe(2)):
+            _opened[name] = None
+            _alike[kind] += 1
+
+
+def _note_in(files: set[str], name: str) -> None:
+    whole = _absolute(name)
+    if whole not in files and len(files) < _MOST_WRITTEN and _is_by_user(sys._getframe(3)):
+        files.add(whole)
+
+
+def _absolute(name: str) -> str:
+    return os.path.abspath(name)  # noqa: PTH100 - at each open of a file, and without a look at it
+
+
+def _is_only_written(mode: Any) -> bool:
+    return isinstance(mode, str) and bool(set(mode) & set("wax")) and "+" not in mode
 
 
 def _is_read(mode: Any, flags: Any) -> bool:

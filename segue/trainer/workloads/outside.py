@@ -23,9 +23,9 @@ from segue.data.sampled import has_own_sampler
 from segue.recipe import Recipe
 from segue.records import Finding
 from segue.trainer.ranks.ddp import bare
-from segue.trainer.workloads.opened_files import opened_files
+from segue.trainer.workloads.opened_files import is_only_written, opened_files
 from segue.trainer.workloads.other_hands import OtherHands
-from segue.trainer.workloads.surroundings import MOST_FILES, file_readers, machine, reader_of, surroundings
+from segue.trainer.workloads.surroundings import MOST_FILES, file_readers, machine, path_in, reader_of, surroundings
 from segue.user_objects import has
 
 log = logging.getLogger(__name__)
@@ -135,6 +135,8 @@ class OutsideState:
         for name, read in self._surroundings.items():
             if name in self._opened and mark_of(read()) == self._opened[name]:
                 continue  # Training only reads it.
+            if is_only_written(path_in(name) or ""):
+                continue
             found.leaves[name] = Leaf(name, "", SURROUNDINGS, read)
         return found
 

@@ -65,10 +65,15 @@ def surroundings(functions: Iterable[FunctionType], files: Iterable[str]) -> dic
     return found | file_readers({*files, *written}) | {f"setting {name}": read for name, read in _SETTINGS.items()}
 
 
+def path_in(name: str) -> str | None:
+    """The path of a file that is recorded under this name; None for what is no file."""
+    return name.removeprefix(_IS_FILE) if name.startswith(_IS_FILE) else None
+
+
 def reader_of(name: str) -> Callable[[], Any] | None:
     """How to read what is recorded under this name; None where it is not read by its name alone, or confidential."""
-    if name.startswith(_IS_FILE):
-        return _File(name.removeprefix(_IS_FILE))
+    if (path := path_in(name)) is not None:
+        return _File(path)
     variable = name.removeprefix(_IS_VARIABLE)
     return partial(_variable, variable) if variable != name and not names_secret(variable) else None
 

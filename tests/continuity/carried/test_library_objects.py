@@ -142,6 +142,21 @@ RAISE = {
 """Base, method, first value, change and what is read of it."""
 SOUND = (
     in_steps(
+        "log to which each step appends",
+        before="import os\nlog_file = os.path.join('.', 'steps.log')\nwith open(log_file, 'w') as f:\n    pass",
+        body="with open(log_file, 'a') as f:\n    f.write(f'{step} {loss.item()}\\n')",
+    ),
+    in_steps(
+        "log that a constant names",
+        top="LOG = 'losses.log'",
+        body="with open(LOG, 'a') as f:\n    f.write(f'{step} {loss.item()}\\n')",
+    ),
+    in_steps(
+        "file with the last metrics",
+        before="import json\nfrom pathlib import Path\nlast = Path('metrics.json')",
+        body="last.write_text(json.dumps(loss.item()))",
+    ),
+    in_steps(
         "log that can be read too",
         before="log = open('log.csv', 'w+')\nimport csv\nrows = csv.writer(log)",
         body="rows.writerow([step, loss.item()])\nlog.flush()",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -52,6 +53,36 @@ found = [Path(path) for path in opened_files()]
 print(len(found), max(sum(one.parent == other.parent for other in found) for one in found))
 print([path.name for path in found if path.parent == folder])
 """
+
+_LOGS = """
+import os, sys
+from pathlib import Path
+from segue.trainer.workloads.opened_files import is_only_written, watch_opened_files
+os.chdir(sys.argv[1])
+watch_opened_files()
+Path("log.txt").write_text("1")
+open("log.txt", "a").close()
+Path("state.txt").write_text("1")
+first = is_only_written(os.path.abspath("state.txt"))
+Path("state.txt").read_text()
+Path("found.txt").read_text()
+Path("found.txt").write_text("2")
+open("both.txt", "a+").close()
+from segue.stores import LocalStore
+LocalStore(Path.cwd()).get("log.txt")
+names = ("log.txt", "state.txt", "found.txt", "both.txt", "of_segue.txt")
+print(first, [name for name in names if is_only_written(name)])
+"""
+
+
+def test_a_log_is_only_written_and_what_was_read_before_or_after_is_not(tmp_path):
+    (tmp_path / "found.txt").write_text("1")
+    program = tmp_path / "program.py"
+    program.write_text(_LOGS)
+    command = [sys.executable, str(program), str(tmp_path)]
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    assert done.stdout.strip() == "True ['log.txt']"
 
 
 @pytest.mark.matrix
