@@ -9,7 +9,7 @@ from segue.runlog import keys
 from segue.runlog.history import Checkpoint, History
 from segue.runlog.log import RunLog
 from segue.stores import Store
-from segue.trainer.process.claim import claim_run
+from segue.trainer.claim import claim_run
 from segue.trainer.process.environment import environment_of, prepare_device
 
 _STEP = 1

@@ -37,7 +37,7 @@ from segue.runlog.log import RunLog, Slot, Stamp
 from segue.signing import Signer
 from segue.spec import RunSpec
 from segue.stores.base import StoreReadError, StoreWriteError
-from segue.trainer.process.claim import claim_run
+from segue.trainer.claim import claim_run
 
 HERE = Environment(torch="2", device="cpu", instruction_set="AVX2", threads=1)
 STEPS = 10

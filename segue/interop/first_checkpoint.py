@@ -38,8 +38,8 @@ from segue.runlog.log import RunLog, Stamp
 from segue.spec import RunSpec
 from segue.stores import StoreReadError, StoreWriteError
 from segue.stores.retry import patiently
+from segue.trainer.claim import Claim, claim_run
 from segue.trainer.health.heartbeat import HeartbeatThread
-from segue.trainer.process.claim import Claim, claim_run
 
 if TYPE_CHECKING:
     from segue.checkpoints.saving.staging import Staged

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import AwareDatetime, Field, JsonValue, TypeAdapter
 
 from segue.records import FiniteValue, Record
-from segue.retraining.gate_record import GateResult
+from segue.retraining.gate.record import GateResult
 from segue.retraining.spec import RegistrySpec, Window
 from segue.spec import RunSpec
 

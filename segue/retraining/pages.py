@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, tzinfo
 
 from segue.markup import Markup, blocks, bold, bullets, code, heading, inline, table
-from segue.retraining.gate_record import Finding, GateResult
+from segue.retraining.gate.record import Finding, GateResult
 from segue.retraining.history import WAITING, Models, SlotState
 from segue.retraining.model_record import Artifact, Candidate, Choice, Comparison, Decision, Interval, SlotStart
 from segue.retraining.spec import Window

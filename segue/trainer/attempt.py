@@ -39,12 +39,12 @@ from segue.spec import RunSpec, StoreSpec
 from segue.stores import LocalStore
 from segue.stores.base import Store, StoreReadError, StoreWriteError
 from segue.stores.retry import patiently
+from segue.trainer.claim import Claim, claim_run
 from segue.trainer.health.activity import Activity
 from segue.trainer.health.failures import stop_reason, without_traceback
 from segue.trainer.health.heartbeat import HeartbeatThread
 from segue.trainer.health.watchdog import Watchdog
 from segue.trainer.loop import TrainingLoop
-from segue.trainer.process.claim import Claim, claim_run
 from segue.trainer.process.context import AttemptContext
 from segue.trainer.process.environment import environment_of, prepare_device, refuse_lost_accelerator
 from segue.trainer.program_attempt import ProgramAttempt

@@ -32,7 +32,7 @@ from segue.runlog.history import History, read_history
 from segue.runlog.log import RunLog, Stamp
 from segue.stores.base import Store, StoreReadError
 from segue.stores.retry import patiently
-from segue.trainer.process.claim import Claim
+from segue.trainer.claim import Claim
 from segue.trainer.ranks.collectives import Ranks
 from segue.trainer.replays.metric import MetricCheck
 from segue.trainer.replays.opinion import SecondOpinion

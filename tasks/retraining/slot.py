@@ -17,7 +17,7 @@ from segue.prefect.ui.artifacts import artifact_key
 from segue.retraining.asking import asked
 from segue.retraining.gate.check import check_window
 from segue.retraining.gate.docs import store_docs
-from segue.retraining.gate_record import GateResult
+from segue.retraining.gate.record import GateResult
 from segue.retraining.history import Models
 from segue.retraining.model_record import SlotStart
 from segue.retraining.models import ModelsLog

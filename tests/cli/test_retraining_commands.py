@@ -10,7 +10,7 @@ import pytest
 
 from segue.retraining.gate.check import check_window
 from segue.retraining.gate.docs import store_docs
-from segue.retraining.gate_record import GateResult
+from segue.retraining.gate.record import GateResult
 from segue.retraining.model_record import Candidate, Comparison, Interval, SlotEnd, SlotStart, Training
 from segue.retraining.slots import run_id_of, run_of
 from segue.retraining.versions.artifacts import put_artifact, weights_bytes

@@ -9,7 +9,7 @@ from segue.controller.steps import decide_next, open_run, request_stop
 from segue.launch.assignment import Assignment
 from segue.records import Capacity, StopReason
 from segue.runlog.entries import DecisionEntry
-from segue.trainer.process.claim import claim_run
+from segue.trainer.claim import claim_run
 from tests.controller.test_standby_agent import ScriptedTrainer
 from tests.controller.test_steps import ENVIRONMENT, Run
 from tests.controller.test_wait import ScriptedClock

@@ -14,7 +14,7 @@ from segue.launch.assignment import Assignment
 from segue.launch.launcher import Ending
 from segue.records import StopReason
 from segue.runlog.history import read_history
-from segue.trainer.process.claim import claim_run
+from segue.trainer.claim import claim_run
 from segue.trainer.process.environment import environment_of
 from tests.controller.test_wait import Watched
 from tests.support.forked_trainers import next_plan

@@ -20,7 +20,7 @@ from segue.runlog.entries import DecisionEntry
 from segue.runlog.history import read_history
 from segue.stores import open_store
 from segue.testing.faulty_store import FaultyStore
-from segue.trainer.process.claim import Claim
+from segue.trainer.claim import Claim
 from tests.controller.test_steps import START
 from tests.controller.test_wait import POLL, ScriptedClock, ScriptedOrchestrator, Watched
 

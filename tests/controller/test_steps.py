@@ -34,7 +34,7 @@ from segue.spec import RunSpec
 from segue.stores import LocalStore, open_store
 from segue.testing.clock import FakeClock
 from segue.testing.faulty_store import FaultyStore
-from segue.trainer.process.claim import Claim, claim_run
+from segue.trainer.claim import Claim, claim_run
 
 ENVIRONMENT = Environment(torch="2", device="cpu", instruction_set="AVX2", threads=1)
 START = datetime(2026, 1, 1, tzinfo=UTC)

@@ -21,7 +21,7 @@ from segue.stores import open_store
 from segue.stores.base import StoreReadError
 from segue.testing.clock import FakeClock
 from segue.testing.faulty_store import FaultyStore
-from segue.trainer.process.claim import Claim
+from segue.trainer.claim import Claim
 from tests.controller.test_steps import START, Run
 
 LOST = StopReason.LOST

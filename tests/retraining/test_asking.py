@@ -19,7 +19,7 @@ from segue.prefect.slots.events import event_of
 from segue.prefect.slots.turns import Turns
 from segue.records import ParentRecord
 from segue.retraining.asking import asked
-from segue.retraining.gate_record import GateResult
+from segue.retraining.gate.record import GateResult
 from segue.retraining.history import Models, SlotState
 from segue.retraining.model_record import Answer, Candidate, Decision, SlotEnd, SlotStart
 from segue.retraining.models import ModelsLog

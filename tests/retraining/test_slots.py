@@ -10,7 +10,7 @@ import pytest
 
 from segue.errors import NoDataError, SlotEndedError, SpecError
 from segue.prefect.slots.schedule import require_cron, ticks, ticks_of_the_evening_before
-from segue.retraining.gate_record import GateResult
+from segue.retraining.gate.record import GateResult
 from segue.retraining.model_record import SlotEnd, SlotStart
 from segue.retraining.models import ModelsLog
 from segue.retraining.slots import (

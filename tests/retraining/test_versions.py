@@ -21,7 +21,7 @@ from segue.errors import (
     UnknownModelError,
     UnknownVersionError,
 )
-from segue.retraining.gate_record import GateResult
+from segue.retraining.gate.record import GateResult
 from segue.retraining.history import Models
 from segue.retraining.model_record import SlotStart
 from segue.retraining.slots import run_of

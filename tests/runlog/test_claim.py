@@ -12,7 +12,7 @@ from segue.records import Environment
 from segue.runlog import keys
 from segue.runlog.history import read_history
 from segue.runlog.log import RunLog
-from segue.trainer.process.claim import claim_run
+from segue.trainer.claim import claim_run
 
 HERE = Environment(torch="2", device="cpu", instruction_set="AVX2", threads=1)
 

@@ -17,7 +17,7 @@ from segue.runlog import keys
 from segue.runlog.history import read_history
 from segue.runlog.log import RunLog
 from segue.stores.base import ObjectInfo, Store
-from segue.trainer.process.claim import claim_run
+from segue.trainer.claim import claim_run
 from tests.checkpoints.test_adoption import HERE, Run
 
 

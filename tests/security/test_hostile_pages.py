@@ -14,8 +14,8 @@ from segue.records import Capacity, Finding, StopReason, Verdict, VerdictKind
 from segue.reports.cost import cost_report
 from segue.reports.page import RunView, page
 from segue.retraining import pages
-from segue.retraining.gate_record import Finding as Unmet
-from segue.retraining.gate_record import GateResult
+from segue.retraining.gate.record import Finding as Unmet
+from segue.retraining.gate.record import GateResult
 from segue.retraining.history import Models
 from segue.retraining.model_record import Artifact, Candidate, Comparison, Interval, SlotStart, Training
 from segue.retraining.models import ModelsLog

@@ -37,7 +37,7 @@ from segue.runlog.log import RunLog
 from segue.runlog.open import find_run, known_runs
 from segue.runlog.open import open_log as open_run_log
 from segue.spec import StoreSpec
-from segue.trainer.process.claim import claim_run
+from segue.trainer.claim import claim_run
 from tests.security.conftest import HEAD_BYTES, new_key, with_checksum, with_same_crc32c
 
 HERE = Environment(torch="2", device="cpu", instruction_set="AVX2", threads=1)

@@ -37,8 +37,8 @@ from segue.testing.clock import FakeClock
 from segue.testing.faulty_store import FaultyStore
 from segue.testing.recipes import tiny
 from segue.trainer.attempt import run_attempt
+from segue.trainer.claim import claim_run
 from segue.trainer.health.activity import Activity
-from segue.trainer.process.claim import claim_run
 from segue.trainer.saving import Saving
 from segue.trainer.workloads.components import Progress
 from segue.trainer.workloads.state import changed_by_optimizer, components_of

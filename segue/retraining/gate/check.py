@@ -15,8 +15,8 @@ from segue.curves.great_expectations import build_docs, ephemeral_context
 from segue.retraining.gate.columns import Columns, columns_of
 from segue.retraining.gate.measures import DIFFERENCES, derived
 from segue.retraining.gate.profile import profile_of
+from segue.retraining.gate.record import Finding, GateResult
 from segue.retraining.gate.suite import Expectation, by_columns, read_suite
-from segue.retraining.gate_record import Finding, GateResult
 from segue.retraining.spec import RetrainSpec, Window
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from segue.retraining.gate.columns import Columns
 from segue.retraining.gate.profile import Drift, drift_of
-from segue.retraining.gate_record import ColumnProfile
+from segue.retraining.gate.record import ColumnProfile
 from segue.retraining.spec import GateSpec, Window
 
 if TYPE_CHECKING:

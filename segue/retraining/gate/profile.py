@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from segue.retraining.gate_record import ColumnProfile, Kind
+from segue.retraining.gate.record import ColumnProfile, Kind
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -12,7 +12,7 @@ from segue.errors import SpecError
 from segue.retraining.gate.columns import columns_of
 from segue.retraining.gate.measures import drifts_of
 from segue.retraining.gate.profile import Drift
-from segue.retraining.gate_record import ColumnProfile
+from segue.retraining.gate.record import ColumnProfile
 from segue.retraining.trigger_spec import DriftSpec
 from segue.retraining.window import FoundFile, described
 from segue.spec import DataAccess

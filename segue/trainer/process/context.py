@@ -13,8 +13,8 @@ from segue.notices.board import NoticeBoard
 from segue.records import Environment, SegmentPlan
 from segue.runlog.log import RunLog
 from segue.spec import RunSpec
+from segue.trainer.claim import Claim
 from segue.trainer.health.activity import Activity
-from segue.trainer.process.claim import Claim
 from segue.trainer.ranks.collectives import Ranks
 from segue.trainer.ranks.group import RankGroup, local_rank_count
 

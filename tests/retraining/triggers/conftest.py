@@ -8,7 +8,7 @@ import pytest
 
 from segue.prefect.slots.schedule import begins_for_data
 from segue.retraining.gate.profile import profile_of
-from segue.retraining.gate_record import GateResult
+from segue.retraining.gate.record import GateResult
 from segue.retraining.history import Models
 from segue.retraining.model_record import Artifact, Candidate, SlotEnd, SlotStart
 from segue.retraining.models import require_new_data

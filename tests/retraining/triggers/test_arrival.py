@@ -12,7 +12,7 @@ import pytest
 from segue.data.files import Listed, hash_of, listed, written_at
 from segue.errors import DataUnreadableError, SameDataError, SpecError
 from segue.prefect.slots.schedule import begins_for_data
-from segue.retraining.gate_record import GateResult
+from segue.retraining.gate.record import GateResult
 from segue.retraining.model_record import SlotEnd, SlotStart, Trigger
 from segue.retraining.models import ModelsLog
 from segue.retraining.pages import history_page

@@ -116,7 +116,7 @@ MUTANTS = (
         (("                if data != records[max(records)]:", "                if data is None:"),),
     ),
     Mutants(
-        "segue/trainer/process/claim.py",
+        "segue/trainer/claim.py",
         ("tests/runlog/test_claim.py", _FENCING),
         (
             ("runlog.highest_epoch + len(runlog.damage) + 1", "runlog.highest_epoch + 1"),

@@ -10,7 +10,7 @@ from segue.errors import AcceleratorGoneError, MachineError
 from segue.launch.assignment import Assignment
 from segue.records import StopReason
 from segue.runlog.history import read_history
-from segue.trainer.process.claim import claim_run
+from segue.trainer.claim import claim_run
 from segue.trainer.process.environment import refuse_lost_accelerator
 from tests.support.forked_trainers import next_plan
 from tests.support.histories import ENVIRONMENT, Logbook, make_spec
