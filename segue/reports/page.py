@@ -133,8 +133,9 @@ def finding_lines(history: History) -> list[str]:
         if verdict is None or verdict.kind is VerdictKind.EXACT:
             continue
         claim = attempt.claim
-        texts = [finding.with_fix for finding in verdict.findings] or [verdict.sentence]
-        lines.append(f"segment {claim.segment} attempt {claim.attempt}, {verdict.kind}: {' '.join(texts)}")
+        texts = " ".join(finding.with_fix for finding in verdict.findings)
+        said = f"{verdict.kind}: {texts}" if texts else verdict.sentence
+        lines.append(f"segment {claim.segment} attempt {claim.attempt}, {said}")
     drills = (drill for drill in history.drills if drill.verdict.kind is not VerdictKind.EXACT)
     lines += [f"state outside the checkpoint: {finding.with_fix}" for finding in history.untracked]
     return lines + [f"rehearsal from step {drill.checkpoint.step}, {drill.verdict.sentence}" for drill in drills]

@@ -6,10 +6,11 @@ from datetime import timedelta
 
 import pytest
 
-from segue.records import Capacity, Heartbeat, StopReason, VerdictKind
+from segue.records import Capacity, Heartbeat, StopReason, Verdict, VerdictKind
 from segue.reports.cost import cost_report
 from segue.reports.page import Picture, RunView, decision_lines, facts, finding_lines, headline, page
 from segue.reports.summary import live_of
+from segue.runlog.entries import VerdictEntry
 from tests.support.histories import START, Logbook, make_spec
 
 LOST, FAILED = StopReason.LOST, StopReason.FAILED
@@ -147,6 +148,16 @@ def test_findings_name_segment_and_verdict_and_an_exact_resume_needs_no_words():
     book.resume(VerdictKind.EXACT, commit=20)
     book.resume(VerdictKind.BROKEN)
     assert finding_lines(book.history) == ["segment 2 attempt 1, broken: optimizer state differs."]
+
+
+def test_a_resume_without_a_step_to_compare_says_so_once():
+    book = logbook()
+    book.attempt(LOST, commit=10)
+    plan = book.plan()
+    verdict = Verdict(kind=VerdictKind.UNVERIFIED, components_compared=15)
+    book.write(VerdictEntry, attempt_id=book.claim(plan), parent=plan.parent, verdict=verdict)
+    why = "15 components compared, and no step: none was made by both attempts after the checkpoint"
+    assert finding_lines(book.history) == [f"segment 1 attempt 1, unverified: {why}"]
 
 
 def test_the_text_of_an_exception_stays_in_one_line():
