@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.optim.lr_scheduler import CosineAnnealingLR, ReduceLROnPlateau, StepLR
+from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -25,17 +25,6 @@ from segue.spec import RunSpec
 from segue.stores import open_store
 
 Names = dict[str, Any]
-
-
-def regression(folder: Path, request: pytest.FixtureRequest) -> Names:
-    """A model class, a data set and a loss function."""
-    return {
-        "Net": lambda width: nn.Sequential(nn.Linear(8, width), nn.ReLU(), nn.Linear(width, 1)),
-        "dataset": _samples(1024),
-        "mse": nn.functional.mse_loss,
-        "DataLoader": DataLoader,
-        "CosineAnnealingLR": CosineAnnealingLR,
-    }
 
 
 def parts(folder: Path, request: pytest.FixtureRequest) -> Names:

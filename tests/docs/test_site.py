@@ -13,7 +13,7 @@ import pytest
 from tests.docs.blocks import ROOT
 from website.hooks import PAGES, as_on_the_site
 
-WIDEST_README, LONGEST_README = 120, 70
+WIDEST_README, LONGEST_README = 120, 82
 
 
 class Page(HTMLParser):
