@@ -61,6 +61,7 @@ class CostReport(Value):
     )
     preemptions: int = Field(ge=0, description="Spot attempts that had a machine and lost it.")
     currency: str = ""
+    has_own_prices: bool = Field(True, description="Whether the run spec has prices. The defaults are made up.")
 
     @property
     def paid_share(self) -> float | None:
@@ -105,6 +106,8 @@ class CostReport(Value):
         named = {"paid": f"{paid}{standbys} and {duration(self.on_demand_seconds)} of on-demand"}
         if self.paid_share is not None and self.on_demand_cost is not None:
             named["on-demand alone"] = f"{money(self.on_demand_cost, self.currency)}; {self.saved}"
+        if not self.has_own_prices:
+            named["prices"] = "made up: set spot_price and on_demand_price in [pools] of the run spec"
         if self.expected_share is not None:
             named["expected at first"] = f"{self.expected_share:.0%} of the cost of on-demand alone"
         lost = f"{duration(self.lost_seconds)} of work ({money(self.lost_cost, self.currency)})"
@@ -154,6 +157,7 @@ def cost_report(
         waiting_seconds=sum((end - begin).total_seconds() for begin, end in waits(history)),
         preemptions=sum(r.stop_reason.is_preemption and r.capacity is Capacity.SPOT for r in paid),
         currency=spec.pools.currency,
+        has_own_prices=spec.pools.has_own_prices,
     )
 
 

@@ -17,6 +17,7 @@ _NAME = r"^[^/]+/[^/]+$"
 _MARKET = r"^[a-z0-9-]+\.[a-z0-9-]+ [a-z]{2}(-[a-z]+)+-\d[a-z0-9-]*[a-z]$"
 _MOST_RATIO = 1e6
 """Of two prices: a dearer machine is not bought by choice either, and with an infinite ratio nothing can be planned."""
+_SPOT_PRICE, _ON_DEMAND_PRICE = 1.0, 3.0
 _SOURCE = re.compile(r"(file|cmd):\s*(\S.*)|aws(?::\s*(\S.*))?", re.DOTALL)
 AWS_CURRENCY = "USD"
 
@@ -72,8 +73,8 @@ class PoolSpec(FiniteValue):
         description="Deployment for spot capacity, or a list of deployments with prices, from which the run chooses.",
     )
     on_demand: str = Field("segment/on-demand", pattern=_NAME, description="Deployment for on-demand capacity.")
-    spot_price: float = Field(1.0, gt=0, description="Spot price per hour, in `currency`.")
-    on_demand_price: float = Field(3.0, gt=0, description="On-demand price per hour, in `currency`.")
+    spot_price: float = Field(_SPOT_PRICE, gt=0, description="Spot price per hour, in `currency`.")
+    on_demand_price: float = Field(_ON_DEMAND_PRICE, gt=0, description="On-demand price per hour, in `currency`.")
     currency: str = Field(DEFAULT_CURRENCY, max_length=12, description="Currency of all prices, shown with every cost.")
     prices: str | None = Field(
         None,
@@ -125,6 +126,13 @@ class PoolSpec(FiniteValue):
         if found[1] is None:
             return PriceSource("aws", found[3] or "")
         return PriceSource("file" if found[1] == "file" else "cmd", found[2])
+
+    @property
+    def has_own_prices(self) -> bool:
+        """Whether somebody gave prices: all others are made up."""
+        listed = any(pool.price is not None for pool in self.spot)
+        is_default = (self.spot_price, self.on_demand_price) == (_SPOT_PRICE, _ON_DEMAND_PRICE)
+        return listed or self.prices is not None or not is_default
 
     @property
     def deployments(self) -> tuple[str, ...]:

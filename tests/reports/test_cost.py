@@ -53,6 +53,20 @@ def test_standbys_are_paid_at_the_price_of_their_pool():
     assert cost.rows()["paid"] == "5.25 USD for 45 min of spot (45 min of it for standbys) and 60 min of on-demand"
 
 
+@pytest.mark.parametrize(
+    ("given", "is_made_up"),
+    [
+        ({"on_demand_price": 3.0}, True),
+        ({}, False),
+        ({"on_demand_price": 3.0, "spot": [{"deployment": "x/a", "price": 1.0}]}, False),
+        ({"on_demand_price": 3.0, "prices": "file: prices.toml"}, False),
+    ],
+)
+def test_costs_at_prices_that_nobody_gave_say_so(given, is_made_up):
+    said = cost_report(log(**given).spec, log(**given).history).rows().get("prices", "")
+    assert said.startswith("made up: set spot_price and on_demand_price") is is_made_up
+
+
 def test_lost_steps_are_priced_at_their_pool():
     book = log()
     seen = {"train_steps": 60, "train_seconds": 3600.0, "seconds": HOUR}
