@@ -95,7 +95,8 @@ def test_both_runs_keep_the_settings_of_the_run_and_work_in_places_of_their_own(
     for name in ("reference", "killed"):
         used = read_history(RunLog(open_store(tmp_path / "work"), name).reload()).spec
         own = spec.checkpoints.model_dump(exclude={"fast_folder"})
-        assert used.checkpoints.model_dump(exclude={"fast_folder"}) == own
+        # By the clock, slow steps would have a commit after each.
+        assert used.checkpoints.model_dump(exclude={"fast_folder"}) == own | {"every_seconds": None}
         assert Path(used.checkpoints.fast_folder).parent == tmp_path / "fast"
         assert used.liveness == spec.liveness.model_copy(update={"heartbeat_seconds": 0.2})
         assert (used.segment, used.grace_seconds) == (spec.segment, spec.grace_seconds)
