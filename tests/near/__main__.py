@@ -1,6 +1,6 @@
 """Run the tests nearest to what changed: `python -m tests.near [COMMIT]`; default: since the branch left main.
 
-No test begins after 15 s, and those that need a Prefect server are left out; `make test` runs all.
+No test begins after 12 s, and those that need a Prefect server are left out; `make test` runs all.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.near.selection import Imports, nearest
 ROOT = Path(__file__).parents[2]
 MOST_FILES = 16
 """To collect more takes longer than to run them."""
-MOST_SECONDS = 15.0
+MOST_SECONDS = 12.0
 _SERVERS = "tests.flows."
 _NOTHING_RAN = 5
 
