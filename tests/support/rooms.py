@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -97,9 +97,13 @@ def modules() -> dict[str, ast.Module]:
     return found
 
 
-def arrows() -> Iterator[tuple[str, str]]:
+@cache
+def arrows() -> tuple[tuple[str, str], ...]:
     """Every import of one module by another, at the top of a file or inside a function."""
-    known = modules()
+    return tuple(_arrows(modules()))
+
+
+def _arrows(known: Mapping[str, ast.Module]) -> Iterator[tuple[str, str]]:
     for name, tree in known.items():
         if name == "segue":
             continue  # The public surface names rooms; it is none.
