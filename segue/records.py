@@ -301,8 +301,8 @@ class Verdict(Value):
         unknown = f"; not compared: {', '.join(self.not_compared)}" if self.not_compared else ""
         counts = f"{self.components_compared} components and {self.rows_compared} steps compared"
         if self.kind is VerdictKind.UNVERIFIED and not self.rows_compared:
-            why = "none was made by both attempts after the checkpoint"
-            counts = f"{self.components_compared} components compared, and no step: {why}"
+            why = "the attempt before recorded none after the checkpoint, or this one ended before it repeated one"
+            counts = f"{self.components_compared} components compared, but no step: {why}"
         noisy = "; within the noise of kernels that are not deterministic" if self.noise else ""
         return f"{self.kind}: {counts}{noisy}{changed}{unknown}"
 

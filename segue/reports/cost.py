@@ -107,7 +107,9 @@ class CostReport(Value):
         if self.paid_share is not None and self.on_demand_cost is not None:
             named["on-demand alone"] = f"{money(self.on_demand_cost, self.currency)}; {self.saved}"
         if not self.has_own_prices:
-            named["prices"] = "made up: set spot_price and on_demand_price in [pools] of the run spec"
+            named["prices"] = (
+                "segue's defaults, not yours: set spot_price and on_demand_price in [pools] of the run spec"
+            )
         if self.expected_share is not None:
             named["expected at first"] = f"{self.expected_share:.0%} of the cost of on-demand alone"
         lost = f"{duration(self.lost_seconds)} of work ({money(self.lost_cost, self.currency)})"

@@ -42,6 +42,9 @@ class TimeLimit:
 def main() -> int:
     started_at = time.monotonic()
     since = sys.argv[1] if len(sys.argv) > 1 else branch_point()
+    if not git("rev-parse", "--verify", "--quiet", f"{since}^{{commit}}", check=False):
+        say(f"this clone has no commit {since!r}. Fix: give SINCE one that `git log` shows.")
+        return 2
     changed = changed_files(since)
     tests = [name for name in nearest(changed, Imports.under(ROOT)) if not name.startswith(_SERVERS)]
     if not tests:

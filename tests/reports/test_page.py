@@ -156,8 +156,9 @@ def test_a_resume_without_a_step_to_compare_says_so_once():
     plan = book.plan()
     verdict = Verdict(kind=VerdictKind.UNVERIFIED, components_compared=15)
     book.write(VerdictEntry, attempt_id=book.claim(plan), parent=plan.parent, verdict=verdict)
-    why = "15 components compared, and no step: none was made by both attempts after the checkpoint"
-    assert finding_lines(book.history) == [f"segment 1 attempt 1, unverified: {why}"]
+    (line,) = finding_lines(book.history)
+    said = "15 components compared, but no step: the attempt before recorded none after the checkpoint, or"
+    assert line.startswith(f"segment 1 attempt 1, unverified: {said}")
 
 
 def test_the_text_of_an_exception_stays_in_one_line():

@@ -48,7 +48,7 @@ def opened_files() -> tuple[str, ...]:
 def is_only_written(path: str) -> bool:
     """Whether the user's code opened this file to write, and never to read, as it does with a log."""
     whole = _absolute(path)
-    return whole in _written - _read_back and whole not in map(_absolute, _opened)
+    return whole in _written and whole not in _read_back and whole not in map(_absolute, _opened)
 
 
 def _hook(event: str, args: tuple[Any, ...]) -> None:
