@@ -29,7 +29,7 @@ from segue.runlog.log import RunLog
 from segue.spec import RunSpec
 from segue.stores import LocalStore
 from segue.trainer import attempt
-from segue.trainer.resume import Resume
+from segue.trainer.resuming.resume import Resume
 from segue.trainer.workloads import live_recipe
 from segue.trainer.workloads.components import Component, Progress
 from segue.trainer.workloads.state import capture

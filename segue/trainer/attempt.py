@@ -54,7 +54,7 @@ from segue.trainer.ranks.group import local_rank, meet
 from segue.trainer.rehearsal import refuse_after_broken
 from segue.trainer.replays.opinion import SecondOpinion, may_ask
 from segue.trainer.reporting import report_ended, report_without_training, starting
-from segue.trainer.resume import Resume
+from segue.trainer.resuming.resume import Resume
 from segue.trainer.workloads.base import Workload, driven
 from segue.trainer.workloads.live_recipe import LiveRecipe
 
@@ -205,6 +205,7 @@ class Attempt:
     def _of_program(self, opened: ExitStack) -> ProgramAttempt:
         def begin(live: Workload) -> TrainingLoop:
             self._read_environment()
+            self._resume.judge_on(self.context.environment)
             self._wait_for_first_step()
             _wait_for(self._shards)
             return self._loop(live, opened)
@@ -246,11 +247,14 @@ class Attempt:
         context.activity.phase = "restore"
         parent = self._resume.find(at_most=context.plan.at_most, own=own, memory_bytes=memory_bytes)
         self._read_environment()
-        self._resume.opinion = SecondOpinion(self.context) if ranks.count == 1 and may_ask(context.assignment) else None
         if ranks.rank:
             # The seed of this rank's streams until stored ones are restored. The leader continues the run's streams.
             seed_all(stream_seed(spec.seed, rank=ranks.rank, step=parent.step if parent else 0))
-        self._resume.is_order_of_sums_relevant = live.depends_on_order_of_sums
+        self._resume.judge_on(
+            self.context.environment,
+            opinion=SecondOpinion(self.context) if ranks.count == 1 and may_ask(context.assignment) else None,
+            is_order_of_sums_relevant=live.depends_on_order_of_sums,
+        )
         self._resume.restore(live.components)
         live.spread()
         self._wait_for_first_step()
@@ -270,7 +274,6 @@ class Attempt:
             context.device, world_size=context.ranks.count, is_deterministic=context.spec.deterministic
         )
         self.context = replace(context, environment=environment)
-        self._resume.environment = environment
 
     def _loop(self, live: Workload, opened: ExitStack) -> TrainingLoop:
         """The training loop, with what it saves through; heartbeat and watchdog report it from now on."""

@@ -42,7 +42,7 @@ from segue.trainer.process.context import AttemptContext
 from segue.trainer.ranks.consensus import Vote
 from segue.trainer.rehearsal import ResumeRehearsal, is_due
 from segue.trainer.reporting import AttemptReporter, CapturedWork
-from segue.trainer.resume import Resume
+from segue.trainer.resuming.resume import Resume
 from segue.trainer.safe_points import SafePoints
 from segue.trainer.saving import Saving, evaluating, life_on
 from segue.trainer.step_records import StepRecords, curve_of
@@ -204,9 +204,9 @@ class TrainingLoop:
         """
         self._context.activity.phase = "restore" if self._resume.parent is not None else "first step"
         self._live.begin(is_resumed=self._resume.parent is not None)
-        self._resume.leave_out(self._live.left_out())
         is_measured = self._live.has_metric and not self._live.is_metric_known
-        self._resume.check_state(self._live.components, evaluate=self._evaluate if is_measured else None)
+        evaluate = self._evaluate if is_measured else None
+        self._resume.check_state(self._live.components, left_out=self._live.left_out(), evaluate=evaluate)
         self._live.make_up(evaluating=self._context.activity.evaluating)
         self._context.activity.phase = "replay" if self._resume.is_pending else "first step"
         try:

@@ -25,7 +25,7 @@ from segue.trainer.programs.own_files import OwnFiles, own_files
 from segue.trainer.programs.program_record import ProgramRecord
 from segue.trainer.programs.script import run_command
 from segue.trainer.ranks.collectives import Ranks
-from segue.trainer.resume import Resume
+from segue.trainer.resuming.resume import Resume
 from segue.trainer.workloads.base import Steps, Workload
 from segue.trainer.workloads.components import Component
 from segue.trainer.workloads.opened_files import watch_opened_files

@@ -6,7 +6,7 @@ from segue.checkpoints.saving.committer import Writer
 from segue.records import StopReason
 from segue.trainer.process.context import AttemptContext
 from segue.trainer.ranks.consensus import Vote, agree
-from segue.trainer.resume import Resume
+from segue.trainer.resuming.resume import Resume
 from segue.trainer.saving import Saving
 from segue.trainer.stopping import NoticeResponse, StopRule
 from segue.trainer.workloads.base import Workload

@@ -14,7 +14,7 @@ from segue.errors import PoisonedStepError
 from segue.records import Skip
 from segue.spec import AnomalySpec
 from segue.trainer.process.context import AttemptContext
-from segue.trainer.resume import Resume
+from segue.trainer.resuming.resume import Resume
 from segue.trainer.workloads.base import LateStep, StepMade, Workload
 
 log = logging.getLogger(__name__)

@@ -1,0 +1,106 @@
+"""The checkpoint that a resume begins from: selected, its bytes verified, then restored into the live objects."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from segue.checkpoints.format.dtensor import SliceNotReadError
+from segue.checkpoints.loading.own_slices import OwnSlices
+from segue.checkpoints.loading.select import Restorable, newest_valid
+from segue.records import CheckpointRef
+from segue.runlog.history import Checkpoint
+from segue.runlog.log import RunLog
+from segue.stores.base import Store
+from segue.trainer.ranks.collectives import Ranks
+from segue.trainer.workloads.components import Component
+from segue.trainer.workloads.state import restore_all
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Found:
+    """The first phase of a resume: a checkpoint whose bytes are in memory and verified. Nothing is compared yet."""
+
+    source: Restorable
+    own: OwnSlices | None
+    """What this rank has read of a sharded state; None: everything."""
+    memory_bytes: int | None
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        return self.source.checkpoint
+
+    @property
+    def parent(self) -> CheckpointRef:
+        return self.checkpoint.ref
+
+    @property
+    def stored(self) -> Collection[str]:
+        """Names of the components that it holds."""
+        return self.source.snapshot.skeletons
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks made it."""
+        return self.checkpoint.manifest.environment.world_size
+
+    @property
+    def read_bytes(self) -> int:
+        """Bytes of the tensors that this rank has read."""
+        # Tensors of which this rank read only a part are on torch's meta device, without that part.
+        tensors = self.source.snapshot.tensors.values()
+        return sum(tensor.nbytes for tensor in tensors if not tensor.is_meta)
+
+    def as_built(self, components: Collection[str]) -> frozenset[str]:
+        """Components with which a fork begins as they were built: the other run has no state of them."""
+        is_fork = self.checkpoint.manifest.forked_from is not None
+        return frozenset(name for name in components if is_fork and name not in self.stored)
+
+
+@dataclass(frozen=True)
+class CheckpointSource:
+    """Where one attempt reads its checkpoint."""
+
+    runlog: RunLog
+    epoch: int
+    fast: Sequence[Store]
+    ranks: Ranks
+
+    def newest(
+        self, *, at_most: CheckpointRef | None, own: OwnSlices | None = None, memory_bytes: int | None = None
+    ) -> Found | None:
+        """The newest valid checkpoint that is not newer than `at_most`, its bytes verified, or those of `own`.
+
+        Raises what `newest_valid` raises.
+        """
+        source = newest_valid(
+            self.runlog,
+            epoch=self.epoch,
+            at_most=at_most,
+            fast=self.fast,
+            readers=self.ranks if self.ranks.count > 1 else None,
+            own=own,
+            memory_bytes=memory_bytes,
+        )
+        return Found(source, own, memory_bytes) if source is not None else None
+
+    def restore(self, found: Found, components: Mapping[str, Component]) -> Found | None:
+        """Restore the live objects, in order, the random streams last; return what they were restored from.
+
+        That is read again, whole, if the state is sharded otherwise than it was; None if it is gone by then.
+        """
+        missing = ""
+        try:
+            restore_all(components, found.source.snapshot)
+        except SliceNotReadError as error:
+            missing = str(error)
+        if found.own is None or not (missing := self.ranks.first_of(missing)):
+            return found
+        log.info("the state is sharded otherwise than it was, and is read whole slice=%s", missing)
+        whole = self.newest(at_most=found.parent, memory_bytes=found.memory_bytes)
+        if whole is not None:
+            restore_all(components, whole.source.snapshot)
+        return whole

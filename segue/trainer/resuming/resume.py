@@ -1,0 +1,233 @@
+"""One attempt's resume: a checkpoint is found and restored, its steps are replayed, and the resume is judged."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+
+from segue.checkpoints.loading.own_slices import OwnSlices
+from segue.checkpoints.saving.writer_client import ShardWriter
+from segue.continuity.naming import CARRIED
+from segue.continuity.verdict import Prelude
+from segue.continuity.witness import StepRow
+from segue.errors import BrokenResumeError
+from segue.records import CheckpointRef, Environment, Verdict, VerdictKind
+from segue.runlog.log import RunLog
+from segue.stores.base import Store
+from segue.trainer.claim import Claim
+from segue.trainer.ranks.collectives import Ranks
+from segue.trainer.replays.opinion import SecondOpinion
+from segue.trainer.resuming.check import StateCheck, changed_by_another_hand
+from segue.trainer.resuming.comparison import Terms
+from segue.trainer.resuming.found import CheckpointSource, Found
+from segue.trainer.resuming.judge import Judge
+from segue.trainer.resuming.phases import Judged, Replaying, Undecided
+from segue.trainer.workloads.components import Component
+
+log = logging.getLogger(__name__)
+
+
+class Resume:
+    """Walks the phases of one resume, from the search for a checkpoint to the verdict.
+
+    Without a checkpoint there is no phase, and nothing to judge. What is not legal in a phase does nothing in it: a
+    row that comes after the verdict is not compared, for example.
+    """
+
+    def __init__(
+        self,
+        runlog: RunLog,
+        claim: Claim,
+        *,
+        environment: Environment,
+        accept: Collection[str] = (),
+        fast: Sequence[Store] = (),
+        ranks: Ranks | None = None,
+    ) -> None:
+        self._ranks = ranks or Ranks()
+        self._checkpoints = CheckpointSource(runlog, claim.epoch, fast, self._ranks)
+        self._judge = Judge(runlog, claim, self._ranks, Terms(environment, accept))
+        self._phase: Found | Replaying | Undecided | Judged | None = None
+
+    def judge_on(
+        self,
+        environment: Environment,
+        *,
+        opinion: SecondOpinion | None = None,
+        is_order_of_sums_relevant: bool = True,
+    ) -> None:
+        """Judge on this environment, known only after the build. `opinion` is asked before a broken verdict."""
+        terms = Terms(environment, self._judge.terms.accept, is_order_of_sums_relevant)
+        self._judge = replace(self._judge, terms=terms, opinion=opinion)
+
+    @property
+    def parent(self) -> CheckpointRef | None:
+        """The checkpoint this attempt resumed from."""
+        return self._phase.parent if self._phase is not None else None
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether the verdict is still missing; nothing may be committed before it."""
+        return self._phase is not None and not isinstance(self._phase, Judged)
+
+    @property
+    def is_undecided(self) -> bool:
+        """Whether a notice left no time to find out what a difference means; there will be no verdict."""
+        return isinstance(self._phase, Undecided)
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """The verdict, once it is reached."""
+        return self._phase.verdict if isinstance(self._phase, Judged) else None
+
+    @property
+    def stored(self) -> Collection[str]:
+        """Names of the components that can be restored."""
+        return self._phase.stored if isinstance(self._phase, Found) else ()
+
+    @property
+    def stored_ranks(self) -> int | None:
+        """How many ranks made the checkpoint that was found; None without one."""
+        return self._phase.ranks if isinstance(self._phase, Found) else None
+
+    def is_pending_after(self, step: int) -> bool:
+        """Whether the verdict will still be missing when so many steps are made and compared."""
+        if isinstance(self._phase, Replaying):
+            return self.is_pending and step < self._phase.comparison.last_witnessed
+        return self.is_undecided
+
+    def find(
+        self,
+        *,
+        at_most: CheckpointRef | None = None,
+        own: OwnSlices | None = None,
+        memory_bytes: int | None = None,
+    ) -> CheckpointRef | None:
+        """Select the newest valid checkpoint that is not newer than `at_most`, and verify its bytes, or those of `own`.
+
+        Raises:
+            FencedError: a newer claim exists.
+            MachineTooSmallError: it needs more than `memory_bytes`.
+            StoreReadError: the store could not be read.
+        """
+        self._phase = self._checkpoints.newest(at_most=at_most, own=own, memory_bytes=memory_bytes)
+        return self.parent
+
+    def restore(self, components: Mapping[str, Component]) -> None:
+        """Restore these live objects from the checkpoint that was found, in order, the random streams last."""
+        if isinstance(self._phase, Found):
+            self._phase = self._checkpoints.restore(self._phase, components)
+
+    def offer_base(self, shards: ShardWriter) -> int | None:
+        """Make the restored checkpoint the base of the first incremental save; return its step, or None without one.
+
+        A checkpoint that was read from a fast tier is no base: its durable bytes, on which later saves would build,
+        were not verified.
+        """
+        if not isinstance(self._phase, Found) or self._checkpoints.fast:
+            return None
+        step = self._phase.checkpoint.manifest.step
+        shards.remember(step, self._phase.source.base)
+        return step
+
+    def check_state(
+        self,
+        components: Mapping[str, Component],
+        *,
+        left_out: Collection[str] = (),
+        evaluate: Callable[[], float] | None = None,
+    ) -> None:
+        """Compare the live state with the committed one, immediately before the first batch is drawn.
+
+        `left_out` has fingerprints of batches that this attempt skips and the one before trained on. `evaluate`
+        computes the user's metric, which is compared with that of the commit; None: there is none. What it changes in
+        the state is restored again.
+
+        Raises:
+            BrokenResumeError: a component differs from the commit; the verdict is in the log.
+        """
+        if not isinstance(self._phase, Found):
+            return
+        judge = self._judge
+        check = StateCheck(judge.runlog, self._ranks, judge.terms, judge.opinion)
+        comparison = check.compare(self._phase, components, left_out=left_out, evaluate=evaluate)
+        # The bytes go with the phase that is over; a large model would otherwise be held twice.
+        self._phase = Replaying(comparison)
+        if not self._ranks.all(not comparison.is_lost) or not comparison.last_witnessed:
+            self.settle()
+
+    def before_step(self, components: Mapping[str, Component], prelude: Prelude, *, compare_state: bool = True) -> None:
+        """Compare again after the batch is drawn and before the step, so that no step trains on a difference.
+
+        With `compare_state=False` the program's own code ran since the check, and may have changed the state as it did
+        in the attempt before. Several ranks find a difference after the step instead, when they exchange their results
+        anyway.
+
+        Raises:
+            BrokenResumeError: the state or the input differs; the verdict is in the log.
+        """
+        phase = self._phase
+        if not isinstance(phase, Replaying):
+            return
+        is_first, comparison = not phase.rows, phase.comparison
+        if is_first:
+            phase = self._phase = replace(phase, other_hands=changed_by_another_hand(comparison, components))
+        if self._ranks.count > 1:
+            return
+        found = comparison.restored.changes(components) if is_first and compare_state else ()
+        if found := found or phase.differences_before(prelude):
+            self._phase = replace(phase, early=found)
+            self.settle()
+
+    def wants_state(self, step: int) -> bool:
+        """Whether the row of this step is compared with one that has marks of the state."""
+        if not isinstance(self._phase, Replaying):
+            return False
+        expected = self._phase.comparison.expected(step)
+        return expected is not None and expected.state is not None
+
+    def add_replayed(self, row: StepRow) -> None:
+        """Add the row of one replayed step; settles the verdict after the last expected row.
+
+        Raises:
+            BrokenResumeError: the replay differs from the witness; the verdict is in the log.
+        """
+        if not isinstance(self._phase, Replaying):
+            return
+        self._phase = self._phase.with_row(row.as_witness())
+        if self._phase.is_complete:
+            self.settle()
+
+    def settle(self) -> None:
+        """Reach the verdict from the steps replayed so far and write it to the log.
+
+        Raises:
+            BrokenResumeError: it is `broken`.
+        """
+        phase = self._phase
+        if not isinstance(phase, Replaying):
+            return
+        verdict = self._judge.verdict(phase)
+        if verdict is None:
+            self._phase = Undecided(phase.parent)
+            log.warning(
+                "the resume is not judged: a notice came before fresh processes could repeat the steps; the next "
+                "attempt judges it"
+            )
+            return
+        self._phase = Judged(phase.parent, verdict)
+        self._judge.record(verdict, phase)
+        _say(verdict, step=phase.parent.step)
+
+
+def _say(verdict: Verdict, *, step: int) -> None:
+    """Log the verdict, and raise if it is broken."""
+    is_broken = verdict.kind is VerdictKind.BROKEN
+    # What is broken, and the fix, is in the error that ends the attempt, and is shown once.
+    is_lost = not is_broken and any(finding.channel == CARRIED for finding in verdict.findings)
+    said = verdict.kind if is_broken else verdict.sentence
+    log.log(logging.WARNING if is_lost else logging.INFO, "resume judged step=%d verdict=%s", step, said)
+    if is_broken:
+        finding = verdict.findings[0]
+        raise BrokenResumeError(component=finding.component, detail=finding.sentence, fix=finding.fix)
