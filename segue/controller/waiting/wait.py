@@ -11,7 +11,10 @@ from segue.controller.liveness import HeartbeatTimeout
 from segue.controller.standbys.manager import StandbyManager
 from segue.controller.steps import CANCELLED, declare_as, declare_lost
 from segue.controller.waiting.capacity_wait import CapacityWait, Show
+from segue.controller.waiting.flow_run_end import FlowRunEnd
+from segue.controller.waiting.look_schedule import LookSchedule
 from segue.controller.waiting.queue_wait import QueueWatch
+from segue.controller.waiting.recalled import Recalled
 from segue.controller.waiting.starts import Starts, Submitted
 from segue.notices.recall import recall
 from segue.policy import clamp
@@ -28,10 +31,6 @@ from segue.stores.base import StoreReadError, StoreWriteError
 log = logging.getLogger(__name__)
 
 _STORE_RETRY_SECONDS = 0.5
-_LATE_REPORT_SECONDS = 5.0
-"""How long a report may still arrive after the orchestrator shows the attempt as ended."""
-_MARGIN_SECONDS = 1.0
-"""How long before it is too late for on-demand a recalled attempt is declared lost."""
 _ENOUGH_STEPS = 5
 _ENOUGH_SECONDS = 30.0
 """Training after which a running attempt's own step time is used: the first steps are not representative."""
@@ -86,7 +85,7 @@ def await_report(
     manager = None
     if with_standbys and submitted.plan.capacity is Capacity.ON_DEMAND:
         manager = StandbyManager(runlog, spec, submitted.plan, orchestrator=submitted.orchestrator, clock=clock)
-    waiting = _Waiting(runlog, spec, submitted, clock, manager=manager, period=period, show=show)
+    waiting = _AttemptWait(runlog, spec, submitted, clock, manager=manager, period=period, show=show)
     try:
         return _wait(waiting, clock, period)
     finally:
@@ -94,7 +93,7 @@ def await_report(
             manager.close()
 
 
-def _wait(waiting: _Waiting, clock: Clock, period: Period) -> SegmentReport:
+def _wait(waiting: _AttemptWait, clock: Clock, period: Period) -> SegmentReport:
     failing_since: float | None = None
     while True:
         pause = period.poll_seconds
@@ -113,7 +112,13 @@ def _wait(waiting: _Waiting, clock: Clock, period: Period) -> SegmentReport:
         clock.sleep(pause)
 
 
-class _Waiting:
+class _AttemptWait:
+    """The wait for one attempt: what its log, its heartbeat and its flow run show, and what follows from that.
+
+    Whether it still waits for a machine, trains or has ended is read anew at each look. What has to be remembered is
+    that it was recalled.
+    """
+
     def __init__(
         self,
         runlog: RunLog,
@@ -126,20 +131,16 @@ class _Waiting:
         show: Show,
     ) -> None:
         self._runlog, self._spec, self._clock = runlog, spec, clock
-        self._plan = submitted.plan
+        self._plan, self._manager, self._period = submitted.plan, manager, period
         self._starts = Starts(runlog, spec, submitted, clock=clock)
-        self._manager, self._period = manager, period
+        self._flow_run = FlowRunEnd(spec, self._starts, clock=clock, ask_seconds=period.ask_seconds)
         queue = QueueWatch(runlog.store, spec, submitted.plan, clock=clock)
         self._capacity = CapacityWait(spec, self._starts, clock=clock, show=show, queue=queue)
-        self._started_at = clock.monotonic()
+        remote_seconds = spec.liveness.remote_look_seconds if runlog.store.is_remote else 0.0
+        self._looks = LookSchedule(clock, period_seconds=remote_seconds)
         self._heartbeat = HeartbeatTimeout(spec.liveness.heartbeat_timeout_seconds)
-        self._asked_at = self._started_at
-        self._run_ended: tuple[str, float] | None = None
-        self._recalled: HeartbeatTimeout | None = None
-        self._was_recalled_in_time = False
         self._probes = self._has_read_heartbeat = False
-        self._look_at = self._started_at
-        self._pause_seconds = 0.0
+        self._recalled: Recalled | None = None
 
     def note_outage(self, *, is_write: bool) -> None:
         """Count the heartbeat timeout from now: while the store failed, the attempt could not write a heartbeat.
@@ -153,19 +154,12 @@ class _Waiting:
 
     def look(self) -> SegmentReport | None:
         """Read the store, if that is due; the report of the attempt once it has one."""
-        at = self._clock.monotonic()
-        if at < self._look_at:
-            self._ask_orchestrator(at)
-            if self._run_ended is None:
+        if not self._looks.is_due:
+            self._flow_run.ask()
+            if self._flow_run.state_name is None:
                 return None
-        self._pause_seconds = self._spec.liveness.remote_look_seconds if self._runlog.store.is_remote else 0.0
-        report = self._look_at_store()
-        self._look_at = at + self._pause_seconds
-        return report
-
-    def _look_within(self, seconds: float) -> None:
-        """Have the next look after this time at most: something is due then."""
-        self._pause_seconds = min(self._pause_seconds, max(seconds, 0.0))
+        with self._looks.looking():
+            return self._look_at_store()
 
     def _look_at_store(self) -> SegmentReport | None:
         self._has_read_heartbeat = False
@@ -176,36 +170,45 @@ class _Waiting:
         report = history.report_of(self._plan.segment, self._plan.attempt)
         if report is not None:
             return self._with_its_cause(report)
-        at = self._clock.monotonic()
-        self._ask_orchestrator(at)
+        self._flow_run.ask()
         attempt = history.attempt_of(self._plan.segment, self._plan.attempt)
-        if attempt is None and self._has_run_ended(at):
+        if attempt is None and self._flow_run.is_final:
             return self._refused() or self._ended_without_report()
         self._capacity.show(history, is_claimed=attempt is not None)
         if attempt is None:
             return self._give_up_waiting(history)
         self._starts.settle(attempt.claim)
-        beat = last_heartbeat(self._runlog, attempt)
+        at, beat = self._clock.monotonic(), last_heartbeat(self._runlog, attempt)
         self._heartbeat.update(beat.counter if beat else None, at=at)
         self._has_read_heartbeat = True
         if beat is not None and beat.ends_in_seconds is not None:
-            self._look_within(max(beat.ends_in_seconds, self._period.poll_seconds))
-        self._look_within(self._heartbeat.heartbeat_timeout_seconds - self._heartbeat.unchanged_seconds)
-        if self._has_run_ended(at) and self._heartbeat.unchanged_seconds > self._late_report_seconds:
+            self._looks.within(max(beat.ends_in_seconds, self._period.poll_seconds))
+        self._looks.within(self._heartbeat.heartbeat_timeout_seconds - self._heartbeat.unchanged_seconds)
+        return self._look_at_claimed(history, attempt.claim.attempt_id, beat, at)
+
+    def _look_at_claimed(
+        self, history: History, attempt_id: str, beat: Heartbeat | None, at: float
+    ) -> SegmentReport | None:
+        if self._flow_run.is_final and self._heartbeat.unchanged_seconds > self._flow_run.late_report_seconds:
             # The heartbeat must have stopped too: orchestrators sometimes report live runs as crashed.
             return self._ended_without_report()
         if self._heartbeat.is_expired:
             return self._lost(f"no heartbeat for {self._spec.liveness.heartbeat_timeout_seconds:g} s")
-        if history.stop is not None:
-            if self._recalled is None:  # The attempt may have claimed the run after the stop was requested.
-                self._recall(history, attempt.claim.attempt_id, beat, reason=history.stop.reason)
+        if history.stop is not None:  # The attempt may have claimed the run after the stop was requested.
+            self._recall(history, attempt_id, beat, reason=history.stop.reason)
         elif self._manager is not None:
-            self._manage_standby(self._manager, history, attempt.claim.attempt_id, beat)
+            if self._is_standby_due(self._manager, history, beat):
+                self._recall(history, attempt_id, beat, reason="the standby is ready")
         elif self._recalled is None and self._is_recall_due(history, beat):
             if beat is None or beat.phase in ("starting", "restoring"):
                 return self._lost("it had not started to train when the deadline required on-demand")
-            self._recall(history, attempt.claim.attempt_id, beat, reason="the deadline requires on-demand")
-        why = self._why_too_slow(history, beat, at)
+            self._recall(history, attempt_id, beat, reason="the deadline requires on-demand")
+        if self._recalled is None:
+            return None
+        self._looks.within(self._spec.liveness.heartbeat_seconds)
+        # After a stop no attempt follows that would need the time.
+        here, is_urgent = self._situation_with(beat, history), history.stop is None
+        why = self._recalled.why_lost(here, beat, at=at, is_urgent=is_urgent)
         return self._lost(why) if why is not None else None
 
     def _with_its_cause(self, report: SegmentReport) -> SegmentReport:
@@ -214,47 +217,17 @@ class _Waiting:
             return report
         return declare_as(self._runlog, self._plan, StopReason.CANCELLED, why=CANCELLED)
 
-    def _manage_standby(
-        self, manager: StandbyManager, history: History, attempt_id: str, beat: Heartbeat | None
-    ) -> None:
+    def _is_standby_due(self, manager: StandbyManager, history: History, beat: Heartbeat | None) -> bool:
         is_named = history.handover_of(self._plan.segment, self._plan.attempt) is not None
         if beat is None or (beat.phase != "training" and not is_named):
-            return  # The attempt does not train yet, or ends by itself.
+            return False  # The attempt does not train yet, or ends by itself.
         if not is_named and not may_come_back(self._spec, history):
-            return
-        here = self._situation(history, slowest_step_seconds=self._own_step_seconds(beat))
-        is_due = manager.look(history, here)
-        if is_due and self._recalled is None:
-            self._recall(history, attempt_id, beat, reason="the standby is ready")
-
-    def _why_too_slow(self, history: History, beat: Heartbeat | None, at: float) -> str | None:
-        """Why a recalled attempt is declared lost; None while it may still end by itself."""
-        if self._recalled is None:
-            return None
-        self._look_within(self._spec.liveness.heartbeat_seconds)
-        # Counted like a heartbeat timeout, because the attempt cannot answer while the store is unreachable.
-        self._recalled.update(0, at=at)
-        waited, heartbeat_timeout_seconds = self._recalled.unchanged_seconds, self._recalled.heartbeat_timeout_seconds
-        is_stopping = beat is not None and beat.phase == "stopping"
-        # After a stop no attempt follows that would need the time: the last checkpoint is waited for.
-        is_urgent = history.stop is None
-        if is_urgent and not is_stopping and waited > heartbeat_timeout_seconds:
-            return f"no answer to a recall for {heartbeat_timeout_seconds:g} s"
-        here = self._situation(history, slowest_step_seconds=self._own_step_seconds(beat))
-        if is_urgent and self._was_recalled_in_time and clamp.is_late(here, in_seconds=_MARGIN_SECONDS):
-            return "it was recalled and did not end in time for on-demand to meet the deadline"
-        # Declaring it lost costs its uncommitted work. Waiting longer than that work took would cost more.
-        patience = heartbeat_timeout_seconds + here.answer_seconds + here.at_risk_seconds
-        return f"it was recalled and did not end within {patience:.0f} s" if waited > patience else None
-
-    @property
-    def _late_report_seconds(self) -> float:
-        return max(_LATE_REPORT_SECONDS, 3 * self._spec.liveness.heartbeat_seconds)
+            return False
+        return manager.look(history, self._situation_with(beat, history))
 
     def _ended_without_report(self) -> SegmentReport:
-        name = self._run_ended[0] if self._run_ended else "unknown"
         reason = StopReason.CANCELLED if self._starts.was_cancelled() else StopReason.LOST
-        why = f"its flow run ended as {name} without a report"
+        why = f"its flow run ended as {self._flow_run.state_name or 'unknown'} without a report"
         return declare_lost(self._runlog, self._plan, why=why, reason=reason)
 
     def _refused(self) -> SegmentReport | None:
@@ -264,23 +237,12 @@ class _Waiting:
             return None
         return declare_lost(self._runlog, self._plan, why=why, reason=StopReason.NO_CAPACITY, was_refused=True)
 
-    def _has_run_ended(self, at: float) -> bool:
-        return self._run_ended is not None and at - self._run_ended[1] > self._late_report_seconds
-
-    def _ask_orchestrator(self, at: float) -> None:
-        if self._run_ended is not None or at - self._asked_at < self._period.ask_seconds:
-            return
-        self._asked_at = at
-        name = self._starts.state()
-        if name is not None:
-            self._run_ended = (name, at)
-
     def _give_up_waiting(self, history: History) -> SegmentReport | None:
         failed = self._starts.look(history, self._situation(history)) if history.stop is None else None
         found = (StopReason.START_FAILED, failed) if failed is not None else self._capacity.why_give_up(history)
         if found is None:
             left = self._capacity.seconds_left(history)
-            self._look_within(left if left > 0 else self._spec.liveness.heartbeat_seconds)
+            self._looks.within(left if left > 0 else self._spec.liveness.heartbeat_seconds)
             return None
         reason, why = found
         # The report first: an attempt that starts later finds it in the log and ends.
@@ -299,9 +261,9 @@ class _Waiting:
     def _is_recall_due(self, history: History, beat: Heartbeat | None) -> bool:
         if self._plan.capacity is not Capacity.SPOT or _retries_a_failure(history, beat):
             return False
-        here = self._situation(history, slowest_step_seconds=self._own_step_seconds(beat))
+        here = self._situation_with(beat, history)
         left = None if clamp.is_behind_others(here) else clamp.seconds_to_recall(here)
-        self._look_within(math.inf if left is None else left)
+        self._looks.within(math.inf if left is None else left)
         return clamp.must_recall(here)
 
     def _own_step_seconds(self, beat: Heartbeat | None) -> float:
@@ -310,6 +272,10 @@ class _Waiting:
         steps = beat.step - (self._plan.parent.step if self._plan.parent else 0)
         is_enough = steps > _ENOUGH_STEPS and steps * beat.step_seconds > _ENOUGH_SECONDS
         return beat.step_seconds if is_enough else 0.0
+
+    def _situation_with(self, beat: Heartbeat | None, history: History) -> Situation:
+        """The situation, with the step time of the running attempt."""
+        return self._situation(history, slowest_step_seconds=self._own_step_seconds(beat))
 
     def _situation(self, history: History, *, slowest_step_seconds: float = 0.0) -> Situation:
         queues = self._starts.queues(self._spec)
@@ -322,11 +288,13 @@ class _Waiting:
         )
 
     def _recall(self, history: History, attempt_id: str, beat: Heartbeat | None, *, reason: str) -> None:
+        """Ask the attempt to commit and stop, once."""
+        if self._recalled is not None:
+            return
         log.warning("recalling the attempt attempt=%s reason=%s", attempt_id, reason)
         recall(self._runlog.store, run_id=self._spec.run_id, attempt_id=attempt_id, reason=reason)
-        here = self._situation(history, slowest_step_seconds=self._own_step_seconds(beat))
-        self._was_recalled_in_time = not clamp.is_late(here, in_seconds=_MARGIN_SECONDS)
-        self._recalled = HeartbeatTimeout(self._spec.liveness.heartbeat_timeout_seconds)
+        here, timeout_seconds = self._situation_with(beat, history), self._spec.liveness.heartbeat_timeout_seconds
+        self._recalled = Recalled(here, timeout_seconds=timeout_seconds)
 
 
 def _retries_a_failure(history: History, beat: Heartbeat | None) -> bool:

@@ -1,0 +1,32 @@
+"""When a wait reads the store next. A remote store is read rarely, because each read costs time and money."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from segue.clock import Clock
+
+
+class LookSchedule:
+    """The times of looks: one as soon as possible, then one a period later, or when something is due before that."""
+
+    def __init__(self, clock: Clock, *, period_seconds: float) -> None:
+        self._clock, self._period_seconds = clock, period_seconds
+        self._pause_seconds = period_seconds
+        self._next_at = clock.monotonic()
+
+    @property
+    def is_due(self) -> bool:
+        return self._clock.monotonic() >= self._next_at
+
+    @contextmanager
+    def looking(self) -> Iterator[None]:
+        """One look. After one that raises, the next is due at once."""
+        at, self._pause_seconds = self._clock.monotonic(), self._period_seconds
+        yield
+        self._next_at = at + self._pause_seconds
+
+    def within(self, seconds: float) -> None:
+        """Have the look after the present one within this time: something is due then."""
+        self._pause_seconds = min(self._pause_seconds, max(seconds, 0.0))
