@@ -13,7 +13,7 @@ from segue.controller.segment import TrainerEnd
 from segue.launch.assignment import Assignment, ExitCode
 from segue.launch.memory import RecentKills
 from segue.launch.registry import launch
-from segue.launch.slurm import submission
+from segue.launch.slurm import orders, submission, watch
 from segue.launch.slurm import trainer as trainers
 from segue.launch.slurm.checks import require_slurm, slurm_problems
 from segue.records import Capacity, SegmentPlan, StopReason
@@ -44,10 +44,15 @@ def commands(tmp_path, monkeypatch):
         return calls
 
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
-    for name in ("_LOOK", "_REPEAT", "_UNKNOWN", "_FORGOTTEN"):
-        monkeypatch.setattr(trainers, f"{name}_SECONDS", 0.3)
-    for name in ("_LOOK", "_SUBMIT_AGAIN", "_SILENT", "_UNSURE"):
-        monkeypatch.setattr(submission, f"{name}_SECONDS", 0.3)
+    waits = {
+        trainers: ("_LOOK",),
+        orders: ("_AGAIN", "_REPEAT"),
+        watch: ("_UNKNOWN", "_FORGOTTEN"),
+        submission: ("_LOOK", "_SUBMIT_AGAIN", "_SILENT", "_UNSURE"),
+    }
+    for module, names in waits.items():
+        for name in names:
+            monkeypatch.setattr(module, f"{name}_SECONDS", 0.3)
     return write
 
 
@@ -205,7 +210,7 @@ def test_a_node_that_does_not_boot_is_no_machine_that_was_lost(commands, start, 
 
 
 def test_a_job_that_is_cleaned_up_for_minutes_has_ended(commands, start, monkeypatch):
-    monkeypatch.setattr(trainers, "_COMPLETING_SECONDS", -20.0)  # The run's grace period is added.
+    monkeypatch.setattr(watch, "_COMPLETING_SECONDS", -20.0)  # The run's grace period is added.
     commands(sbatch="echo 7", scontrol=scontrol(show("COMPLETING", name="$NAME")))
     trainer = start(segment=1)
     monkeypatch.setenv("NAME", trainer.name)
@@ -296,7 +301,7 @@ def test_a_kill_that_slurm_does_not_take_is_sent_again(commands, start, monkeypa
 
 
 def test_an_end_does_not_wait_for_ever_for_the_answer_to_a_submission(commands, start, monkeypatch):
-    monkeypatch.setattr(trainers, "_GIVE_UP_SECONDS", 0.3)
+    monkeypatch.setattr(orders, "_GIVE_UP_SECONDS", 0.3)
     calls = commands(sbatch=AWAY, scontrol=scontrol(AWAY), squeue=AWAY)
     trainer = start(segment=1)
     until(lambda: "squeue" in calls.read_text())

@@ -1,0 +1,99 @@
+"""What a job is to be told: notices, other signals, and its kill. Each is told until Slurm has taken it."""
+
+from __future__ import annotations
+
+import logging
+import signal
+
+from segue.clock import Clock
+from segue.launch.slurm.commands import ask
+from segue.launch.slurm.submission import Silence
+
+log = logging.getLogger(__name__)
+
+_AGAIN_SECONDS = 2.0
+"""Time until what the controller did not take is told again."""
+_REPEAT_SECONDS = 5.0
+"""A notice is sent again until the job ends: a job that boots its nodes has no step yet that could get it."""
+_GIVE_UP_SECONDS = 300.0
+"""How long after its kill a job is watched of which nothing is known."""
+
+
+class Orders:
+    """The orders for one job. Signal handlers and other threads give them; one thread tells the controller."""
+
+    def __init__(self, *, name: str, silence: Silence, clock: Clock) -> None:
+        self._name, self._silence, self._clock = name, silence, clock
+        # Signal handlers and other threads write to these, and never take a lock.
+        self._notices: dict[signal.Signals, bool] = {}
+        self._signals: list[signal.Signals] = []
+        self._is_killed = self._was_cancelled = False
+        self._sent: dict[signal.Signals, float] = {}
+        """When each notice was sent last."""
+        self._killed_at: float | None = None
+        self._tell_at = float("-inf")
+
+    def give_notice(self, number: signal.Signals) -> None:
+        self._notices[number] = True
+
+    def send(self, number: signal.Signals) -> None:
+        self._signals.append(number)
+
+    def kill(self) -> None:
+        self._is_killed = True
+
+    @property
+    def to_end(self) -> bool:
+        """Whether the job is to end, also if Slurm has not heard of that yet."""
+        return bool(self._notices) or self._is_killed
+
+    @property
+    def were_heard(self) -> bool:
+        """Whether Slurm has heard that the job is to end."""
+        return bool(self._sent) or self._was_cancelled
+
+    def is_given_up(self) -> bool:
+        """Whether the kill is so long ago that Slurm is waited for no longer."""
+        at = self._clock.monotonic()
+        if self._is_killed and self._killed_at is None:
+            self._killed_at = at
+        return self._killed_at is not None and at - self._killed_at > _GIVE_UP_SECONDS
+
+    def tell(self, job_id: str) -> None:
+        """Tell the controller what it has not taken yet, if it is time."""
+        at = self._clock.monotonic()
+        if at < self._tell_at:
+            return
+        # By id and name: an id that the controller forgot may be another job's by now.
+        scancel = ["scancel", f"--name={self._name}"]
+        if self._is_killed and not self._was_cancelled:
+            if self._sent or not self._notices:
+                # The step at once, as a machine that vanishes would end it. The job's own end is a notice first, which
+                # is right if no notice has reached the trainer yet, because the controller was away.
+                ask([*scancel, "--signal=KILL", f"{job_id}.0"])
+            self._was_cancelled = self._is_heard([*scancel, job_id], job_id)
+            return
+        for number in list(self._notices):
+            if number in self._sent and at - self._sent[number] < _REPEAT_SECONDS:
+                continue
+            # A job that waits gets no signal.
+            is_new = number not in self._sent
+            if is_new and not self._is_heard([*scancel, "--state=PENDING", job_id], job_id):
+                return
+            if not self._is_heard([*scancel, f"--signal={number.name}", job_id], job_id):
+                return
+            self._sent[number] = at
+        while self._signals:
+            answer = ask([*scancel, f"--signal={self._signals[0].name}", job_id])
+            if self._silence.note(answer.is_silence, job=job_id):
+                return
+            self._signals.pop(0)  # A job that does not take it now, because it waits or is suspended, needs none.
+
+    def _is_heard(self, command: list[str], job_id: str) -> bool:
+        """Tell the controller; whether it took that. Otherwise it is told again, after a while."""
+        answer = ask(command)
+        if not self._silence.note(answer.is_silence, job=job_id) and not answer.was_heard:
+            log.warning("scancel failed and is run again job=%s reason=%s", job_id, answer.why)
+        if not answer.was_heard:
+            self._tell_at = self._clock.monotonic() + _AGAIN_SECONDS
+        return answer.was_heard
