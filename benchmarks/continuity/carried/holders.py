@@ -223,6 +223,75 @@ KINDS: tuple[Kind, ...] = (
         body="set_lr(optimizer, 0.02 / (1 + next(numbers)))",
     ),
     in_steps(
+        "namespace in a namespace",
+        "inner",
+        "rate",
+        before="settings = SimpleNamespace(inner=SimpleNamespace(rate=0.02))",
+        body="""
+        settings.inner.rate *= 0.97
+        set_lr(optimizer, settings.inner.rate)
+        """,
+    ),
+    in_steps(
+        "namespace of the command line that a function changes late",
+        "patience",
+        top="""
+        import argparse
+
+        def decide(args, step):
+            args.patience += 1
+            return 0.02 if args.patience < 36 else 0.001
+        """,
+        before="args = argparse.Namespace(patience=0)",
+        body="set_lr(optimizer, decide(args, step))",
+    ),
+    in_steps(
+        "object in a tuple",
+        "rate",
+        top="""
+        class Schedule:
+            def __init__(self):
+                self.rate = 0.02
+        """,
+        before="pair = (Schedule(), 3)",
+        body="""
+        pair[0].rate *= 0.97
+        set_lr(optimizer, pair[0].rate)
+        """,
+    ),
+    in_steps(
+        "object in a UserDict",
+        "rate",
+        before="held = collections.UserDict(schedule=SimpleNamespace(rate=0.02))",
+        body="""
+        held["schedule"].rate *= 0.97
+        set_lr(optimizer, held["schedule"].rate)
+        """,
+    ),
+    in_steps(
+        "property of an object",
+        "tuner",
+        "_rate",
+        top="""
+        class Tuner:
+            def __init__(self):
+                self._rate = 0.02
+
+            @property
+            def rate(self):
+                return self._rate
+
+            @rate.setter
+            def rate(self, value):
+                self._rate = value
+        """,
+        before="tuner = Tuner()",
+        body="""
+        tuner.rate = tuner.rate * 0.97
+        set_lr(optimizer, tuner.rate)
+        """,
+    ),
+    in_steps(
         "random generator of its own",
         "dice",
         before="dice = random.Random(4)",

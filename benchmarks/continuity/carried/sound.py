@@ -136,6 +136,26 @@ KINDS: tuple[Kind, ...] = (
         """,
     ),
     in_steps(
+        "settings in namespaces, and a batch in a tuple",
+        top="""
+        import argparse
+
+        def rate_of(args, step):
+            return args.optim.rate * (1 - step / 80)
+        """,
+        before="""
+        args = argparse.Namespace(optim=SimpleNamespace(rate=0.02), seen=SimpleNamespace(batch=None))
+        """,
+        body="""
+        batch = (a, b, [len(a)], {"step": step})
+        args.seen.batch = batch
+        args.last_loss = float(loss.detach())
+        set_lr(optimizer, rate_of(args, step))
+        if step % 10 == 0:
+            print(batch[3]["step"], args.last_loss)
+        """,
+    ),
+    in_steps(
         "smooth loss for a log line",
         before="smooth = None\nseen = 0\nstarted = time.perf_counter()",
         body="""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections import deque
+from collections import ChainMap, UserDict, UserList, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import partial
 from types import FunctionType, MethodType, ModuleType
@@ -27,12 +27,16 @@ from segue.trainer.programs.loop_values import LoopValues, flows_of_program, fra
 from segue.trainer.ranks.ddp import bare
 from segue.trainer.workloads.outside import OutsideState, parts_of_loader
 from segue.user_objects import attribute, has
+from segue.user_objects.variables import NAMESPACES
 
 log = logging.getLogger(__name__)
 
 _HOME = "__main__"
-_HOLDERS = (nn.Module, torch.optim.Optimizer, *STREAMS, dict, list, set, deque, FunctionType, MethodType, partial)
-
+_HOLDERS = (
+    *(nn.Module, torch.optim.Optimizer, *STREAMS),
+    *(dict, list, set, deque, ChainMap, UserDict, UserList, *NAMESPACES),
+    *(FunctionType, MethodType, partial),
+)
 
 _CARRIED = "carried"
 """The part of what is recorded with the values that the loops carry."""
@@ -179,5 +183,7 @@ def _held_by_the_loop() -> dict[str, Any]:
 def _is_holder(value: Any) -> bool:
     """Whether it can hold state: not an object of an installed package, such as a progress bar."""
     kind = type(value)
+    if issubclass(kind, tuple):  # Its items stay the same objects, which may change.
+        return any(_is_holder(item) for item in value)
     is_stateful = hasattr(kind, "state_dict") and hasattr(kind, "load_state_dict")
     return issubclass(kind, _HOLDERS) or is_stateful or is_users(kind, home=_HOME)
