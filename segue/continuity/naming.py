@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from segue.continuity.recipe_diff import CHANGEABLE, CONFIG, NEXT_BATCHES, RANGE, SURROUNDINGS, UNTRACKED
+from segue.continuity.recipe_diff import CHANGEABLE, CONFIG, NEXT_BATCHES, SURROUNDINGS, UNTRACKED
 from segue.records import Finding
 
 UNREGISTERED = "unregistered state"
@@ -110,7 +110,7 @@ def explained(
         return (_by_carried(first, untracked, noted), *map(with_fix, others))
     causes = [finding.sentence for finding in (*untracked, *noted)]
     more = [f"{len(causes) - _MOST_CAUSES} more"] if len(causes) > _MOST_CAUSES else []
-    named = _cause_of(first, untracked, noted, is_program=RANGE in compared)
+    named = _cause_of(first, untracked, noted)
     if named is not None:
         what = _SAID.get(named.component, _ALSO)
         sentence = f"{first.sentence}; {what}: {'; '.join(causes[:_MOST_CAUSES] + more)}"
@@ -124,7 +124,7 @@ def explained(
         sentence = f"{first.sentence}; the cause lies outside what was compared and is equal ({seen})"
         first = first.model_copy(update={"component": OUTSIDE, "sentence": sentence})
     elif causes:
-        advised = [with_fix(first).fix or "", *(cause.fix for cause in noted if cause.fix)]
+        advised = [with_fix(first).fix or "", *(cause.fix for cause in (*untracked, *noted) if cause.fix)]
         sentence = "; ".join((first.sentence, *causes[:_MOST_CAUSES], *more))
         fix = "; ".join(list(dict.fromkeys(advised))[:_MOST_FIXES])
         first = first.model_copy(update={"sentence": sentence, "fix": fix})
@@ -172,20 +172,15 @@ def _is_near(finding: Finding, channel: str) -> bool:
     return finding.sentence.startswith(roots) or any(f"{REACHED_FROM}{root}" in finding.sentence for root in roots)
 
 
-def _cause_of(
-    first: Finding, untracked: Sequence[Finding], noted: Sequence[Finding], *, is_program: bool
-) -> Finding | None:
+def _cause_of(first: Finding, untracked: Sequence[Finding], noted: Sequence[Finding]) -> Finding | None:
     """The cause among the candidates; None where the finding itself is the cause."""
     if first.channel in _OF_NUMBERS:
         candidates = [*untracked, *noted]
     elif first.channel == "input_fingerprint" or (first.channel == "streams" and first.step is not None):
         candidates = list(untracked)
     else:
-        # Another number than the loss has a cause of its own, unless something changed where it is made. A program may
-        # make it from any of its variables.
+        # Another number than the loss has a cause of its own, unless something changed where it is made.
         candidates = [finding for finding in (*untracked, *noted) if _is_near(finding, first.channel)]
-        if is_program and first.channel not in _OF_BATCHES:
-            candidates = [*candidates, *untracked]
     return with_fix(candidates[0]) if candidates else None
 
 

@@ -14,12 +14,18 @@ from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
-from benchmarks.continuity.carried import epochs, holders, plain_values, single_values, sound
+from benchmarks.continuity.carried import epochs, holders, namespaces, plain_values, single_values, sound
 from benchmarks.continuity.carried.kind import Kind
 from benchmarks.continuity.carried.trial import Outcome, outcome_of
 
 _LIMIT_SECONDS = 300.0
-KINDS: tuple[Kind, ...] = (*plain_values.KINDS, *single_values.KINDS, *holders.KINDS, *epochs.KINDS)
+KINDS: tuple[Kind, ...] = (
+    *plain_values.KINDS,
+    *single_values.KINDS,
+    *holders.KINDS,
+    *namespaces.KINDS,
+    *epochs.KINDS,
+)
 SOUND: tuple[Kind, ...] = sound.KINDS
 
 

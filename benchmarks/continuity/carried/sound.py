@@ -147,12 +147,26 @@ KINDS: tuple[Kind, ...] = (
         args = argparse.Namespace(optim=SimpleNamespace(rate=0.02), seen=SimpleNamespace(batch=None))
         """,
         body="""
-        batch = (a, b, [len(a)], {"step": step})
+        batch = (a, b, [len(a)])
         args.seen.batch = batch
         args.last_loss = float(loss.detach())
         set_lr(optimizer, rate_of(args, step))
         if step % 10 == 0:
-            print(batch[3]["step"], args.last_loss)
+            print(batch[2], args.last_loss)
+        """,
+    ),
+    in_steps(
+        "carried values under another name, and a long tuple",
+        before="""
+        kept = run.carry("schedule", rate=0.02, seen=[])
+        chain = ()
+        for number in range(1500):
+            chain = (number, chain)
+        """,
+        body="""
+        kept.rate *= 0.97
+        kept.seen.append(step)
+        set_lr(optimizer, kept.rate * (1 + 0.01 * len(kept.seen)))
         """,
     ),
     in_steps(

@@ -53,8 +53,8 @@ class UseOfLeaves:
     def is_shown(self, leaf: Leaf) -> bool:
         """Whether the code only shows it to people, does nothing with it, or makes it anew in each step."""
         spots = self._spots_of(leaf)
-        _, names = _named_in_code(leaf)
-        if names and self._is_made_anew(names[0]) and not self.is_carried(leaf):
+        attribute = _attribute_with(leaf) or leaf.path.rpartition(".")[2]
+        if self._is_made_anew(attribute) and not self.is_carried(leaf):
             return True
         return bool(spots) and not any(map(self._flows.is_used, spots))
 
@@ -74,33 +74,37 @@ class UseOfLeaves:
         return list(self._flows.named(names[at - 1])) if at else []
 
     def _spots_of(self, leaf: Leaf) -> list[Spot]:
-        inner, names = _named_in_code(leaf)
-        place = inner.what if inner is not None else leaf.place
+        names = [name for name in reversed(leaf.path.split(".")) if not name.isdigit()]
+        if attribute := _attribute_with(leaf):
+            # Of what an attribute has a list or a tuple of: no variable of that name is meant.
+            found = [spot for spot in self._flows.named(attribute) if "|" not in spot]
+            if found:
+                return found
         for number, name in enumerate(names):
             found = self._flows.named(name)
-            if number == 0 and place == MODULE_VARIABLE:
+            if number == 0 and leaf.place == MODULE_VARIABLE:
                 of_module = [spot for spot in found if f"|{MODULE}|" in spot]
                 found = of_module or [spot for spot in found if "|" not in spot]  # Of another module: its attribute.
-            elif number == 0 and place == "closure variable":
+            elif number == 0 and leaf.place == "closure variable":
                 found = [spot for spot in found if "|" in spot and f"|{MODULE}|" not in spot]
-            elif number == 0 and ("attribute" in place or not place):
+            elif number == 0 and ("attribute" in leaf.place or not leaf.place):
                 # Without a place it was there in an earlier attempt alone, most often as an attribute.
-                found = [spot for spot in found if "|" not in spot] or ([] if place else found)
-            if found or place in _OF_CODE:
+                found = [spot for spot in found if "|" not in spot] or ([] if leaf.place else found)
+            if found and number == 0 and leaf.place == "item" and names[1:]:
+                # A variable that is called as the key is need not be meant: what holds the item counts, too.
+                return [*found, *self._flows.named(names[1])]
+            if found or leaf.place in _OF_CODE:
                 return found
         return []
 
 
-def _named_in_code(leaf: Leaf) -> tuple[ValuePlace | None, list[str]]:
-    """The innermost place that has a name in code, and the names on the way to it, the innermost first.
-
-    An item has none: the variable `loss` is not what a dict holds as "loss".
-    """
+def _attribute_with(leaf: Leaf) -> str:
+    """The name of the attribute whose list or tuple has the value as an item; empty otherwise."""
     place = leaf.at
-    while place is not None and place.what == "item" and place.outer is not None:
+    while place is not None and place.what == "item" and place.name.isdigit():
         place = place.outer
-    path = leaf.path if place is None else place.path
-    return place, [name for name in reversed(path.split(".")) if not name.isdigit()]
+    is_item = place is not None and place is not leaf.at and place.what == "attribute"
+    return place.name if is_item and place is not None else ""
 
 
 def _is_module(leaf: Leaf, path: str) -> bool:

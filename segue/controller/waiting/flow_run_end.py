@@ -28,7 +28,7 @@ class FlowRunEnd:
         self._asked_at = at
         self.state_name = self._starts.state()
         if self.state_name is not None:
-            self._ended_at = at
+            self._ended_at = self._clock.monotonic()
 
     @property
     def is_final(self) -> bool:

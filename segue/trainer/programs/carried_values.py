@@ -22,13 +22,13 @@ from segue.continuity.carried.source import calls_method
 from segue.continuity.code_hash import is_users
 from segue.continuity.iterators import is_iterator, position_of
 from segue.continuity.object_walk import PLAIN, attributes_of
-from segue.continuity.untracked.keepers import content_of, keeps_state
+from segue.continuity.untracked.keepers import keeps_state
 from segue.continuity.untracked.marks import ARRAYS
 from segue.errors import UnsupportedStateError
 from segue.sessions import Session
 from segue.trainer.workloads.values import component_of_value
 from segue.user_objects import is_users_file
-from segue.user_objects.variables import CODE, NAMESPACES
+from segue.user_objects.variables import CODE
 
 COLLECTIONS = (dict, list, tuple, set, frozenset, deque)
 VALUES: tuple[type, ...] = (*PLAIN, *CONSTANTS, complex, np.generic)
@@ -74,11 +74,8 @@ def _can_be_carried(value: Any) -> bool:
 
 def is_data(value: Any) -> bool:
     """Whether it is one value whose content can be compared: not an object of some class, nor what holds such."""
-    if isinstance(value, (*VALUES, *ARRAYS)) or is_frame(value):
+    if isinstance(value, (*VALUES, *ARRAYS)) or is_frame(value) or keeps_state(value):
         return True
-    if keeps_state(value):
-        content = content_of(value)
-        return content is None or is_data(content)
     if isinstance(value, COLLECTIONS):
         return _hold_data(value.values() if isinstance(value, dict) else value)
     return is_iterator(value) and not _is_segues(value)
@@ -90,8 +87,7 @@ def value_of(name: str, local: Mapping[str, Any], outside: Mapping[str, Any]) ->
     value = local.get(holder, outside.get(holder, ABSENT))
     if not attribute:
         return value
-    seen = issubclass(type(value), (Session, nn.Module, type, *NAMESPACES)) or is_users(type(value), home="__main__")
-    if value is ABSENT or seen:
+    if value is ABSENT or issubclass(type(value), (Session, nn.Module, type)) or is_users(type(value), home="__main__"):
         return ABSENT
     if type(value).__module__.startswith("torch."):
         return ABSENT  # An optimizer, a scheduler or a loader, of which all is tracked or nothing.

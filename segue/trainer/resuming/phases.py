@@ -1,4 +1,4 @@
-"""The phases of a resume after its checkpoint was found: replaying, then judged, or undecided. Frozen values. Pure."""
+"""The phases of a resume after its checkpoint was found: replaying, then judged. Frozen values. Pure."""
 
 from __future__ import annotations
 
@@ -26,6 +26,8 @@ class Replaying:
     """What differed before a step, which was therefore not made."""
     other_hands: tuple[Finding, ...] = ()
     """What somebody changed between the restore and the first step: the cause, if the replay differs."""
+    is_undecided: bool = False
+    """Whether a notice left no time to find out what a difference means. It may be withdrawn, and time be left then."""
 
     @property
     def parent(self) -> CheckpointRef:
@@ -53,13 +55,6 @@ class Replaying:
 
     def verdict(self, noise: Noise) -> Verdict:
         return self.comparison.verdict(self.rows, early=self.early, noise=noise)
-
-
-@dataclass(frozen=True)
-class Undecided:
-    """A notice left no time to find out what a difference means. There is no verdict, and nothing is committed."""
-
-    parent: CheckpointRef
 
 
 @dataclass(frozen=True)

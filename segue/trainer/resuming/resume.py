@@ -22,7 +22,7 @@ from segue.trainer.resuming.check import StateCheck, changed_by_another_hand
 from segue.trainer.resuming.comparison import Terms
 from segue.trainer.resuming.found import CheckpointSource, Found
 from segue.trainer.resuming.judge import Judge
-from segue.trainer.resuming.phases import Judged, Replaying, Undecided
+from segue.trainer.resuming.phases import Judged, Replaying
 from segue.trainer.workloads.components import Component
 
 log = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ class Resume:
         self._ranks = ranks or Ranks()
         self._checkpoints = CheckpointSource(runlog, claim.epoch, fast, self._ranks)
         self._judge = Judge(runlog, claim, self._ranks, Terms(environment, accept))
-        self._phase: Found | Replaying | Undecided | Judged | None = None
+        self._phase: Found | Replaying | Judged | None = None
 
     def judge_on(
         self,
@@ -73,8 +73,8 @@ class Resume:
 
     @property
     def is_undecided(self) -> bool:
-        """Whether a notice left no time to find out what a difference means; there will be no verdict."""
-        return isinstance(self._phase, Undecided)
+        """Whether a notice left no time to find out what a difference means; nothing is committed meanwhile."""
+        return isinstance(self._phase, Replaying) and self._phase.is_undecided
 
     @property
     def verdict(self) -> Verdict | None:
@@ -93,9 +93,8 @@ class Resume:
 
     def is_pending_after(self, step: int) -> bool:
         """Whether the verdict will still be missing when so many steps are made and compared."""
-        if isinstance(self._phase, Replaying):
-            return self.is_pending and step < self._phase.comparison.last_witnessed
-        return self.is_undecided
+        phase = self._phase
+        return self.is_pending and isinstance(phase, Replaying) and step < phase.comparison.last_witnessed
 
     def find(
         self,
@@ -210,7 +209,7 @@ class Resume:
             return
         verdict = self._judge.verdict(phase)
         if verdict is None:
-            self._phase = Undecided(phase.parent)
+            self._phase = replace(phase, is_undecided=True)
             log.warning(
                 "the resume is not judged: a notice came before fresh processes could repeat the steps; the next "
                 "attempt judges it"

@@ -13,13 +13,18 @@ from segue.checkpoints.loading.live_digest import Looks
 from segue.continuity.noise import NONE
 from segue.continuity.recipe_diff import SetupChanges
 from segue.continuity.verdict import Prelude
-from segue.records import CheckpointRef, Finding, VerdictKind, WitnessRow
+from segue.errors import BrokenResumeError
+from segue.records import CheckpointRef, Environment, Finding, VerdictKind, WitnessRow
+from segue.runlog.log import RunLog
+from segue.stores import LocalStore
 from segue.trainer.resuming.comparison import Comparison
 from segue.trainer.resuming.found import Found
 from segue.trainer.resuming.phases import Replaying, may_be_noise
 from segue.trainer.resuming.restored_state import RestoredState
+from segue.trainer.resuming.resume import Resume
 
 STATE = Digests(components={"model": "1", "optimizer": "2"}, tensors={})
+HERE = Environment(torch="2.0", device="cpu", instruction_set="AVX2", threads=1)
 OTHER_HAND = Finding(component="model.drop.p", channel="setup", sentence="model.drop.p was 0.1, now 0.5")
 
 
@@ -103,3 +108,28 @@ def test_a_fork_begins_as_built_with_what_the_other_run_did_not_store(forked_fro
         checkpoint=SimpleNamespace(manifest=manifest), snapshot=SimpleNamespace(skeletons={"model": {}})
     )
     assert Found(source, None, None).as_built({"model": None, "scheduler": None}) == as_built
+
+
+class Asked:
+    """Fresh processes that have no time when they are asked first, because of a notice."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def noise(self, *_, **__):
+        self.count += 1
+        return None if self.count == 1 else NONE
+
+
+def test_a_resume_that_a_notice_left_undecided_is_judged_once_the_notice_is_withdrawn(replaying, tmp_path):
+    runlog = RunLog(LocalStore(tmp_path).create(), "run")
+    resume = Resume(runlog, SimpleNamespace(epoch=0, attempt_id="b"), environment=HERE)
+    resume.judge_on(HERE, opinion=Asked())
+    resume._phase = replaying
+    for made in (row(11), row(12), row(13, loss=0.9)):
+        resume.add_replayed(SimpleNamespace(as_witness=lambda made=made: made))
+    assert (resume.is_pending, resume.is_undecided, resume.verdict) == (True, True, None)
+    with pytest.raises(BrokenResumeError):
+        resume.settle()
+    assert (resume.is_pending, resume.is_undecided) == (False, False)
+    assert resume.verdict.kind is VerdictKind.BROKEN
