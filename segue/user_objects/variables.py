@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextvars
 import functools
 import random
@@ -33,8 +32,6 @@ _FIXED = (bool, int, float, complex, str, bytes, tuple, frozenset, types.NoneTyp
 _FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, functools.partial)
 CODE = (*_FUNCTIONS, types.ModuleType, type)
 """What is code, and no state."""
-NAMESPACES = (types.SimpleNamespace, argparse.Namespace)
-"""Python's own classes whose objects are nothing but the attributes that a program gives them."""
 
 
 def is_registrable(value: Any) -> bool:
@@ -54,7 +51,7 @@ def is_registrable(value: Any) -> bool:
 
 def is_users_class(kind: type) -> bool:
     """Whether a class is of the user's own code, or says by itself which data its objects are."""
-    if "__dataclass_fields__" in dir(kind) or kind in NAMESPACES:
+    if "__dataclass_fields__" in dir(kind) or kind is types.SimpleNamespace:
         return True
     file = getattr(sys.modules.get(kind.__module__), "__file__", None)
     return kind.__module__ != "builtins" and (file is None or is_users_file(file))

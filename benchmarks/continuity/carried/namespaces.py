@@ -1,56 +1,10 @@
-"""Kinds of values within namespaces, tuples and mixed collections. Most act only after the replayed steps."""
+"""Kinds of values within namespaces and mixed collections. Most act only after the replayed steps."""
 
 from __future__ import annotations
 
 from benchmarks.continuity.carried.kind import Kind, in_steps
 
 KINDS: tuple[Kind, ...] = (
-    in_steps(
-        "namespace in a namespace",
-        "inner",
-        "rate",
-        before="settings = SimpleNamespace(inner=SimpleNamespace(rate=0.02))",
-        body="""
-        settings.inner.rate *= 0.97
-        set_lr(optimizer, settings.inner.rate)
-        """,
-    ),
-    in_steps(
-        "namespace of the command line that a function changes late",
-        "patience",
-        top="""
-        import argparse
-
-        def decide(args, step):
-            args.patience += 1
-            return 0.02 if args.patience < 36 else 0.001
-        """,
-        before="args = argparse.Namespace(patience=0)",
-        body="set_lr(optimizer, decide(args, step))",
-    ),
-    in_steps(
-        "object in a tuple",
-        "rate",
-        top="""
-        class Schedule:
-            def __init__(self):
-                self.rate = 0.02
-        """,
-        before="pair = (Schedule(), 3)",
-        body="""
-        pair[0].rate *= 0.97
-        set_lr(optimizer, pair[0].rate)
-        """,
-    ),
-    in_steps(
-        "object in a UserDict",
-        "rate",
-        before="held = collections.UserDict(schedule=SimpleNamespace(rate=0.02))",
-        body="""
-        held["schedule"].rate *= 0.97
-        set_lr(optimizer, held["schedule"].rate)
-        """,
-    ),
     in_steps(
         "property of an object",
         "tuner",

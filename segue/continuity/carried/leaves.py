@@ -53,8 +53,7 @@ class UseOfLeaves:
     def is_shown(self, leaf: Leaf) -> bool:
         """Whether the code only shows it to people, does nothing with it, or makes it anew in each step."""
         spots = self._spots_of(leaf)
-        attribute = _attribute_with(leaf) or leaf.path.rpartition(".")[2]
-        if self._is_made_anew(attribute) and not self.is_carried(leaf):
+        if self._is_made_anew(leaf.path.rpartition(".")[2]) and not self.is_carried(leaf):
             return True
         return bool(spots) and not any(map(self._flows.is_used, spots))
 
@@ -75,11 +74,6 @@ class UseOfLeaves:
 
     def _spots_of(self, leaf: Leaf) -> list[Spot]:
         names = [name for name in reversed(leaf.path.split(".")) if not name.isdigit()]
-        if attribute := _attribute_with(leaf):
-            # Of what an attribute has a list or a tuple of: no variable of that name is meant.
-            found = [spot for spot in self._flows.named(attribute) if "|" not in spot]
-            if found:
-                return found
         for number, name in enumerate(names):
             found = self._flows.named(name)
             if number == 0 and leaf.place == MODULE_VARIABLE:
@@ -90,21 +84,9 @@ class UseOfLeaves:
             elif number == 0 and ("attribute" in leaf.place or not leaf.place):
                 # Without a place it was there in an earlier attempt alone, most often as an attribute.
                 found = [spot for spot in found if "|" not in spot] or ([] if leaf.place else found)
-            if found and number == 0 and leaf.place == "item" and names[1:]:
-                # A variable that is called as the key is need not be meant: what holds the item counts, too.
-                return [*found, *self._flows.named(names[1])]
             if found or leaf.place in _OF_CODE:
                 return found
         return []
-
-
-def _attribute_with(leaf: Leaf) -> str:
-    """The name of the attribute whose list or tuple has the value as an item; empty otherwise."""
-    place = leaf.at
-    while place is not None and place.what == "item" and place.name.isdigit():
-        place = place.outer
-    is_item = place is not None and place is not leaf.at and place.what == "attribute"
-    return place.name if is_item and place is not None else ""
 
 
 def _is_module(leaf: Leaf, path: str) -> bool:

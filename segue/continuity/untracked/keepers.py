@@ -44,18 +44,11 @@ def state_of(value: Any) -> Any:
         return value.tell()
     if kind in _READERS:
         return value.line_num
-    content = content_of(value)
-    if content is not None:
-        return content
-    raise TypeError(f"the state of a {kind[1]} cannot be read")
-
-
-def content_of(value: Any) -> Any:
-    """The collection that a UserDict or the like holds; None for what is no collection."""
-    kind = _kind_of(value)
     if kind == _CHAIN:
         return [dict(each) for each in value.maps]
-    return value.data if kind in _HELD else None
+    if kind in _HELD:
+        return value.data
+    raise TypeError(f"the state of a {kind[1]} cannot be read")
 
 
 def _kind_of(value: Any) -> tuple[str, str]:

@@ -85,10 +85,6 @@ class Reach:
             self._owned[id(found)] = (root, found)
         self.registered.add(root)
 
-    def leave_out(self, holder: Any, names: Iterable[str]) -> None:
-        """Another look sees these attributes of the object, or a component holds them."""
-        self._variables.update((id(holder), name) for name in names)
-
     def add(
         self, root: str, get: Get, *, path: str = "", expression: str = "", holder: str = "", of: Any = None
     ) -> None:

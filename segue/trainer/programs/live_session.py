@@ -435,7 +435,7 @@ class LiveSession:
         self._owner.restore(self.components)
         if ranks.is_leader:
             names, loaders = self.components.keys(), self._loaders.by_name
-            self._outside = of_program(self._objects, loaders=loaders, components=names, carried=self._carried)
+            self._outside = of_program(self._objects, loaders=loaders, components=names)
             self.components[UNTRACKED] = self._outside
         self._structure = structure_of_objects(self._objects)
         steps = self._steps = self._owner.begin(self)

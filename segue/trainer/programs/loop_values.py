@@ -18,7 +18,6 @@ from segue.continuity.carried.sentences import findings_of, unread_ones
 from segue.continuity.carried.source import MODULE
 from segue.continuity.recipe_diff import NOT_STATE
 from segue.continuity.untracked.coverage import Coverage
-from segue.continuity.untracked.keepers import content_of
 from segue.continuity.untracked.marks import UNREADABLE, Mark, mark_of
 from segue.credentials import names_secret, redacted
 from segue.records import Finding
@@ -122,17 +121,8 @@ class LoopValues:
                 # An empty collection may have held objects when it was committed.
                 value = looked_at(value)
                 holds_data = is_data(value) and not (isinstance(value, COLLECTIONS) and not value)
-                content = content_of(value)  # Of a UserDict, which may hold objects beside plain values.
-                holds_data = holds_data and (content is None or is_data(content))
                 return holds_data or name in names.fresh or is_rebound
         return False
-
-    def named(self) -> set[str]:
-        """The variables, and attributes as `variable.attribute`, that are named here if they are lost."""
-        values = self._values()
-        return {
-            each.name for path, each in self._names().items() if each.counts and path in values and "." in each.name
-        }
 
     def decides(self, name: str) -> bool:
         """Whether what is said of this variable of the script is said here, because the script itself has the loop."""

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import logging
 import re
-from collections import ChainMap, UserDict, UserList, deque
+from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import partial
-from itertools import islice
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -25,20 +24,15 @@ from segue.continuity.untracked.reach import Reach
 from segue.credentials import redacted
 from segue.records import Finding
 from segue.trainer.programs.loop_values import LoopValues, flows_of_program, frames_of_the_user, name_of_session
-from segue.trainer.programs.tracked import Carried
 from segue.trainer.ranks.ddp import bare
 from segue.trainer.workloads.outside import OutsideState, parts_of_loader
 from segue.user_objects import attribute, has
-from segue.user_objects.variables import NAMESPACES
 
 log = logging.getLogger(__name__)
 
 _HOME = "__main__"
-_HOLDERS = (
-    *(nn.Module, torch.optim.Optimizer, *STREAMS),
-    *(dict, list, tuple, set, deque, ChainMap, UserDict, UserList, *NAMESPACES),
-    *(FunctionType, MethodType, partial),
-)
+_HOLDERS = (nn.Module, torch.optim.Optimizer, *STREAMS, dict, list, set, deque, FunctionType, MethodType, partial)
+
 
 _CARRIED = "carried"
 """The part of what is recorded with the values that the loops carry."""
@@ -47,25 +41,12 @@ _CARRIED = "carried"
 class ProgramOutside(OutsideState):
     """What a program's loop reaches and does not track, with the variables that it carries."""
 
-    def __init__(
-        self,
-        tracked: Mapping[str, Any],
-        *,
-        loaders: Mapping[str, Any],
-        components: Collection[str],
-        carried: Mapping[str, Carried],
-    ) -> None:
+    def __init__(self, tracked: Mapping[str, Any], *, loaders: Mapping[str, Any], components: Collection[str]) -> None:
         flows = flows_of_program()
         modules = [name for name, target in tracked.items() if isinstance(target, nn.Module)]
         self._loops = LoopValues(flows, tracked, components=components)
         super().__init__(
-            lambda: _reached(
-                tracked,
-                loaders,
-                self._loops,
-                components=components,
-                carried=[each.namespace for each in carried.values()],
-            ),
+            lambda: _reached(tracked, loaders, self._loops),
             use=UseOfLeaves(flows, modules=modules, is_made_anew=self._loops.makes_anew, is_of_framework=not tracked),
             is_program=True,
         )
@@ -128,39 +109,20 @@ def _wrapped(name: str, package: str) -> str:
     )
 
 
-def of_program(
-    tracked: Mapping[str, Any],
-    *,
-    loaders: Mapping[str, Any],
-    components: Collection[str],
-    carried: Mapping[str, Carried],
-) -> OutsideState:
+def of_program(tracked: Mapping[str, Any], *, loaders: Mapping[str, Any], components: Collection[str]) -> OutsideState:
     """What the program's loop can reach and does not track; to be called when its first step is due.
 
     `loaders` are those that it has handed over so far, by the names of their components; `components` are the names of
-    all; `carried` is what `run.carry` was given.
+    all.
     """
-    return ProgramOutside(tracked, loaders=loaders, components=components, carried=carried)
+    return ProgramOutside(tracked, loaders=loaders, components=components)
 
 
-def _reached(
-    tracked: Mapping[str, Any],
-    loaders: Mapping[str, Any],
-    loops: LoopValues,
-    *,
-    components: Collection[str],
-    carried: Collection[Any],
-) -> Reach:
+def _reached(tracked: Mapping[str, Any], loaders: Mapping[str, Any], loops: LoopValues) -> Reach:
     found = Reach(_HOME, scopes=tuple(frame.f_code for frame in frames_of_the_user()))
     for name, target in tracked.items():
         found.own(name, _owned_by(target))
-    for namespace in carried:
-        found.leave_out(namespace, vars(namespace))
     held = {name: target for name, target in _held_by_the_loop().items() if not loops.covers(name, target)}
-    named = loops.named()
-    for name, target in held.items():
-        if isinstance(target, NAMESPACES):
-            found.leave_out(target, [each for each in vars(target) if each in components or f"{name}.{each}" in named])
     for name, target in {**loops.of_packages(), **tracked, **held}.items():
         expression = name if held.get(name) is target else _variable_of(target)
         found.add(name, lambda target=target: target, expression=expression)  # type: ignore[misc]
@@ -217,7 +179,5 @@ def _held_by_the_loop() -> dict[str, Any]:
 def _is_holder(value: Any) -> bool:
     """Whether it can hold state: not an object of an installed package, such as a progress bar."""
     kind = type(value)
-    if issubclass(kind, tuple):  # Its items stay the same objects, which may change.
-        return any(issubclass(type(item), _HOLDERS) or is_users(type(item), home=_HOME) for item in islice(value, 64))
     is_stateful = hasattr(kind, "state_dict") and hasattr(kind, "load_state_dict")
     return issubclass(kind, _HOLDERS) or is_stateful or is_users(kind, home=_HOME)
