@@ -60,6 +60,13 @@ def test_a_channel_with_a_cause_of_its_own_keeps_it_unless_something_near_it_cha
     ).component == ("some part")
 
 
+def test_a_learning_rate_that_differs_keeps_its_name_and_gets_the_fix_of_what_was_lost_elsewhere():
+    found = named("lr", component="scheduler", untracked=[OF_DATA.model_copy(update={"fix": "track the pointer"})])
+    assert found.component == "scheduler"
+    assert found.fix.startswith("change learning rates through the scheduler alone")
+    assert found.fix.endswith("; track the pointer")
+
+
 def test_samples_are_named_after_the_data_set_first():
     found = named("input_fingerprint", untracked=[COUNTER, OF_DATA])
     assert found.component == UNREGISTERED
