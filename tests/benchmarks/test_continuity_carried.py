@@ -19,6 +19,11 @@ LOST = (
     "data class with slots that is replaced",
     "list of data classes",
     "count in an assignment expression",
+    "parsed arguments that a function changes",
+    "namespace whose list a function fills",
+    "moving average in a namespace",
+    "namespace of the script",
+    "namespace in a namespace, by setattr",
 )
 KEPT = (
     "nanoGPT",
@@ -27,6 +32,9 @@ KEPT = (
     "functions made when they are first needed",
     "start, rate and file of a log line",
     "rates changed by hand at milestones of the step",
+    "arguments with a best loss and a count for a log line",
+    "namespace of the model, the optimizer and a loss",
+    "namespace whose count is registered",
 )
 
 

@@ -26,7 +26,7 @@ KINDS: tuple[Kind, ...] = (
     *namespaces.KINDS,
     *epochs.KINDS,
 )
-SOUND: tuple[Kind, ...] = sound.KINDS
+SOUND: tuple[Kind, ...] = (*sound.KINDS, *namespaces.SOUND)
 
 
 def measure(kinds: Sequence[Kind], *, resumes: int, jobs: int) -> list[Outcome]:

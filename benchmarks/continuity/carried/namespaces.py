@@ -83,4 +83,125 @@ KINDS: tuple[Kind, ...] = (
         set_lr(optimizer, 0.02 if runtime.total < 36 else 0.001)
         """,
     ),
+    in_steps(
+        "parsed arguments that a function changes",
+        "args.patience",
+        top="""
+        import argparse
+
+        def parsed():
+            parser = argparse.ArgumentParser()
+            parser.add_argument("--patience", type=int, default=0)
+            parser.add_argument("--lr", type=float, default=0.02)
+            return parser.parse_args([])
+
+        def validate(options, optimizer):
+            options.patience = options.patience + 1
+            if options.patience > 36:
+                set_lr(optimizer, options.lr / 10)
+        """,
+        before="args = parsed()",
+        body="validate(args, optimizer)",
+    ),
+    in_steps(
+        "namespace whose list a function fills",
+        "state.losses",
+        top="""
+        def note(state, value):
+            state.losses.append(value)
+
+        def rate(state):
+            return 0.02 if len(state.losses) < 36 else 0.001
+        """,
+        before="state = SimpleNamespace(losses=[])",
+        body="note(state, loss.item())\nset_lr(optimizer, rate(state))",
+    ),
+    in_steps(
+        "moving average in a namespace",
+        "ns.ema",
+        top="""
+        def note(ns, value):
+            ns.ema.mul_(0.9).add_(value.detach(), alpha=0.1)
+        """,
+        before="ns = SimpleNamespace(ema=torch.zeros(()))",
+        loss="loss = loss + (0.1 * ns.ema * model[0].weight.mean() if step > 30 else 0.0)",
+        body="note(ns, loss)",
+    ),
+    in_steps(
+        "namespace of the script",
+        "seen",
+        top="""
+        import argparse
+
+        options = argparse.Namespace(seen=0, lr=0.02)
+
+        def count():
+            options.seen += 1
+
+        def rate():
+            return options.lr if options.seen < 36 else 0.001
+        """,
+        body="count()\nset_lr(optimizer, rate())",
+    ),
+    in_steps(
+        "namespace in a namespace, by setattr",
+        "config.train.bad",
+        top="""
+        def note(config):
+            setattr(config.train, "bad", getattr(config.train, "bad") + 1)
+        """,
+        before="config = SimpleNamespace(train=SimpleNamespace(bad=0))",
+        body="note(config)\nset_lr(optimizer, 0.02 if config.train.bad < 36 else 0.001)",
+    ),
 )
+
+SOUND: tuple[Kind, ...] = (
+    in_steps(
+        "arguments with a best loss and a count for a log line",
+        top="""
+        import argparse
+
+        def parsed():
+            parser = argparse.ArgumentParser()
+            parser.add_argument("--lr", type=float, default=0.02)
+            args = parser.parse_args([])
+            args.best_loss, args.global_step, args.current_lr = 9.0, 0, 0.0
+            return args
+
+        def show(args, value):
+            args.best_loss = min(args.best_loss, value)
+            args.global_step += 1
+            print(args.global_step, args.best_loss)
+
+        def adjust(optimizer, step, args):
+            args.current_lr = args.lr * 0.5 ** (step // 10)
+            set_lr(optimizer, args.current_lr)
+        """,
+        before="args = parsed()",
+        body="show(args, loss.item())\nadjust(optimizer, step, args)",
+    ),
+    in_steps(
+        "namespace of the model, the optimizer and a loss",
+        top="""
+        def update(ns, a, b):
+            ns.loss = nn.functional.mse_loss(ns.model(a), b)
+            ns.optimizer.zero_grad()
+            ns.loss.backward()
+            ns.optimizer.step()
+            ns.seconds += time.time() - ns.since
+            ns.since = time.time()
+        """,
+        before="ns = SimpleNamespace(model=model, optimizer=optimizer, loss=None, seconds=0.0, since=time.time())",
+        body="update(ns, a, b)\nprint(ns.loss.item(), ns.seconds)",
+    ),
+    in_steps(
+        "namespace whose count is registered",
+        top="""
+        def note(state):
+            state.bad += 1
+        """,
+        before="state = SimpleNamespace(bad=0)\nrun.track_variables(vars(state), 'bad')",
+        body="note(state)\nset_lr(optimizer, 0.02 if state.bad < 36 else 0.001)",
+    ),
+)
+"""Programs that lose nothing in theirs."""

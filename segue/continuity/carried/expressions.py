@@ -17,7 +17,18 @@ from segue.continuity.carried.calls import (
     shows,
     words_of,
 )
-from segue.continuity.carried.flows import COLLECTION, PROCESS, UNKNOWN, USED, Flows, Index, Spot, spot_of
+from segue.continuity.carried.flows import (
+    COLLECTION,
+    PROCESS,
+    UNKNOWN,
+    USED,
+    AttributeChange,
+    Flows,
+    Index,
+    Mutation,
+    Spot,
+    spot_of,
+)
 from segue.continuity.carried.source import Function
 
 Spots = frozenset[Spot]
@@ -69,6 +80,15 @@ class Found:
     """Names of the functions that are called among themselves."""
 
 
+def _attribute_of_call(node: ast.Call) -> ast.Attribute | None:
+    """What `getattr(x, "name")` gives or `setattr(x, "name", value)` sets, if the name is written out."""
+    match node:
+        case ast.Call(func=ast.Name(id="getattr" | "setattr"), args=[holder, ast.Constant(value=str(name)), *_]):
+            return ast.copy_location(ast.Attribute(holder, name, ast.Load()), node)
+        case _:
+            return None
+
+
 _COLLECTIONS = frozenset({"dict", "list", "set", "deque", "Counter", "defaultdict", "OrderedDict"})
 
 
@@ -106,6 +126,7 @@ class Expressions:
                 self._store(target.value, sources, alias=alias)
             case ast.Attribute():
                 self._to(sources, f".{target.attr}")
+                self._note_change(target, is_assignment=True)
                 if alias is not None:
                     self._flows.aliases[f".{target.attr}"] |= self._origins(alias)
                 if not self._is_self(target.value):
@@ -119,11 +140,34 @@ class Expressions:
         self, holder: ast.expr, sources: Spots, *, conditions: Spots | None = None, keeps: bool = False
     ) -> None:
         """Note a change of an object; `keeps`: what it was before is still in it."""
+        self._note_change(holder, is_assignment=False)
         for root in self._origins(holder):
             given = self._now if conditions is None else conditions
             given |= {root} if keeps else set()
             # A result that is kept where there was none yet follows from no earlier one.
-            self._flows.mutations.append((root, sources, given - {root} if root in self._filling else given))
+            given -= {root} if root in self._filling else set()
+            self._flows.mutations.append(Mutation(root, sources, given, is_guess=conditions is not None))
+
+    def _note_change(self, changed: ast.expr, *, is_assignment: bool) -> None:
+        """Note that an attribute of what a name holds is assigned, or changed in place."""
+        while isinstance(changed, ast.Subscript):
+            changed = changed.value
+        if not isinstance(changed, ast.Attribute) or (holder := self._place_of(changed.value)) is None:
+            return
+        name = f"{changed.value.id}.{changed.attr}" if isinstance(changed.value, ast.Name) else ""
+        kind = (is_assignment, f".{changed.attr}" in self._filling)
+        change = AttributeChange(holder, changed.attr, name, self._function, changed.lineno, *kind)
+        self._flows.changes.append(change)
+
+    def _place_of(self, node: ast.expr) -> Spot | None:
+        """The place of what is named alone or as an attribute."""
+        match node:
+            case ast.Name():
+                return spot_of(self._function, node.id)
+            case ast.Attribute():
+                return f".{node.attr}"
+            case _:
+                return None
 
     def _is_self(self, node: ast.expr) -> bool:
         first = self._function.parameters[:1] if self._function.in_class else []
@@ -220,8 +264,15 @@ class Expressions:
         if not words or not isinstance(node.func, (ast.Name, ast.Attribute)):
             self._flows.add(given, USED)
             return given | self._reads(node.func)
-        if shows(words, has_arguments=bool(node.args or node.keywords)):
+        is_own = len(words) == 1 and bool(self._index.functions(words[0]))  # A function `log` of the user's own.
+        if not is_own and shows(words, has_arguments=bool(node.args or node.keywords)):
             return NOTHING
+        attribute = _attribute_of_call(node)
+        if attribute is not None and words == ["setattr"]:
+            self._store(attribute, given, alias=node.args[2])
+            return NOTHING
+        if attribute is not None:
+            return given | self._reads(attribute)
         name = words[0]
         if len(words) == 1:
             return self._call_of_name(name, node, given, is_statement=is_statement)
@@ -294,5 +345,8 @@ class Expressions:
         given += [(each.arg, each.value) for each in node.keywords if each.arg is not None]
         given += [(name, each.value) for each in node.keywords if each.arg is None for name in names]
         spots = ((spot_of(function, name), value) for name, value in given)
-        found = ((spot, self._reads(each), frozenset(self._origins(each))) for spot, each in spots if spot is not None)
-        self._found.bindings.append(Binding(function, base, tuple(found), self._now))
+        known = [(spot, each) for spot, each in spots if spot is not None]
+        found = tuple((spot, self._reads(each), frozenset(self._origins(each))) for spot, each in known)
+        self._found.bindings.append(Binding(function, base, found, self._now))
+        for spot, each in known:
+            self._flows.add_same(spot, self._place_of(each))

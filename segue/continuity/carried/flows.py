@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, replace
 
 from segue.continuity.carried.source import Function, functions_of
 
@@ -29,6 +30,34 @@ def spot_of(function: Function, name: str) -> Spot | None:
     return None if home is None else f"{home.file}|{home.name}|{name}"
 
 
+@dataclass(frozen=True)
+class Mutation:
+    """A change of an object."""
+
+    root: Spot
+    """The name by which it is changed."""
+    sources: frozenset[Spot]
+    """What the change follows from."""
+    conditions: frozenset[Spot]
+    is_guess: bool
+    """Whether a method was called of which nothing is known."""
+
+
+@dataclass(frozen=True)
+class AttributeChange:
+    """A statement that assigns an attribute of what a name holds, or changes it in place."""
+
+    holder: Spot
+    attribute: str
+    name: str
+    """As `variable.attribute`; empty if the holder is itself an attribute."""
+    function: Function
+    line: int
+    is_assignment: bool
+    is_first: bool
+    """Whether it is reached only as long as the attribute is None or lacks something."""
+
+
 class Flows:
     """The graph. Built once, from whole files."""
 
@@ -37,26 +66,73 @@ class Flows:
         self._from: defaultdict[Spot, set[Spot]] = defaultdict(set)
         self.aliases: defaultdict[Spot, set[Spot]] = defaultdict(set)
         """What a name may be another name of."""
-        self.mutations: list[tuple[Spot, frozenset[Spot], frozenset[Spot]]] = []
-        """Changes of objects: the name used, what they follow from, and their conditions."""
+        self.mutations: list[Mutation] = []
         self._computed: defaultdict[Spot, set[Spot]] = defaultdict(set)
         """The edges without those of conditions."""
+        self.same: defaultdict[Spot, set[Spot]] = defaultdict(set)
+        """What a name is assigned from, or given for, that is a name as well: both are the same object."""
+        self._both: defaultdict[Spot, set[Spot]] | None = None
+        self.changes: list[AttributeChange] = []
+        self._direct: list[tuple[frozenset[Spot], Spot, frozenset[Spot]]] = []
+        """The edges that are no changes of objects: from which places, to which, on which conditions."""
         self._used: frozenset[Spot] | None = None
         self._of_process: set[Spot] | None = None
         self._named: defaultdict[str, list[Spot]] | None = None
 
     def add(self, sources: Iterable[Spot], target: Spot, *, conditions: Iterable[Spot] = ()) -> None:
+        sources, conditions = frozenset(sources), frozenset(conditions)
+        self._direct.append((sources, target, conditions))
+        self._link(sources, target, conditions)
+
+    def _link(self, sources: Iterable[Spot], target: Spot, conditions: Iterable[Spot]) -> None:
         for source in sources:
             self._computed[source].add(target)
         for source in (*sources, *conditions):
             self._to[source].add(target)
             self._from[target].add(source)
 
+    def add_same(self, name: Spot | None, other: Spot | None) -> None:
+        """Note that a name is given the object of another one."""
+        if name is not None and other is not None:
+            self.same[name].add(other)
+
     def settle(self) -> None:
         """Let changes of objects reach what these are other names of."""
-        for root, sources, conditions in self.mutations:
-            for spot in self._all_names_of(root):
-                self.add(sources, USED if spot == UNKNOWN else spot, conditions=conditions)
+        for each in self.mutations:
+            for spot in self._all_names_of(each.root):
+                self._link(each.sources, USED if spot == UNKNOWN else spot, each.conditions)
+
+    def of_data_without(self, names: Collection[Spot]) -> Flows:
+        """The same graph without these places, as if nothing was changed through them, for places that hold data.
+
+        Data has no methods that change it unseen.
+        """
+        left = Flows()
+        left.aliases = self.aliases
+        for sources, target, conditions in self._direct:
+            if target not in names:
+                left.add(sources.difference(names), target, conditions=conditions.difference(names))
+        left.mutations = [
+            replace(
+                each,
+                sources=each.sources.difference(names),
+                conditions=each.conditions.difference(names, (each.root,) if each.is_guess else ()),
+            )
+            for each in self.mutations
+            if each.root not in names
+        ]
+        left.settle()
+        return left
+
+    def names_of_same(self, spot: Spot) -> frozenset[Spot]:
+        """The places that hold the same object as this one, as far as one is assigned from the other."""
+        if self._both is None:
+            self._both = defaultdict(set)
+            for name, others in self.same.items():
+                for other in others:
+                    self._both[name].add(other)
+                    self._both[other].add(name)
+        return frozenset(_reached(spot, self._both) | {spot})
 
     def _all_names_of(self, root: Spot) -> set[Spot]:
         return _reached(root, self.aliases) | {root}

@@ -38,6 +38,12 @@ def live_in(function: Function, loop: Loop) -> Names:
     return _Liveness(function).where_an_iteration_begins(loop)
 
 
+def live_at_entry(function: Function, *, at_end: str = "") -> Names:
+    """Names that a call of the function may read before it writes them, if this one is read when it has returned."""
+    after = frozenset({at_end} if at_end else ())
+    return _Liveness(function, after).where_the_function_begins()
+
+
 def bound_before(function: Function, loop: Loop) -> Names:
     """Names that are assigned in lines before the loop."""
     lines = (pair for node in own_nodes(function.node) for pair in _writes(node))
@@ -106,6 +112,8 @@ class _After:
 @dataclass
 class _Liveness:
     function: Function
+    _at_end: Names = _NONE
+    """What is read after the function."""
     _targets: dict[int, Names] = field(default_factory=dict)
     """Of each loop that was passed, by its id: what is live where an iteration begins."""
     _inner: dict[str, Names] = field(default_factory=dict)
@@ -121,6 +129,9 @@ class _Liveness:
         self._methods = {name.rpartition(".")[2] for name in methods}
         nodes = (node for node in own_nodes(self.function.node) if isinstance(node, ast.Attribute))
         self._attributes = {_of_name(node) for node in nodes if isinstance(node.ctx, ast.Store) and _of_name(node)}
+
+    def where_the_function_begins(self) -> Names:
+        return self._block(self.function.body, _After(end=self._at_end))
 
     def where_an_iteration_begins(self, loop: Loop) -> Names:
         self._block(self.function.body, _After())
@@ -143,7 +154,7 @@ class _Liveness:
             case ast.Continue():
                 return after.continued
             case ast.Return():
-                return self._used(node.value)
+                return self._used(node.value) | self._at_end
             case ast.Raise():
                 return self._used(node.exc, node.cause) | after.raised
             case ast.Try() | ast.TryStar():

@@ -51,6 +51,10 @@ class CarriedName:
     """Whether that is a number, a string and the like, and not computed."""
     derives_from: frozenset[str] = frozenset()
     """Names that it is computed from before the loop."""
+    is_of_namespace: bool = False
+    """Whether it is an attribute of a namespace that functions change, which have names of their own for it."""
+    is_change_known: bool = True
+    """Whether a statement was found that changes it."""
     bare_line: int = 0
     """Of an assignment whose target can be no attribute (`:=`, or a name in a `case`); 0: there is none."""
 

@@ -208,3 +208,4 @@ class _Statements(Expressions):
                 self._assign(one, other)
         else:
             self._store(target, self._reads(value), alias=value)
+            self._flows.add_same(self._place_of(target), self._place_of(value))

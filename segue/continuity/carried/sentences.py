@@ -102,8 +102,10 @@ def fix_of(
     in_place = [
         name for name in held if name.path in lasting and kinds.get(name.path) == "dict" and not name.is_rebound
     ]
-    fixes += [f"register it: {session}.track({name.name}={name.name})" for name in in_place]
+    fixes += [f"register it: {session}.track({_last(name)}={name.name})" for name in in_place]
     held = [name for name in held if name not in in_place]
+    fixes += _fixes_of_namespaces([name.name for name in held if name.is_of_namespace], session=session, taken=taken)
+    held = [name for name in held if not name.is_of_namespace]
     of_module = [name for name in held if name.is_global]
     if of_module:
         fixes.append(fix_of_globals([name.name for name in of_module], session=session))
@@ -126,8 +128,25 @@ def fix_of(
 
 def fix_of_globals(names: Sequence[str], *, session: str) -> str:
     """The line that makes variables of the script part of the state."""
-    listed = ", ".join(f'"{name}"' for name in names)
-    return f"write `{session}.track_variables(globals(), {listed})` before the training loop"
+    return f"write `{session}.track_variables(globals(), {', '.join(map(_quoted, names))})` before the training loop"
+
+
+def _fixes_of_namespaces(names: Sequence[str], *, session: str, taken: Collection[str]) -> list[str]:
+    attributes = [name.rpartition(".")[::2] for name in names]
+    of_each = {holder: [attribute for one, attribute in attributes if one == holder] for holder, _ in attributes}
+    fixes = []
+    for holder, found in of_each.items():
+        last = holder.rpartition(".")[2]
+        known = (last, holder.replace(".", "_"), f"{last}_values")
+        component = next((each for each in known if each not in taken), f"{last}_carries")
+        taken = {*taken, component}
+        listed = ", ".join(map(_quoted, found))
+        fixes.append(f"register it: {session}.track({component}=segue.Variables({holder}, {listed}))")
+    return fixes
+
+
+def _quoted(name: str) -> str:
+    return f'"{name}"'
 
 
 def _last(name: CarriedName) -> str:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import io
 import sys
+from argparse import Namespace
 from collections import deque
 from collections.abc import Iterable, Mapping
 from enum import Enum
 from itertools import islice
-from types import GeneratorType, ModuleType
+from types import FrameType, GeneratorType, ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,8 @@ from segue.user_objects.variables import CODE
 COLLECTIONS = (dict, list, tuple, set, frozenset, deque)
 VALUES: tuple[type, ...] = (*PLAIN, *CONSTANTS, complex, np.generic)
 """What cannot change in place."""
-_MOST_ITEMS, _DEEPEST = 64, 3
+NAMESPACES = (Namespace, SimpleNamespace)
+_MOST_ITEMS, _DEEPEST, _MOST_NAMESPACES = 64, 3, 32
 ABSENT = object()
 
 
@@ -79,6 +81,24 @@ def is_data(value: Any) -> bool:
     if isinstance(value, COLLECTIONS):
         return _hold_data(value.values() if isinstance(value, dict) else value)
     return is_iterator(value) and not _is_segues(value)
+
+
+def is_plain_data(value: Any) -> bool:
+    """Whether it is a value, an array, a tensor or a collection of such."""
+    return isinstance(value, (*VALUES, *ARRAYS, *COLLECTIONS)) and is_data(value)
+
+
+def namespaces_of(frame: FrameType) -> list[tuple[str, Any]]:
+    """The namespaces that variables of a running function hold, and those in these, by name."""
+    local, code = frame.f_locals, frame.f_code
+    names = dict.fromkeys((*local, *code.co_names))
+    waiting = [(name, local.get(name, frame.f_globals.get(name, ABSENT))) for name in names]
+    found: dict[int, tuple[str, Any]] = {}
+    for name, value in waiting:
+        if type(value) in NAMESPACES and id(value) not in found and name.count(".") < _DEEPEST:
+            found[id(value)] = (name, value)
+            waiting += [(f"{name}.{attribute}", held) for attribute, held in dict(vars(value)).items()]
+    return list(found.values())[:_MOST_NAMESPACES]
 
 
 def value_of(name: str, local: Mapping[str, Any], outside: Mapping[str, Any]) -> Any:

@@ -13,6 +13,7 @@ from typing import Any
 
 from segue.continuity.carried.flows import Flows
 from segue.continuity.carried.loop_names import CarriedName, LoopNames, Running, names_in_loops
+from segue.continuity.carried.namespaces import NamespaceFlows
 from segue.continuity.carried.reading import flows_of
 from segue.continuity.carried.sentences import findings_of, unread_ones
 from segue.continuity.carried.source import MODULE
@@ -29,10 +30,12 @@ from segue.trainer.programs.carried_values import (
     as_data,
     is_data,
     is_of_a_package,
+    is_plain_data,
     is_sought,
     kind_of,
     looked_at,
     may_keep,
+    namespaces_of,
     type_name,
     value_of,
 )
@@ -74,6 +77,7 @@ class LoopValues:
     def __init__(self, flows: Flows, tracked: Mapping[str, Any], *, components: Collection[str]) -> None:
         """`tracked` are the program's tracked objects by name; to be called when the first step is due."""
         self._flows, self._tracked, self._components = flows, tracked, components
+        self._namespaces = NamespaceFlows(flows)
         self._known: dict[Running, LoopNames | None] = {}
         self._reported: set[str] = set()
         self._begun = self._marks()
@@ -218,7 +222,7 @@ class LoopValues:
             value = as_data(held, name)
             if is_sought(value, name):
                 continue
-            if is_data(value) and (name.is_rebound or not isinstance(value, VALUES)):
+            if is_data(value) and (name.is_rebound or name.is_of_namespace or not isinstance(value, VALUES)):
                 found.setdefault(name.path, value)
         return found
 
@@ -228,9 +232,33 @@ class LoopValues:
             local = frame.f_locals
             for name in names.carried.values():
                 yield name, looked_at(value_of(name.name, local, frame.f_globals))
+        yield from self._in_namespaces()
+
+    def _in_namespaces(self) -> Iterator[tuple[CarriedName, Any]]:
+        """The data in namespaces that functions change, each by the variable of the outermost function with a loop."""
+        loops = [(frame, names, namespaces_of(frame)) for frame, names in self._loops()]
+        seen = {
+            (id(held), attribute)
+            for _, names, found in loops
+            for variable, held in found
+            for attribute in list(vars(held))
+            if _is_followed(f"{variable}.{attribute}", names)
+        }
+        for frame, names, found in reversed(loops):
+            for variable, held in found:
+                if variable.partition(".")[0] in names.fresh:
+                    continue
+                values = dict(vars(held))
+                for name in self._namespaces.carried(_running(frame), variable, values):
+                    attribute = name.name.rpartition(".")[2]
+                    value = looked_at(values[attribute])
+                    is_seen = isinstance(value, VALUES) or (name.is_change_known and is_plain_data(value))
+                    if is_seen and (id(held), attribute) not in seen:
+                        seen.add((id(held), attribute))
+                        yield name, value
 
     def _names(self) -> dict[str, CarriedName]:
-        return {name.path: name for _, names in self._loops() for name in names.carried.values()}
+        return {name.path: name for name, _ in self._held()}
 
     def _loops(self) -> Iterator[tuple[FrameType, LoopNames]]:
         """The running functions that are in a loop, the innermost first."""
@@ -241,6 +269,11 @@ class LoopValues:
             names = self._known[running]
             if names is not None:
                 yield frame, names
+
+
+def _is_followed(name: str, names: LoopNames) -> bool:
+    """Whether the loop itself assigns it."""
+    return name in names.fresh or (name in names.carried and names.carried[name].is_rebound)
 
 
 def _names_in(running: Running, flows: Flows) -> LoopNames | None:

@@ -183,7 +183,7 @@ def starts_of_recover(client, *minutes_ago):
 
 
 def forget_starts_of_recover(client):
-    """Delete what the schedule started before it was paused: a start that a worker has taken makes older ones needless."""
+    """Delete what the schedule started before it was paused: a later start that was taken makes older ones needless."""
     deployment = client.read_deployment_by_name("recover/recover")
     of_recover = DeploymentFilter(id=DeploymentFilterId(any_=[deployment.id]))
     for run in client.read_flow_runs(deployment_filter=of_recover, limit=200):

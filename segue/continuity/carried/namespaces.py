@@ -1,0 +1,132 @@
+"""The attributes of a namespace that functions change, as variables that a loop carries.
+
+An `argparse.Namespace` or a `SimpleNamespace` goes by many names: each function that gets it has one. To the graph of
+flows they are objects whose parts all follow from one another; here each attribute is followed by its own name.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterator
+from functools import cached_property
+
+from segue.continuity.carried.flows import AttributeChange, Flows, Spot, spot_of
+from segue.continuity.carried.liveness import Loop, live_at_entry, live_in, loops_at
+from segue.continuity.carried.loop_names import CarriedName, Running
+from segue.continuity.carried.source import Function, function_at, functions_of
+
+
+class NamespaceFlows:
+    """Which attributes of the namespaces that variables hold are carried. Reads each namespace's graph once."""
+
+    def __init__(self, flows: Flows) -> None:
+        self._flows = flows
+        self._of: dict[frozenset[Spot], _Namespace] = {}
+
+    def carried(self, running: Running, variable: str, attributes: Collection[str]) -> Iterator[CarriedName]:
+        """Those attributes of a variable of this function whose values may last from one iteration to the next.
+
+        Of an attribute for which no statement is found that changes it, that is supposed.
+        """
+        function = function_at(running.file, running.name, running.first_line)
+        loops = loops_at(function, running.line) if function is not None else []
+        if function is None or not loops:
+            return
+        holder, _, attribute = variable.rpartition(".")
+        spot = f".{attribute}" if holder else spot_of(function, variable)
+        if spot is None:
+            return
+        found = self._namespace(spot)
+        for attribute in attributes:
+            if found.lasts(attribute, function, loops):
+                change = next(iter(found.changes.get(attribute, ())), None)
+                yield CarriedName(
+                    name=f"{variable}.{attribute}",
+                    function=function.name,
+                    file=(change.function if change is not None else function).file,
+                    line=change.line if change is not None else loops[0].lineno,
+                    loop_line=loops[0].lineno,
+                    is_rebound=False,
+                    is_used=found.flows.is_used(f".{attribute}"),
+                    is_of_process=found.flows.follows_from_process(f".{attribute}"),
+                    is_bound=True,
+                    is_global=False,
+                    is_of_namespace=True,
+                    is_change_known=change is not None,
+                )
+
+    def _namespace(self, spot: Spot) -> _Namespace:
+        names = self._flows.names_of_same(spot)
+        if names not in self._of:
+            self._of[names] = _Namespace(self._flows, names)
+        return self._of[names]
+
+
+class _Namespace:
+    """What the functions do with one namespace, by all of its names."""
+
+    def __init__(self, flows: Flows, names: frozenset[Spot]) -> None:
+        self._all, self._names = flows, names
+        self.changes: defaultdict[str, list[AttributeChange]] = defaultdict(list)
+        """The statements that change each attribute."""
+        for change in flows.changes:
+            if change.holder in names:
+                self.changes[change.attribute].append(change)
+
+    @cached_property
+    def flows(self) -> Flows:
+        """The graph in which nothing flows through the namespace as a whole."""
+        return self._all.of_data_without(self._names)
+
+    def lasts(self, attribute: str, function: Function, loops: list[Loop]) -> bool:
+        """Whether it may have a value of an earlier iteration: in one function alone, or by way of several."""
+        changes = self.changes.get(attribute, ())
+        if not changes:
+            return self.flows.is_used(f".{attribute}")
+        if any(_may_keep(each) and self._is_from_training(each) for each in changes):
+            return True
+        return self._is_read_later(attribute, function, loops) and self.flows.depends_on_itself(f".{attribute}")
+
+    def _is_from_training(self, change: AttributeChange) -> bool:
+        """Whether it is not a constant that is made when it is first needed."""
+        return not change.is_first or self.flows.is_written(f".{change.attribute}")
+
+    def _is_read_later(self, attribute: str, function: Function, loops: list[Loop]) -> bool:
+        """Whether a function reads it that has not assigned it; of a namespace that is an attribute, it is so."""
+        if any(name.startswith(".") for name in self._names):
+            return True
+        for each, variables in self._functions.items():
+            read = live_at_entry(each) if not each.is_module else frozenset()
+            if each is function:
+                read = read.union(*(live_in(each, loop) for loop in loops))
+            if any(f"{variable}.{attribute}" in read for variable in variables):
+                return True
+        return False
+
+    @cached_property
+    def _functions(self) -> dict[Function, list[str]]:
+        """The functions that have a name for it."""
+        of_places: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
+        for spot in sorted(self._names):
+            if "|" in spot:
+                file, name, variable = spot.rsplit("|", 2)
+                of_places[file, name].append(variable)
+        found = {each: names for (file, name), names in of_places.items() for each in _named(file, name)}
+        inner = {
+            each: names
+            for outer, names in found.items()
+            for each in functions_of(outer.file)
+            if each not in found and each.parent is outer
+        }
+        return found | inner
+
+
+def _named(file: str, name: str) -> Iterator[Function]:
+    return (each for each in functions_of(file) if each.name == name)
+
+
+def _may_keep(change: AttributeChange) -> bool:
+    """Whether its function may first read the earlier value of what it assigns, or leave that as it is."""
+    if not change.is_assignment or change.function.is_module or not change.name:
+        return False
+    return change.name in live_at_entry(change.function, at_end=change.name)
