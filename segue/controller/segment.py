@@ -17,6 +17,7 @@ from segue.controller.supervision import supervising
 from segue.controller.waiting.queue_wait import QueueReporter
 from segue.launch.assignment import Assignment, ExitCode
 from segue.launch.early import launch_soonest
+from segue.launch.last_lines import LastLines
 from segue.launch.launcher import Ending, Trainer, pid_of
 from segue.launch.memory import RecentKills
 from segue.launch.output import OnLine
@@ -33,6 +34,8 @@ log = logging.getLogger(__name__)
 _POLL_SECONDS = 0.2
 _HUNG = "no thread of the trainer ran any more; the stacks of its threads are in the logs of its flow run"
 
+
+_CRASHES = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
 
 _patiently = partial(patiently, patience_seconds=OUTAGE_SECONDS)
 """The trainer has ended: its segment has nothing to do but to report."""
@@ -63,7 +66,9 @@ class TrainerEnd:
     elsewhere: Ending | None = None
     """What its launcher was told, if it was on another machine."""
     notice: Notice | None = None
-    """The notice that was passed on to it; where it wrote no report, it has not answered that."""
+    """The notice that was passed on to it; if it wrote no report, it has not answered that."""
+    printed: str = ""
+    """What it printed at its end about why it ended."""
 
     @classmethod
     def of(cls, exit_code: int, *, kills: RecentKills, elsewhere: Ending | None = None) -> Self:
@@ -99,11 +104,17 @@ class TrainerEnd:
     @property
     def why(self) -> str:
         """The note of a report that it did not write itself."""
+        printed = f"; it printed: {self.printed}" if self.printed and self._crashed else ""
         if self.elsewhere is None:
-            return f"the trainer {self.in_words} without a report"
+            return f"the trainer {self.in_words} without a report{printed}"
         if not self.elsewhere.had_machine:
             return self.elsewhere.in_words
-        return f"{self.elsewhere.in_words} without a report"
+        return f"{self.elsewhere.in_words} without a report{printed}"
+
+    @property
+    def _crashed(self) -> bool:
+        """Whether code of its own ended it, and nobody from outside."""
+        return self.exit_code is not None and (self.exit_code > 0 or -self.exit_code in _CRASHES)
 
     @property
     def in_words(self) -> str:
@@ -161,8 +172,9 @@ def run_attempt(
 
     Returns the last report, which is in the log; None when another process holds the attempt.
     """
-    trainer = launch_soonest(Assignment(spec=spec, plan=plan, flow_run_id=flow_run_id), on_line=on_line)
-    segment = _Segment(spec, relay=relay, requests=requests, clock=clock, on_line=on_line, flow_run_id=flow_run_id)
+    lines = LastLines(on_line)
+    trainer = launch_soonest(Assignment(spec=spec, plan=plan, flow_run_id=flow_run_id), on_line=lines)
+    segment = _Segment(spec, relay=relay, requests=requests, clock=clock, lines=lines, flow_run_id=flow_run_id)
     return segment.train(plan, trainer)
 
 
@@ -181,7 +193,8 @@ def run_standby(
     None when another process holds the attempt.
     """
     runlog = _patiently(lambda: open_log(spec, clock=clock).reload(), what="log")
-    boot = partial(launch_standby, spec, on_line=on_line)
+    lines = LastLines(on_line)
+    boot = partial(launch_standby, spec, on_line=lines)
     agent = StandbyAgent(runlog, spec, standby, boot=boot, clock=clock, flow_run_id=flow_run_id)
 
     def why_to_leave() -> str | None:
@@ -191,7 +204,7 @@ def run_standby(
     outcome = agent.serve(why_to_leave)
     if isinstance(outcome, Left):
         return outcome
-    segment = _Segment(spec, relay=relay, requests=requests, clock=clock, on_line=on_line, flow_run_id=flow_run_id)
+    segment = _Segment(spec, relay=relay, requests=requests, clock=clock, lines=lines, flow_run_id=flow_run_id)
     return segment.train(outcome.plan, outcome.trainer)
 
 
@@ -256,16 +269,16 @@ class _Segment:
         relay: NoticeRelay,
         requests: Requests,
         clock: Clock,
-        on_line: OnLine,
+        lines: LastLines,
         flow_run_id: str | None,
     ) -> None:
         self._spec, self._relay, self._requests, self._clock = spec, relay, requests, clock
-        self._on_line, self._flow_run_id = on_line, flow_run_id
+        self._lines, self._flow_run_id = lines, flow_run_id
 
     def train(self, plan: SegmentPlan, trainer: Trainer) -> SegmentReport | None:
         """Train until an attempt ends otherwise than at a planned end, or no further plan comes; its report."""
         while True:
-            with closing(NextTrainer(partial(launch_standby, self._spec, on_line=self._on_line))) as next_trainer:
+            with closing(NextTrainer(partial(launch_standby, self._spec, on_line=self._lines))) as next_trainer:
                 report = self._to_its_end(plan, trainer, next_trainer)
                 following = self._plan_after(plan, report, next_trainer)
                 if following is None:
@@ -303,6 +316,7 @@ class _Segment:
                     next_trainer.prepare()
         end = replace(TrainerEnd.of(code, kills=kills, elsewhere=trainer.ending), notice=supervision.notice)
         trainer.wait()
+        end = replace(end, printed=self._lines.why())
         runlog = _patiently(lambda: open_log(spec, clock=clock).reload(), what="log")
         report = _patiently(lambda: conclude(runlog, plan, end, flow_run_id=self._flow_run_id), what="report")
         if report is None:

@@ -154,6 +154,17 @@ def test_a_trainer_in_which_no_thread_runs_is_hung_and_not_preempted(start):
     assert read_history(segment.runlog.reload()).report_of(0, 1).stop_reason is StopReason.HUNG
 
 
+def test_the_report_of_a_trainer_that_aborts_says_what_it_printed_about_that(start):
+    segment = start(recipe=STUCK, config={"how": "abort", "at_step": 5}, steps=200)
+    segment.ends()
+    assert segment.report.stop_reason is StopReason.LOST
+    assert segment.report.note == (
+        "the trainer was killed by SIGABRT without a report; it printed: "
+        "terminate called after throwing an instance of 'c10::AcceleratorError' | "
+        "what():  CUDA error: device-side assert triggered | Fatal Python error: Aborted"
+    )
+
+
 @pytest.mark.matrix
 def test_processes_that_a_recipe_left_behind_end_with_the_trainer(start):
     config = {"how": "leave", "at_step": 5, "pause_seconds": 0.01}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import itertools
+import os
 import subprocess
 import sys
 import threading
@@ -159,6 +160,15 @@ def _fill_memory() -> None:
         kept.append(bytearray(b"x") * (8 << 20))
 
 
+def _abort() -> None:
+    """As CUDA's C++ code does at an error that nothing catches."""
+    for number in range(300):
+        print(f"step {number} error 0.1", flush=True)  # noqa: T201
+    print("terminate called after throwing an instance of 'c10::AcceleratorError'", flush=True)  # noqa: T201
+    print("  what():  CUDA error: device-side assert triggered", flush=True)  # noqa: T201
+    os.abort()
+
+
 WAYS: dict[str, Callable[[], None]] = {
     "sleep": _sleep,
     "lock": _lock,
@@ -174,4 +184,5 @@ WAYS: dict[str, Callable[[], None]] = {
     "connection": _connection,
     "fill": _fill_memory,
     "leave": _leave_a_process,
+    "abort": _abort,
 }

@@ -1,0 +1,32 @@
+"""What a process printed before it died: the lines that say why."""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+
+from segue.launch.output import Line, OnLine
+
+_KEPT, _QUOTED, _MOST_CHARACTERS = 200, 3, 300
+_SAYS_WHY = re.compile(
+    r"terminate called|what\(\):|Fatal Python error|Assertion .* failed|(^|[\s.])\w*(Error|Exception)(:|$)"
+)
+"""Lines of C++, of Python's fault handler and of its tracebacks."""
+
+
+class LastLines:
+    """Passes lines on, and keeps the last ones."""
+
+    def __init__(self, on_line: OnLine) -> None:
+        self._on_line = on_line
+        self._kept: deque[str] = deque(maxlen=_KEPT)
+
+    def __call__(self, line: Line) -> None:
+        self._kept.append(line.text)
+        self._on_line(line)
+
+    def why(self) -> str:
+        """The last of these lines that say why a process died, or else the last of all; empty if it printed nothing."""
+        lines = [text.strip() for text in list(self._kept) if text.strip()]
+        quoted = [text for text in lines if _SAYS_WHY.search(text)] or lines
+        return " | ".join(text[:_MOST_CHARACTERS] for text in quoted[-_QUOTED:])
