@@ -24,6 +24,8 @@ LOST = (
     "moving average in a namespace",
     "namespace of the script",
     "namespace in a namespace, by setattr",
+    "object in a namespace",
+    "object in a tuple",
 )
 KEPT = (
     "nanoGPT",
@@ -35,6 +37,7 @@ KEPT = (
     "arguments with a best loss and a count for a log line",
     "namespace of the model, the optimizer and a loss",
     "namespace whose count is registered",
+    "object in a tuple that is registered, and one made anew in a namespace",
 )
 
 

@@ -16,7 +16,7 @@ from segue.launch.output import Line
         ([], ""),
         (["", "step 1", "bye", ""], "step 1 | bye"),
         (["1", "2", "3", "4"], "2 | 3 | 4"),
-        (["val error: 0.3", "Traceback (most recent call last):", "  File x", "ValueError: bad", "done"], "ValueError: bad"),
+        (["val error: 0.3", "Traceback (most recent call last):", "  File x", "ValueError: no"], "ValueError: no"),
         (["torch.AcceleratorError: CUDA error", "step 2"], "torch.AcceleratorError: CUDA error"),
         (["k.cu:9: Assertion `i < n` failed.", "x" * 999], "k.cu:9: Assertion `i < n` failed."),
         (["x" * 999], "x" * 300),

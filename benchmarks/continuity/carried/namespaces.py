@@ -4,6 +4,16 @@ from __future__ import annotations
 
 from benchmarks.continuity.carried.kind import Kind, in_steps
 
+_STOPPER = """
+        class Stopper:
+            def __init__(self):
+                self.refused = 0
+
+            def rate(self):
+                self.refused += 1
+                return 0.02 if self.refused < 36 else 0.001
+        """
+
 KINDS: tuple[Kind, ...] = (
     in_steps(
         "property of an object",
@@ -153,6 +163,33 @@ KINDS: tuple[Kind, ...] = (
         before="config = SimpleNamespace(train=SimpleNamespace(bad=0))",
         body="note(config)\nset_lr(optimizer, 0.02 if config.train.bad < 36 else 0.001)",
     ),
+    in_steps(
+        "object in a namespace",
+        "refused",
+        top=_STOPPER,
+        before="ns = SimpleNamespace(stopper=Stopper())",
+        body="set_lr(optimizer, ns.stopper.rate())",
+    ),
+    in_steps(
+        "object in a tuple",
+        "refused",
+        top=_STOPPER,
+        before="parts = (model, optimizer, Stopper())",
+        body="set_lr(parts[1], parts[2].rate())",
+    ),
+    in_steps(
+        "averaged model in a namespace",
+        "averaged",
+        top="""
+        def average(ns, model):
+            with torch.no_grad():
+                for mean, value in zip(ns.averaged.parameters(), model.parameters()):
+                    mean.mul_(0.9).add_(value, alpha=0.1)
+        """,
+        before="ns = SimpleNamespace(averaged=copy.deepcopy(model))",
+        loss="loss = loss + (0.1 * (ns.averaged(a) - model(a)).pow(2).mean() if step > 30 else 0.0)",
+        body="average(ns, model)",
+    ),
 )
 
 SOUND: tuple[Kind, ...] = (
@@ -202,6 +239,26 @@ SOUND: tuple[Kind, ...] = (
         """,
         before="state = SimpleNamespace(bad=0)\nrun.track_variables(vars(state), 'bad')",
         body="note(state)\nset_lr(optimizer, 0.02 if state.bad < 36 else 0.001)",
+    ),
+    in_steps(
+        "object in a tuple that is registered, and one made anew in a namespace",
+        top=_STOPPER
+        + """
+        @dataclass
+        class Batch:
+            rows: object
+            wanted: object
+
+            def loss(self, model):
+                return nn.functional.mse_loss(model(self.rows), self.wanted)
+
+        def loss_of(ns, rows, wanted):
+            ns.batch = Batch(rows, wanted)
+            return ns.batch.loss(ns.model)
+        """,
+        before="ns, parts = SimpleNamespace(model=model, batch=None), (model, Stopper())\nrun.track(stopper=parts[1])",
+        loss="loss = loss_of(ns, a, b)",
+        body="set_lr(optimizer, parts[1].rate())",
     ),
 )
 """Programs that lose nothing in theirs."""

@@ -28,15 +28,10 @@ class NamespaceFlows:
 
         Of an attribute for which no statement is found that changes it, that is supposed.
         """
-        function = function_at(running.file, running.name, running.first_line)
-        loops = loops_at(function, running.line) if function is not None else []
-        if function is None or not loops:
+        place = self._place(running, variable)
+        if place is None:
             return
-        holder, _, attribute = variable.rpartition(".")
-        spot = f".{attribute}" if holder else spot_of(function, variable)
-        if spot is None:
-            return
-        found = self._namespace(spot)
+        found, function, loops = place
         for attribute in attributes:
             if found.lasts(attribute, function, loops):
                 change = next(iter(found.changes.get(attribute, ())), None)
@@ -54,6 +49,22 @@ class NamespaceFlows:
                     is_of_namespace=True,
                     is_change_known=change is not None,
                 )
+
+    def makes_anew(self, running: Running, variable: str, attribute: str) -> bool:
+        """Whether functions give this attribute a value in each iteration before it is read."""
+        place = self._place(running, variable)
+        if place is None:
+            return False
+        found, function, loops = place
+        return found.is_made_anew(attribute, function, loops)
+
+    def _place(self, running: Running, variable: str) -> tuple[_Namespace, Function, list[Loop]] | None:
+        """What a variable of this function holds, the function, and the loops that it is in; None: it is in none."""
+        function = function_at(running.file, running.name, running.first_line)
+        loops = loops_at(function, running.line) if function is not None else []
+        holder, _, attribute = variable.rpartition(".")
+        spot = f".{attribute}" if holder else spot_of(function, variable) if function is not None else None
+        return (self._namespace(spot), function, loops) if function is not None and loops and spot is not None else None
 
     def _namespace(self, spot: Spot) -> _Namespace:
         names = self._flows.names_of_same(spot)
@@ -86,6 +97,12 @@ class _Namespace:
         if any(_may_keep(each) and self._is_from_training(each) for each in changes):
             return True
         return self._is_read_later(attribute, function, loops) and self.flows.depends_on_itself(f".{attribute}")
+
+    def is_made_anew(self, attribute: str, function: Function, loops: list[Loop]) -> bool:
+        """Whether functions assign it, always, and none reads what another one has assigned."""
+        changes = self.changes.get(attribute, ())
+        is_assigned = any(each.is_assignment for each in changes) and not any(map(_may_keep, changes))
+        return is_assigned and not self._is_read_later(attribute, function, loops)
 
     def _is_from_training(self, change: AttributeChange) -> bool:
         """Whether it is not a constant that is made when it is first needed."""

@@ -144,6 +144,14 @@ class LoopValues:
         """Whether a loop assigns an attribute of this name in each step before it reads it."""
         return any(name.endswith(f".{attribute}") for _, names in self._loops() for name in names.fresh)
 
+    def makes_anew_in(self, variable: str, attribute: str) -> bool:
+        """Whether functions assign this attribute of a namespace in each step before they read it."""
+        return any(
+            self._namespaces.makes_anew(_running(frame), variable, attribute)
+            for frame, _ in self._loops()
+            if variable.partition(".")[0] in frame.f_locals
+        )
+
     def of_packages(self) -> dict[str, Any]:
         """The objects of installed packages that decide what follows, as an environment to learn in, by name."""
         found: dict[str, Any] = {}

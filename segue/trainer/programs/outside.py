@@ -23,10 +23,12 @@ from segue.continuity.object_walk import STREAMS
 from segue.continuity.untracked.reach import Reach
 from segue.credentials import redacted
 from segue.records import Finding
+from segue.trainer.programs.carried_values import COLLECTIONS, namespaces_of
 from segue.trainer.programs.loop_values import LoopValues, flows_of_program, frames_of_the_user, name_of_session
 from segue.trainer.ranks.ddp import bare
 from segue.trainer.workloads.outside import OutsideState, parts_of_loader
 from segue.user_objects import attribute, has
+from segue.user_objects.variables import CODE
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +36,7 @@ _HOME = "__main__"
 _HOLDERS = (nn.Module, torch.optim.Optimizer, *STREAMS, dict, list, set, deque, FunctionType, MethodType, partial)
 
 
+_MOST_ITEMS = 64
 _CARRIED = "carried"
 """The part of what is recorded with the values that the loops carry."""
 
@@ -126,6 +129,8 @@ def _reached(tracked: Mapping[str, Any], loaders: Mapping[str, Any], loops: Loop
     for name, target in {**loops.of_packages(), **tracked, **held}.items():
         expression = name if held.get(name) is target else _variable_of(target)
         found.add(name, lambda target=target: target, expression=expression)  # type: ignore[misc]
+    for path, expression, target in _within_variables(loops):
+        found.add(path, lambda target=target: target, expression=expression)  # type: ignore[misc]
     for name, loader in loaders.items():
         variable = _variable_of(loader)
         for part, target in _parts_of(loader).items():
@@ -174,6 +179,26 @@ def _held_by_the_loop() -> dict[str, Any]:
     for frame in frames_of_the_user():
         held = {**frame.f_globals, **frame.f_locals, **held}
     return {name: value for name, value in held.items() if not name.startswith("__") and _is_holder(value)}
+
+
+def _within_variables(loops: LoopValues) -> Iterator[tuple[str, str, Any]]:
+    """The objects that a namespace or a tuple among these variables holds: a path, an expression, the object."""
+    for frame in frames_of_the_user():
+        for variable, held in namespaces_of(frame):
+            for name, value in dict(vars(held)).items():
+                if _is_object(value) and not loops.makes_anew(name) and not loops.makes_anew_in(variable, name):
+                    yield f"{variable}.{name}", f"{variable}.{name}", value
+        for variable, held in dict(frame.f_locals).items():
+            if isinstance(held, tuple) and not loops.covers(variable, held):
+                names = getattr(held, "_fields", ())
+                for number, value in enumerate(held[:_MOST_ITEMS]):
+                    if _is_object(value):
+                        within = f".{names[number]}" if names else f"[{number}]"
+                        yield f"{variable}.{names[number] if names else number}", f"{variable}{within}", value
+
+
+def _is_object(value: Any) -> bool:
+    return _is_holder(value) and not isinstance(value, (*COLLECTIONS, *CODE))
 
 
 def _is_holder(value: Any) -> bool:
