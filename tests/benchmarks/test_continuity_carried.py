@@ -26,6 +26,7 @@ LOST = (
     "namespace in a namespace, by setattr",
     "object in a namespace",
     "object in a tuple",
+    "list of callbacks in a namespace",
 )
 KEPT = (
     "nanoGPT",
@@ -38,6 +39,7 @@ KEPT = (
     "namespace of the model, the optimizer and a loss",
     "namespace whose count is registered",
     "object in a tuple that is registered, and one made anew in a namespace",
+    "meters with properties, in a namespace and in a tuple, that are only printed",
 )
 
 

@@ -178,6 +178,13 @@ KINDS: tuple[Kind, ...] = (
         body="set_lr(parts[1], parts[2].rate())",
     ),
     in_steps(
+        "list of callbacks in a namespace",
+        "refused",
+        top=_STOPPER,
+        before="ns = SimpleNamespace(callbacks=[Stopper()])",
+        body="for each in ns.callbacks:\n    set_lr(optimizer, each.rate())",
+    ),
+    in_steps(
         "averaged model in a namespace",
         "averaged",
         top="""
@@ -259,6 +266,28 @@ SOUND: tuple[Kind, ...] = (
         before="ns, parts = SimpleNamespace(model=model, batch=None), (model, Stopper())\nrun.track(stopper=parts[1])",
         loss="loss = loss_of(ns, a, b)",
         body="set_lr(optimizer, parts[1].rate())",
+    ),
+    in_steps(
+        "meters with properties, in a namespace and in a tuple, that are only printed",
+        top="""
+        class Meter:
+            def __init__(self):
+                self.summed, self.counted = 0.0, 0
+
+            def update(self, value):
+                self.summed += value
+                self.counted += 1
+
+            @property
+            def mean_of_all(self):
+                return self.summed / max(self.counted, 1)
+        """,
+        before="ns, meters, alone = SimpleNamespace(meter=Meter()), (Meter(), Meter()), Meter()",
+        body="""
+        for meter in (ns.meter, meters[0], alone):
+            meter.update(loss.item())
+        print(ns.meter.mean_of_all, meters[0].mean_of_all, f"{alone.mean_of_all:.3f}")
+        """,
     ),
 )
 """Programs that lose nothing in theirs."""

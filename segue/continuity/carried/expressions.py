@@ -126,6 +126,7 @@ class Expressions:
                 self._store(target.value, sources, alias=alias)
             case ast.Attribute():
                 self._to(sources, f".{target.attr}")
+                self._set_property(target.attr, sources)
                 self._note_change(target, is_assignment=True)
                 if alias is not None:
                     self._flows.aliases[f".{target.attr}"] |= self._origins(alias)
@@ -217,7 +218,7 @@ class Expressions:
             case ast.Dict() | ast.List() | ast.Set():
                 return self._parts(node) | {COLLECTION}
             case ast.Attribute():
-                return self._reads(node.value) | {f".{node.attr}"}
+                return self._reads(node.value) | {f".{node.attr}"} | self._results_of_property(node.attr)
             case ast.Call():
                 return self._call(node, is_statement=False)
             case ast.Lambda():
@@ -233,6 +234,17 @@ class Expressions:
                 return NOTHING
             case _:
                 return self._parts(node)
+
+    def _results_of_property(self, name: str) -> Spots:
+        found = self._index.properties(name)
+        self._called.update(name for _ in found)
+        return frozenset(map(result_of, found))
+
+    def _set_property(self, name: str, sources: Spots) -> None:
+        for setter in self._index.setters(name):
+            self._called.add(name)
+            for parameter in setter.parameters[1:2]:
+                self._to(sources, spot_of(setter, parameter))
 
     def _parts(self, node: ast.AST) -> Spots:
         return frozenset().union(*(self._reads(child) for child in ast.iter_child_nodes(node)))

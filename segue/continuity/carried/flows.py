@@ -224,5 +224,13 @@ class Index:
     def methods(self, name: str) -> list[Function]:
         return self._methods.get(name, [])
 
+    def properties(self, name: str) -> list[Function]:
+        """The methods that a read of an attribute calls."""
+        return [each for each in self._methods.get(name, []) if each.is_property]
+
+    def setters(self, name: str) -> list[Function]:
+        """The methods that an assignment of an attribute calls."""
+        return [each for each in self._methods.get(name, []) if each.is_setter]
+
     def classes_with(self, method: str) -> Iterator[str]:
         return (name for name, methods in self.classes.items() if method in methods)

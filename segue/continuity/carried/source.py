@@ -43,6 +43,21 @@ class Function:
         return [each.arg for each in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
 
     @property
+    def is_property(self) -> bool:
+        """Whether a read of an attribute calls it."""
+        return bool({"property", "cached_property"} & self._decorators)
+
+    @property
+    def is_setter(self) -> bool:
+        """Whether an assignment of an attribute calls it."""
+        return "setter" in self._decorators
+
+    @property
+    def _decorators(self) -> set[str]:
+        found = [] if isinstance(self.node, ast.Module) else self.node.decorator_list
+        return {ast.unparse(each).rpartition(".")[2] for each in found}
+
+    @property
     def is_module(self) -> bool:
         return self.parent is None
 

@@ -145,11 +145,12 @@ class LoopValues:
         return any(name.endswith(f".{attribute}") for _, names in self._loops() for name in names.fresh)
 
     def makes_anew_in(self, variable: str, attribute: str) -> bool:
-        """Whether functions assign this attribute of a namespace in each step before they read it."""
+        """Whether the loop or functions assign this attribute of a namespace in each step before they read it."""
+        found = [(frame, names) for frame, names in self._loops() if variable.partition(".")[0] in frame.f_locals]
         return any(
-            self._namespaces.makes_anew(_running(frame), variable, attribute)
-            for frame, _ in self._loops()
-            if variable.partition(".")[0] in frame.f_locals
+            f"{variable}.{attribute}" in names.fresh
+            or self._namespaces.makes_anew(_running(frame), variable, attribute)
+            for frame, names in found
         )
 
     def of_packages(self) -> dict[str, Any]:

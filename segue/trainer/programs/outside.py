@@ -23,7 +23,7 @@ from segue.continuity.object_walk import STREAMS
 from segue.continuity.untracked.reach import Reach
 from segue.credentials import redacted
 from segue.records import Finding
-from segue.trainer.programs.carried_values import COLLECTIONS, namespaces_of
+from segue.trainer.programs.carried_values import is_data, looked_at, namespaces_of
 from segue.trainer.programs.loop_values import LoopValues, flows_of_program, frames_of_the_user, name_of_session
 from segue.trainer.ranks.ddp import bare
 from segue.trainer.workloads.outside import OutsideState, parts_of_loader
@@ -186,7 +186,7 @@ def _within_variables(loops: LoopValues) -> Iterator[tuple[str, str, Any]]:
     for frame in frames_of_the_user():
         for variable, held in namespaces_of(frame):
             for name, value in dict(vars(held)).items():
-                if _is_object(value) and not loops.makes_anew(name) and not loops.makes_anew_in(variable, name):
+                if _is_object(value) and not loops.makes_anew_in(variable, name):
                     yield f"{variable}.{name}", f"{variable}.{name}", value
         for variable, held in dict(frame.f_locals).items():
             if isinstance(held, tuple) and not loops.covers(variable, held):
@@ -198,7 +198,12 @@ def _within_variables(loops: LoopValues) -> Iterator[tuple[str, str, Any]]:
 
 
 def _is_object(value: Any) -> bool:
-    return _is_holder(value) and not isinstance(value, (*COLLECTIONS, *CODE))
+    """Whether it is, or holds, more than data."""
+    return (
+        (_is_holder(value) or isinstance(value, tuple))
+        and not isinstance(value, CODE)
+        and not is_data(looked_at(value))
+    )
 
 
 def _is_holder(value: Any) -> bool:

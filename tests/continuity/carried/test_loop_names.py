@@ -154,6 +154,29 @@ def test_a_users_class_that_only_prints_does_not_make_its_arguments_count(carrie
     assert carried(library) == ({"total"}, {"total"})
 
 
+def test_a_property_is_read_like_a_method_and_set_like_one(carried):
+    text = """
+    class Meter:
+        @property
+        def mean(self):
+            return self.kept
+
+        @mean.setter
+        def mean(self, value):
+            self.kept = value
+
+
+    def train():
+        meter, total = Meter(), 0.0
+        for step in run.steps(9):
+            total += loss.item()
+            meter.mean = total
+            print(meter.mean)
+    """
+    assert carried(text) == ({"total"}, set())
+    assert carried(text.replace("print(meter.mean)", "set_lr(meter.kept)")) == ({"total"}, {"total"})
+
+
 def test_a_fix_says_of_each_variable_what_can_be_done():
     place = {"function": "main", "file": "t.py", "line": 6, "loop_line": 4, "is_global": False, "is_of_process": False}
     seen = {"is_rebound": True, "is_used": True, "is_bound": True}
