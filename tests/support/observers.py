@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 import psutil
 
@@ -17,15 +18,24 @@ from segue.runlog.log import RunLog
 def stop_when_proven(number: int, rows: int = 1) -> Callable[[int, RunLog, SegmentPlan], bool]:
     """Send this signal to the trainer once its newest checkpoint can be verified by this many rows.
 
-    The trainer is stopped while its log is read: otherwise it commits another checkpoint before the signal comes.
+    The trainer is stopped while its log is read: otherwise it commits another checkpoint before the signal comes. Of
+    one that is killed the writer process ends first, as with its machine: otherwise it may commit another one, too.
     """
 
     def observer(pid: int, runlog: RunLog, plan: SegmentPlan) -> bool:
         if not _can_be_verified(runlog, rows):
             return False
         try:
-            _stop(psutil.Process(pid))
+            trainer = psutil.Process(pid)
+            _stop(trainer)
+            helpers = trainer.children(recursive=True) if number == signal.SIGKILL else []
+            for each in helpers:
+                with suppress(psutil.NoSuchProcess):
+                    each.suspend()
             is_proven = _can_be_verified(runlog, rows)
+            for each in helpers:
+                with suppress(psutil.NoSuchProcess):
+                    each.kill() if is_proven else each.resume()
             if is_proven:
                 os.kill(pid, number)
             os.kill(pid, signal.SIGCONT)

@@ -83,9 +83,9 @@ def is_data(value: Any) -> bool:
     return is_iterator(value) and not _is_segues(value)
 
 
-def is_plain_data(value: Any) -> bool:
-    """Whether it is a value, an array, a tensor or a collection of such."""
-    return isinstance(value, (*VALUES, *ARRAYS, *COLLECTIONS)) and is_data(value)
+def may_be_data(value: Any) -> bool:
+    """Whether it is a value, an array, a tensor or a collection, without a class of the user's having a say."""
+    return issubclass(type(value), (*VALUES, *ARRAYS, *COLLECTIONS))
 
 
 def namespaces_of(frame: FrameType) -> list[tuple[str, Any]]:

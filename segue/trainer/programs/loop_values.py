@@ -30,10 +30,10 @@ from segue.trainer.programs.carried_values import (
     as_data,
     is_data,
     is_of_a_package,
-    is_plain_data,
     is_sought,
     kind_of,
     looked_at,
+    may_be_data,
     may_keep,
     namespaces_of,
     type_name,
@@ -257,11 +257,11 @@ class LoopValues:
             for variable, held in found:
                 if variable.partition(".")[0] in names.fresh:
                     continue
-                values = dict(vars(held))
+                values = {name: value for name, value in dict(vars(held)).items() if may_be_data(value)}
                 for name in self._namespaces.carried(_running(frame), variable, values):
                     attribute = name.name.rpartition(".")[2]
                     value = looked_at(values[attribute])
-                    is_seen = isinstance(value, VALUES) or (name.is_change_known and is_plain_data(value))
+                    is_seen = isinstance(value, VALUES) or (name.is_change_known and is_data(value))
                     if is_seen and (id(held), attribute) not in seen:
                         seen.add((id(held), attribute))
                         yield name, value

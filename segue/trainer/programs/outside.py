@@ -23,7 +23,7 @@ from segue.continuity.object_walk import STREAMS
 from segue.continuity.untracked.reach import Reach
 from segue.credentials import redacted
 from segue.records import Finding
-from segue.trainer.programs.carried_values import is_data, looked_at, namespaces_of
+from segue.trainer.programs.carried_values import COLLECTIONS, is_data, looked_at, namespaces_of
 from segue.trainer.programs.loop_values import LoopValues, flows_of_program, frames_of_the_user, name_of_session
 from segue.trainer.ranks.ddp import bare
 from segue.trainer.workloads.outside import OutsideState, parts_of_loader
@@ -199,11 +199,10 @@ def _within_variables(loops: LoopValues) -> Iterator[tuple[str, str, Any]]:
 
 def _is_object(value: Any) -> bool:
     """Whether it is, or holds, more than data."""
-    return (
-        (_is_holder(value) or isinstance(value, tuple))
-        and not isinstance(value, CODE)
-        and not is_data(looked_at(value))
-    )
+    kind = type(value)  # Not `isinstance`, which asks a class of the user's.
+    if issubclass(kind, COLLECTIONS):
+        return not is_data(looked_at(value))
+    return _is_holder(value) and not issubclass(kind, CODE)
 
 
 def _is_holder(value: Any) -> bool:
