@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.continuity.carried.kind import Kind
+from benchmarks.continuity.carried.kind import Kind, in_steps
 from benchmarks.continuity.carried.measure import KINDS, SOUND, figures, measure
 from benchmarks.continuity.carried.trial import Outcome, followed
 
@@ -62,6 +62,19 @@ def test_a_carried_value_is_named_at_the_first_commit_and_at_the_resume(name):
 def test_a_program_that_only_shows_what_it_carries_or_keeps_it_is_exact_and_nothing_is_said(name):
     (outcome,) = measure([kind_of(name)], resumes=1, jobs=1)
     assert (outcome.verdicts, outcome.commits, outcome.problem) == (("exact",), (), "")
+
+
+def test_an_object_that_raises_when_it_is_asked_for_its_class_ends_no_attempt():
+    lazy = """
+    class Lazy:
+        @property
+        def __class__(self):
+            raise RuntimeError("not configured")
+    """
+    before = "lazy, parts, ns = Lazy(), (model, Lazy()), SimpleNamespace(lazy=Lazy(), shown=0.0)"
+    body = "ns.shown = loss.item()\nprint(ns.shown)"
+    (outcome,) = measure([in_steps("lazy", top=lazy, before=before, body=body)], resumes=1, jobs=1)
+    assert (set(outcome.verdicts), outcome.commits, outcome.problem) == ({"exact"}, (), "")
 
 
 def test_the_axis_has_at_least_sixty_kinds_and_twelve_sound_programs():

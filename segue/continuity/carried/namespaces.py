@@ -26,7 +26,7 @@ class NamespaceFlows:
     def carried(self, running: Running, variable: str, attributes: Collection[str]) -> Iterator[CarriedName]:
         """Those attributes of a variable of this function whose values may last from one iteration to the next.
 
-        Of an attribute for which no statement is found that changes it, that is supposed.
+        If no statement is found that changes an attribute, it is assumed to last.
         """
         place = self._place(running, variable)
         if place is None:

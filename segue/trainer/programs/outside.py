@@ -35,7 +35,6 @@ log = logging.getLogger(__name__)
 _HOME = "__main__"
 _HOLDERS = (nn.Module, torch.optim.Optimizer, *STREAMS, dict, list, set, deque, FunctionType, MethodType, partial)
 
-
 _MOST_ITEMS = 64
 _CARRIED = "carried"
 """The part of what is recorded with the values that the loops carry."""
@@ -189,12 +188,14 @@ def _within_variables(loops: LoopValues) -> Iterator[tuple[str, str, Any]]:
                 if _is_object(value) and not loops.makes_anew_in(variable, name):
                     yield f"{variable}.{name}", f"{variable}.{name}", value
         for variable, held in dict(frame.f_locals).items():
-            if isinstance(held, tuple) and not loops.covers(variable, held):
-                names = getattr(held, "_fields", ())
-                for number, value in enumerate(held[:_MOST_ITEMS]):
-                    if _is_object(value):
-                        within = f".{names[number]}" if names else f"[{number}]"
-                        yield f"{variable}.{names[number] if names else number}", f"{variable}{within}", value
+            # Not `isinstance`, which asks a class of the user's.
+            if not issubclass(type(held), tuple) or loops.covers(variable, held):
+                continue
+            fields = dict(enumerate(getattr(type(held), "_fields", ())))
+            for number, value in enumerate(tuple(held)[:_MOST_ITEMS]):
+                if _is_object(value):
+                    within = f".{fields[number]}" if number in fields else f"[{number}]"
+                    yield f"{variable}.{fields.get(number, number)}", f"{variable}{within}", value
 
 
 def _is_object(value: Any) -> bool:
