@@ -121,9 +121,10 @@ def _names(kind: Kind, finding: Finding) -> bool:
 
 
 def _is_first(kind: Kind, finding: Finding) -> bool:
-    """Whether the sentence begins with the variable, or with the object of which it is the first attribute."""
-    said, _, of_object = finding.sentence.partition(": ")
-    return any(re.search(rf"\b{re.escape(name)}\b", said) or of_object.startswith(name) for name in kind.variables)
+    """Whether the sentence begins with the variable, or with the object or collection whose first difference it is."""
+    said, _, difference = finding.sentence.partition(": ")
+    path = difference.split(maxsplit=1)[0].split(".") if difference else []
+    return any(re.search(rf"\b{re.escape(name)}\b", said) or name in path for name in kind.variables)
 
 
 def _runs_of(kind: Kind, source: str, resumes: int) -> _Runs:
