@@ -1,4 +1,4 @@
-"""`segue bench ...`: compares segue with other ways to do the same. Also `python -m benchmarks.__main__ ...`."""
+"""`segue bench ...`: compares segue with other ways to do the same. Also `python -m benchmarks ...`."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from benchmarks.continuity.command import continuity
 from benchmarks.crash.command import crash
 from benchmarks.datacheck.command import datacheck
 from benchmarks.deadline.command import deadline
+from benchmarks.deadline.simulate import simulate
 from benchmarks.dispatch.command import dispatch
 from benchmarks.fencing.command import fencing
 from benchmarks.fleet.command import fleet
@@ -67,6 +68,7 @@ app.command()(dispatch)
 app.command()(fencing)
 app.command()(fleet)
 app.command()(overhead)
+app.command()(simulate)
 app.command()(turnaround)
 app.command()(waiting)
 
@@ -118,7 +120,7 @@ def checkpoint(
 
 
 def main() -> None:
-    """Entry point of `python -m benchmarks.__main__`."""
+    """Entry point of `python -m benchmarks`."""
     try:
         app()
     except SegueError as error:

@@ -1,4 +1,4 @@
-"""What the job templates of all pools that start containers share: commands, images, variables."""
+"""The commands, images and variables that the job templates of all pools of containers share."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def environment(event: str) -> dict[str, Any]:
 
 
 def text(description: str, default: str | None) -> dict[str, Any]:
-    """A variable that is a text; one without a default may be left out."""
+    """A variable that is a text; a variable without a default may be left out."""
     kind: dict[str, Any] = {"anyOf": [{"type": "string"}, {"type": "null"}]} if default is None else {"type": "string"}
     return {"description": description, "default": default, **kind}
 

@@ -75,7 +75,7 @@ def deploy(client: SyncPrefectClient, spec: RetrainSpec, *, file: str, working_d
 
 
 def _deploy_watch(client: SyncPrefectClient, spec: RetrainSpec, common: Mapping[str, Any], *, active: bool) -> None:
-    """The deployment `watch/NAME`, with the event after which it looks; without [trigger] there is none."""
+    """The deployment `watch/NAME`, with the event after which it looks; without [trigger] there is no deployment."""
     if spec.trigger is None:
         with suppress(ObjectNotFound):
             client.delete_deployment(client.read_deployment_by_name(f"{WATCH}/{spec.name}").id)
@@ -118,8 +118,8 @@ def start_slot(client: SyncPrefectClient, spec: RetrainSpec, slot: datetime) -> 
 
 
 def wait_for(client: SyncPrefectClient, flow_run_id: UUID) -> State:
-    """The final state of a flow run, or the one in which it waits for a person. Waits for it, also while the server
-    does not answer.
+    """The final state of a flow run, or the state in which it waits for a person. Waits for that state, even while the
+    server does not answer.
 
     Raises:
         OrchestratorError: the server refuses to answer.

@@ -38,7 +38,7 @@ def recover(stores: list[StoreSpec] | None = None, *, take_over: bool = False) -
 
 
 def _end_late_starts(client: SyncPrefectClient) -> None:
-    """End what piled up while no worker was there. Best effort: each of them ends soon after its own start, too."""
+    """End the starts that piled up without a worker. Best effort: each also ends by itself soon after it began."""
     own, due = deployment.id, flow_run.scheduled_start_time
     if own is None or due is None:
         return

@@ -85,7 +85,7 @@ def _slot(spec: RetrainSpec, given: datetime | str | None) -> datetime:
 
 
 def _missed(spec: RetrainSpec, runner: SlotRunner, slot: datetime) -> tuple[Sequence[datetime], bool]:
-    """The slots of the schedule before this one that no flow run has begun, and whether this one is missed itself."""
+    """The earlier slots of the schedule that no flow run has begun, and whether this slot itself is missed."""
     now, known = parent_clock().now(), runner.log.read().slots
     taken = {*known, *runner.turns.living()}
     is_of_schedule = slot in ticks(spec, since=slot - timedelta(seconds=1), until=slot)

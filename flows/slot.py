@@ -56,7 +56,7 @@ class _LeftWaitingError(Exception):
 
 
 class SlotRunner:
-    """Runs slots of one retraining. Every step of a slot is in the model's log, so a slot that died goes on."""
+    """Runs slots of one retraining. Every step of a slot is in the model's log, so a slot that died can continue."""
 
     def __init__(self, spec: RetrainSpec, *, folder: Path, logger: Logger) -> None:
         """`folder` holds retrain.toml."""
@@ -146,9 +146,9 @@ class SlotRunner:
             return _superseded(start.run.run_id)
 
     def _begun_before(self, known: SlotState | None) -> SlotStart | None:
-        """The recorded start of a slot that goes on with it, with the same window and the same run; None without.
+        """The recorded start from which a slot continues, with the same window and the same run; None if there is none.
 
-        A slot that has ended and has no checkpoint begins again, with the settings and the data of now.
+        A slot that has ended and has no checkpoint begins again, with the current settings and data.
         """
         if known is None or known.start is None or known.start.run is None:
             return None
@@ -220,10 +220,11 @@ class SlotRunner:
         return self._end(start.slot, outcome, why, Word.PROMOTED if version.is_promoted else Word.NOT_PROMOTED)
 
     def _decided(self, slot: datetime) -> State[Any]:
-        """The end of a slot about whose candidate a person decides. Suspends its flow run until somebody has.
+        """The end of a slot about whose candidate a person decides. Suspends its flow run until the person has decided.
 
         Raises:
-            _LeftWaitingError: it is that of a later slot, which does not wait. Recovery starts a flow run that asks.
+            _LeftWaitingError: the flow run belongs to a later slot, which does not wait. Recovery starts a flow run
+                that asks.
         """
         if slot != self._own and as_parent(self.log.read, what="log of the model").slots[slot].is_waiting:
             self._publish(slot)
@@ -235,7 +236,7 @@ class SlotRunner:
         return _done(state, run_id_of(self._spec, slot))
 
     def _in_time(self, run: RunSpec, history: History) -> RunSpec:
-        """The run with a deadline that it can begin with: one that had passed before it began is none."""
+        """The run with a deadline that it can begin with: a deadline that passed before the run began is dropped."""
         if history.spec is not None:
             return run.model_copy(update={"deadline": history.spec.deadline})
         is_past = run.deadline is not None and run.deadline <= self._clock.now()
@@ -247,7 +248,7 @@ class SlotRunner:
             if has_reached_goal(state) or state.is_crashed():
                 return state  # type: ignore[no-any-return]
             # While its start is on record, the run has, or will have, another parent: after an outage of the store, or
-            # where recovery was faster. That one is waited for, and its result taken.
+            # if recovery was faster. This slot waits for that parent, and takes its result.
             if self._history(run).is_over or read_parent(self._store, run.run_id) is None:
                 if word_of(state) is not Word.DUPLICATE:
                     return state  # type: ignore[no-any-return]
@@ -278,7 +279,7 @@ class SlotRunner:
         except StoreError:
             raise
         except Exception as error:
-            # Any exception: what an earlier slot fails with must not end this one, too.
+            # Any exception: the failure of an earlier slot must not also end this one.
             self._logger.warning("the earlier slot could not be run reason=%s", error)
             self._finish(slot, "failed", f"{type(error).__name__}: {error}")
 
@@ -297,7 +298,7 @@ class SlotRunner:
         return end is not None and end.outcome == "superseded"
 
     def _end(self, slot: datetime, outcome: SlotOutcome, why: str, word: Word | None = None) -> State[Any]:
-        """End a slot; its flow run has failed where no word says otherwise."""
+        """End a slot; its flow run has failed if no word says otherwise."""
         self._finish(slot, outcome, why)
         message = f"{run_id_of(self._spec, slot)}: {why}"
         return state_with(word, message) if word is not None else Failed(message=message)

@@ -86,7 +86,7 @@ def _train(spec: RunSpec, *, accept_drift: bool, requested_at_slot: int | None, 
                 return _run(spec, parent)
         except EndedError as ended:
             return _leave(spec, parent, ended.why)
-    except EndedError as ended:  # Before it was the run's parent.
+    except EndedError as ended:  # Before this flow was the run's parent.
         return _left(ended.why)
     except ParentAliveError as error:
         return state_with(Word.DUPLICATE, str(error))

@@ -99,10 +99,10 @@ def _verified(runs: DrillRuns, kinds: Sequence[DisturbanceKind]) -> tuple[Verifi
 
 
 def _train_to_its_end(spec: RunSpec) -> tuple[History, str | None]:
-    """Train a run, or go on with it; its history, and what its parent said when it could not bring it to an end."""
+    """Train a run, or continue it; its history, and the message of its parent if that could not finish the run."""
     known = as_parent(lambda: _history_of(spec), what="log")
     if known is not None and known.is_over and (known.is_finished(spec) or known.decisions[-1].action == "broken"):
-        return known, None  # A run that failed goes on: the cause may have been corrected.
+        return known, None  # A run that failed continues: the cause may have been corrected.
     state: Any = train(spec, return_state=True)
     if word_of(state) is Word.DUPLICATE:
         _await_end(spec)

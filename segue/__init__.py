@@ -32,7 +32,6 @@ _HOMES = {
     "open_store": "segue.stores",
     "plan": "segue.planning",
     "session": "segue.local_session",
-    "simulate": "segue.planning",
 }
 
 __all__ = [  # noqa: PLE0604 - the names are the keys above
@@ -51,7 +50,6 @@ if TYPE_CHECKING:
     from segue.interop.load import load_checkpoint as load_checkpoint
     from segue.local_session import session as session
     from segue.planning import plan as plan
-    from segue.planning import simulate as simulate
     from segue.recipe import EarlyStop as EarlyStop
     from segue.recipe import Recipe as Recipe
     from segue.resume_drill import drill as drill

@@ -1,4 +1,4 @@
-"""`python -m segue`: the `segue` command where its script is not on the path."""
+"""`python -m segue`: the `segue` command if its script is not on the path."""
 
 from segue.cli.main import main
 

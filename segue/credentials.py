@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from urllib.parse import quote
 
 _CREDENTIALS = re.compile(r"[A-Za-z][\w+.-]+:(//?)[^/\s?#@]*@")
-"""Of a URL of any scheme, also where its slashes are forgotten."""
+"""Of a URL of any scheme, also if its slashes are forgotten."""
 _IN_TEXT = re.compile(r"([A-Za-z][\w+.-]+:(?://?))[^/\s'\"]+@")
 _USER_INFO = re.compile(r"([A-Za-z][\w+.-]+):/{1,2}([^/\s?#'\"]*)@")
 _USER_ALONE = {"ssh", "git", "git+ssh", "sftp", "rsync", "hdfs", "abfs", "abfss", "wasb", "wasbs"}
@@ -128,7 +128,7 @@ def masked(text: str) -> str:
 def redacted(text: str) -> str:
     """The text without secrets of this process's environment, and without what has the form or name of a secret.
 
-    Those of the environment are the values of variables whose names say so, also where they are quoted or escaped.
+    Those of the environment are the values of variables whose names say so, also if they are quoted or escaped.
     """
     for secret in _secrets_of(tuple(os.environ.items())):
         text = text.replace(secret, HIDDEN)

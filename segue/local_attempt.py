@@ -20,6 +20,7 @@ from segue.clock import SystemClock
 from segue.controller.steps import decide_next, declare_lost, open_run
 from segue.data.config import config_of_environment
 from segue.errors import LogMovedError, SessionError
+from segue.hosting import Host
 from segue.launch.assignment import Assignment
 from segue.notices.board import NoticeBoard
 from segue.notices.signals import KINDS
@@ -29,14 +30,13 @@ from segue.runlog.entries import DecisionEntry, Entry
 from segue.runlog.history import Attempt, read_history
 from segue.runlog.last_heartbeat import last_heartbeat
 from segue.runlog.log import RunLog, Stamp
-from segue.sessions import Host
 from segue.spec import RunSpec
 from segue.trainer.attempt import local_attempt
 
 RUN_ID = "local"
 """Name of the run in the folder of a local session."""
 _NO_GOAL = 2**53
-"""Steps of the run: the goal is the program's."""
+"""Steps of the run: the program sets the goal."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -46,7 +46,7 @@ def training_in(folder: Path) -> Iterator[Host]:
 
     Raises:
         SessionError: another process trains in the folder, or this process is one of several ranks.
-        BrokenResumeError: from the block, where the resume does not continue what the folder has.
+        BrokenResumeError: from the block, if the resume does not continue the run in the folder.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         what = "a local session trains in one process, and this is one of several ranks."
@@ -61,12 +61,12 @@ def training_in(folder: Path) -> Iterator[Host]:
             with local_attempt(assignment, runlog=runlog, board=board, clock=clock) as host:
                 yield host
             if read_history(runlog).is_finished(spec):
-                decide_next(runlog, spec, clock=clock)  # Says in the log that it is; another start may train on.
+                decide_next(runlog, spec, clock=clock)  # Logs that the run is finished; another start may train on.
         except SystemExit as end:
             notice = board.read()
             if notice is None or end.code:
                 raise
-            # What was asked for is done. The code is the one that the signal would have given.
+            # The save and the end that were asked for are done. The exit code is that of the signal.
             raise SystemExit(128 + signal.Signals[notice.kind.upper()]) from None
 
 
@@ -83,7 +83,7 @@ def _spec(folder: Path) -> RunSpec:
 
 
 def _announced(runlog: RunLog, spec: RunSpec, folder: Path) -> SegmentPlan:
-    """The plan of this process's attempt, in the log. One that was killed is declared lost first."""
+    """The plan of this process's attempt, in the log. An attempt that was killed is declared lost first."""
     while True:
         history = read_history(runlog)
         before = history.open_plan
@@ -130,9 +130,9 @@ def _refuse_living(runlog: RunLog, attempt: Attempt | None, spec: RunSpec, folde
 
 @contextmanager
 def _stopped_by_signals(board: NoticeBoard, grace_seconds: float) -> Iterator[None]:
-    """A block in which the first Ctrl-C or SIGTERM asks the loop to save and end; the next one does what it did before.
+    """A block in which the first Ctrl-C or SIGTERM asks the loop to save and end; the next one acts as before.
 
-    In another thread than the main one, signals are left as they are.
+    Outside the main thread, signals are left as they are.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -142,7 +142,7 @@ def _stopped_by_signals(board: NoticeBoard, grace_seconds: float) -> Iterator[No
 
     def leave(number: int, frame: FrameType | None) -> None:
         if os.getpid() != process:
-            # One that the script has forked, and ends: it would not end, and the script would wait for it for ever.
+            # A process that the script has forked and ends: it would not end, and the script would wait for ever.
             signal.signal(number, before[signal.Signals(number)])
             os.kill(os.getpid(), number)
             return

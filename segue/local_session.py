@@ -1,6 +1,6 @@
 """`segue.session`: in a segment, bare, or with a folder of its own in which the script saves and resumes.
 
-A script that runs bare pays for nothing else: what trains is imported when a local session is entered.
+A script that runs bare pays for nothing else: the code that trains is imported when a local session is entered.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from types import TracebackType
 from typing import Any, overload
 
 from segue.errors import SessionError
-from segue.sessions import Host, Session, host_here, require_training_here
+from segue.hosting import Host, host_here, require_training_here
+from segue.sessions import Session
 
 
 @overload
@@ -21,8 +22,8 @@ def session(local: Path | str) -> LocalSession: ...
 def session(local: Path | str | None = None) -> Session | LocalSession:
     """The session of this training script; a context manager.
 
-    In a segment, what the session tracks is restored, saved and verified. Started in any other way, the script runs
-    bare, or with `local` saves to this folder and resumes from it, in a block:
+    In a segment, the tracked objects are restored, saved and verified. Started in any other way, the script runs bare,
+    or, with `local`, saves to this folder and resumes from it, in a block:
 
         with segue.session(local="runs/first") as run:
 
@@ -31,7 +32,7 @@ def session(local: Path | str | None = None) -> Session | LocalSession:
 
     Raises:
         SessionError: the block cannot be entered, because another process trains in the folder.
-        BrokenResumeError: from the loop, where the resume does not continue what the folder has.
+        BrokenResumeError: from the loop, if the resume does not continue the run in the folder.
     """
     return Session(host_here()) if local is None else LocalSession(Path(local))
 
@@ -58,7 +59,7 @@ class LocalSession:
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
-            raise AttributeError(name)  # Asked by tools that look at any object, as a notebook does.
+            raise AttributeError(name)  # Asked by tools that look at any object, such as a notebook.
         what = f"session(local=...).{name} was used outside of its block."
         raise SessionError(what=what, fix='write `with segue.session(local="folder") as run:` around the training.')
 

@@ -63,7 +63,7 @@ def _line(text: object, *, most_characters: int) -> str:
 
 
 def code(text: object) -> Markup:
-    """A name as code, or as plain text where it has characters that no code in one line can have."""
+    """A name as code, or as plain text if it has characters that no code in one line can have."""
     plain = str(text)
     is_code = _SPAN.fullmatch(f"`{plain}`") and plain.isprintable() and "](" not in plain
     return Markup(f"`{plain}`") if is_code else inline(plain)

@@ -1,21 +1,18 @@
-"""Planning from Python: the figures of `segue plan` and `segue simulate` without a command line."""
+"""Planning from Python: the figures of `segue plan` without a command line."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from segue.clock import SystemClock
 from segue.controller.costs.prices import at_current_prices
 from segue.errors import RunNotFoundError
-from segue.policies import POLICIES
 from segue.runlog.history import History
 from segue.runlog.open import find_run
 from segue.spec import RunSpec
 
 if TYPE_CHECKING:
-    from segue.simulation.comparison import Figures
     from segue.simulation.plan_ahead import Plan
 
 
@@ -56,39 +53,3 @@ def plan(
         runs=runs,
         seed=seed,
     )
-
-
-def simulate(
-    *,
-    work_seconds: float,
-    deadline_seconds: float,
-    changeover_seconds: float = 360.0,
-    price_ratio: float = 3.0,
-    policies: Sequence[str] = tuple(POLICIES),
-    traces: Path | None = None,
-    runs: int = 400,
-    seed: int = 0,
-) -> list[Figures]:
-    """Compare policies on the same availability of spot: cost shares of on-demand only, preemptions, missed deadlines.
-
-    A policy may carry parameters, as in `threshold:preemptions=5`. While on on-demand, a standby that waits on the spot
-    pool shows when spot is back, and hands over without a pause.
-
-    Raises:
-        SpecError: there is no such policy, or not with such parameters.
-        TraceError: a trace cannot be read, or all are too short.
-    """
-    import numpy as np
-
-    from segue.policy.rules.view import Job
-    from segue.simulation.comparison import compare, contender, synthetic_rows, traced_rows
-    from segue.simulation.traces import read_traces
-
-    job = Job(deadline_seconds, work_seconds, changeover_seconds, price_ratio, "sentinel", True)
-    random = np.random.default_rng(seed)
-    if traces is None:
-        rows = synthetic_rows(job, runs=runs, random=random)
-    else:
-        rows, _ = traced_rows(read_traces(traces), job, runs=runs, random=random)
-    figures, _ = compare([contender(name, job) for name in policies], rows, job=job, random=random)
-    return figures

@@ -33,13 +33,13 @@ def this_machine() -> str:
 class ProcessRef:
     """One process on this machine. A later process with the same id is not mistaken for it.
 
-    A process that has ended and was not reaped (a zombie) is not alive. Where there is no /proc it counts as alive
+    A process that has ended and was not reaped (a zombie) is not alive. If there is no /proc it counts as alive
     until it is reaped, and a reused id is not recognised.
     """
 
     pid: int
     start_ticks: int | None = None
-    """When it started, in clock ticks since boot; None where the system does not show that."""
+    """When it started, in clock ticks since boot; None if the system does not show that."""
 
     @classmethod
     def of(cls, pid: int) -> Self:
@@ -84,7 +84,7 @@ class Parent:
     """
 
     def __init__(self, pid: int | None = None) -> None:
-        """Give `pid` where the parent may have ended before this call: the parent passes its own id on."""
+        """Give `pid` if the parent may have ended before this call: the parent passes its own id on."""
         self.pid = os.getppid() if pid is None else pid
 
     def is_alive(self) -> bool:
@@ -135,7 +135,7 @@ def has_members(group: int) -> bool:
 
 
 def _stat(pid: int) -> list[str]:
-    """Fields of /proc/<pid>/stat after the name; none where it cannot be read."""
+    """Fields of /proc/<pid>/stat after the name; none if it cannot be read."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:
@@ -154,7 +154,7 @@ def _takes_signals(pid: int) -> bool:
 
 
 def set_shown_variable(name: str, value: str) -> None:
-    """Set an environment variable of this process, also where /proc and `ps` show it to others.
+    """Set an environment variable of this process, also if /proc and `ps` show it to others.
 
     They show the memory that the process started with: a value of another length is set, and not shown.
     """

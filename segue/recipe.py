@@ -55,7 +55,7 @@ class EarlyStop:
 
 @dataclass
 class Recipe:
-    """What `build(config)` returns.
+    """The objects of a training run, as `build(config)` returns them.
 
     The same config must give the same objects: random weights are fine, for segue seeds every generator before it
     calls `build`. Everything that changes while training must be one of these fields or in `extra`.
@@ -70,42 +70,42 @@ class Recipe:
     loss: Callable[[nn.Module, Any], Any] = None  # type: ignore[assignment]
     """Called with the model and a batch on the model's device; returns a scalar tensor, or a dict of them.
 
-    Of a dict, `loss` is trained on, or the sum of all where there is no `loss`; the others go to the loss curve."""
+    From a dict, training uses `loss`, or the sum of all if there is no `loss`; the others go to the loss curve."""
     step: Callable[[nn.Module, Any, Any], Any] | None = None
     """Makes a whole step itself, in place of `loss`: called with the model, a batch and `optimizer` as given here.
 
     It clears gradients, computes, clips and updates as it likes, and returns what `loss` would return, as tensors or
-    numbers. Schedulers are stepped after it. In one process only."""
+    numbers. Schedulers are stepped after it. It works in one process only."""
     accumulate: int = 1
-    """Batches that make one step: the gradient is the mean of theirs. The last step of an epoch may have fewer."""
+    """Batches per step: the gradient is the mean of their gradients. The last step of an epoch may have fewer."""
     scheduler: Any = None
-    """Stepped once after every step, or after every epoch; several by name are all stepped. One whose `step` needs a
-    metric (`ReduceLROnPlateau`) is stepped with the number of `evaluate`, whenever `evaluate_every` has it made."""
+    """Stepped once after every step, or after every epoch; several by name are all stepped. If its `step` needs
+    a metric (`ReduceLROnPlateau`), it is stepped with the result of `evaluate` whenever `evaluate_every` calls it."""
     scheduler_every: Literal["step", "epoch"] | None = None
-    """What the scheduler counts; None: steps, with a warning where it looks as if it were meant to count epochs."""
+    """What the scheduler counts; None: steps, with a warning if it looks as if it were meant to count epochs."""
     scaler: torch.amp.GradScaler | None = None
     evaluate: Callable[[nn.Module], float] | None = None
     """The user's metric, called in eval mode before every commit; must not touch training state."""
     evaluate_every: int | Literal["epoch"] | None = None
-    """Call it also after every so many steps, or after every epoch; results are in the curve as `metric.evaluate`."""
+    """Call `evaluate` also every so many steps, or after every epoch; results are in the curve as `metric.evaluate`."""
     early_stop: EarlyStop | None = None
     """Ends the run when the metric of `evaluate_every` has not become better for some time."""
     epochs: int | None = None
-    """Ends the run after so many passes over the data, if its goal in steps is not reached before."""
+    """Ends the run after this many passes over the data, if its goal in steps is not reached before."""
     clip_grad_norm: float | None = None
     """Largest norm of the gradient, as `torch.nn.utils.clip_grad_norm_(model.parameters(), ...)` clips it."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """EMA, curriculum, further optimizers: anything with `state_dict` and `load_state_dict`; also a dict of plain
     values and tensors, restored in place, and random generators of torch, NumPy and Python."""
     after_step: Callable[..., None] | None = None
-    """Called with the global step after each optimizer step, to update what is in `extra`; with `metrics=`, a dict of
+    """Called with the global step after each optimizer step, to update objects in `extra`; with `metrics=`, a dict of
     the step's loss, its parts and the gradient norm, if it has a parameter of that name."""
     on_epoch: Callable[[int], None] | None = None
     """Called with the number of each epoch that is done, after its last step; must not touch training state."""
     on_notice: Callable[[Notice], None] | None = None
     """Called on rank 0 when a notice ends the attempt, before the last checkpoint, and once for each hint. It runs in a
-    thread of its own and is waited for at most 5 s, less where the last checkpoint needs the time; not called where no
-    time is left. What it raises is logged. It must not touch training state."""
+    thread of its own and is waited for at most 5 s, less if the last checkpoint needs the time; not called if no
+    time is left. Its exceptions are logged. It must not touch training state."""
     gives_metrics: bool = field(init=False, default=False, repr=False)
     """Whether `after_step` gets the metrics."""
     by_metric: frozenset[str] = field(init=False, default=frozenset(), repr=False)
@@ -113,12 +113,12 @@ class Recipe:
 
     @property
     def optimizers(self) -> dict[str, torch.optim.Optimizer]:
-        """Every optimizer by the name of its component: `optimizer`, or `optimizer.<name>` where there are several."""
+        """Every optimizer by the name of its component: `optimizer`, or `optimizer.<name>` if there are several."""
         return _named("optimizer", self.optimizer)
 
     @property
     def schedulers(self) -> dict[str, Any]:
-        """Every scheduler by the name of its component, like `optimizers`; empty where there is none."""
+        """Every scheduler by the name of its component, like `optimizers`; empty if there is none."""
         return {} if self.scheduler is None else _named("scheduler", self.scheduler)
 
     def __post_init__(self) -> None:
@@ -160,9 +160,9 @@ def import_build(path: str) -> Build:
 
 
 def built_recipe(build: Build, config: Mapping[str, Any]) -> Recipe:
-    """What `build` makes of a copy of `config`, checked: a Recipe whose fields can be trained with.
+    """The Recipe that `build` makes from a copy of `config`, checked: its fields can be trained with.
 
-    What `build` itself raises comes through as it is. Seed the generators before.
+    Exceptions of `build` itself pass unchanged. Seed the generators before the call.
 
     Raises:
         RecipeError: `build` takes no config, did not return a Recipe, or a field has a wrong type.
@@ -228,7 +228,7 @@ def _problems_of_optimizers(recipe: Recipe) -> Iterator[tuple[str, str, str]]:
         if recipe.step is None:
             yield "optimizer", "there is no step that uses them", "step=a function of model, batch and optimizer"
     for name, optimizer in recipe.optimizers.items():
-        # By what a step calls and a checkpoint needs: some optimizers wrap another one and inherit from nothing.
+        # Judged by the methods that steps and checkpoints need: some optimizers wrap another one without a base class.
         what = f"{name} is {in_words(optimizer)}, " if isinstance(given, Mapping) else ""
         if not has(optimizer, "zero_grad", "step", "state_dict", "load_state_dict") or not _has_groups(optimizer):
             yield "optimizer", f"{what}not a torch.optim.Optimizer", example
@@ -327,7 +327,7 @@ def in_words(value: object) -> str:
 def users_line(text: str) -> str:
     """File, line and function of the last frame in the user's own code, from the text of a traceback.
 
-    Empty when the text has no frame. Where all frames are of installed packages, the last of them.
+    Empty when the text has no frame. If all frames are of installed packages, the last of them.
     """
     frames = [found.groups() for found in _FRAME.finditer(text) if not found[1].startswith("<")]
     if not frames:

@@ -126,7 +126,7 @@ class Environment(Value):
     )
     deterministic: bool = Field(
         False,
-        # Left out where it is not set: names of environments stay as they were, and older versions read the record.
+        # Left out if it is not set: names of environments stay as they were, and older versions read the record.
         exclude_if=lambda is_set: not is_set,
         description="Whether torch was limited to deterministic kernels, which may compute other bits.",
     )
@@ -147,13 +147,13 @@ class Environment(Value):
     def differs_from(self, other: Environment) -> tuple[str, ...]:
         """Names of the fields that differ; bitwise comparison is valid when there are none.
 
-        `packages` is none of them: most packages compute nothing that training depends on.
+        `packages` is not one of them: most packages compute nothing that training depends on.
         """
         names = (name for name in type(self).model_fields if name != "packages")
         return tuple(name for name in names if getattr(self, name) != getattr(other, name))
 
     def other_packages(self, other: Environment) -> tuple[str, ...]:
-        """Packages that both have in another version, as "numpy 2.4.5 (now 2.4.6)"; `other` is now."""
+        """Packages that both have, in different versions, as "numpy 2.4.5 (now 2.4.6)"; `other` is now."""
         names = [name for name in self.packages if self.packages[name] != other.packages.get(name, self.packages[name])]
         return tuple(f"{name} {self.packages[name]} (now {other.packages[name]})" for name in names)
 
@@ -179,7 +179,7 @@ class Fork(Value):
     run_id: str
     attempt_id: str = Field(description="Attempt that committed the checkpoint.")
     step: int = Field(ge=0)
-    reset: tuple[str, ...] = Field((), description="What was not taken from it, as it was asked for.")
+    reset: tuple[str, ...] = Field((), description="Parts that were not taken from it, as asked for.")
 
     @property
     def name(self) -> str:
@@ -237,10 +237,10 @@ class WitnessRow(Value):
     param_norm: float = Field(description="Parameter norm after the optimizer step.")
     lr: tuple[float, ...]
     loss_scale: float | None = None
-    batch_fingerprint: str = Field(description="Hash of the sample ids, in any order; empty where it is not needed.")
-    input_fingerprint: str = Field(description="Hash of the batch's bytes; empty where it is not needed.")
+    batch_fingerprint: str = Field(description="Hash of the sample ids, in any order; empty if it is not needed.")
+    input_fingerprint: str = Field(description="Hash of the batch's bytes; empty if it is not needed.")
     streams: dict[str, str] | None = Field(
-        None, description="Hash of each random stream after the batch was drawn; None where it is not needed."
+        None, description="Hash of each random stream after the batch was drawn; None if it is not needed."
     )
     state: dict[str, StateMark] | None = Field(
         None, description="The parts of the state after the step, by name; None except in the last row of a witness."
@@ -308,7 +308,7 @@ class Verdict(Value):
 
     @property
     def _lost_in_words(self) -> str:
-        """What training carries from step to step and the resume has not, although all that was compared is equal."""
+        """State that training carries from step to step but the resume lacks, although all compared state is equal."""
         lost = [finding for finding in self.findings if finding.channel == "carried"]
         counts = f"{self.components_compared} components and {self.rows_compared} steps"
         more = f"; {len(lost) - _MOST_LOST} more" if len(lost) > _MOST_LOST else ""
@@ -441,7 +441,7 @@ class SegmentReport(Record):
     )
     note: str | None = Field(None, description="Further information for a person.")
     finish_reason: str | None = Field(
-        None, description="Why the training code ended the run at `to_step`, before its goal; None where it did not."
+        None, description="Why the training code ended the run at `to_step`, before its goal; None if it did not."
     )
 
     @property
@@ -456,7 +456,7 @@ class SegmentReport(Record):
 
 
 class Heartbeat(Record):
-    """A sign of life, overwritten in place. A changing counter shows that the attempt is alive, not a timestamp."""
+    """A sign of life, overwritten in place. A changing counter, not a timestamp, shows that the attempt is alive."""
 
     attempt_id: str
     counter: Count
@@ -482,7 +482,7 @@ class Heartbeat(Record):
 
 
 class ParentRecord(Record):
-    """The parent of an open run, overwritten in place. A changing counter shows that it is alive, not a timestamp."""
+    """The parent of an open run, overwritten in place. A changing counter, not a timestamp, shows that it is alive."""
 
     run_id: str
     parent_id: str = Field("", description="Id of this parent; empty while a start was requested and none has begun.")
@@ -495,7 +495,7 @@ class ParentRecord(Record):
     has_left: bool = Field(False, description="Whether this parent ended before the run did.")
     waiting: str | None = Field(None, description="What an attempt without a machine waits for; None: for nothing.")
     unguarded: str | None = Field(None, description="Why nothing would start this parent again; None: recovery looks.")
-    # Left out where there is none: older versions refuse a record with a field that they do not know.
+    # Left out if there is none: older versions refuse a record with a field that they do not know.
     adopted_by: str | None = Field(
         None,
         exclude_if=lambda name: name is None,

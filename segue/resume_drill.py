@@ -18,6 +18,7 @@ from segue.continuity.noise import Noise, noise_of, unreproducible_of
 from segue.controller.local_run import run_here
 from segue.controller.steps import open_run
 from segue.errors import DrillFailedError
+from segue.hosting import require_program
 from segue.interop.load import load_checkpoint
 from segue.launch.assignment import Assignment
 from segue.launch.launcher import Trainer
@@ -29,7 +30,6 @@ from segue.records import SegmentPlan, VerdictKind
 from segue.runlog.history import History, read_history
 from segue.runlog.log import RunLog
 from segue.runlog.open import open_log
-from segue.sessions import require_program
 from segue.spec import BudgetSpec, RunSpec, StoreSpec
 from segue.spec.pool_prices import PoolSpec
 from segue.trainer.replays.fresh import FreshProcesses, ReplayRequest

@@ -19,14 +19,14 @@ class Shard:
     chunk_bytes: Annotated[int, Gt(0)]
     chunk_crc32c: tuple[int, ...]
     chunk_sha256: tuple[str, ...] = ()
-    """SHA-256 of each chunk, where the manifest is signed: a checksum shows accidents, not forgery."""
+    """SHA-256 of each chunk, if the manifest is signed: a checksum shows accidents, not forgery."""
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
     """As a field of a record it is validated like one."""
 
     def to_json(self) -> dict[str, Any]:
         """As plain data, for another process and for manifests."""
-        # Left out where there are none: older versions refuse a record with a field that they do not know.
+        # Left out if there are none: older versions refuse a record with a field that they do not know.
         return {name: value for name, value in asdict(self).items() if name != "chunk_sha256" or value}
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Plans and comparisons from Python: the figures of the command line, as values."""
+"""Plans from Python: the figures of the command line, as values."""
 
 from __future__ import annotations
 
@@ -26,18 +26,3 @@ def test_a_plan_without_the_time_of_a_step_or_with_a_past_deadline_is_refused(ma
         segue.plan(make_spec(steps=100))
     with pytest.raises(DeadlinePassedError):
         segue.plan(make_spec(steps=100, deadline=datetime(2020, 1, 1, tzinfo=UTC)), step_seconds=1)
-
-
-def test_policies_are_compared_on_the_same_spot():
-    names = ("on_demand_only", "uniform_progress", "plan")
-    figures = {
-        one.policy: one for one in segue.simulate(work_seconds=6e4, deadline_seconds=1e5, policies=names, runs=60)
-    }
-    assert set(figures) == set(names)
-    assert figures["plan"].cost_share < figures["on_demand_only"].cost_share
-    assert figures["plan"].missed == 0
-
-
-def test_a_policy_that_does_not_exist_is_refused():
-    with pytest.raises(SpecError, match="plans"):
-        segue.simulate(work_seconds=1e4, deadline_seconds=2e4, policies=["plans"])

@@ -32,7 +32,7 @@ class Limits:
     memcpy_seconds: float
     write_seconds: float
     write_is_direct: bool
-    """False where the file system refuses O_DIRECT: then it is a buffered write and fsync."""
+    """False if the file system refuses O_DIRECT: then it is a buffered write and fsync."""
 
 
 class LimitBench:

@@ -13,7 +13,8 @@ from benchmarks.checkpoint.savers import State
 from benchmarks.checkpoint.uploads import Bucket
 from segue.checkpoints.loading.snapshot import read_checkpoint
 from segue.checkpoints.pruning import Pruner
-from segue.checkpoints.saving.committer import Metric, SaveJob, Writer
+from segue.checkpoints.saving.committer import IncrementalBase, Writer
+from segue.checkpoints.saving.save_job import Author, Metric, SaveJob
 from segue.checkpoints.saving.staging import Staged, StagingArea
 from segue.checkpoints.saving.writer_client import ProcessWriter
 from segue.checkpoints.saving.written import Save, Written
@@ -45,15 +46,11 @@ class OurSaver:
         self._staging.prepare({_COMPONENT: dict(state)})
         self._writer = Writer(
             self._runlog,
+            Author(_ATTEMPT, _EPOCH, parent=None, environment=_HERE),
             shards=ProcessWriter([spec]),
+            base=IncrementalBase(),
             pruner=Pruner(epoch=_EPOCH, retention=CheckpointSpec(keep=1_000_000), tiers=[self._store]),
             release=self._staging.release,
-            attempt_id=_ATTEMPT,
-            epoch=_EPOCH,
-            parent=None,
-            environment=_HERE,
-            full_every=1,
-            base_step=None,
             clock=SystemClock(),
         )
 

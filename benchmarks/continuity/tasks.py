@@ -92,7 +92,7 @@ class FaultyTask:
         return [outcome for outcome in outcomes if outcome is not None]
 
     def _resume(self, folder: Path, kind: Kind, reference: Watched, config: Mapping[str, Any]) -> Outcome | None:
-        """None where the fault changes nothing."""
+        """None if the fault changes nothing."""
         started = time.monotonic()
         shutil.copytree(folder / "whole", folder / "trial")
         try:

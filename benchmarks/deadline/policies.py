@@ -20,13 +20,13 @@ from typing import Any
 import numpy as np
 
 from benchmarks.deadline.adversary import adversarial_runs
+from benchmarks.deadline.optimum import cheapest
 from benchmarks.deadline.paper import hours_against_the_paper
 from benchmarks.deadline.speed import runs_per_second
 from segue.policies import POLICIES
 from segue.policy.rules.registry import named_policy
 from segue.policy.rules.view import Flags, Floats, Job, Knowledge
-from segue.simulation.comparison import as_published
-from segue.simulation.optimum import cheapest
+from segue.simulation.rows import as_published
 from segue.simulation.simulator import simulate
 from segue.simulation.traces import Trace, long_enough, read_traces, windows
 

@@ -51,7 +51,7 @@ def run_demo(stack: LocalStack, service: FakeMetadataService | None = None) -> N
 
     Raises:
         DemoFailedError: the run did not finish, was late, is not bit-identical to the undisturbed one, or did not show
-            what it is for, although nothing took longer than before.
+            its events, although nothing took longer than before.
         OrchestratorError: the local Prefect did not come up.
     """
     folder = stack.folder
@@ -62,7 +62,7 @@ def run_demo(stack: LocalStack, service: FakeMetadataService | None = None) -> N
             console.rule("reference: the same run, undisturbed", align="left")
             reference, before = _reference(stack)
             console.rule("main job: spot, a kill, a notice, a deadline", align="left")
-            # The platform is found by its service. Without one there is none to look for.
+            # The platform is found by its metadata service. Without a service there is no platform to look for.
             spec = _main_spec(folder, before, notices=() if service is None else None)
             outcome = _main_job(spec, service)
             _show(stack, reference=reference, outcome=outcome, spec=spec, before=before)
@@ -167,7 +167,7 @@ def _show(stack: LocalStack, *, reference: RunLog, outcome: _Outcome, spec: RunS
     if not_shown and not slower:
         raise DemoFailedError(f"not shown: {not_shown}, although nothing took longer than before.", logs=stack.logs)
     if not_shown:
-        # The run is right: with less time to spare it goes to on-demand before the provider comes to that.
+        # The run is right: with less time to spare it goes to on-demand before the provider reaches that event.
         why = f"{not_shown}: the time to the deadline became short before it. A quieter machine shows it. "
         console.print(f"{'not shown':<15}  {why}{'; '.join(slower)}", markup=False, soft_wrap=True)
 
@@ -180,7 +180,7 @@ def _notices(history: History) -> str:
 
 
 def _way_back(history: History) -> tuple[str, ...]:
-    """The return from on-demand to spot, if there was one: without time to spare there is none, as it should be."""
+    """The return from on-demand to spot, if there was one: without time to spare, the run rightly makes none."""
     order = [attempt.claim.capacity for attempt in history.attempts]
     return ("return to spot",) if (Capacity.ON_DEMAND, Capacity.SPOT) in pairwise(order) else ()
 

@@ -25,9 +25,9 @@ _NOTICE_AFTER = 0.1
 def begun_stack(
     folder: Path, *, home: Path, cloud: str | None
 ) -> Iterator[tuple[LocalStack, FakeMetadataService | None]]:
-    """A local Prefect that begins to start, and ends with the block; with a cloud, its machines have that service.
+    """A local Prefect that begins to start, and ends with the block; with a cloud, its machines have its service.
 
-    Does not import Prefect, so that the server starts before that.
+    Does not import Prefect, so that the server starts before Prefect is imported.
     """
     with ExitStack() as ending:
         service = ending.enter_context(FAKES[cloud]()) if cloud is not None else None

@@ -9,7 +9,7 @@ from pathlib import Path
 from segue.runlog.history import Attempt, History
 
 _MARGIN = 1.5
-"""How much longer than measured a start may take in the main job."""
+"""How much longer than measured a start in the main job may take."""
 _WORK_MARGIN = 1.35
 """The same of a step."""
 _SLACK_CHANGEOVERS = 2.5

@@ -21,7 +21,7 @@ class Cloud:
     other_label: tuple[str, str] | None
     """Label and value of nodes that are not spot; None: they lack the label of spot nodes."""
     is_spot_tainted: bool
-    """Whether spot nodes can have their label as a taint, too. On AKS all have it; on GKE those of node pools that GKE
+    """Whether spot nodes can also have their label as a taint. On AKS all have it; on GKE those of node pools that GKE
     creates by itself, and of those for which a person set it."""
     grace_seconds: int
     """Longest time a pod on a spot node has between SIGTERM and SIGKILL when the machine is taken back."""

@@ -35,7 +35,7 @@ def copy_template(database: Path, *, template: Path) -> bool:
 
 
 def keep_template(database: Path, *, template: Path) -> None:
-    """Make a database the template, also while a server uses it. A cache that cannot be written only costs time."""
+    """Make a database the template, even while a server uses it. A cache that cannot be written only costs time."""
     own = template.with_name(f"{template.name}.{os.getpid()}")
     try:
         template.parent.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,6 @@
 """Pools and deployments of a local Prefect, registered through its API from the files that `segue init` writes.
 
-Through the API it takes three seconds, and next to nothing where they are known; `prefect deploy --all` takes seven,
+Through the API it takes three seconds, and next to nothing if they are known; `prefect deploy --all` takes seven,
 and needs a prefect.yaml in the folder.
 """
 
@@ -35,7 +35,7 @@ from segue.flows.recover import recover
 TEMPLATES = files("segue.deployments") / "templates"
 
 _ALSO_BY_HAND = ("verify-resume", "recover")
-"""Deployments with a schedule that a local Prefect has, too."""
+"""Deployments with a schedule that a local Prefect also has."""
 _LOOKS_EVERY = timedelta(seconds=60)
 """Time between two looks for dead parents: each is a process of about 2.5 s of one core, on a machine that trains."""
 
@@ -53,7 +53,7 @@ class Registered:
     description: str
     tags: tuple[str, ...]
     command: str | None
-    """What starts its flow runs; None: the command of the pool."""
+    """The command that starts its flow runs; None: the command of the pool."""
 
 
 def read_deployments(text: str) -> list[Registered]:

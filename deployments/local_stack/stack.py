@@ -35,9 +35,9 @@ Say = Callable[[str], None]
 class LocalStack:
     """Starts in about eight seconds; `stop`, and any end of this process, ends all of it.
 
-    This module does not import Prefect, which takes two seconds: `begin` comes first, then the imports of who uses it.
-    Nothing is written outside `folder`. A folder that another command uses is not shared: this one then has its own
-    server, database and logs in it.
+    This module does not import Prefect, which takes two seconds: `begin` comes first, then the caller's imports.
+    Nothing is written outside `folder`. A folder that another command uses is not shared: this stack then has its own
+    server, database and logs in that folder.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class LocalStack:
     ) -> None:
         """`variables` are added to the environment of every process that the stack starts, or replace the stack's own.
 
-        A server whose port is taken gets another one; with `wanted_port` 0 it never has one that others would want.
+        A server whose port is taken gets another one; with `wanted_port` 0 it never gets a port that others would want.
         """
         self.folder, self.home, self._say = folder.absolute(), home.absolute(), say
         self._wanted_port = wanted_port
@@ -161,7 +161,7 @@ class LocalStack:
             yield
 
     def environment(self) -> dict[str, str]:
-        """What every process of the stack runs with."""
+        """The environment variables of every process of the stack."""
         own = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
         return (
             own
@@ -207,7 +207,7 @@ class LocalStack:
         self._services.import_for_forks(_WORKER)
 
     def _await_server(self) -> None:
-        """Wait until the server answers; one whose port was taken meanwhile is started again with another."""
+        """Wait until the server answers; if its port was taken meanwhile, start it again with another port."""
         for tries_left in reversed(range(_PORT_TRIES)):
             try:
                 self._wait_until(self._server_answers, name="server")
@@ -228,10 +228,10 @@ class LocalStack:
     def _keep_log_of_database(self) -> None:
         """Keep one reader of the server's SQLite database open as long as the stack. A server on PostgreSQL has none.
 
-        The last connection that closes removes the write-ahead log, and who opens the database meanwhile may be told
-        that it is busy (https://www.sqlite.org/wal.html, "Sometimes Queries Return SQLITE_BUSY In WAL Mode"). The
-        server opens a connection for every request: without this reader it refuses many, and an engine whose request is
-        refused waits for two seconds.
+        The last connection that closes removes the write-ahead log, and whoever opens the database meanwhile may get
+        the answer that it is busy (https://www.sqlite.org/wal.html, "Sometimes Queries Return SQLITE_BUSY In WAL
+        Mode"). The server opens a connection for every request: without this reader it refuses many, and an engine
+        whose request is refused waits for two seconds.
         """
         if self._database_file.exists():
             self._database = sqlite3.connect(self._database_file, check_same_thread=False)
@@ -252,7 +252,7 @@ class LocalStack:
 
 
 def free_port(wanted: int) -> int:
-    """`wanted` if no process listens there, else one the system picks."""
+    """`wanted` if no process listens there, else a port that the system picks."""
     for port in (wanted, 0):
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -31,7 +31,8 @@ _ROUNDS = 5
 def main() -> None:
     """Read one JSON order a line from standard input, answer with the id of the process; at its end, end everything.
 
-    An order starts a process, in a fork of this one if it says so, or imports what forked ones need.
+    An order starts a process, in a fork of this process if the order says so, or imports the modules that forked
+    processes need.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C on the terminal is the owner's to handle.
     signal.signal(signal.SIGTERM, _leave)
@@ -43,7 +44,7 @@ def main() -> None:
 
 
 def _supervise(*, grace_seconds: float) -> Callable[[], None] | None:
-    """Obey until standard input ends, then end everything. In a forked service: what this process is to run now."""
+    """Obey until standard input ends, then end everything. In a forked service, return what this process runs now."""
     supervisor, services = os.getpid(), list[int]()
     try:
         while line := sys.stdin.readline():

@@ -145,7 +145,7 @@ class ParentsWorker(ProcessWorker, ABC):
         return await super()._submit_scheduled_flow_runs(chosen)
 
     async def _is_parent(self, run: FlowRun, known: dict[UUID, bool]) -> bool:
-        """Whether it is a parent, by its deployment. One that is gone is no parent: Prefect cancels its flow runs."""
+        """Whether it is a parent, by its deployment. Without its deployment it is none: Prefect cancels it."""
         if run.deployment_id is None:
             return False
         if run.deployment_id not in known:

@@ -26,7 +26,7 @@ _THREAD = "segue-served-"
 
 
 class ServedRun:
-    """A flow run of `train` in its own thread. Whatever happens in it, the thread ends and the process goes on."""
+    """A flow run of `train` in its own thread. Whatever happens in it, the thread ends and the process continues."""
 
     def __init__(self, flow_run_id: UUID) -> None:
         self.ended: Future[int] = Future()
@@ -52,7 +52,7 @@ class ServedRun:
                 status_code = _run(self._flow_run_id)
             _settle_cancelled(self._flow_run_id)
         except BaseException:
-            # Any exception, SystemExit too: what ends one parent must not be felt by the others.
+            # Any exception, also SystemExit: the end of one parent must not affect the others.
             log.exception("parent ended by an exception flow_run=%s", self._flow_run_id)
             status_code = 1
         self.ended.set_result(status_code)

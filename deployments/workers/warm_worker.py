@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 _ENGINE = "segue.flows.prefect_engine"
 _OF_ONE_RUN = "PREFECT__"
-"""How the variables begin that Prefect sets for one flow run."""
+"""The prefix of the variables that Prefect sets for one flow run."""
 _NO_RUN = str(UUID(int=0))
 """As long as any id, so that the process can show its own later."""
 _BOOT_AFTER_SECONDS = 10.0
@@ -42,7 +42,7 @@ RunProcess = Callable[..., Awaitable[anyio.abc.Process]]
 
 @dataclass(frozen=True)
 class _Job:
-    """What a waiting engine was started with, and a flow run must ask for to get it."""
+    """The settings of a waiting engine's start; a flow run gets the engine only if it asks for the same settings."""
 
     command: tuple[str, ...]
     cwd: str | None
@@ -55,7 +55,7 @@ class _Job:
 
 
 class WarmEngines:
-    """Starts engines in place of Prefect's `run_process`: a waiting one where the job is the same as the last."""
+    """Starts engines in place of Prefect's `run_process`: a waiting one if the job is the same as the last."""
 
     def __init__(self, start_cold: RunProcess) -> None:
         self._start_cold = start_cold
@@ -73,7 +73,7 @@ class WarmEngines:
         cwd: Path | str | None = None,
         **more: Any,
     ) -> anyio.abc.Process:
-        """Run a command to its end; the process. Arguments as Prefect's `run_process`."""
+        """Run a command to its end; return the process. Takes the arguments of Prefect's `run_process`."""
         job = _Job(tuple(command), None if cwd is None else str(cwd), bool(stream_output), _lasting(env or {}))
         of_run = {name: text for name, text in (env or {}).items() if name not in job.environment}
         facts: dict[str, Any] = {"task_status": task_status, "task_status_handler": task_status_handler}
@@ -86,7 +86,7 @@ class WarmEngines:
         return await _run_to_end(process, **facts)
 
     async def _give(self, job: _Job, of_run: Mapping[str, str]) -> anyio.abc.Process | None:
-        """The waiting engine, which has the flow run now; None without one that fits."""
+        """The waiting engine, which has the flow run now; None if no waiting engine fits."""
         if self._waiting is None or self._waiting[0] != job:
             return None
         (_, process), self._waiting = self._waiting, None

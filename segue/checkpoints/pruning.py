@@ -18,25 +18,25 @@ from segue.stores.base import Store, StoreReadError, StoreWriteError
 log = logging.getLogger(__name__)
 
 _MOST_TIDIED = 20
-"""Of how many earlier attempts unfinished objects are removed; later attempts did that for the ones before."""
+"""Number of earlier attempts whose unfinished objects are removed; objects of older ones were removed before."""
 
 _MOST_LEFT = 100
-"""Of how many objects a delete that failed is tried again: no save may wait for more of them."""
+"""Number of objects whose failed delete is tried again: no save may wait for more of them."""
 
 _SHARD = re.compile(r"[^/]+/(attempts/([^/]+)/step-[0-9]+/[^/]+)")
 
 
 class Pruner:
-    """Pruning by one attempt. What cannot be deleted is tried again with later checkpoints, and by the next attempt."""
+    """Pruning by one attempt. A failed delete is tried again with later checkpoints, and by the next attempt."""
 
     def __init__(self, *, epoch: int, retention: CheckpointSpec, tiers: Sequence[Store]) -> None:
         self._epoch, self._retention, self._tiers = epoch, retention, tiers
         self._has_swept = False
         self._left: set[str] = set()
-        """What could not be deleted, or some of it: it is tried again."""
+        """Objects that could not be deleted, or some of them: their delete is tried again."""
 
     def prune(self, runlog: RunLog) -> None:
-        """Delete the checkpoints that nothing keeps; after the first commit also what nothing refers to.
+        """Delete the checkpoints that nothing keeps; after the first commit, also objects that nothing refers to.
 
         Raises:
             FencedError, UnreadRecordError: a newer claim exists, or may exist.
@@ -55,7 +55,7 @@ class Pruner:
             # Recorded before it is done: a reader then never mistakes a pruned checkpoint for a damaged one.
             runlog.append(build, epoch=self._epoch)
             unkept = {name for c in history.checkpoints if c.ref.slot in slots for name in _names_of(c)}
-            # A kept manifest may refer to shards of an earlier one: what did not change is not stored again.
+            # A kept manifest may refer to shards of an earlier one: unchanged tensors are not stored again.
             self._delete(runlog.run_id, (unkept | self._left) - names_in_use(history, without=slots))
         if not self._has_swept:
             self._has_swept = True
@@ -82,7 +82,7 @@ class Pruner:
                 log.warning("earlier tries of a save stay behind store=%s reason=%s", store.url, error)
 
     def _sweep(self, runlog: RunLog, history: History) -> None:
-        """Delete shards of earlier attempts that no record names: they were fenced, so none ever will.
+        """Delete shards of earlier attempts that no record names: those attempts are fenced, so no record ever will.
 
         Raises:
             FencedError, UnreadRecordError: a newer claim exists, or may exist, whose attempt adopts what it finds.
@@ -112,7 +112,7 @@ class Pruner:
             try:
                 store.delete([f"{run_id}/{name}" for name in sorted(names)])
             except StoreWriteError as error:
-                # What is gone already can be deleted again. The next attempt looks for all.
+                # Objects that are gone already can be deleted again. The next attempt looks for all of them.
                 self._left = set(sorted(self._left | names)[:_MOST_LEFT])
                 log.warning("pruned shards could not be deleted and stay behind reason=%s", error)
 
@@ -125,6 +125,6 @@ def _names_of(checkpoint: Checkpoint) -> list[str]:
 
 
 def names_in_use(history: History, *, without: Sequence[int] = ()) -> set[str]:
-    """The objects that some checkpoint still needs: all but those of the pruned, and of the slots in `without`."""
+    """The objects that some checkpoint still needs, except checkpoints that are pruned or in the slots `without`."""
     unpruned = (c for c in history.checkpoints if not c.is_pruned and c.ref.slot not in without)
     return {name for checkpoint in unpruned for name in _names_of(checkpoint)}

@@ -35,7 +35,7 @@ def slots_to_keep(
 
 
 def best_of(usable: Sequence[Checkpoint], best: Literal["min", "max"]) -> Checkpoint | None:
-    """The checkpoint with the best finite metric; None where none has one."""
+    """The checkpoint with the best finite metric; None if none has one."""
     rated = [(c.manifest.metric, c) for c in usable if c.manifest.metric is not None]
     sign = 1 if best == "min" else -1
     # On a tie the newest wins: it has seen more data.
@@ -44,7 +44,7 @@ def best_of(usable: Sequence[Checkpoint], best: Literal["min", "max"]) -> Checkp
 
 
 def _independent_of_newest(usable: Sequence[Checkpoint]) -> frozenset[int]:
-    """The newest that shares no shard with the newest of all: one bad byte damages every checkpoint that shares it."""
+    """The newest that shares no shard with the newest of all: a bad byte damages all checkpoints that share a shard."""
     if not usable:
         return frozenset()
     needed = {shard.key for shard in usable[-1].manifest.shards}
@@ -53,5 +53,5 @@ def _independent_of_newest(usable: Sequence[Checkpoint]) -> frozenset[int]:
 
 
 def slots_to_prune(checkpoints: Sequence[Checkpoint], *, kept: Collection[int]) -> tuple[int, ...]:
-    """The rest, oldest first."""
+    """The slots of the other checkpoints, oldest first."""
     return tuple(c.ref.slot for c in checkpoints if c.ref.slot not in kept and not c.is_pruned)

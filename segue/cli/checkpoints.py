@@ -59,7 +59,10 @@ def export(
     file_format: Annotated[ExportFormat, typer.Option("--format", help="Format of the state's files.")],
     step: Annotated[int | None, typer.Option(min=0, help="Step of the checkpoint; the newest by default.")] = None,
     best: Annotated[
-        bool, typer.Option("--best", help="The best model: what its framework calls so, or that of the best metric.")
+        bool,
+        typer.Option(
+            "--best", help="The best model: the one that its framework calls best, or that of the best metric."
+        ),
     ] = False,
     quarantined: Annotated[
         bool, typer.Option("--quarantined", help="Export the checkpoint even if it is quarantined.")
@@ -107,7 +110,7 @@ def import_file(
     seed: Annotated[int | None, typer.Option(help="Seeds weights, data order and every random stream.")] = None,
     step: Annotated[int, typer.Option(min=0, help="Step of the first checkpoint; the run counts from it.")] = 0,
     partial: Annotated[
-        bool, typer.Option("--partial", help="Keep the recipe's own weights where the file has none.")
+        bool, typer.Option("--partial", help="Keep the recipe's own weights if the file has none.")
     ] = False,
     store: Annotated[str | None, typer.Option(help="Folder, or bucket as s3://, gs:// or az://bucket/prefix.")] = None,
     endpoint_url: Endpoint = None,

@@ -30,7 +30,9 @@ _NO_SERVER = "PREFECT_API_URL is not set: `segue run` would start a server of it
 def doctor(
     spec: Annotated[
         Path | None,
-        typer.Argument(help="Run spec in TOML, as for `segue run --config`; without one, only what needs none."),
+        typer.Argument(
+            help="Run spec in TOML, as for `segue run --config`; without it, only the checks that need none."
+        ),
     ] = None,
     workload: Workload = None,
     as_json: Json = False,

@@ -157,7 +157,7 @@ def _write_error(path: Path | None, error: DrillFailedError, *, workload: str, b
 
 
 def _summarize(text: str) -> None:
-    """Append a text to the page of the job, where the CI system has one."""
+    """Append a text to the page of the job, if the CI system has one."""
     named = os.environ.get(_SUMMARY_VARIABLE)
     if named:
         with writing(Path(named)), Path(named).open("a", encoding="utf-8") as page:

@@ -122,7 +122,7 @@ def _packaged(name: str) -> str:
 
 
 def difference(path: Path, text: str) -> list[str]:
-    """Lines of a unified diff from the file that is there to this text; none where they are equal."""
+    """Lines of a unified diff from the file that is there to this text; none if they are equal."""
     with writing(path):
         there = path.read_text(encoding="utf-8") if path.exists() else ""
     name = str(path) if path.exists() else "/dev/null"

@@ -13,7 +13,7 @@ from segue.cli.demo import bench, demo
 from segue.cli.doctor import doctor
 from segue.cli.drill import drill
 from segue.cli.init import init
-from segue.cli.planning import plan, simulate
+from segue.cli.planning import plan
 from segue.cli.planning.costs import costs
 from segue.cli.recover import recover
 from segue.cli.retraining import data, models, retrain
@@ -52,7 +52,6 @@ for command in (
     doctor,
     drill,
     plan.plan,
-    simulate.simulate,
     run,
     runs,
     status,

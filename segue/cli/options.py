@@ -38,7 +38,7 @@ class DefaultCommandGroup(TyperGroup):
     default: str
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Insert the default command's name where it was left out; the group keeps its own --help."""
+        """Insert the default command's name if it was left out; the group keeps its own --help."""
         # Also before options: `--store s3://bucket RUN` is allowed, and only the command knows which take a value.
         if args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
             args = [self.default, *args]
@@ -113,7 +113,9 @@ Workload = Annotated[
 ]
 
 
-RankCount = Annotated[int | None, typer.Option("--ranks", min=1, help="Processes that train together, by torchrun.")]
+RankCount = Annotated[
+    int | None, typer.Option("--ranks", min=1, help="Processes that train together, started by torchrun.")
+]
 
 
 def with_workload(fields: Mapping[str, Any], words: list[str] | None) -> dict[str, Any]:
@@ -127,7 +129,7 @@ def with_workload(fields: Mapping[str, Any], words: list[str] | None) -> dict[st
 def read_settings(config: Path | None, words: list[str] | None) -> tuple[dict[str, Any], str]:
     """The fields of the run spec that a command gets, and their source for messages.
 
-    Without --config and a workload it is the file that `segue init` writes, if this folder has one. Where that file is
+    Without --config and a workload it is the file that `segue init` writes, if this folder has one. If that file is
     there and not used, this is said on standard error.
     """
     is_there = config is None and DEFAULT_SPEC.is_file()

@@ -21,7 +21,7 @@ def recover(
     ] = None,
     endpoint_url: Endpoint = None,
     take_over: Annotated[
-        bool, typer.Option("--take-over", help="Recover runs that another Prefect server started, too.")
+        bool, typer.Option("--take-over", help="Also recover runs that another Prefect server started.")
     ] = False,
 ) -> None:
     """Find open runs without a living parent, and start their parents again. The deployment `recover` does the same.

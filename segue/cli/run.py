@@ -104,12 +104,12 @@ def run(
 
 def _checked(spec: RunSpec, *, accept_drift: bool) -> RunLog:
     """The log of the run, once all has been checked that can be without a server; nothing of the run is written."""
+    from segue.hosting import require_program
     from segue.interop.code_check import refuse_changed_code
     from segue.launch.ray.checks import has_ray, require_ray
     from segue.launch.slurm.checks import has_slurm, require_slurm
     from segue.recipe import import_build
     from segue.retraining.program_check import notes_on_files
-    from segue.sessions import require_program
 
     if spec.program is not None:
         require_program(spec.program.command)

@@ -165,7 +165,7 @@ def _waiting(parent: ParentRecord | None) -> str | None:
 
 
 def _unguarded(runlog: RunLog, parent: ParentRecord | None, *, now: datetime) -> str | None:
-    """Why nothing would start the parent of an open run again; None where recovery looks, or there is no parent."""
+    """Why nothing would start the parent of an open run again; None if recovery looks, or there is no parent."""
     if parent is None:
         return None
     if parent.unguarded is not None or now - parent.beat_at < _ALIVE:

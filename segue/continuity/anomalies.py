@@ -68,7 +68,7 @@ def spike_limit(losses: Sequence[float], *, factor: float) -> float | None:
 
 
 def with_loss(recent_losses: tuple[float, ...], loss: float, *, spec: AnomalySpec) -> tuple[float, ...]:
-    """The recent losses after one more step; empty where spikes are not checked."""
+    """The recent losses after one more step; empty if spikes are not checked."""
     if spec.spikes == "off" or not math.isfinite(loss):
         return () if spec.spikes == "off" else recent_losses
     return (*recent_losses, loss)[-spec.spike_window_steps :]

@@ -92,7 +92,7 @@ def _is_setting(name: str, value: Any) -> bool:
 
 
 def bytes_of(code: types.CodeType, *, doc: str | None = None) -> bytes:
-    """What of a code object decides what it does."""
+    """The parts of a code object that decide its behaviour."""
     consts: list[bytes] = []
     for number, const in enumerate(code.co_consts):
         if isinstance(const, types.CodeType):

@@ -38,10 +38,10 @@ def data_hashes(leaves: Iterable[Leaf]) -> dict[str, str]:
         try:
             _feed(leaf.value, hasher, depth=0)
         except (TypeError, ValueError, RuntimeError):
-            continue  # Of a kind that cannot be read like this; the witness compares what is drawn of it.
+            continue  # Its kind cannot be read like this; the witness compares the samples drawn from it.
         hashes[leaf.path] = hasher.hexdigest()
         if isinstance(leaf.value, (list, tuple, deque)) and len(leaf.value) <= _MOST_PERMUTED:
-            # A list of what was in a set has another order in each process.
+            # A list made from a set has another order in each process.
             hashes[f"{leaf.path}{ANY_ORDER}"] = _in_any_order(leaf.value)
     return hashes
 
@@ -97,7 +97,7 @@ def _feed_tensor(tensor: torch.Tensor, hasher: Any) -> None:
 
 
 def _thinned(array: Any) -> Any:
-    """Evenly spaced rows of what would have to be copied whole to be read."""
+    """Evenly spaced rows of an object that would have to be copied whole to be read."""
     is_contiguous = array.flags.c_contiguous if isinstance(array, np.ndarray) else array.is_contiguous()
     is_here = isinstance(array, np.ndarray) or array.device.type == "cpu"
     if array.nbytes <= WHOLE_BYTES or (is_contiguous and is_here) or array.shape[0] < 2:

@@ -72,7 +72,7 @@ def _of_states(
     if one is None or other is None:
         return []
     names = [name for name in one if name in other and one[name].digest != other[name].digest]
-    # Other values with the same norm are a difference too, below what the norm shows.
+    # Other values with the same norm are also a difference, which the norm does not show.
     return [(f"{STATE}.{name}", relative(one[name].norm or 0.0, other[name].norm or 0.0) or 0.0) for name in names]
 
 
@@ -83,7 +83,7 @@ def pairs_of(one: Sequence[WitnessRow], other: Sequence[WitnessRow]) -> list[tup
 
 
 def relative(before: float, after: float) -> float | None:
-    """The relative difference; None where there is none."""
+    """The relative difference; None if there is none."""
     if before == after or (math.isnan(before) and math.isnan(after)):
         return None
     if not (math.isfinite(before) and math.isfinite(after)):

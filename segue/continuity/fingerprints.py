@@ -19,7 +19,7 @@ _MOST_DEPTH = 4
 """Of objects in objects: a batch of graphs holds storages, which hold its tensors."""
 
 _NO_DATA = (type, ModuleType, FunctionType, nn.Module, Dataset)
-"""What a batch may refer to and does not consist of."""
+"""Types of objects that a batch may refer to and does not consist of."""
 
 _NUMPY_HAS = (torch.float32, torch.int64, torch.uint8, torch.float64, torch.int32, torch.bool)
 
@@ -51,8 +51,8 @@ def streams_fingerprint(streams: Mapping[str, Any]) -> dict[str, str]:
 def input_fingerprint(content: Any) -> str:
     """Hash of a batch's content: every tensor's bytes, type and shape, in the order of its structure.
 
-    Of an object that is no collection, its tensors and arrays count: they are data in any process, other values of it
-    may not be.
+    Of an object that is no collection, only the tensors and arrays count: they are data in any process; its other
+    values may not be.
     """
     hasher = xxhash.xxh3_64()
     _feed(content, hasher)

@@ -1,4 +1,4 @@
-"""Live values as trees of data, and back into the same values, so that everything that shares them sees it."""
+"""Live values as trees of data, and back into the same values, so that everything that shares them sees the change."""
 
 from __future__ import annotations
 
@@ -102,9 +102,9 @@ def _tree_of_items(value: Any, path: str, depth: int) -> Any:
 
 
 def put(live: Any, saved: Any) -> Any:
-    """Put what `tree_of` gave into the live value, and return what now stands for it.
+    """Put the tree that `tree_of` gave into the live value, and return the value that now stands for it.
 
-    That is the live value itself wherever it can hold the other one.
+    This is the live value itself if it can hold the other one.
     """
     if _put_by_its_own_way(live, saved):
         return live
@@ -176,7 +176,7 @@ def _put_mapping(live: Any, saved: Mapping[Any, Any]) -> Any:
 
 def _put_items(live: Any, saved: Any) -> Any:
     is_ordered = isinstance(live, (list, tuple, deque))
-    # Those that were added since are like the last one that is there, as in a list of objects of one class.
+    # Items that were added since are like the last item that is there, as in a list of objects of one class.
     now = list(live) if is_ordered else []
     items = [put(now[number] if number < len(now) else None, each) for number, each in enumerate(saved)]
     if isinstance(live, list) and isinstance(saved, list):
@@ -238,7 +238,7 @@ def _class_of(name: str) -> type | None:
 
 
 def parts_held(value: Any, *, depth: int = 0) -> Iterator[Any]:
-    """The value and what of it is put back in place: the objects and collections within it."""
+    """The value and the parts of it that are put back in place: the objects and collections within it."""
     yield value
     if depth > _DEEPEST or isinstance(value, (*_AS_THEY_ARE, *STREAMS)) or is_frame(value):
         return

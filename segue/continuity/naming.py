@@ -34,7 +34,7 @@ ORDER, CONTENT, SCHEDULE, SCALE, UPDATE, METRIC = (
     "evaluate",
 )
 REACHED_FROM = "reached from "
-"""Precedes the field of the recipe that leads to an untracked value, where the value's path does not begin with it."""
+"""Precedes the field of the recipe that leads to an untracked value, if the value's path does not begin with it."""
 _MOST_CAUSES, _MOST_FIXES = 6, 6
 _OF_DATA = ("data.", "batches")
 """Of a recipe, and of the loaders of a program."""
@@ -138,7 +138,7 @@ def unreplayed(*, untracked: Sequence[Finding], noted: Sequence[Finding]) -> tup
         return ()
     said = [finding.sentence for finding in known]
     more = [f"{len(said) - _MOST_CAUSES} more"] if len(said) > _MOST_CAUSES else []
-    sentence = f"no step was replayed, and this is not as it was at the commit: {'; '.join(said[:_MOST_CAUSES] + more)}"
+    sentence = f"no step was replayed; since the commit this has changed: {'; '.join(said[:_MOST_CAUSES] + more)}"
     return (with_fix(known[0]).model_copy(update={"sentence": sentence}),)
 
 
@@ -158,7 +158,7 @@ def _by_carried(first: Finding, untracked: Sequence[Finding], noted: Sequence[Fi
 
 
 def with_causes(finding: Finding, *, untracked: Sequence[Finding], noted: Sequence[Finding]) -> Finding:
-    """The finding about a recipe that no two processes run alike, with the values that are another in each."""
+    """The finding about a recipe that no two processes run alike, with the values that differ in each."""
     causes = [cause.sentence for cause in (*noted, *untracked)]
     if not causes:
         return finding
@@ -173,13 +173,13 @@ def _is_near(finding: Finding, channel: str) -> bool:
 
 
 def _cause_of(first: Finding, untracked: Sequence[Finding], noted: Sequence[Finding]) -> Finding | None:
-    """The cause among the candidates; None where the finding itself is the cause."""
+    """The cause among the candidates; None if the finding itself is the cause."""
     if first.channel in _OF_NUMBERS:
         candidates = [*untracked, *noted]
     elif first.channel == "input_fingerprint" or (first.channel == "streams" and first.step is not None):
         candidates = list(untracked)
     else:
-        # Another number than the loss has a cause of its own, unless something changed where it is made.
+        # A number other than the loss has a cause of its own, unless something changed where it is made.
         candidates = [finding for finding in (*untracked, *noted) if _is_near(finding, first.channel)]
     return with_fix(candidates[0]) if candidates else None
 

@@ -1,6 +1,6 @@
 """Kernels that are not deterministic: how far replays from one state lie apart, and what that means. Pure.
 
-A replay that differs from its witness proves a loss of state only where replays agree among themselves. Fresh processes
+A replay that differs from its witness proves a loss of state only if replays agree among themselves. Fresh processes
 therefore replay the same steps from the same checkpoint, and the differences between them are the noise of the recipe.
 """
 
@@ -63,7 +63,7 @@ _BFLOAT16_BITS, _FLOAT16_BITS, _FLOAT32_BITS = 8, 11, 24
 
 FIX = "set deterministic = true in the run spec, if every resume must be equal bit for bit"
 NOT_REPRODUCIBLE = "recipe"
-"""The component of what a recipe does not do the same way twice."""
+"""The component of everything that a recipe does not do the same way twice."""
 
 _ADVICE = {
     "batch_fingerprint": "draws other samples: seed its sampler or shuffle in build, from the config",
@@ -86,7 +86,7 @@ class Noise:
     floats: Mapping[str, float] = field(default_factory=dict)
     """Largest relative difference by channel; empty: none was seen."""
     unreproducible: Finding | None = None
-    """What two fresh processes do differently, where it is more than rounding."""
+    """The part that two fresh processes do differently, if it is more than rounding."""
 
     def __or__(self, other: Noise) -> Noise:
         names = dict.fromkeys([*self.floats, *other.floats])
@@ -100,7 +100,7 @@ NONE = Noise()
 def needs_more(
     fresh: Sequence[Sequence[WitnessRow]], *, attempt: Sequence[WitnessRow] | None, is_attempt_fresh: bool = False
 ) -> bool:
-    """Whether another fresh process would tell more: not once two replays are equal, and not without end."""
+    """Whether another fresh process would tell more: no longer once two replays are equal, and only up to a limit."""
     known = [*fresh, *([attempt] if attempt is not None else [])]
     if any(are_equal(one, other) for one, other in combinations(known, 2)):
         return False
@@ -118,13 +118,13 @@ def noise_of(
     is_lost: bool = False,
     unit: float = UNIT,
 ) -> Noise:
-    """The noise that explains why `attempt` differs from its witness; none where it is a loss of state.
+    """The noise that explains why `attempt` differs from its witness; none if it is a loss of state.
 
-    `fresh` are replays of the same steps by fresh processes. With `is_attempt_fresh`, the attempt's is one as well, as
-    that of a rehearsal is. An attempt that trains is none: a fault of its own would be taken for noise. With
-    `is_noisy`, earlier replays of the run have shown noise; with `is_lost`, values outside the checkpoint are not as
-    they were, so that replays that agree on something else than the witness prove a loss, however small. `unit` is the
-    largest relative rounding of the formats that the recipe computes in: a value at the edge of two numbers of bf16
+    `fresh` are replays of the same steps by fresh processes. With `is_attempt_fresh`, the attempt's replay is one as
+    well, as in a rehearsal. The replay of an attempt that trains is not: a fault of its own would be taken for noise.
+    With `is_noisy`, earlier replays of the run have shown noise; with `is_lost`, values outside the checkpoint are not
+    as they were, so that replays that agree on something else than the witness prove a loss, however small. `unit` is
+    the largest relative rounding of the formats that the recipe computes in: a value at the edge of two numbers of bf16
     falls to another side in one of dozens of replays, so four replays do not show how far that goes.
     """
     if is_lost:
@@ -132,8 +132,8 @@ def noise_of(
     replays = [attempt, *fresh] if is_attempt_fresh else list(fresh)
     known = [attempt, *fresh] if is_whole else list(fresh)
     if any(are_equal(one, other) for one, other in combinations(known, 2)) and not spread(replays):
-        # They agree. If on the witness, or on something a few units in the last place away from it, then what differs
-        # by rounding is noise; on anything else, state is lost.
+        # They agree. If they agree on the witness, or on something a few units in the last place away from it, then
+        # differences by rounding are noise; if they agree on anything else, state is lost.
         usual = fresh[0]
         is_odd = not is_lost and (is_noisy or _begins_as_rounding(usual, witness))
         unit = unit if is_noisy else UNIT
@@ -146,7 +146,7 @@ def noise_of(
     unlike = content_difference(replays)
     if unlike is not None:
         channel, step = unlike
-        # Where a replay has the content of the witness, the other one lost it.
+        # If a replay has the content of the witness, the other one lost it.
         is_everywhere = all(content_difference([witness, replay]) for replay in replays)
         return Noise(unreproducible=_finding(channel, step)) if is_everywhere and not is_far else NONE
     too_large = _too_large(floats, witness, unit)
@@ -164,8 +164,8 @@ def noise_of_attempts(
     *,
     is_lost: bool = False,
 ) -> Noise:
-    """The noise that earlier attempts from the same checkpoint show, where no other process can replay: of a program,
-    or of several ranks. None without an earlier attempt, and where all agree."""
+    """The noise that earlier attempts from the same checkpoint show, if no other process can replay, as for a program
+    or several ranks. None without an earlier attempt, or if all agree."""
     if not earlier:
         return NONE
     found = noise_of(witness, attempt, earlier, is_attempt_fresh=True, is_lost=is_lost)
@@ -182,15 +182,15 @@ def may_be_rare(
 ) -> bool:
     """Whether replays agree on something that is no further from the witness than noise that shows rarely.
 
-    Two threads may add in the same order hundreds of times. Only whether the recipe has such kernels can then tell a
-    loss from noise; where it has, the caller sets `is_noisy`.
+    Two threads may add in the same order hundreds of times. Then a loss can be told from noise only by whether the
+    recipe has such kernels; if it has, the caller sets `is_noisy`.
     """
     agreed = next((one for one, other in combinations([attempt, *fresh], 2) if are_equal(one, other)), None)
     return agreed is not None and not spread(fresh) and bool(_rare(agreed, witness, unit).floats)
 
 
 def unreproducible_of(verdict: Verdict) -> Finding | None:
-    """What of the recipe each process does differently, by a verdict; None where it found nothing of the kind."""
+    """The part of the recipe that each process does differently, by a verdict; None if the verdict found none."""
     names = (*CONTENT, *FLOATS, STATE)
     found = (each for each in verdict.findings if each.component == NOT_REPRODUCIBLE and kind_of(each.channel) in names)
     return next(found, None)
@@ -233,7 +233,7 @@ def in_words(noise: Mapping[str, float]) -> str:
 
 
 def _at_least(floats: dict[str, float], unit: float) -> dict[str, float]:
-    """The noise of a recipe that computes in a coarser format than float32: no less than that a rounding explains."""
+    """The noise of a recipe that computes in a coarser format than float32: at least what one rounding explains."""
     if not floats or unit <= UNIT:
         return floats
     names = dict.fromkeys([*floats, "loss", "grad_norm"])
@@ -246,7 +246,7 @@ def _coarse(channel: str, unit: float) -> float:
 
 
 def _rare(usual: Sequence[WitnessRow], odd: Sequence[WitnessRow], unit: float) -> Noise:
-    """What one window differs in from another that two processes agree on; none where it is more than rounding."""
+    """How one window differs from another that two processes agree on; none if it is more than rounding."""
     away = differences(usual, odd)
     largest = {name: max(value, _coarse(name, unit)) for name, value in RARE.items()}
     is_tiny = all(value <= largest[kind_of(name)] for name, value in away.items())

@@ -96,7 +96,7 @@ class Inspection:
     def _take(self, path: str, value: Any, depth: int) -> None:
         try:
             self._follow(path, value, depth)
-        except Exception as error:  # Of an object that cannot be looked at, which must not end an attempt.
+        except Exception as error:  # The object cannot be looked at, which must not end an attempt.
             log.debug("value not followed path=%s error=%s", path, type(error).__name__)
 
     def _follow(self, path: str, value: Any, depth: int) -> None:
@@ -157,7 +157,7 @@ def is_telling_key(key: Any) -> bool:
 def settings_of(module: torch.nn.Module) -> Iterator[tuple[str, Any]]:
     """What a module holds, without its tensors, its submodules and torch's own attributes.
 
-    Nor what has a name that each process makes up: FSDP keeps its state in a module under a UUID.
+    Entries whose names each process makes up are also left out: FSDP keeps its state in a module under a UUID.
     """
     for name, value in vars(module).items():
         if name not in _OF_MODULES and is_telling_key(name):
@@ -207,7 +207,7 @@ def _is_data(value: Any) -> bool:
         return True
     if type(value).__module__.partition(".")[0] in ("pandas", "pyarrow", "polars"):
         return True
-    # By their types alone: what else has a length may load, or draw, what it is asked for.
+    # By their types alone: any other object with a length may load, or draw, the items it is asked for.
     return isinstance(value, (list, tuple, set, frozenset, deque, *_MAPPINGS)) and len(value) > LONG_ITEMS
 
 
@@ -221,7 +221,7 @@ def _parts_of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]
 
 
 def attributes_of(value: Any) -> Iterator[tuple[str, Any]]:
-    """The attributes of one object, those in slots included, without a class of the user's having a say."""
+    """The attributes of one object, those in slots included, without going through a class of the user's."""
     try:
         # Not through a class of the user's, which may load something.
         held = object.__getattribute__(value, "__dict__")

@@ -1,7 +1,7 @@
-"""Values that belong to a process or its machine: another in each, and no part of what a run is. Pure.
+"""Values that belong to a process or its machine: they differ in each, and are no part of a run. Pure.
 
 Run ids, temporary names, ports, counts of restarts, numbers of processors, the order of a set: a resume has others, and
-that alone loses nothing. Where such a value changes what is trained, the replayed steps show it.
+that alone loses nothing. If such a value changes what is trained, the replayed steps show it.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def belongs_to_process(
 ) -> frozenset[str]:
     """Paths of the changes that say nothing about the run.
 
-    `known` are values that were another in a second process that built the same recipe; `machines` are the facts about
+    `known` are values that differed in a second process that built the same recipe; `machines` are the facts about
     the machine of the commit and about this one. `permuted` are collections with the same items in another order.
     `has_names`: the values are plain, and their names and values count.
     """
@@ -90,7 +90,7 @@ def _in_another_order(changes: Sequence[Change]) -> set[str]:
 
 
 def _is_permuted(items: Sequence[Change]) -> bool:
-    # Python's sets order strings by a hash that is another in each process, and numbers always alike.
+    # Python's sets order strings by a hash that differs in each process, and numbers always in the same way.
     if not all(isinstance(each.before, str) for each in items):
         return False
     return sorted(repr(each.before) for each in items) == sorted(repr(each.now) for each in items)

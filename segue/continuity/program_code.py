@@ -29,9 +29,9 @@ _MOST_FILES = 500
 def program_hashes(command: Sequence[str], *, folder: Path) -> dict[str, str]:
     """A hash for each function of a program and for what each of its files and classes does outside of functions.
 
-    The names are those of files, relative to where they were found, and of functions. Modules count that lie beside the
-    script, in `folder` (where the command runs) or on this process's path, as far as import statements lead to them;
-    installed packages do not. A file that cannot be read or compiled is left out: running it will say why.
+    The names are those of files, relative to where they were found, and of functions. Modules count if they lie beside
+    the script, in `folder` (where the command runs) or on this process's path, and import statements lead to them;
+    installed packages do not count. A file that cannot be read or compiled is left out: running it will say why.
     """
     hashes: dict[str, str] = {}
     for source in sources_of(command, folder=folder):
@@ -80,7 +80,7 @@ def passed_to_program(spec: RunSpec) -> dict[str, str]:
 
 
 def script_of(command: Sequence[str], *, folder: Path) -> Path | None:
-    """The file with the code that a command runs; None where none of the user's is found."""
+    """The file with the code that a command runs; None if none of the user's is found."""
     files, _ = _run_by(command, folder=folder)
     return files[-1][0] if files else None
 
@@ -145,7 +145,7 @@ def _without_docstrings(tree: ast.Module) -> ast.Module:
 
 
 def _parts(code: types.CodeType, name: str = "") -> Iterator[tuple[str, types.CodeType]]:
-    """Code outside of functions with nothing but itself, and each function with all that is defined in it."""
+    """Code outside of functions, by itself, and each function with all that is defined in it."""
     if code.co_flags & inspect.CO_OPTIMIZED:
         yield name, code
         return

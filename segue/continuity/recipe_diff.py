@@ -30,7 +30,7 @@ MACHINE = "setup.machine"
 CONFIG = "setup.config"
 """What the run spec passes to the recipe or the program. A change of it has been accepted before (`--accept-drift`)."""
 RANGE = "setup.range"
-"""What a program loops over. It is compared where the loop begins, and another range is refused there."""
+"""The object that a program loops over. It is compared where the loop begins, and another range is refused there."""
 RESTORED = "setup.restored"
 """Paths of registered values among the settings: how they begin is no setting, since a resume restores them."""
 UNTRACKED = "loose"
@@ -46,7 +46,7 @@ CHANNEL = "setup"
 """The channel of findings about the setup."""
 
 CHANGEABLE = (MODEL, HYPERPARAMETERS, CODE, DATA, BINDING)
-"""What a person may change on purpose during a run, and accept by name."""
+"""The parts that a person may change on purpose during a run, and accept by name."""
 COMPARED = (*CHANGEABLE, NEXT_BATCHES)
 NOT_STATE = frozenset((*COMPARED, CONFIG, RANGE, RESTORED, UNTRACKED))
 """Components that are compared and not restored: their digests are not judged like those of state."""
@@ -80,7 +80,7 @@ def setup_changes(
 ) -> SetupChanges:
     """Compare two setups, each component by itself.
 
-    `process_values` are the values, as component and path, that are known to be another in each process.
+    `process_values` are the values, as component and path, that are known to differ in each process.
 
     A checkpoint without a setup gives no findings. With another version of torch, Python or an imported package,
     entries that only one side has are not compared, and with another Python no code: the versions decide which entries
@@ -221,7 +221,7 @@ def _sentence(component: str, changes: list[str]) -> str:
 
 
 def _in_words(change: str) -> str:
-    """Of two hashes a reader learns no more than that they differ."""
+    """Two hashes tell a reader no more than that they differ."""
     return _HASHES.sub(lambda found: f" is {_NEWS.get((found[1][:1], found[2][:1]), 'changed')}", change)
 
 

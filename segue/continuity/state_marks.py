@@ -38,7 +38,7 @@ def state_marks(parts: Mapping[str, Any]) -> dict[str, StateMark]:
 
 
 def begin_marks(parts: Mapping[str, Any]) -> Marks:
-    """The same in two parts: copies are queued behind the work of a device, and what is returned waits for them."""
+    """The same in two parts: copies are queued behind the work of a device, and the returned call waits for them."""
     begun = {}
     for name, tree in parts.items():
         try:

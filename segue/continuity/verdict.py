@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Container, Iterator, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from segue.checkpoints.format.digests import Digests, owners
+from segue.continuity.agreement import NO_TOLERANCES, TOLERANCES, agree, compared_parts, is_same_part
 from segue.continuity.differences import STATE
 from segue.continuity.naming import (
     CARRIED,
@@ -26,7 +25,7 @@ from segue.continuity.naming import (
     with_causes,
     with_fix,
 )
-from segue.continuity.noise import NONE, Noise, rounding_of, tolerances
+from segue.continuity.noise import NONE, Noise, tolerances
 from segue.continuity.recipe_diff import (
     CODE,
     CONFIG,
@@ -38,25 +37,10 @@ from segue.continuity.recipe_diff import (
 )
 from segue.records import Finding, StateMark, Verdict, VerdictKind, WitnessRow
 
-EXACT_CHANNELS = ("batch_fingerprint", "streams", "input_fingerprint", "lr", "loss_scale")
-"""Channels that are equal on every machine: they do not depend on the order of sums."""
-
-TOLERANCES = {"loss": 1e-4, "grad_norm": 1e-3, "param_norm": 1e-3}
-"""Largest relative difference if the environment changed (fp32, at most 8 steps; see docs/continuity.md)."""
-
-STATE_TOLERANCE, _STATE_FLOOR = 5e-3, 1e-6
-"""The same for the norms of the parts of the state after the replayed steps."""
-
-NO_TOLERANCES: Mapping[str, float] = MappingProxyType({})
-"""Those of kernels that are deterministic."""
-
 _WORLD_SIZE, _DEVICE = "world_size", "device"
 _OF_DEVICE = frozenset({_DEVICE, "device_processors", "reduced_precision"})
 ACCELERATOR_STREAMS = ("rng.cuda",)
 _SAME_DEVICE = "resume on the same type of device, where a resume must be proven"
-
-FLOORS = {"loss": 1e-6, "grad_norm": 1e-6, "param_norm": 0.0}
-"""Absolute differences below these are rounding: a loss near 0 is the difference of larger terms."""
 
 _CAUSES = {
     "batch_fingerprint": (
@@ -110,14 +94,14 @@ def judge(
     matched by step; a row that only one side has is not compared, and `rows_compared` counts those that were. `setup`
     are the differences between the recipe and the checkpoint's: after an accepted change, rows that differ prove
     nothing. `untracked` are findings about values that no component holds and that are not as they were at the commit:
-    they may explain rows that differ. `early` has the findings about a step that was therefore not made, `metric` those
-    about the user's metric, evaluated again. `noise` is what replays from one state differ in anyway.
+    they may explain rows that differ. `early` has the findings about a step that was therefore not made, `metric` has
+    those about the user's metric, evaluated again. `noise` has the differences that replays from one state show anyway.
     """
     pairs = _pairs(witness, replay)
     found = digest_findings(committed, restored, environment_changes=environment_changes)
     before_steps = (*map(with_fix, found), *map(with_fix, setup.findings))
     allowed = tolerances(noise.floats, witness)
-    # Rows decide before what differs at a later step, and the metric last: it follows from all else.
+    # Rows decide before differences at a later step. The metric decides last: it follows from all else.
     of_rows = _row_findings_of(pairs, environment_changes, allowed) or early or metric
     is_unreproducible = noise.unreproducible is not None and bool(of_rows)
     if noise.unreproducible is not None and of_rows:
@@ -125,7 +109,7 @@ def judge(
     else:
         compared = committed.components.keys()
         of_rows = explained(of_rows, untracked=untracked, noted=setup.noted, compared=compared)
-    # Training goes on unchanged where only the metric differs, and no lost state explains it.
+    # Training continues unchanged if only the metric differs, and no lost state explains it.
     proves_nothing = (*_of_randomness(environment_changes), *(() if _is_lost(of_rows) else (METRIC,)))
     is_other = any(finding.channel not in proves_nothing for finding in of_rows)
     unmatched = _streams_of_another_device(committed, restored, environment_changes)
@@ -136,7 +120,7 @@ def judge(
     if before_steps or (is_other and not setup.accepted and not is_unreproducible):
         kind, findings = VerdictKind.BROKEN, (*findings, *carried)
     elif carried:
-        # What was compared is equal: the value that was lost acts later, or where no step shows it.
+        # All that was compared is equal: the lost value acts later, or where no step shows it.
         kind, findings = VerdictKind.UNVERIFIED, (*carried, *findings)
     elif findings or not pairs:
         kind = VerdictKind.UNVERIFIED
@@ -180,7 +164,7 @@ def digest_findings(
 ) -> tuple[Finding, ...]:
     """One finding for each component whose live state is not the committed one.
 
-    Another device has none of the streams of the one before; that loses nothing by itself.
+    Another device has none of the streams of the earlier device; this by itself loses nothing.
     """
     findings: list[Finding] = []
     unmatched = _unmatched_streams(committed, restored) if _DEVICE in environment_changes else ()
@@ -232,7 +216,7 @@ def state_findings(committed: Digests, live: Digests) -> tuple[Finding, ...]:
 def prelude_findings(
     expected: WitnessRow, seen: Prelude, *, environment_changes: tuple[str, ...], is_first: bool
 ) -> tuple[Finding, ...]:
-    """What differs before a step is made; the step is then not made."""
+    """The differences that are found before a step is made; the step is then not made."""
     skip = (*(name for name in _CAUSES if name not in Prelude._fields), *_not_comparable(environment_changes))
     found = row_findings([(expected, seen)], exact=True, skip=skip)
     return tuple(f.model_copy(update={"step": None if is_first else f.step}) for f in found)
@@ -252,7 +236,7 @@ def row_findings(
                 continue
             before: Any = getattr(expected, channel)
             after: Any = getattr(found, channel)
-            if _agree(channel, before, after, exact=exact, allowed=allowed):
+            if agree(channel, before, after, exact=exact, allowed=allowed):
                 continue
             named = component
             if channel == "streams":
@@ -289,8 +273,8 @@ def _of_randomness(environment_changes: Collection[str]) -> tuple[str, ...]:
     """Channels that another number of ranks or another device may change. Equal values prove something; different ones
     prove nothing.
 
-    Dropout and batch statistics depend on which rank has which samples, masks of dropout on the number of the device's
-    processors, and sums in bf16 and TF32 on the order of its additions.
+    Dropout and batch statistics depend on which rank has which samples, masks of dropout depend on the number of the
+    device's processors, and sums in bf16 and TF32 depend on the order of its additions.
     """
     if _WORLD_SIZE in environment_changes:
         return (*TOLERANCES, "loss_scale")
@@ -312,58 +296,18 @@ def _of_first_stream(before: dict[str, str], after: dict[str, str]) -> tuple[str
 def _of_parts(
     before: dict[str, StateMark], after: dict[str, StateMark], *, exact: bool, allowed: Mapping[str, float]
 ) -> tuple[str, str]:
-    """The component to name, and the sentence, where the parts of the state differ after the replay."""
-    compared = _compared_parts(before, after, exact=exact)
-    parts = [name for name in compared if not _is_same_part(before[name], after[name], exact, _of_part(name, allowed))]
-    # What only holds results differs for another reason than what steps are made of.
+    """The component to name, and the sentence, if the parts of the state differ after the replay."""
+    compared = compared_parts(before, after, exact=exact)
+    parts = [
+        name for name in compared if not is_same_part(name, before[name], after[name], exact=exact, allowed=allowed)
+    ]
+    # Parts that only hold results differ for another reason than the parts that steps use.
     chosen = min(parts, key=lambda name: (name == "model", name.startswith("optimizer")))
     sentence = (
         f"{' and '.join(parts[:4])}: the values after the replayed steps differ, although loss and norms are equal; "
         "the code that updates them has changed, or depends on state outside the checkpoint"
     )
     return chosen.partition(": ")[0], sentence
-
-
-def _compared_parts(before: dict[str, StateMark], after: dict[str, StateMark], *, exact: bool) -> list[str]:
-    # How much a kernel draws from a stream depends on its instructions.
-    return [name for name in before if name in after and (exact or not name.startswith("rng."))]
-
-
-def _of_part(name: str, allowed: Mapping[str, float]) -> float:
-    """The tolerance that noise gives the norm of a part of the state; 0.0 without noise."""
-    return allowed.get(f"{STATE}.{name}", allowed.get(STATE, 0.0))
-
-
-def _is_same_part(before: StateMark, after: StateMark, exact: bool, allowed: float) -> bool:
-    if before.digest == after.digest:
-        return True
-    if before.plain != after.plain or (exact and not allowed):
-        return False
-    one, other = before.norm or 0.0, after.norm or 0.0
-    if math.isclose(one, other, rel_tol=allowed):
-        return True
-    return not exact and math.isclose(one, other, rel_tol=STATE_TOLERANCE, abs_tol=_STATE_FLOOR)
-
-
-def _agree(channel: str, before: object, after: object, *, exact: bool, allowed: Mapping[str, float]) -> bool:
-    if channel in ("streams", "state") and (before is None or after is None):
-        return True  # Not every row has them.
-    if channel == "state":
-        assert isinstance(before, dict)
-        assert isinstance(after, dict)
-        names = _compared_parts(before, after, exact=exact)
-        return all(_is_same_part(before[name], after[name], exact, _of_part(name, allowed)) for name in names)
-    if channel in EXACT_CHANNELS or not isinstance(before, float) or not isinstance(after, float):
-        return before == after
-    if before == after or (math.isnan(before) and math.isnan(after)):
-        return True
-    if channel in allowed and math.isclose(before, after, rel_tol=allowed[channel]):
-        return True
-    if exact:
-        return False
-    # A norm of bf16 gradients is one of bf16 numbers, whose distance is larger than the tolerance.
-    tolerance = max(TOLERANCES[channel], rounding_of((before, after)))
-    return math.isclose(before, after, rel_tol=tolerance, abs_tol=FLOORS[channel])
 
 
 def _what_differs(component: str, committed: Digests, restored: Digests) -> str:

@@ -12,7 +12,7 @@ several per cent of a step on a CPU."""
 
 
 class StepRow(NamedTuple):
-    """The outcome of one step. Norms are None where they were not measured."""
+    """The outcome of one step. Norms are None if they were not measured."""
 
     step: int
     batch_fingerprint: str
@@ -49,7 +49,7 @@ class Witness:
         )
 
     def completes(self, step: int) -> bool:
-        """Whether the row of a step is the last one of a window; it has the marks of the state, too."""
+        """Whether the row of a step is the last one of a window; it also has the marks of the state."""
         return any(step == start + self._width for start in self._windows)
 
     def add(self, row: StepRow) -> None:

@@ -1,4 +1,4 @@
-"""Planned ends: the segment after one goes on on the same machine, in a trainer that booted beside the one before.
+"""Planned ends: the segment after one continues on the same machine, in a trainer that booted beside the one before.
 
 The machine's process looks for the next plan in the run's log and takes it; the parent gives it some seconds for that
 before it submits the plan as usual. Neither needs the other: whoever is late finds the run claimed, and ends.
@@ -25,8 +25,8 @@ _KEEP_SECONDS = 30.0
 _OFFER_SECONDS = 30.0
 """How long the parent waits until the kept machine has claimed its plan.
 
-As long as that waits for one: it ends where it does not take the plan, and a flow run submitted meanwhile would be for
-nothing.
+The kept machine waits as long for a plan: it ends if it does not take the plan, and a flow run submitted meanwhile
+would be for nothing.
 """
 _POLL_SECONDS, _REMOTE_POLL_SECONDS = 0.1, 0.5
 
@@ -45,7 +45,7 @@ class NextTrainer:
             self._trainer = self._boot()
 
     def start(self, assignment: Assignment) -> StandbyTrainer:
-        """Have it train; it is the caller's from now on. A trainer that ended while it waited is replaced."""
+        """Let it train; it belongs to the caller from now on. A trainer that ended while it waited is replaced."""
         if self._trainer is not None and self._trainer.poll() is not None:
             self._trainer.wait()
             self._trainer = None

@@ -9,7 +9,7 @@ from segue.clock import SystemClock
 
 
 class Why(StrEnum):
-    """Why a parent is ended that shares its process."""
+    """Why a parent that shares its process is ended."""
 
     CANCELLED = "its flow run was cancelled"
     LEAVING = "the process that serves it ends"
@@ -18,7 +18,7 @@ class Why(StrEnum):
 class EndedError(BaseException):
     """A parent was asked to end.
 
-    A BaseException, as what a signal raises is: whoever goes on after an error must not go on after this.
+    A BaseException, like the exception of a signal: code that continues after an error must not continue after this.
     """
 
     def __init__(self, why: Why) -> None:

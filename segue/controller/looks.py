@@ -1,6 +1,6 @@
-"""Looks of recovery: one at a time where that saves work, and who watches that looks go on to end.
+"""Looks of recovery: one at a time if that saves work, and the watch that looks continue to end.
 
-Nothing that a dead look leaves behind prevents the next one: how old it is, is judged by the clock of the store alone,
+Nothing that a dead look leaves behind prevents the next one: its age is judged by the clock of the store alone,
 and a look beside another one does no harm.
 """
 
@@ -33,7 +33,7 @@ _FRESH_SECONDS = 10.0
 _LEASE_SECONDS = 20.0
 """How long a look that began keeps others away. One that takes longer gets company; one that died delays nobody."""
 LEAST_SILENCE_SECONDS = 180.0
-"""Shortest time without the end of a look after which somebody is told."""
+"""Shortest time without the end of a look after which somebody is warned."""
 _SILENT_INTERVALS = 3.0
 SILENCE_FIX = (
     "Fix: `segue doctor` shows whether the schedule of recover/recover runs, and `prefect worker start --pool parents` "
@@ -51,7 +51,7 @@ def is_needless(*, begun_seconds_ago: float | None, ended_seconds_ago: float | N
 
 
 def silence_limit_seconds(interval_seconds: float | None) -> float:
-    """How long no look may end before somebody is told, for a schedule with this interval."""
+    """How long no look may end before somebody is warned, for a schedule with this interval."""
     return max(LEAST_SILENCE_SECONDS, _SILENT_INTERVALS * (interval_seconds or 0.0))
 
 
@@ -65,7 +65,7 @@ class Look:
     interval_seconds: float | None
 
     def end(self) -> None:
-        """Leave word that this look has ended. Best effort: where it fails, parents say that none ended."""
+        """Leave word that this look has ended. Best effort: if it fails, parents say that none ended."""
         try:
             before = read_look(self.store)
             known_seconds = before.interval_seconds if before is not None else None
@@ -111,7 +111,7 @@ def _age(now: datetime | None, then: datetime | None) -> float | None:
 
 
 def seconds_without_look(store: Store, *, now: datetime) -> float | None:
-    """How long no look at the store has ended, where that is too long; None otherwise, and where none ever ended.
+    """How long no look at the store has ended, if that is too long; None otherwise, and if none ever ended.
 
     For a single look from outside, by the clock of this machine; a parent has a `SilenceWatch`.
 
@@ -131,14 +131,14 @@ def silence_sentence(seconds: float) -> str:
 
 
 class SilenceWatch:
-    """Whether looks at a store go on to end, by their counter and the monotonic clock of who watches."""
+    """Whether looks at a store continue to end, by their counter and the monotonic clock of the watcher."""
 
     def __init__(self, store: Store, *, clock: Clock) -> None:
         self._store, self._clock = store, clock
         self._timeout = HeartbeatTimeout(LEAST_SILENCE_SECONDS)
 
     def look(self, *, interval_seconds: float | None) -> float | None:
-        """How long no look has ended, where that is too long for a schedule with this interval; None otherwise.
+        """How long no look has ended, if that is too long for a schedule with this interval; None otherwise.
 
         Raises:
             StoreReadError: the store could not be read.

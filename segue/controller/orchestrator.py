@@ -27,7 +27,7 @@ class Orchestrator(Protocol):
     def submit_again(self, spec: RunSpec, plan: SegmentPlan, number: int) -> str | None:
         """Start the attempt of a plan once more, beside its first start; the handle of that start.
 
-        With the same number always the same one. None where this orchestrator has no other place for it.
+        The same number always gives the same handle. None if this orchestrator has no other place for it.
 
         Raises:
             OrchestratorError: it cannot be started.
@@ -55,7 +55,7 @@ class Orchestrator(Protocol):
         ...
 
     def flow_run_id(self, handle: str) -> str | None:
-        """The id by which a claim names it; None where there is none, or it is not known yet."""
+        """The id by which a claim names it; None if there is none, or it is not known yet."""
         ...
 
     def why_waiting(self, handle: str) -> str | None:
@@ -67,7 +67,7 @@ class Orchestrator(Protocol):
         ...
 
     def refusal(self, handle: str) -> str | None:
-        """Why its pool could not start it, after it has ended; None when it was started, or that is not known."""
+        """Why its pool could not start it, after it has ended; None when it was started, or if that is not known."""
         ...
 
     def was_cancelled(self, handle: str) -> bool:
@@ -83,5 +83,5 @@ class Orchestrator(Protocol):
         ...
 
     def mark_lost(self, handle: str, why: str) -> None:
-        """Show a lost attempt as lost where the orchestrator still shows it as running. Best effort."""
+        """Show a lost attempt as lost if the orchestrator still shows it as running. Best effort."""
         ...

@@ -45,7 +45,7 @@ class ParentHeartbeat:
         server_id: str = "",
         adopted_by: str | None = None,
     ) -> None:
-        """`adopted_by` is the heartbeat of the slot that the flow run belongs to, where it is another one."""
+        """`adopted_by` is the heartbeat of the slot that the flow run belongs to, if it is another one."""
         liveness = spec.liveness
         self._store, self._clock = store, clock
         period_seconds = min(_MOST_PERIOD_SECONDS, _PERIOD_PER_HEARTBEAT * liveness.heartbeat_seconds)
@@ -116,7 +116,7 @@ class ParentHeartbeat:
         self._waiting = waiting
 
     def show_guard(self, *, server_id: str, unguarded: str | None) -> None:
-        """Show with the next heartbeat which server starts this parent again, and why nothing would, if that is so.
+        """Show with the next heartbeat which server starts this parent again and, if nothing would, why.
 
         A server that lost its database has another id. An empty `server_id` is not known, and changes nothing.
         """

@@ -62,9 +62,9 @@ class TrainerEnd:
     was_out_of_memory: bool = False
     """Whether one of its processes was killed for memory."""
     evidence: str | None = None
-    """What shows that, on this machine."""
+    """The evidence of such a kill, on this machine."""
     elsewhere: Ending | None = None
-    """What its launcher was told, if it was on another machine."""
+    """The end that was reported to its launcher, if it was on another machine."""
     notice: Notice | None = None
     """The notice that was passed on to it; if it wrote no report, it has not answered that."""
     printed: str = ""
@@ -97,7 +97,7 @@ class TrainerEnd:
 
     @property
     def failure(self) -> CodeFailure | None:
-        """Why it can never start as it is asked for; None otherwise."""
+        """Why it can never start as requested; None otherwise."""
         refusal = self.elsewhere.refusal if self.elsewhere is not None else None
         return None if refusal is None else CodeFailure(type=type(refusal).__name__, message=str(refusal), traceback="")
 
@@ -113,7 +113,7 @@ class TrainerEnd:
 
     @property
     def _crashed(self) -> bool:
-        """Whether code of its own ended it, and nobody from outside."""
+        """Whether its own code ended it, and nobody from outside."""
         return self.exit_code is not None and (self.exit_code > 0 or -self.exit_code in _CRASHES)
 
     @property
@@ -168,7 +168,7 @@ def run_attempt(
     on_line: OnLine,
     flow_run_id: str | None = None,
 ) -> SegmentReport | None:
-    """Train the attempt of a plan to its end, and after a planned end the next one, which this machine is kept for.
+    """Train the attempt of a plan to its end, and after a planned end the next one, for which this machine is kept.
 
     Returns the last report, which is in the log; None when another process holds the attempt.
     """
@@ -188,7 +188,7 @@ def run_standby(
     on_line: OnLine,
     flow_run_id: str | None = None,
 ) -> SegmentReport | Left | None:
-    """Wait as a standby, then train the attempt that it is assigned, as `run_attempt`; without one, why it left.
+    """Wait as a standby, then train the assigned attempt, as `run_attempt`; without an attempt, return why it left.
 
     None when another process holds the attempt.
     """
@@ -211,10 +211,10 @@ def run_standby(
 def conclude(
     runlog: RunLog, plan: SegmentPlan, end: TrainerEnd, *, flow_run_id: str | None = None
 ) -> SegmentReport | None:
-    """The report of an attempt whose trainer has ended: its own, or one by its `end` when it wrote none.
+    """The report of an attempt whose trainer has ended: its own, or one made from its `end` when it wrote none.
 
-    None when another process, which may be alive, holds the same attempt: its trainer ended for that, or another start
-    than this `flow_run_id` has claimed it, or may still do so.
+    None when another process, which may be alive, holds the same attempt: its trainer ended for this reason, or another
+    start than this `flow_run_id` has claimed it, or may still do so.
 
     Raises:
         StoreWriteError, StoreReadError: the outcome is not known; a retry is safe.
@@ -235,7 +235,7 @@ def _is_anothers(history: History, plan: SegmentPlan, end: TrainerEnd, flow_run_
 
 
 def report_or_lost(runlog: RunLog, plan: SegmentPlan, end: TrainerEnd) -> SegmentReport:
-    """The report of an attempt whose trainer is gone: its own, or one by its `end` when it wrote none.
+    """The report of an attempt whose trainer is gone: its own, or one made from its `end` when it wrote none.
 
     Raises:
         StoreWriteError, StoreReadError: the outcome is not known; a retry is safe.

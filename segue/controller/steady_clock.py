@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 JUMP_SECONDS = 2.0
 """A clock that moved against monotonic time by more than this between two looks has jumped."""
 _WRONG_SECONDS = 5.0
-"""Difference from the reference at the start from which a person is told; smaller ones are only corrected."""
+"""Difference from the reference at the start from which a person is warned; smaller ones are only corrected."""
 _SLEW = 0.05
 """By how much of the time since the last reading the clock follows a reference that nothing else confirms."""
 _LOOK_SECONDS = 1.0
@@ -40,7 +40,7 @@ class Reading(NamedTuple):
 
 
 Reference = Callable[[], Reading | None]
-"""Reads the reference; None where it does not answer. May take seconds."""
+"""Reads the reference; None if it does not answer. May take seconds."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def correction(
         return Correction(0.0, "agrees")
     if passed_seconds is None:
         return Correction(error_seconds, "first")
-    # Both say that time has passed which monotonic time does not count: this machine slept.
+    # Both clocks say that time has passed that monotonic time does not count: this machine slept.
     if local_jump_seconds and abs(error_seconds - local_jump_seconds) <= uncertainty_seconds + JUMP_SECONDS:
         return Correction(error_seconds, "slept")
     most = _SLEW * passed_seconds
@@ -101,7 +101,7 @@ class SteadyClock:
         self.base.sleep(seconds)
 
     def look(self) -> None:
-        """Compare the clocks; read the reference where that is due. May take seconds."""
+        """Compare the clocks; read the reference if that is due. May take seconds."""
         with self._looking:
             self._look_at_local()
             every = _FIRST_REFERENCE_SECONDS if self._read_at is None else _REFERENCE_SECONDS

@@ -54,9 +54,9 @@ def open_run(
 ) -> RunLog:
     """Open the run that `spec` names, new or resumed; return its log.
 
-    A run that was stopped, or whose segment was cancelled, is opened again, unless that is newer than the request to
-    start it, because a parent may wait in a queue for long. `requested_at_slot` is the log's next slot at the time of
-    the request.
+    A run that was stopped, or whose segment was cancelled, is opened again, unless the stop or cancellation is newer
+    than the request to start it: a parent may wait in a queue for long. `requested_at_slot` is the log's next slot at
+    the time of the request.
 
     Raises:
         StoreUnreachableError, StoreGoneError, DeadlinePassedError, DriftError, PriceSourceError, BudgetError: as for
@@ -133,7 +133,7 @@ def check_start(spec: RunSpec, *, clock: Clock, accept_drift: bool = False, know
 
 
 def decide_next(runlog: RunLog, spec: RunSpec, *, clock: Clock, queues: Queues | None = None) -> Decision:
-    """The next decision, in the log when this returns. `queues` are those of the pools, where they have any.
+    """The next decision, in the log when this returns. `queues` are those of the pools, if they have any.
 
     A plan that was decided and has no report yet is returned again: its attempt may be alive, or the parent that
     decided it may have died before starting it.
@@ -344,8 +344,8 @@ def _entry(decision: Decision, stamp: Stamp) -> Entry:
 def _with_memory(reason: StopReason, why: str, beat: Heartbeat | None) -> tuple[StopReason, str]:
     """Reason and note of an attempt without a report, with what its last heartbeat shows about memory.
 
-    One that used nearly all it could have is taken to be out of memory: with its container every process that could
-    have reported that was killed.
+    An attempt that used nearly all the memory it could have is taken to be out of memory: every process that could have
+    reported this was killed with its container.
     """
     if beat is None or reason not in (StopReason.LOST, StopReason.OUT_OF_MEMORY):
         return reason, why

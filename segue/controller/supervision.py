@@ -40,7 +40,7 @@ _END_NEAR_SECONDS = 30.0
 
 @dataclass
 class Supervision:
-    """What the supervision of a trainer came to."""
+    """The outcome of the supervision of a trainer."""
 
     was_hung: bool = False
     """Whether the trainer was killed because it ran, but had neither a heartbeat nor an answer to a notice."""
@@ -62,7 +62,7 @@ def supervising(
 ) -> Iterator[Supervision]:
     """Supervise a trainer, from a thread of its own, until the block ends. `notices` were passed on to it.
 
-    A disturbance of a drill that is a notice is given by `give_notice`; None: to the trainer itself.
+    If a drill's disturbance is a notice, `give_notice` gives it; None: it is given to the trainer itself.
     """
     supervisor = _Supervisor(spec, plan, trainer, notices, clock)
     looks = {"supervisor": supervisor.look, "supervisor-log": supervisor.look_at_log}
@@ -91,7 +91,7 @@ def _repeat(look: Callable[[], None], stop: threading.Event) -> None:
             look()
         except Exception as error:
             # Any exception: without this thread, nothing would end a trainer that hangs.
-            log.warning("the supervisor could not look reason=%s", error)
+            log.warning("the supervisor could not check the trainer reason=%s", error)
 
 
 class _Supervisor:

@@ -1,4 +1,4 @@
-"""Rows of committed steps as plain values, in the order of their steps: what a tracker is sent. Without pandas."""
+"""Rows of committed steps as plain values, in the order of their steps, for trackers. Without pandas."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Data Docs that are complete without internet.
 
 Great Expectations' pages load their style, icons and the table of their index from other servers, and the pages are
-read where there is no way to those: in a store, on a machine of a pool. So what they would load is taken out, and
-style, signs and table are written into the pages.
+read where these servers cannot be reached: in a store, on a machine of a pool. So the parts that they would load are
+taken out, and style, signs and table are written into the pages.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class Met(Value):
     name: str
     outcome: Literal["met", "failed", "not measured"]
     observed: str = Field(description="What Great Expectations found, in short.")
-    steps: tuple[int, ...] = Field((), description="The first steps at which it failed, where it is about steps.")
+    steps: tuple[int, ...] = Field((), description="The first steps at which it failed, if it is about steps.")
     sentence: str = Field(description="The outcome in words; if it failed, with what to do.")
 
 

@@ -31,11 +31,11 @@ def curve(
 ) -> pd.DataFrame:
     """Steps of all attempts in order, with the columns of `segue.curves.schema.SCHEMA` and `verdict`.
 
-    What a program reported besides has a column `metric.<name>`, which is NaN at steps without it.
+    A further metric that a program reported has a column `metric.<name>`, which is NaN at steps without it.
     `run` is a run's log, or a run id in `store`. A step that was lost and executed again appears once: from the attempt
-    whose checkpoints the run continued from. With `superseded` the other rows are included too, and a boolean column
-    of that name distinguishes them. `verdict` is the kind of the verdict about the attempt's resume, "first" for an
-    attempt that did not resume, "not reached" where there is none.
+    from whose checkpoints the run continued. With `superseded` the other rows are included too, and a boolean column of
+    that name distinguishes them. `verdict` is the kind of the verdict about the attempt's resume, "first" for an
+    attempt that did not resume, "not reached" if there is none.
 
     A file of the curve that cannot be read is left out with a warning in the log; `segue curve check` names the gap.
 

@@ -1,7 +1,7 @@
 """Steps with more than one record, as a pandas frame for the expectations.
 
 A step has another record when it was replayed after a resume (the witness has it too), when a seal and the curve both
-have it, and when an attempt executed it whose work was superseded. Only such steps can be compared with anything.
+have it, and when an attempt whose work was superseded executed it. Only such steps can be compared with anything.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
+from segue.continuity.agreement import TOLERANCES
 from segue.continuity.recipe_diff import CHANNEL, CONFIG
-from segue.continuity.verdict import TOLERANCES
 from segue.curves.frame import parents_of
 from segue.records import CheckpointRef, Environment, VerdictKind
 
@@ -34,7 +34,7 @@ class _Record(NamedTuple):
     recorded_by: str
     changes: str
     allowed: float
-    """Factor on the tolerances: 0 where every bit must agree, infinite where a difference proves nothing."""
+    """Factor on the tolerances: 0 if every bit must agree, infinite if a difference proves nothing."""
     loss_before: float
     grad_norm_before: float
     param_norm_before: float
@@ -58,7 +58,7 @@ def repeats(frame: pd.DataFrame, history: History) -> pd.DataFrame:
     `_before`, their relative `_difference` and the `_allowed` one. On equal environments no difference is allowed.
     On others the verdict's tolerances apply for eight steps; after that, and with another number of ranks, any
     difference is allowed (infinite). A learning rate must be equal everywhere. After an accepted change of the recipe
-    only the records are compared that the verdict found equal.
+    only the records that the verdict found equal are compared.
     """
     import pandas as pd
 
@@ -140,7 +140,7 @@ def _environments(history: History) -> dict[str, Environment]:
 
 
 def _difference(after: float, before: float, *, is_each_step: bool) -> float:
-    """The relative difference; none where one of them was not measured, as norms are not at each step."""
+    """The relative difference; none if one was not measured: norms are not measured at each step."""
     if after == before or (math.isnan(after) and math.isnan(before)):
         return 0.0
     if not is_each_step and (math.isnan(after) or math.isnan(before)):

@@ -34,7 +34,7 @@ class ResumePoint:
     witness: pd.DataFrame
     """The steps after it, by that attempt; empty when nothing was sealed."""
     replay: pd.DataFrame
-    """The steps after it, by the attempt that resumed; beyond the witness where the curve has more."""
+    """The steps after it, by the attempt that resumed; beyond the witness if the curve has more."""
 
 
 def resume_point_of(

@@ -1,4 +1,4 @@
-"""What a recipe or a program is given: its config, with the run's files. Also to processes that a program starts."""
+"""The config of a recipe or a program, with the run's files; the processes that a program starts also get it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from segue.errors import SessionError
 from segue.spec import RunSpec
 
 CONFIG_VARIABLE = "SEGUE_CONFIG"
-"""Names a JSON file with the config: a variable could not hold that of a run of many files."""
+"""Names a JSON file with the config: a variable could not hold the config of a run with many files."""
 
 
 def config_with_data(spec: RunSpec) -> dict[str, Any]:
-    """What is trained is given this: the spec's config, and with data its files as `data`, a list of paths,
-    and how they are read as `reading`, for `segue.data_frame`.
+    """The config of the recipe or program: the spec's config, and with data its files as `data`, a list of paths, and
+    how they are read as `reading`, for `segue.data_frame`.
 
     Raises:
         DataChangedError, DataUnreadableError, MissingExtraError: as `checked_copies`.

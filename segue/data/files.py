@@ -99,7 +99,7 @@ def listed(pattern: str, access: DataAccess = _DEFAULT) -> list[Listed]:
 def written_at(folder: str, access: DataAccess = _DEFAULT) -> dict[str, datetime | None]:
     """When each file of a folder was last written, by its name, those that `find` leaves out included.
 
-    None where its file system does not say.
+    None if its file system does not say.
 
     Raises:
         DataUnreadableError: what is there could not be listed.
@@ -184,7 +184,7 @@ def opened(path: str, access: DataAccess = _DEFAULT) -> Iterator[IO[bytes]]:
     """A file for reading, wherever it is.
 
     Raises:
-        DataUnreadableError: it is missing, or could not be read; also where the block finds that out.
+        DataUnreadableError: it is missing, or could not be read; also if the block finds that out.
         MissingExtraError: the package that reaches such files is not installed.
     """
     with readable(path):

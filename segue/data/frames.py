@@ -51,7 +51,7 @@ def is_parquet(path: Path, *, name: str) -> bool:
         return True
     if ".csv" in path.suffixes[-2:]:
         return False
-    why = "its name ends with neither .parquet nor .csv, .csv.gz or .csv.zst"
+    why = "its name does not end with .parquet, .csv, .csv.gz or .csv.zst"
     raise DataUnreadableError(path=name, why=why, fix="name files by their format, or leave it out by data.files.")
 
 

@@ -27,7 +27,7 @@ class Batch(NamedTuple):
     content: Any
     """The collated samples of this rank."""
     weight: float = 1.0
-    """Weight of this rank's mean in the mean over all ranks; 0 where a batch is too short for this rank."""
+    """Weight of this rank's mean in the mean over all ranks; 0 if a batch is too short for this rank."""
 
 
 class Feed:
@@ -43,7 +43,7 @@ class Feed:
         world_size: int = 1,
         skips: tuple[Skip, ...] = (),
     ) -> None:
-        """Batches in `skips` are neither fetched nor drawn for; all others are the same as without skips."""
+        """Batches in `skips` are not fetched and draw no random numbers; all others are the same as without skips."""
         self._loader = loader
         self._rank, self._world_size = rank, world_size
         self._seed = seed
@@ -83,7 +83,7 @@ class Feed:
 
 
 def stream_seed(seed: int, *, rank: int, step: int) -> int:
-    """Seed for a rank's random streams where a checkpoint has none for it."""
+    """Seed for a rank's random streams if a checkpoint has none for it."""
     state = np.array([seed], np.uint64)
     for salt in (rank, step):
         state = mix(state ^ mix(np.array([salt], np.uint64)))
@@ -136,7 +136,7 @@ class _Planned(Dataset[Any]):
 
 
 def samples_of(dataset: Dataset[Any], ids: list[int]) -> list[Any]:
-    """The samples with these indices: at once where the data set can, one after the other where not."""
+    """The samples with these indices: at once if the data set can, one after the other if not."""
     many = attribute(dataset, "__getitems__")
     return many(ids) if many is not None else [dataset[index] for index in ids]
 

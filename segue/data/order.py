@@ -107,7 +107,7 @@ class SampleOrder:
 
     @cached_property
     def samples_per_epoch(self) -> int:
-        """Samples that one pass uses; fewer than `count` where a short last batch is dropped."""
+        """Samples that one pass uses; fewer than `count` if a short last batch is dropped."""
         return self.count - self.count % self.batch_size if self.drop_last else self.count
 
     @property
@@ -148,7 +148,7 @@ class SampleOrder:
             position += self.batch_length(position)
 
     def is_skipped(self, samples_seen: int) -> bool:
-        """Whether the batch that begins there is skipped: it is, with any sample in a skipped stretch."""
+        """Whether the batch that begins there is skipped: one sample in a skipped stretch is enough."""
         if not self.skips:
             return False
         length = self.batch_length(samples_seen)

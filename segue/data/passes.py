@@ -30,7 +30,7 @@ class Drawn(NamedTuple):
     content: Any
     """What the loader gives."""
     ids: Ids
-    """The samples in it; none where the sampler does not draw integers."""
+    """The samples in it; none if the sampler does not draw integers."""
     order: str
     """Hash of everything that the sampler drew in this pass so far."""
 
@@ -44,7 +44,7 @@ class Passes(Protocol):
 
     @property
     def skipped_order(self) -> str | None:
-        """Hash of what the sampler drew for the batches that were left out; None where it is not known."""
+        """Hash of what the sampler drew for the batches that were left out; None if it is not known."""
         ...
 
 

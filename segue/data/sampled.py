@@ -86,7 +86,7 @@ class Draws:
 
     def _drawn(self, number: int) -> list[Any]:
         seed = int(mix(np.array([self._seed], np.uint64) ^ mix(np.array([number], np.uint64)))[0]) & _MOST_SEED
-        sampler: Any = copy.copy(self.sampler)  # What it counts in its attributes is not kept.
+        sampler: Any = copy.copy(self.sampler)  # The counts in its attributes are not kept.
         with streams_kept(), _seeded(_generators(sampler), seed):
             seed_all(seed)
             if has(sampler, "set_epoch"):

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 _NOTICES = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 _BEFORE_THE_JOIN = 100
-"""multiprocessing calls what has a priority of 0 or more before it ends the children and waits for them."""
+"""multiprocessing calls finalizers with a priority of 0 or more before it ends the children and waits for them."""
 
 _workers: weakref.WeakSet[BaseProcess] = weakref.WeakSet()
 _ended_at_exit: set[int] = set()
@@ -22,7 +22,7 @@ _ended_at_exit: set[int] = set()
 
 
 class Loader(DataLoader[Any]):
-    """A DataLoader whose workers ignore SIGTERM, SIGUSR1 and Ctrl-C; where they are forked, from their first moment on.
+    """A DataLoader whose workers ignore SIGTERM, SIGUSR1 and Ctrl-C; if they are forked, from their first moment on.
 
     Platforms signal every process of a machine, and a terminal every process in its foreground. A worker killed by
     that would raise in the middle of a training step, and a preemption would look like a bug; the trainer acts on the
@@ -54,13 +54,13 @@ class _IgnoreNotices:
     def __call__(self, worker_id: int) -> None:
         for number in _NOTICES:
             signal.signal(number, signal.SIG_IGN)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _NOTICES)  # Those that have come are dropped.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _NOTICES)  # Signals that have come are dropped.
         if self._inner is not None:
             self._inner(worker_id)
 
 
 def _end_at_exit(workers: Any) -> None:
-    """Have these processes killed when this one exits: multiprocessing would send SIGTERM, and wait for ever."""
+    """Kill these processes when this one exits: multiprocessing would send SIGTERM, and wait for ever."""
     _workers.update(workers)
     if os.getpid() not in _ended_at_exit:
         _ended_at_exit.add(os.getpid())

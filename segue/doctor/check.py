@@ -1,4 +1,4 @@
-"""Checks: what one says, and how a list of them is made without one that fails or hangs ending the others."""
+"""Checks: the result of one, and how to make a list of them so that one that fails or hangs does not end the others."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def examine(items: Iterable[Item], *, on_begin: Callable[[str], None] | None = N
 
 
 def worst(results: Sequence[Result]) -> Result:
-    """Of several results about one thing, the worst; with the reasons and the fixes of all that are as bad."""
+    """The worst of several results about one thing, with the reasons and the fixes of all that are equally bad."""
     order = (
         CheckOutcome.OK,
         CheckOutcome.SKIPPED,

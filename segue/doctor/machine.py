@@ -165,7 +165,7 @@ def disk(subject: Subject) -> Result:
 
 
 def _stored_bytes(folder: Path) -> int:
-    """What the run's checkpoints take there already."""
+    """The bytes that the run's checkpoints take there already."""
     found = 0
     for above, _, names in os.walk(folder):
         for name in names:

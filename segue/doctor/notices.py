@@ -90,7 +90,7 @@ def notice_file(subject: Subject) -> Result:
 
 
 def vendor_platform(dmi: Path) -> str | None:
-    """The cloud that this machine's firmware names, also where no service answers; None for any other machine."""
+    """The cloud that this machine's firmware names, even if no service answers; None for any other machine."""
     found = _VENDORS.get(_read(dmi / "sys_vendor"))
     return None if found == "azure" and _read(dmi / "chassis_asset_tag") != _AZURE_TAG else found
 

@@ -1,4 +1,4 @@
-"""What only a process that imports torch and the recipe can say, from a child: the doctor itself imports neither.
+"""Facts that only a process with torch and the recipe can give, from a child: the doctor itself imports neither.
 
 `python -m segue.doctor.probe FILE_DESCRIPTOR [RECIPE]` writes one line of JSON about torch there, then one about the
 recipe.
@@ -36,7 +36,7 @@ class TorchFacts(NamedTuple):
 
 
 class Probed(NamedTuple):
-    """What the child said; `torch` is None where it could not be imported, for the reason in `why`."""
+    """What the child said; `torch` is None if it could not be imported, for the reason in `why`."""
 
     torch: TorchFacts | None
     recipe: Result | None
@@ -60,7 +60,7 @@ def probe(
 
 
 def understood(said: list[Any], how: str, recipe: str | None) -> Probed:
-    """What the lines mean that a child has said until it ended in this way. Pure."""
+    """The meaning of the lines that a child has written until it ended in this way. Pure."""
     if not said:
         # The recipe was not reached.
         absent = fail(f"torch, which it needs, cannot be imported: {how}", fix=NO_TORCH)

@@ -1,4 +1,4 @@
-"""A race of put-if-absent: processes and threads put other bytes to the same new keys at the same time.
+"""A race of put-if-absent: processes and threads put different bytes to the same new keys at the same time.
 
 `python -m segue.doctor.races` is one of the processes: the store's spec on the first line of its standard input, a key
 on each further one. It answers each with a line of JSON.
@@ -44,7 +44,7 @@ class Round:
 def judge(rounds: Sequence[Round], *, racers: int) -> Result:
     """Whether the store kept its promise: one winner for each key, whose bytes stay. Pure.
 
-    A racer whose answer was lost may be told that another one was first, though its own bytes are there.
+    A racer whose answer was lost may get the answer that another one was first, though its own bytes are there.
     """
     several = next((race for race in rounds if len(race.winners) > 1), None)
     if several is not None:
@@ -66,7 +66,7 @@ def judge(rounds: Sequence[Round], *, racers: int) -> Result:
 
 
 def race(store: Store, spec: StoreSpec, scratch: Scratch) -> Result:
-    """Race real processes for new keys, and judge what came of it."""
+    """Race real processes for new keys, and judge the outcome."""
     keys = [scratch.new_key() for _ in range(ROUNDS)]
     command = [sys.executable, "-m", "segue.doctor.races"]
     try:
@@ -81,7 +81,7 @@ def race(store: Store, spec: StoreSpec, scratch: Scratch) -> Result:
                 _heard(process)  # It is ready: all start together.
             rounds = [_round(store, processes, key) for key in keys]
     finally:
-        # Where the right to delete is missing, its own check says so.
+        # If the right to delete is missing, its own check says so.
         scratch.forget(store, *keys)
     return judge(rounds, racers=_PROCESSES * _THREADS)
 

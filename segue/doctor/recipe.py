@@ -12,7 +12,7 @@ from segue.doctor.rehearsal import rehearse
 from segue.doctor.save_time import judge_save, notice_seconds
 from segue.doctor.subject import Subject
 from segue.errors import DataUnreadableError
-from segue.sessions import require_program
+from segue.hosting import require_program
 from segue.spec import DataFile, DataSpec
 from segue.units import size
 
@@ -20,7 +20,7 @@ _NO_RECIPE = "the run spec names no recipe; give one after it, as in `segue doct
 
 
 def first_items(subject: Subject) -> list[Item]:
-    """The checks that nothing else is needed for."""
+    """The checks that need nothing else."""
     return [Item("spec.valid", partial(is_valid, subject))]
 
 
@@ -52,7 +52,7 @@ def is_valid(subject: Subject) -> Result:
 
 
 def can_begin(subject: Subject) -> Result:
-    """Whether the run can begin or be resumed with this spec; raises the reason where it cannot. Writes no record."""
+    """Whether the run can begin or be resumed with this spec; raises the reason if it cannot. Writes no record."""
     assert subject.spec is not None
     if not subject.trains:
         return skipped(_NO_RECIPE)

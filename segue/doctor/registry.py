@@ -23,7 +23,7 @@ OF_SERVER = (
 """The checks that need a Prefect server. `segue.prefect.doctor` makes them, because only the pack imports Prefect."""
 
 PARTS = (stores.items, launchers.items, recipe.items, notices.items, machine.items)
-"""What gives the checks of a part of the subject; those first whose failure is the cause of others."""
+"""The functions that give the checks of a part of the subject; checks whose failure causes others come first."""
 
 
 def all_items(subject: Subject, of_server: Sequence[Item]) -> list[Item]:
@@ -33,12 +33,12 @@ def all_items(subject: Subject, of_server: Sequence[Item]) -> list[Item]:
 
 
 def unusable_server(why: str, *, fix: str) -> list[Item]:
-    """The same where the first check fails for this reason, so that the others cannot be made."""
+    """The same if the first check fails for this reason, so that the others cannot be made."""
     first, *others = OF_SERVER
     failed = Item(first, lambda: fail(" ".join(why.split()), fix=fix))
     return [failed, *(Item(name, lambda: skipped(f"{first} failed")) for name in others)]
 
 
 def without_server(why: str) -> list[Item]:
-    """The checks that need a server, where there is none: skipped, which is not ok."""
+    """The checks that need a server, if there is none: skipped, which is not ok."""
     return [Item(name, lambda: skipped(why)) for name in OF_SERVER]

@@ -38,7 +38,7 @@ def rehearse(subject: Subject, *, limit_seconds: float = LIMIT_SECONDS) -> Resul
     """Train and save; leave what was measured in `subject.rehearsed`.
 
     It works below a prefix of its own in the store, which is emptied afterwards, and reaches neither trackers nor
-    metadata services. The trainer is killed where it takes longer than the limit.
+    metadata services. The trainer is killed if it takes longer than the limit.
     """
     assert subject.spec is not None
     absent = why_not_here(subject.spec, accelerators=subject.accelerators)
@@ -120,7 +120,7 @@ def measured(history: History) -> Rehearsed:
 
 
 class _Limit:
-    """Ends the rehearsal where it takes too long: what this raises kills the trainer."""
+    """Ends the rehearsal if it takes too long: what this raises kills the trainer."""
 
     def __init__(self, clock: Clock, limit_seconds: float) -> None:
         self._clock, self._at = clock, clock.monotonic() + limit_seconds

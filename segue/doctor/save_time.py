@@ -20,8 +20,8 @@ _AWS_SECONDS = 120.0
 def notice_seconds(spec: RunSpec, *, platform: str | None = None, kept_seconds: float | None = None) -> float:
     """Seconds from a notice to the kill.
 
-    Where the run spec names no metadata services, that of `platform` is watched. `kept_seconds` is what the pools give
-    after SIGTERM; None where that is not known.
+    If the run spec names no metadata services, that of `platform` is watched. `kept_seconds` is the time that the pools
+    give after SIGTERM; None if that is not known.
     """
     here = () if spec.trains_elsewhere else (platform,)  # This machine is no node of the cluster.
     watched = spec.notices if spec.notices is not None else here
@@ -30,10 +30,10 @@ def notice_seconds(spec: RunSpec, *, platform: str | None = None, kept_seconds: 
 
 
 def judge_save(seconds: float, *, step_seconds: float, notice_seconds: float, where: str, unless: str = "") -> Result:
-    """Whether a save of so many seconds is made after a notice of so many.
+    """Whether a save of so many seconds is made after a notice that leaves so many.
 
     An attempt ends its step first, and begins a last save only if that is expected to take at most 70% of what is left.
-    `unless` says where a notice gives more.
+    `unless` says in which case a notice gives more time.
     """
     took = f"a save takes {duration(seconds)} (measured {where})"
     given = f"a notice gives {duration(notice_seconds)}{unless}"
@@ -49,7 +49,7 @@ def judge_save(seconds: float, *, step_seconds: float, notice_seconds: float, wh
 
 
 def newly_measured(spec: RunSpec, history: History) -> Result | None:
-    """What is wrong with the time of saves, if the newest attempt has measured one; None where nothing is.
+    """What is wrong with the time of saves, if the newest attempt has measured one; None if nothing is wrong.
 
     An attempt that measured none says nothing new, so a wait for capacity does not repeat it.
     """

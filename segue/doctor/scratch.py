@@ -1,4 +1,4 @@
-"""What the checks of one invocation need for a while: objects below a prefix of its own, and child processes."""
+"""The temporary resources of one invocation's checks: objects below a prefix of its own, and child processes."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ class Scratch:
     def clear(self, store: Store | None) -> None:
         """Kill the children that still run, and remove the objects that are left. What cannot be removed is named.
 
-        A check that goes on in another thread can begin nothing new afterwards. A store that hangs is waited for no
-        longer than ten seconds.
+        A check that continues in another thread can begin nothing new afterwards. The wait for a store that hangs ends
+        after ten seconds.
         """
         with self._starting:
             self._is_over = True

@@ -66,7 +66,7 @@ def reachability_of(subject: Subject) -> Result:
 
 
 def reachability(store: Store) -> Result:
-    """Whether the store is there; raises its own error where it is not."""
+    """Whether the store is there; raises its own error if it is not."""
     if isinstance(store, Examinable):
         store.reach()
     else:
@@ -221,7 +221,7 @@ def judge_skew(seconds: float, *, is_ahead: bool) -> Result:
 
 
 def retention(store: Store) -> Result:
-    """Whether anything but segue removes objects."""
+    """Whether anything other than segue removes objects."""
     if not isinstance(store, HasRules):
         return skipped("this kind of store does not show its rules")
     try:

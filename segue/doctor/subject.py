@@ -1,4 +1,4 @@
-"""What is examined: a store, perhaps a run, this machine; and what the checks find out for each other."""
+"""The subject of the checks: a store, perhaps a run, this machine; and facts that they find out for each other."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Subject:
 
     @cached_property
     def probed(self) -> Probed:
-        """What a child says that imports torch and the recipe."""
+        """The answer of a child that imports torch and the recipe."""
         recipe = self.spec.recipe if self.spec is not None and self.trains else None
         return probe(recipe, environ=self.environ, scratch=self.scratch)
 
@@ -81,12 +81,12 @@ class Subject:
         return found.name if found is not None else None
 
     def clear(self) -> None:
-        """End what the checks have started, and remove what they have written, where they were interrupted."""
+        """End what the checks have started, and remove what they have written, if they were interrupted."""
         self.scratch.clear(self.opened if "opened" in vars(self) else None)  # Else nothing was written.
 
     @property
     def accelerators(self) -> int:
-        """Accelerators that torch sees on this machine; 0 where it cannot be imported."""
+        """Accelerators that torch sees on this machine; 0 if it cannot be imported."""
         return self.probed.torch.accelerators if self.probed.torch is not None else 0
 
     @property

@@ -8,12 +8,12 @@ from typing import Any
 class SegueError(Exception):
     """Base of everything segue raises on purpose: what happened, the evidence, then the fix.
 
-    `exit_code` is what the command line ends with.
+    `exit_code` is the exit code of the command line.
     """
 
     exit_code = 1
     fix: str | None = None
-    """What to do about it, also at the end of the message; None where the message needs none."""
+    """What to do about it, also at the end of the message; None if the message needs none."""
 
     def __init__(self, message: str = "", *, fix: str | None = None) -> None:
         if fix is None:

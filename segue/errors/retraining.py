@@ -142,7 +142,7 @@ class SlotEndedError(SegueError):
 
 
 class SameDataError(SegueError):
-    """A slot that new data begins has the data of a slot that trains, or has trained, on it."""
+    """A slot that new data begins has the same data as another slot that trains, or has trained, on it."""
 
     def __init__(self, *, name: str, slot: datetime) -> None:
         self.name, self.slot = name, slot

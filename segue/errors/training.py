@@ -153,7 +153,7 @@ class MetadataServiceError(SegueError):
 
 
 class LossError(SegueError):
-    """The recipe's loss function returned something that no step can be made of."""
+    """The recipe's loss function returned something from which no step can be made."""
 
     def __init__(
         self, *, loss: str, found: str, fix: str, needed: str = "a step needs a scalar tensor with a gradient"

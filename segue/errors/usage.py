@@ -22,7 +22,7 @@ class SpecError(UsageError):
     """A run spec, or the options in its place, have invalid fields."""
 
     def __init__(self, *, source: str, problems: tuple[str, ...], fix: str | None = None) -> None:
-        """Without a `fix` it is to correct the fields or options."""
+        """Without a `fix`, the fix is to correct the fields or options."""
         self.source, self.problems = source, problems
         where = source if source == COMMAND_LINE else f"{source} is not valid"
         what = "options; --help describes them" if source == COMMAND_LINE else "fields"
@@ -107,7 +107,7 @@ class RanksChangedError(UsageError):
         super().__init__(
             f"run {run_id}: {before} ranks made the checkpoint at step {step}, and there are {now} now. "
             "What each rank of a program has for itself cannot be divided again.",
-            fix=f"go on with ranks = {before}, or begin another run.",
+            fix=f"continue with ranks = {before}, or begin another run.",
         )
 
 

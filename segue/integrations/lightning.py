@@ -13,9 +13,10 @@ import lightning
 import torch
 from lightning.pytorch.plugins import CheckpointIO
 
+from segue.hosting import host_here
 from segue.integrations.lightning_kept import KeptFiles, exported
 from segue.integrations.lightning_paths import note, noted, put_paths, with_names
-from segue.sessions import Session, host_here
+from segue.sessions import Session
 from segue.trainer.programs.resumable import ResumableLoader
 
 __all__ = ["ResumableLoader", "SegueCallback"]
@@ -30,7 +31,7 @@ class SegueCallback(lightning.Callback):
     ckpt_path=callback.checkpoint)`. The state is the checkpoint that the Trainer writes, and the random streams.
     A step is one update by the optimizers, of however many batches. Outside a segment the callback does nothing.
 
-    The best file of each `ModelCheckpoint` is committed with it, and a resume writes it where it is not on its machine.
+    The best file of each `ModelCheckpoint` is committed with it, and a resume writes it if it is not on its machine.
     """
 
     def __init__(self, folder: Path | str = "segue-lightning") -> None:
@@ -47,7 +48,7 @@ class SegueCallback(lightning.Callback):
         """The file from which to resume; None in a new run."""
 
     def setup(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, stage: str) -> None:
-        """Have equal states written as equal bytes."""
+        """Let equal states be written as equal bytes."""
         if self._run.is_active and not isinstance(trainer.strategy.checkpoint_io, _Canonical):
             named = self._folder / _FILE
             trainer.strategy.checkpoint_io = _Canonical(trainer.strategy.checkpoint_io, named=named, kept=self._kept)
@@ -96,7 +97,7 @@ class SegueCallback(lightning.Callback):
             return
         self._is_open = next(self._steps, None) is not None
         if not self._is_open:
-            # The goal is reached. As where a module's hook returns -1: the epoch ends before this batch.
+            # The goal is reached. As if a module's hook returned -1, the epoch ends before this batch.
             trainer.should_stop = True
             raise StopIteration
 
@@ -108,7 +109,7 @@ class SegueCallback(lightning.Callback):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        """Report the step that was made; save where the run needs it."""
+        """Report the step that was made; save if the run needs it."""
         # Until the end of a resumed epoch it would count as restarting, and step no ReduceLROnPlateau then. Its batches
         # and its validation are made as in any other.
         trainer.fit_loop._restarting = False
@@ -185,9 +186,9 @@ def _unshared(value: Any) -> Any:
 
 
 def _begin_epoch(trainer: lightning.Trainer) -> None:
-    """Have each loader begin a pass, though the Trainer did not ask whether the one before has more.
+    """Let each loader begin a pass, though the Trainer did not ask whether the pass before has more.
 
-    After a resume from a save at this place the Trainer would go on in the epoch before, in which no batch is left, and
+    After a resume from a save at this place the Trainer would continue the epoch before, in which no batch is left, and
     make no step in this one.
     """
     loop = trainer.fit_loop

@@ -20,7 +20,7 @@ class KeptFiles:
     """A copy of each best file in which names stand in place of paths, so that equal runs have equal ones."""
 
     def __init__(self, folder: Path) -> None:
-        """`folder` is on this machine; what is in it may be deleted, and is only not committed then."""
+        """`folder` is on this machine; files in it may be deleted, and are then merely not committed."""
         self._folder = folder
 
     def add(self, path: Any) -> Path:
@@ -42,7 +42,7 @@ class KeptFiles:
         return {name: copy for name, copy in copies.items() if copy.is_file()}
 
     def put_back(self, committed: Path, paths: dict[str, str]) -> None:
-        """Write the files of a restored folder that are not on this machine where their names say that they are."""
+        """Write the files of a restored folder that are missing at the places on this machine that their names give."""
         missing = []
         for name, path in paths.items():
             file = committed / _name_in_folder(name)

@@ -41,7 +41,7 @@ def with_names(checkpoint: dict[str, Any]) -> tuple[dict[str, Any], dict[str, st
 def put_paths(checkpoint: dict[str, Any], paths: dict[str, str], folders: dict[str, str]) -> dict[str, str]:
     """Put paths in place of names again; `folders` are those of the callbacks of this attempt, by their keys.
 
-    A file of which `paths` knows nothing would be in that folder. Returns the paths by their names.
+    A file that `paths` does not know is taken to be in that folder. Returns the paths by their names.
     """
     found: dict[str, str] = {}
     for key, state in _with_files(checkpoint.get("callbacks", {})):
@@ -70,7 +70,7 @@ def note(beside: Path, checkpoint: Path, paths: dict[str, str]) -> None:
 
 
 def noted(beside: Path, checkpoint: Path) -> dict[str, str]:
-    """Where the files of this checkpoint are, those that are still there; nothing is known on another machine."""
+    """The places of this checkpoint's files that still exist; nothing is known on another machine."""
     paths = _noted(beside).get(_mark(checkpoint), {})
     return {name: path for name, path in paths.items() if Path(path).exists()}
 
@@ -99,7 +99,7 @@ def _with_files(states: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _named(state: dict[str, Any], *, start: int) -> dict[str, str]:
-    """A name for each path: its place among the files, and what Lightning would call it where no other file is."""
+    """A name for each path: its place among the files, and what Lightning would call it if no other file is."""
     found = [*state["best_k_models"], *(state[name] for name in _PATHS if state.get(name))]
     return {
         path: f"{_HERE}{start + place}/{_COUNTED.sub('', os.path.basename(path))}"  # noqa: PTH119 - also of URLs

@@ -1,4 +1,4 @@
-"""What a tracker is sent of a run: its committed steps, each once, and its end. Read from the store at any time."""
+"""The data of a run for a tracker: its committed steps, each once, and its end. Read from the store at any time."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _STATUS: dict[str, Literal["finished", "stopped"]] = {
 
 
 class Mirror:
-    """Sends one run to one tracker. All progress is in the store and in the tracker: any process may go on."""
+    """Sends one run to one tracker. All progress is in the store and in the tracker: any process may continue."""
 
     def __init__(self, runlog: RunLog, tracker: Tracker) -> None:
         self._runlog, self._tracker = runlog, tracker
@@ -83,7 +83,7 @@ class Mirror:
 
 
 def tracked_run(runlog: RunLog, spec: RunSpec, history: History) -> TrackedRun:
-    """What a tracker is told of a run at its beginning."""
+    """The facts that a tracker gets at a run's beginning."""
     began_at = history.decisions[0].written_at.isoformat()
     params = spec.identity() | {"ranks": str(spec.ranks), "device": spec.device, "policy": spec.policy.name}
     if spec.deadline is not None:
@@ -96,7 +96,7 @@ def tracked_run(runlog: RunLog, spec: RunSpec, history: History) -> TrackedRun:
 
 
 def tracked_end(runlog: RunLog, history: History, *, folder: Path) -> TrackedEnd:
-    """What a tracker is told of a run's end; pictures and tables are written into the folder."""
+    """The facts that a tracker gets at a run's end; pictures and tables are written into the folder."""
     last = history.decisions[-1]
     files = [folder / "segments.json"]
     files[0].write_text(json.dumps({"segments": segment_rows(history), "verdicts": _verdicts(history)}, indent=2))

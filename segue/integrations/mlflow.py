@@ -36,14 +36,14 @@ _STATUS = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
 class MlflowTracker:
     """Sends rows to an MLflow server or folder.
 
-    Before a batch its last step is noted in one tag, after it in another: where they differ, a process was killed in
+    Before a batch its last step is noted in one tag, after it in another: if they differ, a process was killed in
     between, and what arrived is read back. In a database MLflow drops repeated rows by itself; in a folder it does not.
     """
 
     def __init__(self, *, tracking_uri: str | None = None, experiment: str = "segue", model: bool = True) -> None:
         """Without `tracking_uri`, MLflow's own settings count, as `MLFLOW_TRACKING_URI`; credentials come from there.
 
-        With `model`, the weights of a finished run are logged too, for which the parent needs torch and the recipe.
+        With `model`, the weights of a finished run are also logged; for this the parent needs torch and the recipe.
 
         Raises:
             MissingExtraError: MLflow is not installed.
@@ -68,7 +68,7 @@ class MlflowTracker:
         return self._run_id
 
     def begin(self, run: TrackedRun) -> int:
-        """As in the protocol. Of two runs that two processes create at once, both go on with the older."""
+        """As in the protocol. If two processes create two runs at once, both continue with the older run."""
         self._run = run
         self._run_id = self._found(run) or self._created(run)
         self._batches = MlflowSender(self._client, self._run_id, left_out=self._left_out)
@@ -196,7 +196,7 @@ def _names_in(tag: str) -> dict[str, str]:
 
 
 def _failure_of(command: Sequence[str]) -> str | None:
-    """Run a process; why it failed, None where it did not."""
+    """Run a process; why it failed, None if it did not."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_MODEL_SECONDS)
     except subprocess.TimeoutExpired:

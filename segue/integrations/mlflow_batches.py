@@ -1,4 +1,4 @@
-"""Batches of metrics, parameters and tags for MLflow. What it refuses is left out alone, and named once."""
+"""Batches of metrics, parameters and tags for MLflow. Only refused entries are left out, each named once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MOST: dict[Kind, int] = {"metrics": 1000, "params": 100, "tags": 100}
 """In one request, as in MLflow's REST API."""
 _REFUSED = ("INVALID_PARAMETER_VALUE", "BAD_REQUEST", "MALFORMED_REQUEST")
 _MOST_TRIES = 8
-"""So many refused values of a name in one batch, and it is left out of it."""
+"""After so many refused values of a name in one batch, the name is left out of the batch."""
 _MOST_CHARACTERS = 200
 
 
@@ -35,7 +35,7 @@ class MlflowSender:
         """Send everything that MLflow takes.
 
         Raises:
-            MlflowException: it does not answer, or takes nothing at all, as of a deleted run.
+            MlflowException: it does not answer, or takes nothing at all, as for a deleted run.
         """
         for start in range(0, len(items), _MOST[kind]):
             self._send(kind, items[start : start + _MOST[kind]])
@@ -74,7 +74,7 @@ class MlflowSender:
         return None
 
     def _require_active(self) -> None:
-        """A deleted run refuses everything, too."""
+        """A deleted run also refuses everything."""
         from mlflow.exceptions import MlflowException
 
         stage = self._client.get_run(self._run_id).info.lifecycle_stage

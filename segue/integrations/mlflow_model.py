@@ -67,7 +67,7 @@ def _trained(spec: RunSpec, store: StoreSpec) -> Recipe:
 
 
 def _inputs_of(recipe: Recipe) -> tuple[torch.Tensor, ...] | None:
-    """What the recipe's loss gives its model for a first batch; None where that is not plain tensors by position."""
+    """The arguments that the recipe's loss gives its model for a first batch; None unless plain tensors by position."""
     batch = next(iter(recipe.data))
     with _first_call(recipe.model) as call, torch.no_grad():
         recipe.loss(recipe.model, batch)

@@ -31,7 +31,7 @@ class TensorBoardTracker:
         self._left_out: set[str] = set()
 
     def begin(self, run: TrackedRun) -> int:
-        """As in the protocol. After a kill the next file of the folder goes on after the last whole record."""
+        """As in the protocol. After a kill, the next file of the folder continues after the last whole record."""
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         self._close()

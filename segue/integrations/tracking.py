@@ -40,7 +40,7 @@ def tracking(
 ) -> Iterator[None]:
     """A block in which the run's trackers are fed; at its end they get the rest, and the run's end if it has ended.
 
-    After an exception nothing is waited for: whoever goes on with the run sends the rest.
+    After an exception nothing is waited for: the process that continues the run sends the rest.
     A tracker that fails or hangs is logged and never disturbs the run; `segue track RUN` sends what is missing.
     """
     if not trackers:
@@ -127,7 +127,7 @@ def _refused(name: str, why: str) -> SpecError:
 
 
 class _Feed(threading.Thread):
-    """Feeds one tracker until it is told that the block ends. A daemon: it never keeps a process alive."""
+    """Feeds one tracker until the block ends. A daemon: it never keeps a process alive."""
 
     def __init__(self, name: str, mirror: Mirror, *, every_seconds: float) -> None:
         super().__init__(name=f"segue-tracker-{name}", daemon=True)

@@ -13,9 +13,10 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from transformers.trainer import TRAINER_STATE_NAME
 
 from segue.errors import SessionError
+from segue.hosting import host_here
 from segue.integrations.transformers_best import best_files, put_best
 from segue.integrations.transformers_logs import LOSSES_NAME, LossesToLog, calling_trainer
-from segue.sessions import Session, host_here
+from segue.sessions import Session
 
 _TIMES = ("_runtime", "_per_second")
 """Ends of the names of metrics that are measured by the clock, so that no two runs have the same."""
@@ -31,8 +32,9 @@ class SegueCallback(TrainerCallback):
     The weights of the checkpoint that the Trainer calls its best are committed with the folder. A resume puts them back
     where the Trainer looks for them, on whatever machine: `load_best_model_at_end` loads them.
 
-    The losses since the Trainer's last log are committed, too. The loss of a step is the mean of `loss` in what the
-    model returns; one that returns none has 0 there, and its resumes are proven by the norms of gradients and weights.
+    The losses since the Trainer's last log are also committed. The loss of a step is the mean of `loss` in the model's
+    output; if a model returns no loss, it is 0, and the model's resumes are proven by the norms of gradients and
+    weights.
     """
 
     def __init__(self) -> None:
@@ -90,7 +92,7 @@ class SegueCallback(TrainerCallback):
         self._remove_extra(state)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Report the step; have the Trainer write its folder where the run needs it."""
+        """Report the step; let the Trainer write its folder if the run needs it."""
         if not self._run.is_active:
             return
         self._run.report(loss=torch.stack(self._losses).double().mean() if self._losses else 0.0)

@@ -15,14 +15,14 @@ log = logging.getLogger(__name__)
 
 _BEST = "segue-best"
 _OF_TRAINING = ("optimizer", "scheduler", "scaler", "rng_state", "training_args", TRAINER_STATE_NAME)
-"""First letters of the names of files by which the Trainer goes on training; they are no part of the model."""
+"""First letters of the names of files with which the Trainer continues training; they are no part of the model."""
 
 
 def best_files(best: Path, folder: Path) -> tuple[dict[str, str], dict[str, Path]]:
     """The model's files of the best checkpoint, and those that are committed besides a folder for it.
 
-    The first are by their own names, with those under which they are committed. There are none of the second where that
-    folder is the best one itself, and none at all where the best one is gone.
+    The first are listed by their own names, with the names under which they are committed. There are none of the second
+    if that folder is the best one itself, and none at all if the best one is gone.
     """
     if best.name == folder.name:
         return {name: name for name in _model_files(folder)}, {}
@@ -60,7 +60,7 @@ def _model_files(folder: Path) -> Iterator[str]:
 
 
 def _put(source: Path, place: Path) -> None:
-    """The committed bytes count: what is there may have been cut off by a kill."""
+    """The committed bytes count: the file that is there may have been cut off by a kill."""
     if place.is_file() and filecmp.cmp(source, place, shallow=False):
         return
     place.parent.mkdir(parents=True, exist_ok=True)

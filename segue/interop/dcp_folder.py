@@ -64,7 +64,7 @@ def write_dcp(folder: Path, state: Mapping[str, Any]) -> None:
 def optimizer_by_names(state: Mapping[str, Any], groups: list[list[str]]) -> dict[str, Any]:
     """The state of an optimizer with parameters named, as `torch.distributed.checkpoint.state_dict` names them.
 
-    `groups` are the names in each param_group. What does not fit them is returned as it is.
+    `groups` are the names in each param_group. A state that does not fit them is returned as it is.
     """
     numbers = [group["params"] for group in state["param_groups"]]
     if [len(group) for group in numbers] != [len(group) for group in groups]:
@@ -81,7 +81,7 @@ def optimizer_by_names(state: Mapping[str, Any], groups: list[list[str]]) -> dic
 
 
 def read_dcp(folder: Path) -> tuple[WeightsFile, dict[str, Any]]:
-    """The folder, and the tensors of the model in it: those below `model.`, or all of them where nothing is there.
+    """The folder, and the tensors of the model in it: those below `model.`, or all of them if nothing is there.
 
     Raises:
         WeightsFileError: it cannot be read, is damaged, or names other objects than an index has.

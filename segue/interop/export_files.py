@@ -92,7 +92,7 @@ def write_state(
 
 
 def _dcp_state(snapshot: Snapshot) -> dict[str, Any]:
-    """All components; the parameters in an optimizer's state by their names, where the checkpoint knows them."""
+    """All components; the parameters in an optimizer's state by their names, if the checkpoint knows them."""
     from segue.interop.dcp_folder import optimizer_by_names
 
     state = dict(plain_state(snapshot))
@@ -152,8 +152,8 @@ def file_stems(components: Iterable[str]) -> dict[str, str]:
 def loadable(tree: Any) -> Any:
     """The tree in types that `torch.load(weights_only=True)` takes.
 
-    Arrays and complex numbers become tensors, NumPy's scalars numbers, tables dicts of their columns, dates, paths and
-    the like text, and other collections lists and sets.
+    Arrays and complex numbers become tensors, NumPy's scalars become numbers, tables become dicts of their columns,
+    dates, paths and the like become text, and other collections become lists and sets.
     """
     if isinstance(tree, torch.Tensor):
         return _own(tree)

@@ -135,7 +135,7 @@ def _announce(runlog: RunLog, state: FirstCheckpoint) -> SegmentPlan:
         history = patiently(lambda: read_history(runlog), what="log")
         require_unbegun(history, run_id=runlog.run_id)
         before = history.open_plan
-        if before is not None:  # An import that was killed; should it still live, the next claim fences it.
+        if before is not None:  # An import that was killed; if it still lives, the next claim fences it.
             lose = partial(declare_lost, runlog, before, why="another import took its place")
             patiently(lose, what="report")
             continue
@@ -143,7 +143,7 @@ def _announce(runlog: RunLog, state: FirstCheckpoint) -> SegmentPlan:
         plan = SegmentPlan(
             segment=segment,
             attempt=attempt,
-            # Records name one of the two; what has no capacity of a pool is not counted as either.
+            # Records name one of the two; an attempt without capacity of a pool is not counted as either.
             capacity=Capacity.SPOT,
             deployment=state.spec.pools.deployment(Capacity.SPOT),
             log_id=runlog.log_id,

@@ -59,10 +59,10 @@ def fork_run(
     """Make a checkpoint of the run `source`, in the same store and the newest by default, the first of another run.
 
     All state is taken, the random streams and the position in the data too: with an equal spec the fork trains as the
-    source did. `reset` names what is not: "optimizer" (with schedules and loss scale), "position" (step, data, random
-    streams and early stop: the fork begins at step 0), or a component of the checkpoint, such as "extra.average". Code,
-    data and settings may be others, and state that the checkpoint lacks begins as built. A recipe is built, on the CPU,
-    to see that the state fits it.
+    source did. `reset` names the parts that are not taken: "optimizer" (with schedules and loss scale), "position"
+    (step, data, random streams and early stop: the fork begins at step 0), or a component of the checkpoint, such as
+    "extra.average". Code, data and settings may be others, and state that the checkpoint lacks begins as built. A
+    recipe is built, on the CPU, to see that the state fits it.
 
     Blocks until the checkpoint is durable; after a crash before its commit it can be repeated, and after it, repeating
     it changes nothing.

@@ -36,7 +36,7 @@ def load_checkpoint(
 ) -> dict[str, Any]:
     """The state in a run's checkpoint, the newest by default: for each component what its `load_state_dict` takes.
 
-    `step` may be "best": the checkpoint with the best metric, or the newest one where a framework has named the files
+    `step` may be "best": the checkpoint with the best metric, or the newest one if a framework has named the files
     of its best model: `["folder"]["best"]` are their names in `["folder"]["files"]`.
     Keys are the components: `model`, `optimizer`, `scheduler`, `extra.<name>`, `rng.torch`, `progress` and others.
     Values are dicts and lists of CPU tensors and plain values; `model` is the model's `state_dict()`. Every byte is
@@ -59,7 +59,7 @@ def load_checkpoint(
 def find_checkpoint(
     runlog: RunLog, history: History, *, step: int | Literal["best"] | None, take_quarantined: bool
 ) -> Checkpoint:
-    """As `choose_checkpoint`; the best one is the newest, where that holds what a framework calls its best model.
+    """As `choose_checkpoint`; the best one is the newest, if that holds what a framework calls its best model.
 
     Raises:
         DamagedCheckpointError: the index of the newest one does not verify; names the damage.
@@ -139,7 +139,7 @@ def _damage_named(runlog: RunLog, checkpoint: Checkpoint) -> Iterator[None]:
 
 
 def _damage(error: CheckpointError) -> str:
-    """The facts of a damage. The errors' own sentences also describe what a resume does next, and this is none."""
+    """The facts of a damage. The errors' own sentences also describe what a resume does next, and this is no resume."""
     match error:
         case MissingShardError():
             return "is missing from the store"

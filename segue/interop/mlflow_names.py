@@ -12,7 +12,7 @@ _OTHER = re.compile(r"[^\w.\- /]")
 
 
 def allowed_name(name: str) -> str:
-    """The name itself where MLflow takes it, otherwise a similar one: `acc_at_5` for `acc@5`.
+    """The name itself if MLflow takes it, otherwise a similar one: `acc_at_5` for `acc@5`.
 
     MLflow takes letters, digits, `_`, `-`, `.`, spaces, and `/` between parts that are names of files.
     """
@@ -29,7 +29,7 @@ def with_digest(text: str, name: str) -> str:
 
 
 class SentNames:
-    """Under which names those of a run are sent. No two of them are sent under one name."""
+    """The names under which the names of a run are sent. No two of them are sent under one name."""
 
     def __init__(self, changed: Mapping[str, str] | None = None) -> None:
         """`changed` are the names that an earlier process sent under other ones."""

@@ -17,7 +17,7 @@ BEST = "best"
 
 
 class OwnFolder(NamedTuple):
-    """The bytes of its files, by their paths in it, and the paths of the best model's, by the names of that model."""
+    """The bytes of its files, by their paths in it, and the paths of the best model's files, by that model's names."""
 
     files: Mapping[str, torch.Tensor]
     best: Mapping[str, str]

@@ -77,7 +77,7 @@ class ChildProcess:
 
 
 def end_leftovers(leader: int) -> None:
-    """End what a process that has ended left behind in its process group: SIGTERM, then SIGKILL."""
+    """End the processes that an ended process left behind in its process group: SIGTERM, then SIGKILL."""
     clock = SystemClock()
     with suppress(ProcessLookupError):
         if not has_members(leader):

@@ -12,7 +12,7 @@ from segue.launch.assignment import Assignment
 
 @dataclass(frozen=True)
 class Ending:
-    """The end of a trainer on another machine, as its launcher was told."""
+    """The end of a trainer on another machine, as it was reported to its launcher."""
 
     in_words: str
     """What ended, and how: `its Slurm job 12 ended as NODE_FAIL`."""
@@ -34,7 +34,7 @@ class Trainer(Protocol):
 
     @property
     def ending(self) -> Ending | None:
-        """How it ended, once it has; None for a trainer on this machine, whose exit code says all there is."""
+        """How it ended, once it has; None for a trainer on this machine, whose exit code says everything."""
         ...
 
     def why_waiting(self) -> str | None:
@@ -44,7 +44,7 @@ class Trainer(Protocol):
     def is_known_to_run(self) -> bool:
         """Whether it runs for certain, so that a trainer that does not answer hangs.
 
-        False for one that is suspended, and where its machine may be gone.
+        False for one that is suspended, and if its machine may be gone.
         """
         ...
 
@@ -60,7 +60,7 @@ class Trainer(Protocol):
         ...
 
     def dump_stacks(self) -> None:
-        """Make it write the stack of every thread to its output, also while it hangs."""
+        """Make it write the stack of every thread to its output, even while it hangs."""
         ...
 
     def freeze(self) -> None:

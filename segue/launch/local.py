@@ -130,7 +130,7 @@ class RanksTrainer(_OnThisMachine):
         env: Mapping[str, str] | None = None,
         nodes: Nodes = ALONE,
     ) -> None:
-        """Start `count` ranks. On each of several `nodes` this is called, with the same count."""
+        """Start `count` ranks. This is called on each of several `nodes`, with the same count."""
         self._folder, self._count = folder, count
         self._ended_with: int | None = None
         torchrun = [sys.executable, "-m", "segue.launch.torchrun", *_meeting(nodes)]

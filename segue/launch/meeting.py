@@ -34,7 +34,7 @@ ALONE = Nodes(how_many=1, number=0, address=LOOPBACK, port=0)
 
 
 def own_address(nodes: Nodes) -> str | None:
-    """The IPv4 address from which this machine reaches machine 0; None where there is no way to it. Sends nothing."""
+    """The IPv4 address from which this machine reaches machine 0; None if there is no way to it. Sends nothing."""
     with closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) as made, suppress(OSError):
         made.connect((nodes.address, nodes.port or FIRST_PORT))
         address: str = made.getsockname()[0]
@@ -43,7 +43,7 @@ def own_address(nodes: Nodes) -> str | None:
 
 
 def interface_of(address: str) -> str | None:
-    """The network interface that has this IPv4 address; None where none has it, or the system cannot say."""
+    """The network interface that has this IPv4 address; None if none has it, or the system cannot say."""
     with closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) as asked:
         for _, name in socket.if_nameindex():
             with suppress(OSError):  # It has no address.

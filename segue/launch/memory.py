@@ -16,7 +16,7 @@ from typing import Self
 _GIB = 2**30
 _RECENT_SECONDS = 5.0
 _UNLIMITED_BYTES = 2**60
-"""A limit of cgroup v1 that is none is a number near 2^63."""
+"""If there is no limit, cgroup v1 gives a number near 2^63."""
 _LIMITS = (
     ("memory.max", "memory.current", "inactive_file"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -29,10 +29,10 @@ class MemoryKills:
     """The kills for memory up to now, in this process's control group and on this machine."""
 
     group: int | None
-    """None where there is no control group."""
+    """None if there is no control group."""
     machine: int | None
     trainer: int | None = None
-    """In the control group of the trainer, where that is another one."""
+    """In the control group of the trainer, if that is another one."""
 
     @classmethod
     def now(cls, trainer_groups: Sequence[Path] = ()) -> Self:
@@ -44,7 +44,7 @@ class MemoryKills:
         )
 
     def evidence(self, later: MemoryKills, *, was_killed: bool) -> str | None:
-        """What shows that a process here was killed for memory between the two; None where nothing does.
+        """What shows that a process here was killed for memory between the two; None if nothing does.
 
         The kernel counts a kill in the control group of the process that it kills. So kills anywhere else on the
         machine count only if the trainer's group cannot be read, and only if the process in question `was_killed`
@@ -61,7 +61,7 @@ class MemoryKills:
 
 
 class RecentKills:
-    """The kills for memory as of a few seconds ago: what was killed long before an end is not its cause."""
+    """The kills for memory as of a few seconds ago: a kill long before an end is not its cause."""
 
     def __init__(self, trainer_pid: int | None = None) -> None:
         """`trainer_pid`: the process whose control group counts too; it may be moved to another one."""
@@ -82,7 +82,7 @@ class RecentKills:
         self._older, self._newer, self._read_at = self._newer, MemoryKills.now(self._groups), at
 
     def evidence(self, *, was_killed: bool) -> str | None:
-        """What shows that a process was killed for memory since `before`; None where nothing does."""
+        """What shows that a process was killed for memory since `before`; None if nothing does."""
         return self.before.evidence(MemoryKills.now(self._groups), was_killed=was_killed)
 
     @property

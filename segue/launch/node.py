@@ -1,7 +1,7 @@
 """One machine's part of an attempt that others train as well: `python -m segue.launch.node`.
 
 It reads the assignment from standard input. `srun` starts it once on each node of a Slurm job, and gives all of them
-the same input. Where the attempt has a single rank, this process becomes the trainer. Otherwise it starts the ranks of
+the same input. If the attempt has a single rank, this process becomes the trainer. Otherwise it starts the ranks of
 its node with torchrun, passes notices on to them, and ends with the trainer's exit code: that of rank 0 on node 0, and
 0 on the others, unless they could not begin.
 """
@@ -25,7 +25,7 @@ from segue.launch.rendezvous import LaunchFolder
 _NOTICES = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 _LOOK_SECONDS = 1.0
 _OTHERS_SECONDS = 30.0
-"""How long the ranks of other nodes may go on when those of this node have ended."""
+"""How long the ranks of other nodes may continue when those of this node have ended."""
 
 
 def nodes_of_slurm(variables: Mapping[str, str]) -> Nodes:
@@ -43,7 +43,7 @@ def nodes_of_slurm(variables: Mapping[str, str]) -> Nodes:
 
 
 def run_node(assignment: Assignment, nodes: Nodes) -> int:
-    """Train this node's part of an attempt; return the exit code. Does not return where one process trains alone.
+    """Train this node's part of an attempt; return the exit code. Does not return if one process trains alone.
 
     Main thread only: it handles signals.
     """

@@ -53,7 +53,7 @@ def survive_broken_output(owner: ProcessRef | None = None) -> None:
 
     For a process whose output is piped to its parent, or to `owner`. It keeps a reading end of its own pipes open and
     empties them once their reader has ended, or has not read a full pipe for two seconds; what is emptied is lost.
-    Does nothing for a file, where the system has no /proc, and when it was called before: a process may run many flows.
+    Does nothing for a file, if the system has no /proc, and when it was called before: a process may run many flows.
     """
     with _LOCK:
         if os.getpid() in _SURVIVING:  # By process id: a forked process inherits the set, and not the thread.

@@ -1,4 +1,4 @@
-"""What would keep a run's trainers from running on a cluster, found before anything is started."""
+"""Problems that would keep a run's trainers from running on a cluster, found before anything is started."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pydantic import BaseModel, ConfigDict
 log = logging.getLogger(__name__)
 
 Pairs = tuple[tuple[str, str], ...]
-"""Each as what is wrong, and its fix."""
+"""Each pair is what is wrong, and its fix."""
 
 
 class Problem(BaseModel):
-    """One reason why trainers cannot run, or one thing that could not be looked at."""
+    """One reason why trainers cannot run, or one part that could not be looked at."""
 
     model_config = ConfigDict(frozen=True)
 

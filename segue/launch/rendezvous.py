@@ -93,7 +93,7 @@ class LaunchFolder:
             self._put(f"exit-{rank}", exit_code)
 
     def give_notice(self, number: signal.Signals = signal.SIGTERM) -> None:
-        """Pass a termination notice on to every rank, as a signal, also to those that are still starting."""
+        """Pass a termination notice on to every rank, as a signal, including ranks that are still starting."""
         with suppress(OSError):  # The folder is removed when they have ended.
             (self.path / f"notice-{int(number)}").touch()
         self.signal(number)
@@ -112,7 +112,7 @@ class LaunchFolder:
         return [ProcessRef.parse(text).pid for text in self._by_number("pid").values()]
 
     def exit_code(self) -> int | None:
-        """Rank 0's exit code; where it left none, that of the first rank that did."""
+        """Rank 0's exit code; if it left none, that of the first rank that did."""
         codes = self._by_number("exit")
         return int(codes[min(codes)]) if codes else None
 

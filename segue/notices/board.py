@@ -49,7 +49,7 @@ class NoticeBoard:
     def leave(self, kind: str, *, grace_seconds: float) -> None:
         """Record that this process will be stopped `grace_seconds` from now. Uses no lock, no log, no I/O.
 
-        A second notice of a kind counts only where it leaves less time than the first.
+        A second notice of a kind counts only if it leaves less time than the first.
         """
         at = self._clock.monotonic()
         known = self._left.get(kind)
@@ -86,7 +86,7 @@ class NoticeBoard:
         nearest = self._nearest()
         if nearest is None:
             return None
-        # The difference of two points in time has not the very bits of the period that was added to the first.
+        # The difference of two points in time may differ in its last bits from the period that was added to the first.
         grace_seconds = round(max(nearest.kill_at - nearest.at, 0.0), 3)
         return self._notice(nearest.kind, at=nearest.at, grace_seconds=grace_seconds, phase=nearest.phase)
 

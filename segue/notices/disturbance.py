@@ -1,6 +1,6 @@
 """Disturbances of a drill: requests in the store that a segment kills its trainer, or gives it a notice.
 
-Segments look for them only where the run spec has `continuity.disturbable`.
+Segments look for them only if the run spec has `continuity.disturbable`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Disturbance(Record):
 
 
 def request_disturbance(store: Store, request: Disturbance, *, run_id: str, attempt_id: str) -> None:
-    """Request that an attempt is disturbed. An attempt is disturbed once: of several requests the first counts.
+    """Request that an attempt is disturbed. An attempt is disturbed once: the first of several requests counts.
 
     Raises:
         StoreWriteError: it is not known whether the request was stored; a retry is safe.

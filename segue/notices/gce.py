@@ -39,7 +39,7 @@ class GceWatcher:
         return answer.status == OK and answer.headers.get("metadata-flavor") == "Google"
 
     def poll(self, board: NoticeBoard) -> None:
-        """Read the value, after the first time when it changes or after 20 s."""
+        """Read the value; after the first time, wait until it changes, for at most 20 s."""
         query: dict[str, str | int] = {}
         if self._etag is not None:
             query = {"wait_for_change": "true", "timeout_sec": _WAIT_SECONDS, "last_etag": self._etag}

@@ -10,7 +10,7 @@ class OrphanWatcher:
     """Sees that the parent of this process, or the process that started all ranks, has ended."""
 
     def __init__(self, owner: ProcessRef | None = None, *, parent: Parent | None = None) -> None:
-        """Give `parent` where it may have ended before this call."""
+        """Give `parent` if it may have ended before this call."""
         self._parent, self._owner = parent or Parent(), owner
 
     def poll(self, board: NoticeBoard) -> None:

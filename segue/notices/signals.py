@@ -35,7 +35,7 @@ class SignalNotices:
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
         if os.getpid() != self._process:
-            # One that the user's code has forked. A signal to it means what it means everywhere: it ends.
+            # A process that the user's code has forked. A signal to it has its usual meaning: it ends.
             signal.signal(signum, signal.SIG_DFL)
             os.kill(os.getpid(), signum)
             return

@@ -87,7 +87,7 @@ def watchers_of(
 
 @contextmanager
 def watching(watchers: Iterable[Watcher | Search], board: NoticeBoard) -> Iterator[None]:
-    """Poll every watcher until the block ends; a poll that is still running then is waited for briefly."""
+    """Poll every watcher until the block ends; wait briefly for a poll that is still running then."""
     stop = threading.Event()
     threads = {
         threading.Thread(target=_work, args=(watcher, board, stop), name=f"segue-{watcher.name}", daemon=True): watcher

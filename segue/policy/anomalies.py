@@ -75,7 +75,7 @@ def _fix(anomaly: Anomaly) -> str:
 
 
 def _shared(seen: list[Anomaly]) -> str:
-    """The samples that all bad batches have in common, where they are few: they are the likely cause."""
+    """The samples that all bad batches have in common, if they are few: they are the likely cause."""
     batches = {anomaly.batch: set(anomaly.sample_ids) for anomaly in seen}
     shared = sorted(set.intersection(*batches.values())) if len(batches) > 1 else []
     if not 0 < len(shared) <= _MOST_NAMED:

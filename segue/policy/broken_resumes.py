@@ -1,7 +1,7 @@
 """What to do after a broken resume: try again, then take one older checkpoint, then stop the run. Pure.
 
-A kill at a bad moment or a flipped bit in memory does not happen twice in a row. A resume that is broken from the older
-checkpoint too is a fault of the recipe, which no other machine fixes.
+A kill at a bad moment or a flipped bit in memory does not happen twice in a row. If the resume from the older
+checkpoint is also broken, the fault is in the recipe, and no other machine fixes it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class RecoveryStep:
     """How to continue after a broken resume."""
 
     take: Checkpoint
-    """Resume from this checkpoint, or from an older one where its bytes are damaged."""
+    """Resume from this checkpoint, or from an older one if its bytes are damaged."""
     reason: str
 
 

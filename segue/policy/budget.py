@@ -1,7 +1,7 @@
 """What the budget permits: how long an attempt may run, and when none can be paid any more. Pure.
 
 The budget is a cap and wins over the deadline: on-demand that cannot be paid to the end is not bought for the
-deadline's sake, and the run goes on on spot, late. The margin on the work is for time and not counted as money.
+deadline's sake, and the run continues on spot, late. The margin on the work is for time and not counted as money.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SAVES_OF_AN_ATTEMPT = 3
 """An attempt that cannot make this many steps and saves after its start is not worth its start."""
 
 _END_SECONDS, _END_SHARE = 5.0, 0.05
-"""What of the time is kept for the end of an attempt, after its last commit: the smaller of seconds and share."""
+"""The time that is kept for the end of an attempt, after its last commit: the smaller of seconds and share."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Purse:
         return {"budget_left": round(self.left, 6)} | expected
 
     def in_words(self) -> str:
-        """What was spent of which cap."""
+        """How much was spent, of which cap."""
         cap = self.tightest
         limit = money(cap.limit, self.currency)
         return f"{money(cap.spent, self.currency)} of {limit} for {cap.whose} are spent"
@@ -136,7 +136,7 @@ def expected_cost(spec: RunSpec, history: History, here: Situation, *, now: date
 
 
 def reason_to_end(spec: RunSpec, history: History, here: Situation, purse: Purse, *, price: float) -> str | None:
-    """Why the budget ends the run here; None where it pays for one more attempt at this price per hour."""
+    """Why the budget ends the run here; None if it pays for one more attempt at this price per hour."""
     if not spec.budget.is_cap:
         return None
     step = _step_seconds(spec, history, here)
@@ -152,7 +152,7 @@ def reason_to_end(spec: RunSpec, history: History, here: Situation, purse: Purse
 
 
 def warning_of(spec: RunSpec, purse: Purse) -> str:
-    """What is wrong with a budget although the run goes on; empty where nothing is."""
+    """What is wrong with a budget although the run continues; empty if nothing is wrong."""
     if purse.left <= 0:  # A cap would have ended the run.
         return f"the budget is exceeded: {purse.in_words()}"
     if purse.expected_cost is None or purse.expected_cost <= purse.left:

@@ -70,7 +70,7 @@ def longest_wait_seconds(now: Situation) -> float | None:
 
 
 def seconds_to_claim(now: Situation) -> float | None:
-    """How long until a spot attempt that waits must have claimed the run; below 0 where that time has passed.
+    """How long until a spot attempt that waits must have claimed the run; below 0 if that time has passed.
 
     None without a deadline, and while the work is unmeasured.
     """
@@ -81,9 +81,10 @@ def seconds_to_claim(now: Situation) -> float | None:
 
 
 def crowd_seconds(now: Situation, queues: Queues, *, at: datetime) -> float:
-    """How much longer a run waits for on-demand once it gives up spot, because runs before it give spot up, too.
+    """How much longer a run waits for on-demand once it gives up spot, because runs before it also give spot up.
 
-    0 without a deadline, and while the work is unmeasured. That others wait for on-demand already does not shorten it.
+    0 without a deadline, and while the work is unmeasured. It does not become shorter if others already wait for
+    on-demand.
     """
     if now.work_seconds is None:
         return 0.0
@@ -97,9 +98,9 @@ def is_behind_others(now: Situation) -> bool:
 
 
 def spare_on_spot_seconds(now: Situation) -> float | None:
-    """What spot, without a preemption, has to spare where on-demand, behind other runs, misses the deadline.
+    """The time that spot, without a preemption, has to spare if on-demand, behind other runs, misses the deadline.
 
-    None where on-demand is in time; below 0 where spot is late, too, or the work is unmeasured.
+    None if on-demand is in time; below 0 if spot is also late, or the work is unmeasured.
     """
     if now.remaining_seconds is None or not is_behind_others(now):
         return None

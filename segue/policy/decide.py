@@ -42,7 +42,7 @@ class Decision:
     plan: SegmentPlan | None = None
     numbers: dict[str, float] = field(default_factory=dict)
     warning: str = ""
-    """What is wrong with it, although the run goes on; also in the reason."""
+    """What is wrong with it, although the run continues; the reason also has it."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class _Choice:
     capacity: Capacity
     why: str
     pool: PoolChoice
-    """The spot pool, also where on-demand was chosen."""
+    """The spot pool, even if on-demand was chosen."""
     ahead: Outlook | None = None
     handover: HandoverEntry | None = None
 
@@ -77,7 +77,7 @@ def decide(spec: RunSpec, history: History, *, now: datetime, queues: Queues | N
         return Decision("budget", spent, numbers=numbers)
     most = budget.bound_seconds(spec, purse, price=price)
     plan, reasons = _planned(spec, history, here, chosen, most)
-    # Where the deadline gave way, the reason names the money already.
+    # If the deadline gave way, the reason names the money already.
     money = budget.warning_of(spec, purse) if purse is not None and spec is asked else ""
     reason = "; ".join(part for part in (*reasons, money) if part)
     warning = "; ".join(part for part in (refusals.warning_of(history), money) if part)
@@ -105,7 +105,7 @@ def _choose(spec: RunSpec, history: History, here: Situation, now: datetime) -> 
 def _affordable(
     spec: RunSpec, history: History, here: Situation, chosen: _Choice, purse: budget.Purse, *, now: datetime
 ) -> tuple[RunSpec, Situation, _Choice]:
-    """The choice, or spot as if there was no deadline where that is the only reason for on-demand beyond the budget."""
+    """The choice, or spot as if there was no deadline if that is the only reason for on-demand beyond the budget."""
     if chosen.capacity is Capacity.SPOT or not budget.forbids_on_demand(spec, purse):
         return spec, here, chosen
     free, there = budget.without_deadline(spec, here)
@@ -203,7 +203,7 @@ def _kept_pool(spec: RunSpec, history: History) -> PoolChoice | None:
 
 
 def _without_policy(spec: RunSpec, history: History, here: Situation) -> tuple[Capacity, str] | None:
-    """The capacity where the policy has no choice, with the reason; None where it has."""
+    """The capacity if the policy has no choice, with the reason; None if it has a choice."""
     last = history.fresh_reports[-1] if history.fresh_reports else None
     retry = failure_classes.retry_reason(spec, history)
     if last is not None and retry is not None:

@@ -2,7 +2,7 @@
 
 Usual values are medians over the newest attempts, so that one slow disk, queue or batch does not change a policy's
 choice. The deadline does not rest on medians: the clamp counts the longest of the newest changeovers, and the slower of
-all attempts' and on-demand's pace.
+two paces: that of all attempts and that of on-demand.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Situation:
     spot_queue_seconds: float = 0.0
     """How long a slot of spot is waited for, because other runs have its slots."""
     crowd_seconds: float = 0.0
-    """How much longer it is waited for once spot is given up, because runs before this one give spot up, too."""
+    """How much longer it is waited for once spot is given up, because runs before this one also give spot up."""
 
     @property
     def expected_changeover_seconds(self) -> float:
@@ -77,7 +77,7 @@ def situation(
 ) -> Situation:
     """Where the run stands. A running attempt can raise the seconds per step to its own with `slowest_step_seconds`.
 
-    The wait for a slot of on-demand is that of the newest decision, where it is not given.
+    The wait for a slot of on-demand is that of the newest decision, if it is not given.
     """
     if on_demand_queue_seconds is None:
         newest = history.decisions[-1].numbers if history.decisions else {}
@@ -127,7 +127,7 @@ def _measured(spec: RunSpec, history: History) -> _Measured:
 def step_seconds(spec: RunSpec, history: History) -> float | None:
     """Seconds per step, saves included: the newest attempts' median by steps; the prior until enough are measured.
 
-    Reports leave out each attempt's first step, which includes allocations and compilation. Where on-demand was slower,
+    Reports leave out each attempt's first step, which includes allocations and compilation. If on-demand was slower,
     its own median counts: in the worst case the remaining work is done there.
     """
     measured = [report for report in history.last_reports() if report.train_steps > 0]
@@ -152,7 +152,7 @@ def usual_changeover_seconds(spec: RunSpec, history: History) -> float:
     """The median of the newest changeovers and the prior.
 
     A spot attempt may have waited for capacity, which is not part of a changeover. It counts with its own startup after
-    the shortest time to a claim of any attempt, or with its whole time where that is within the prior.
+    the shortest time to a claim of any attempt, or with its whole time if that is within the prior.
     """
     prior = spec.policy.changeover_seconds
     to_claims = [_to_claim_seconds(attempt.claim, history) for attempt in history.attempts]

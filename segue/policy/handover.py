@@ -48,7 +48,7 @@ def permits(here: Situation) -> bool:
 
 
 def pause_seconds(here: Situation, *, sent: int) -> float:
-    """How long after `sent` standbys came to nothing the next one is sent."""
+    """The pause until the next standby is sent, after `sent` standbys came to nothing."""
     pause = PAUSES_SECONDS[min(max(sent, 1), len(PAUSES_SECONDS)) - 1]
     return pause if here.remaining_seconds is None else min(pause, max(_LONGEST_SHARE * here.remaining_seconds, 1.0))
 
@@ -56,7 +56,7 @@ def pause_seconds(here: Situation, *, sent: int) -> float:
 def handover_to(history: History, here: Situation) -> HandoverEntry | None:
     """The hand-over whose standby makes the next attempt: on-demand was recalled for it, and the clamp permits spot.
 
-    None where the recipe raised an exception meanwhile: that attempt is repeated on the capacity on which it failed.
+    None if the recipe raised an exception meanwhile: that attempt is repeated on the capacity on which it failed.
     """
     last = history.fresh_reports[-1] if history.fresh_reports else None
     if last is None or last.capacity is not Capacity.ON_DEMAND or last.is_own_fault:

@@ -102,7 +102,7 @@ def wants_spot(
 ) -> bool:
     """Whether the policy would leave on-demand for spot, which has been up on that pool for `up_seconds`.
 
-    False without a deadline, while the work is unmeasured, or where that pool is not cheaper. The clamp is not asked.
+    False without a deadline, while the work is unmeasured, or if that pool is not cheaper. The clamp is not asked.
     """
     job = job_of(spec, history, here, now=now, deployment=deployment)
     if job is None or here.remaining_seconds is None or job.price_ratio <= 1:

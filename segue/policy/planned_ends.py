@@ -15,7 +15,7 @@ _LEAST_SECONDS, _LEAST_CHANGEOVERS = 1800.0, 20
 
 
 class PlannedEnd(NamedTuple):
-    """What ends a segment, whichever comes first; None: not that."""
+    """The limits that end a segment, whichever comes first; None: no such limit."""
 
     step: int | None = None
     epoch: int | None = None
@@ -25,8 +25,8 @@ class PlannedEnd(NamedTuple):
 def planned_end(spec: RunSpec, here: Situation, parent: Checkpoint | None) -> PlannedEnd:
     """The planned end of a segment that resumes from `parent`.
 
-    Steps and epochs end at multiples, so that a preemption in between does not shift the later ends. There is none
-    where one more changeover could cost the deadline.
+    Steps and epochs end at multiples, so that a preemption in between does not shift the later ends. There is none if
+    one more changeover could cost the deadline.
     """
     asked = spec.segment
     if (asked.steps, asked.epochs, asked.hours) == (None, None, None):
@@ -43,7 +43,7 @@ def planned_end(spec: RunSpec, here: Situation, parent: Checkpoint | None) -> Pl
 
 
 def _usual_seconds(spec: RunSpec, here: Situation, parent: Checkpoint | None) -> float | None:
-    """Seconds of a segment where no end is asked for; None where the rest of the run is one segment."""
+    """Seconds of a segment if no end is asked for; None if the rest of the run is one segment."""
     least = max(_LEAST_SECONDS, _LEAST_CHANGEOVERS * here.changeover_seconds)
     if spec.trains_elsewhere:
         return None  # Each end would be followed by another wait in a queue; a person may ask for that.

@@ -7,8 +7,8 @@ For each pool, an hour of useful work is expected to cost
 L is the mean life of an attempt there, d the changeover, w the work that a death loses, W the mean wait there, and
 share = remaining work / remaining time, the part of each second waited that has to be bought on on-demand later. With
 deaths at a constant rate, e^(-w / L) of the work is kept; for w far below L the first term is price (L + d + w) / L.
-The pool with the least cost is taken; of equals the first in the list. A pool without capacity comes last for half an
-hour; the wait is divided among the other pools.
+The pool with the least cost is taken; if several cost the same, the first in the list. A pool without capacity comes
+last for half an hour; the wait is divided among the other pools.
 
 Both L and W start from a prior that is the same for all pools and worth one interval. They follow the intervals that
 were observed on the pool, as the mean of a gamma distribution of a constant rate, like the life in `save_interval`.
@@ -59,7 +59,7 @@ class Pool:
 
 @dataclass(frozen=True)
 class PoolChoice:
-    """The pool to go to, and why; the reason is empty where there is but one pool."""
+    """The pool to go to, and why; the reason is empty if there is but one pool."""
 
     deployment: str
     why: str = ""
@@ -68,7 +68,7 @@ class PoolChoice:
 
     @property
     def asked(self) -> str | None:
-        """The pool that was chosen; None where there is but one."""
+        """The pool that was chosen; None if there is but one."""
         return self.deployment if self.why else None
 
 
@@ -89,7 +89,7 @@ def pools_of(listed: PoolSpec, history: History, here: Situation, *, now: dateti
 
 
 def cheapest(pools: list[Pool], *, here: Situation, on_demand_price: float, now: datetime) -> PoolChoice:
-    """The pool with the least cost of useful work; where none has capacity, the pool that was asked longest ago."""
+    """The pool with the least cost of useful work; if none has capacity, the pool that was asked longest ago."""
     costs = {pool.deployment: cost_of_work(pool, here=here, on_demand_price=on_demand_price) for pool in pools}
     fresh = [pool for pool in pools if not _comes_last(pool, now)]
     if fresh:

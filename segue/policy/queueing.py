@@ -3,7 +3,7 @@
 The slots of a pool with a concurrency limit are taken by other runs too, whose ends nobody plans. The wait is estimated
 from what the pool shows: how many flow runs wait before this one, and how long the newest ones held a slot.
 
-Runs that wait for spot with deadlines that are alike would all ask for on-demand at the same late moment, and then wait
+Runs with similar deadlines that wait for spot would all ask for on-demand at the same late moment, and then wait
 for each other there. So of the runs that spot will not reach in time, the last in its queue leaves it first.
 """
 
@@ -39,7 +39,7 @@ class Slots:
     held_seconds: Sequence[float]
     """How long the newest flow runs held a slot, those that still hold one included."""
     start_every_seconds: float = 0.0
-    """Mean time between the newest starts of flow runs that waited, as measured; 0 where too few did."""
+    """Mean time between the newest starts of flow runs that waited, as measured; 0 if too few did."""
 
     @property
     def is_full(self) -> bool:
@@ -57,9 +57,9 @@ class Queues:
     on_demand_seconds: float = 0.0
     """How long a slot of on-demand would be waited for now."""
     spot_free_at: datetime | None = None
-    """When spot has a slot for this run; None where it has one, or has no limit."""
+    """When spot has a slot for this run; None if it has one, or has no limit."""
     slots_ratio: float = 0.0
-    """Slots of spot for each slot of on-demand; 0 where one of them has no limit."""
+    """Slots of spot for each slot of on-demand; 0 if one of them has no limit."""
 
     @classmethod
     def of(cls, *, spot: Slots, on_demand: Slots, now: datetime) -> Queues:
@@ -72,7 +72,7 @@ class Queues:
         )
 
     def spot_seconds(self, now: datetime) -> float:
-        """How long a slot of spot is waited for from now on; 0 where it has one."""
+        """How long a slot of spot is waited for from now on; 0 if it has one."""
         return 0.0 if self.spot_free_at is None else max((self.spot_free_at - now).total_seconds(), 0.0)
 
     @property
@@ -81,12 +81,12 @@ class Queues:
         return replace(self, spot_free_at=None)
 
     def crowd_seconds(self, *, until: datetime) -> float:
-        """How long a run that gives up spot at `until` waits for on-demand; 0 where spot has a slot by then.
+        """How long a run that gives up spot at `until` waits for on-demand; 0 if spot has a slot by then.
 
         The runs before it whose turn on spot comes between `until` and its own are not reached in time either. With
-        deadlines like its own they give up spot then, too, and have slots of on-demand for as long as they would have
-        had those of spot. That others' deadlines are alike is assumed: behind runs that have none, a run leaves spot
-        earlier than it had to.
+        deadlines like its own they also give up spot then, and have slots of on-demand for as long as they would have
+        had those of spot. The others are assumed to have similar deadlines: behind runs without one, a run leaves spot
+        earlier than necessary.
         """
         if self.spot_free_at is None:
             return 0.0
@@ -94,7 +94,7 @@ class Queues:
 
 
 def queue_seconds(slots: Slots) -> float:
-    """The usual wait of a flow run behind the others; 0 where a slot is free, or nothing is known."""
+    """The usual wait of a flow run behind the others; 0 if a slot is free, or nothing is known."""
     if slots.limit is None or slots.limit < 1 or not slots.held_seconds:
         return 0.0
     before = slots.taken + slots.waiting - slots.limit

@@ -29,7 +29,7 @@ _FIX = "correct what the pool says there, if it is no outage; the run goes on by
 def delay_seconds(history: History, *, deployment: str, slack_seconds: float | None) -> float:
     """The pause before this deployment is asked again; a near deadline shortens it, to 5 s at least.
 
-    0 where the newest attempts were not refused, or other deployments refused them.
+    0 if the newest attempts were not refused, or other deployments refused them.
     """
     refused = sum(_deployment_of(report, history) == deployment for report in _in_a_row(history))
     if not refused:

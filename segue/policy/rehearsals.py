@@ -20,7 +20,7 @@ def is_due(spec: RunSpec, history: History, *, ranks: int) -> bool:
 
 
 def verdict_to_stop(spec: RunSpec, history: History) -> Verdict | None:
-    """The verdict of a rehearsal that ends the run; None where the run may go on, or count as finished."""
+    """The verdict of a rehearsal that ends the run; None if the run may go on, or count as finished."""
     # A run that was started again rehearses again, unless no step is left to make.
     is_of_this_run = bool(history.drills) or history.is_committed(spec)
     return history.broken_drill if spec.continuity.rehearsal == "stop" and is_of_this_run else None

@@ -38,7 +38,7 @@ class SaveCost:
     save_seconds: float
     """From snapshot to commit, without the wait for the metric."""
     evaluate_seconds: float = 0.0
-    """How long the recipe's `evaluate` then blocked training; 0 where it is not called for a save."""
+    """How long the recipe's `evaluate` then blocked training; 0 if it is not called for a save."""
 
     @property
     def cost_seconds(self) -> float:
@@ -202,7 +202,7 @@ def interval_seconds(
 ) -> Cadence:
     """The cadence by measured cost and observed preemptions; all seconds given are above zero.
 
-    `cost` is None before the first save, `life` is None where no preemption is expected. Work is at risk from one
+    `cost` is None before the first save, `life` is None if no preemption is expected. Work is at risk from one
     snapshot until the commit of the next: the interval, a save, and the step that is running. The interval is never
     shorter than a save takes: a save that is due while the one before is still being written would be skipped.
     """

@@ -40,7 +40,7 @@ class Charge:
         return self.within(month).cost
 
     def within(self, month: Month) -> Charge:
-        """The part of the time that falls into a month; none of it may."""
+        """The part of the time that falls into a month; it may be none."""
         begins_at = max(self.began_at, month.begins_at)
         inside = (min(self.ended_at, month.ends_at) - begins_at).total_seconds()
         return replace(self, began_at=begins_at, seconds=max(inside, 0.0))

@@ -22,7 +22,7 @@ _NEWEST = 200
 _FACTOR = 2.0
 """How much longer than those a start may take before it is slow.
 
-The starts of an attempt that none of them claimed count so much longer, too: where all starts take longer than the
+The starts of an attempt that none of them claimed also count so much longer: if all starts take longer than the
 limit so far, the next attempt has more time.
 """
 MOST_STARTS = 3
@@ -38,7 +38,7 @@ class StartLimit:
 
     seconds: float
     soon_seconds: float
-    """The same where the deadline leaves no time to wait for `seconds`."""
+    """The same if the deadline leaves no time to wait for `seconds`."""
     longest_seconds: float
     """After it a start is given up."""
     usual_seconds: float | None
@@ -89,7 +89,7 @@ def quantile(values: Sequence[float], share: float) -> float | None:
 def known_seconds(history: History, plan: SegmentPlan) -> list[float]:
     """How long the newest starts on the pool of a plan took, those of that plan excepted.
 
-    One that failed beside one that did not shows nothing of the pool.
+    A start that failed beside one that did not shows nothing about the pool.
     """
     place = plan.segment, plan.attempt
     of_pool = [entry for entry in history.starts if entry.deployment == plan.deployment and entry.seconds > 0]
@@ -118,7 +118,7 @@ def limit_of(known: Sequence[float], *, spec: RunSpec, changeover_seconds: float
 
 
 def slow_after_seconds(limit: StartLimit, *, seconds: float, left_seconds: float | None, asked: int) -> float:
-    """After how long a start is slow that has taken `seconds`; each one asked for before it doubles the time.
+    """How long a start that has taken `seconds` may take until it is slow; each earlier start doubles the time.
 
     `left_seconds` is the time in which another start must have begun, for the deadline; None: there is none.
     """

@@ -19,14 +19,14 @@ _USUAL_FILE = "~/.kube/config"
 
 
 class Nodes(NamedTuple):
-    """The labels of each node; None where they cannot be read, for the reason in `why`."""
+    """The labels of each node; None if they cannot be read, for the reason in `why`."""
 
     labels: tuple[Mapping[str, str], ...] | None
     why: str = ""
 
 
 def with_nodes(states: Sequence[PoolState]) -> list[PoolState]:
-    """The same pools, with the nodes of the cluster for those that ask for certain ones. Asks it at most once."""
+    """The same pools, with the cluster's nodes for pools that ask for certain nodes. Asks the cluster at most once."""
     if not any(_asks_for_nodes(state) for state in states):
         return list(states)
     found = read_nodes()
@@ -43,7 +43,7 @@ def _asks_for_nodes(state: PoolState) -> bool:
 def read_nodes(*, limit_seconds: float = _ANSWER_SECONDS) -> Nodes:
     """The nodes of the cluster that the environment names (KUBECONFIG, or the pod's own). Raises nothing.
 
-    Blocks for at most that long, also where a plugin for credentials hangs: its thread is left behind.
+    Blocks for at most that long, even if a plugin for credentials hangs: its thread is left behind.
     """
     found: list[Nodes] = []
     asking = threading.Thread(target=lambda: found.append(_asked()), name="segue-nodes", daemon=True)
@@ -74,7 +74,7 @@ async def _read() -> tuple[Mapping[str, str], ...]:
 
 
 def _require_file(paths: str) -> None:
-    """Raise FileNotFoundError where none is there: the client would also write a line of its own."""
+    """Raise FileNotFoundError if none is there: the client would also write a line of its own."""
     if not any(Path(path).expanduser().exists() for path in paths.split(os.pathsep) if path):
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), paths)
 

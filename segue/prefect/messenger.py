@@ -110,7 +110,7 @@ class Messenger:
         except OrchestratorError as error:
             self._refused = error
         except Exception as error:
-            # Any exception: this thread must go on, also when something else answers in the API's place.
+            # Any exception: this thread must continue, even when something else answers in the API's place.
             if not is_refusal(error):
                 self._note_silence(error)
                 return

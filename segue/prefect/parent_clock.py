@@ -47,13 +47,13 @@ _CLOCK: ContextVar[Clock | None] = ContextVar("segue_parent_clock", default=None
 def parent_clock() -> Clock:
     """The clock of this parent; the machine's own, unless the parent shares its process with others.
 
-    A context variable, because a flow gets nothing else from who starts it than its parameters, which the server has.
+    A context variable, because a flow gets only its parameters from its caller, and the server stores them.
     """
     return _CLOCK.get() or SystemClock()
 
 
 def as_parent(ask: Callable[[], T], *, what: str) -> T:
-    """What `ask` returns, retried by the parent's clock while the store fails; attempts go on training meanwhile.
+    """What `ask` returns, retried by the parent's clock while the store fails; attempts keep training meanwhile.
 
     Raises:
         StoreReadError, StoreWriteError: it still does after 15 minutes. Recovery then starts the parent again.
@@ -102,7 +102,7 @@ def ending_with(flow_run_id: UUID | None) -> Iterator[None]:
 
 
 def server_time(client: SyncPrefectClient) -> Reading | None:
-    """What the server's clock shows, by the date of its answer; None where it does not say."""
+    """What the server's clock shows, by the date of its answer; None if it does not say."""
     try:
         return _dated(client.hello())
     except SILENCE as error:
@@ -111,7 +111,7 @@ def server_time(client: SyncPrefectClient) -> Reading | None:
 
 
 def time_at(client: SyncPrefectClient) -> datetime:
-    """The server's time; this machine's where the server does not say."""
+    """The server's time; this machine's if the server does not say."""
     reading = server_time(client)
     return reading.at if reading is not None else SystemClock().now()
 
@@ -144,10 +144,10 @@ def _reference(spec: StoreSpec) -> Reference:
 
 
 def store_time(store: Store) -> Reading | None:
-    """What the clock of a store shows, by the time of an object that is put there; None where it does not say."""
+    """What the clock of a store shows, by the time of an object that is put there; None if it does not say."""
     if not isinstance(store, Examinable):
         return None
-    key = f".segue-check/clock-{uuid4().hex}"  # Where `segue doctor` puts objects, too.
+    key = f".segue-check/clock-{uuid4().hex}"  # `segue doctor` also puts its objects there.
     try:
         store.put(key, b"x")
         at = store.modified_at(key)

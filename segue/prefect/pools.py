@@ -40,7 +40,7 @@ from segue.spec import RunSpec
 log = logging.getLogger(__name__)
 
 _SEEN_WITHIN = timedelta(minutes=1)
-"""How long a new queue may have been asked for by no worker."""
+"""How long a new queue may exist without a worker asking for it."""
 _SCHEDULED_WITHIN = timedelta(minutes=1)
 """How long a new deployment may have no flow runs. The server looks at new schedules every 5 s."""
 _DEPLOY = (
@@ -128,7 +128,7 @@ def refuse_unusable_parent(state: PoolState) -> None:
 
 
 def warn_of_shortcomings(states: Sequence[PoolState], needs: Needs) -> None:
-    """Log once what makes a run on these pools worse than it could be. Nodes are looked at where that is possible."""
+    """Log once what makes a run on these pools worse than it could be. Nodes are looked at if that is possible."""
     for result in warnings(with_nodes(states), needs):
         log.warning("%s. Fix: %s", result.reason, result.fix)
 
@@ -252,7 +252,7 @@ def _is_polled(queue: WorkQueue, *, now: datetime) -> bool:
 
 
 def _job_of(pool: WorkPool, given: Mapping[str, Any]) -> PoolJob | None:
-    """The job that a worker would start; None where that cannot be read: nobody's run is refused for it."""
+    """The job that a worker would start; None if that cannot be read: nobody's run is refused for it."""
     try:
         return _filled_in(pool.type, pool.base_job_template, given)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -263,7 +263,7 @@ def _job_of(pool: WorkPool, given: Mapping[str, Any]) -> PoolJob | None:
 def _filled_in(pool_type: str, template: Mapping[str, Any], given: Mapping[str, Any]) -> PoolJob | None:
     """The job of a template with its defaults and these job variables, without blocks and Prefect's variables.
 
-    As `BaseJobConfiguration.from_template_and_values` of Prefect's workers fills it in. None where the pool has no
+    As `BaseJobConfiguration.from_template_and_values` of Prefect's workers fills it in. None if the pool has no
     template yet: its first worker brings it.
     """
     configuration = template.get("job_configuration")

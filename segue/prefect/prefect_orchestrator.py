@@ -40,7 +40,7 @@ _QUEUE_SECONDS = 120.0
 _BLOCKER_SECONDS = 20.0
 """How often it is asked why an attempt does not start."""
 _SHARED_SECONDS = 10.0
-"""How old what another parent of this process has read of a pool may be."""
+"""Largest age of a reading of a pool that another parent of this process has made."""
 _WORDS = {StopReason.NO_CAPACITY: Word.NO_CAPACITY, StopReason.START_FAILED: Word.START_FAILED}
 """The word of a Cancelled state, by the reason of the attempt's end."""
 
@@ -228,7 +228,7 @@ class PrefectOrchestrator:
         return key
 
     def _set_state(self, handle: str, state: State[Any], *, unless_begun: State[Any] | None = None) -> None:
-        """Set the state of a flow run that has not ended: `unless_begun`, if given, where no worker took it yet."""
+        """Set the state of a flow run that has not ended; the state `unless_begun` if no worker took it yet."""
         if handle in self._pending:
             self._messenger.withdraw(self._pending.pop(handle))
         flow_run_id = self._flow_runs.get(handle)
@@ -276,7 +276,7 @@ def _parameters(spec: RunSpec, **of_attempt: Any) -> dict[str, Any]:
 
 
 def name_of(plan: SegmentPlan, number: int = 1) -> str:
-    """The name of the flow run that a plan is for, as its idempotency key has it; of this one of its starts."""
+    """The name of the flow run for this start of a plan, as its idempotency key has it."""
     return plan.standby or f"{plan.segment}:{plan.attempt}" + (f":start{number}" if number > 1 else "")
 
 

@@ -38,7 +38,7 @@ class StateWatch:
         self._is_silent = False
 
     def watch(self, flow_run_id: UUID) -> None:
-        """Begin to ask for a state, at once. Each call needs one of `forget`."""
+        """Begin to ask for a state, at once. Each call needs a call of `forget`."""
         with self._lock:
             self._watchers[flow_run_id] += 1
             self._states.setdefault(flow_run_id, None)
@@ -82,7 +82,7 @@ class StateWatch:
         try:
             found = states_of(client, flow_run_ids)
         except Exception as error:
-            # Any exception: this thread must go on, also when something else answers in the API's place.
+            # Any exception: this thread must continue, even when something else answers in the API's place.
             if not self._is_silent:
                 self._is_silent = True
                 log.warning("prefect does not answer reason=%s", type(error).__name__)

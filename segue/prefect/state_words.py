@@ -17,7 +17,7 @@ from prefect.states import Cancelled, Completed, Failed
 from segue.units import duration
 
 TAG_START = "ended: "
-"""Tags that begin so have the word of a flow run's end. No run id has a colon: flow runs are found by those."""
+"""The prefix of tags with the word of a flow run's end. No run id, by which flow runs are found, has a colon."""
 
 
 class Word(StrEnum):
@@ -74,7 +74,7 @@ _TYPES = {
     Word.NO_CAPACITY: StateType.CANCELLED,
     Word.START_FAILED: StateType.CANCELLED,
     Word.ANOMALY: StateType.FAILED,
-    # The goal is reached, and the promise is not kept: whoever looks at a list of runs has to see it.
+    # The goal is reached, and the promise is not kept: a person who looks at a list of runs has to see it.
     Word.LATE: StateType.FAILED,
     Word.BROKEN: StateType.FAILED,
     Word.HOPELESS: StateType.FAILED,
@@ -103,7 +103,7 @@ def state_with(word: Word, message: str) -> State[Any]:
 
 
 def word_of(state: State[Any]) -> Word | None:
-    """The word of a state, also of one that an older segue has set; None for a state without one."""
+    """The word of a state, even of a state that an older segue has set; None for a state without a word."""
     found = _FIRST.match(state.message or "")
     if found is not None and Word(found[1]).type is state.type:
         return Word(found[1])

@@ -1,16 +1,14 @@
-"""Pictures of simulations: sample runs as bands over time, cost distributions by policy."""
+"""The picture of a plan: sample runs as bands over time."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from segue.curves.picture import PAGE_INCHES
 from segue.errors import MissingExtraError
 
 if TYPE_CHECKING:
-    from segue.policy.rules.view import Floats
     from segue.simulation.forecast import Sample
 
 _COLOURS = {"finished": "#ffffff", "idle": "#dddddd", "spot": "#2f6db0", "on-demand": "#e07b39"}
@@ -48,35 +46,6 @@ def draw_sample(sample: Sample, *, title: str, deadline_seconds: float | None, l
         axes.set(xlabel="hours from now", ylabel="simulated run", xlim=(0, right * 1.01))
         figure.suptitle(title, x=0.01, ha="left", fontweight="bold")
         figure.legend(handles=legend, loc="outside lower center", ncols=len(legend), frameon=False)
-        return _png(figure)
-
-
-def draw_costs(shares: Mapping[str, Floats], *, title: str) -> bytes:
-    """The distribution of each policy's cost as a share of on-demand only, as a PNG.
-
-    Raises:
-        MissingExtraError: matplotlib is not installed.
-    """
-    import numpy as np
-
-    mpl, figure = _figure(height=1.6 + 0.55 * len(shares))
-    with mpl.rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
-        axes = figure.subplots()
-        for row, costs in enumerate(shares.values()):
-            box = {"orientation": "horizontal", "widths": 0.55, "showfliers": False, "whis": (5, 95)}
-            colours = {
-                "boxprops": {"facecolor": "#cfe3f7", "edgecolor": "#2f6db0"},
-                "medianprops": {"color": "#2f6db0"},
-            }
-            axes.boxplot([costs], positions=[row], patch_artist=True, **box, **colours)
-            axes.plot([float(np.mean(costs))], [row], marker="D", color=_LATEST, ms=5)
-        axes.axvline(1.0, color=_DEADLINE, lw=1, ls=":")
-        axes.set_yticks(range(len(shares)), list(shares))
-        axes.invert_yaxis()
-        axes.set(
-            xlabel="cost as a share of on-demand only: 5 % to 95 % of the runs, box 25 % to 75 %, diamond the mean"
-        )
-        figure.suptitle(title, x=0.01, ha="left", fontweight="bold")
         return _png(figure)
 
 

@@ -1,4 +1,4 @@
-"""What a command does while a person waits for it: one line that changes on a terminal, plain lines elsewhere."""
+"""The progress of a command while a person waits: one line that changes on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from segue.reports.console import errors
 from segue.units import duration
 
 QUIET_SECONDS = 3.0
-"""A command that takes less says nothing of its progress in a file or pipe."""
+"""A command that takes less time reports no progress in a file or pipe."""
 AGAIN_SECONDS = 15.0
-"""A step of the work that lasts is said again this often."""
+"""A step of the work that lasts is reported again this often."""
 _PARTS = 10
 
 Say = Callable[[str], None]
@@ -94,7 +94,7 @@ class Reached(NamedTuple):
         return f"{self.doing}, step {self.step} of {self.steps}"
 
     def is_news_after(self, before: Reached | None) -> bool:
-        """Whether this deserves a line after `before`: something else is done, or another tenth of the steps."""
+        """Whether this deserves a line after `before`: a new thing is done, or another tenth of the steps."""
         if before is None or before.doing != self.doing:
             return True
         part = max(self.steps // _PARTS, 1)

@@ -10,7 +10,7 @@ from segue.spec import RunSpec
 
 
 def rehearsal_text(spec: RunSpec | None, history: History) -> str | None:
-    """What is known of the rehearsal; None where the run has none."""
+    """What is known of the rehearsal; None if the run has none."""
     if history.drills:
         last = history.drills[-1]
         said = f"{last.verdict.sentence.rstrip('.')} (from step {last.checkpoint.step}, {last.seconds:.0f} s)"

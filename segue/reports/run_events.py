@@ -1,6 +1,6 @@
 """Events of a run, for automations: what happened once, derived from the run's log and where the run stands. Pure.
 
-Each event has a key that is the same whenever it is derived again, also by another parent of the same run.
+Each event has a key that is the same whenever it is derived again, even by another parent of the same run.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ def _prices(view: RunView) -> Iterator[RunEvent]:
     known = view.history.prices
     if known is not None and known.problem is not None:
         since = known.taken_at.isoformat(timespec="seconds")
-        sentence = f"prices of {since} go on to hold, because their source fails: {known.problem}"
+        sentence = f"prices of {since} stay in force, because their source fails: {known.problem}"
         yield RunEvent(STALE_PRICES, f"prices:{since}", known.written_at, sentence, {"source": known.source})
 
 

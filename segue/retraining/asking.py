@@ -12,10 +12,10 @@ USUAL_HOURS = 72.0
 
 
 def asked(candidate: Candidate, spec: RetrainSpec, models: Models, *, now: datetime) -> Candidate:
-    """The candidate of an evaluation as it is recorded: where a person promotes, one that is better waits for that.
+    """The candidate of an evaluation as it is recorded: if a person promotes, a better one waits for the person.
 
-    One that is no better is not promoted, and nobody is asked. Nor is anybody about one of a slot before that of a
-    candidate that waits already: a candidate never replaces a version that was trained for a later slot.
+    A candidate that is no better is not promoted, and nobody is asked. Nobody is asked either if a candidate of a later
+    slot already waits: a candidate never replaces a version that was trained for a later slot.
     """
     if spec.promotion != "ask" or not candidate.is_promoted:
         return candidate

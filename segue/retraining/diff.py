@@ -12,7 +12,7 @@ from segue.units import money
 
 
 class Difference(NamedTuple):
-    """One thing in which two versions differ; None where a version does not have it."""
+    """One thing in which two versions differ; None if a version does not have it."""
 
     what: str
     one: str | None

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Scores = Mapping[str, npt.NDArray[np.float64]]
-"""A number for each row, by metric. Less is better; what is not finite is no number."""
+"""A number for each row, by metric. Less is better; a value that is not finite is no number."""
 
 _RESAMPLES = 1_000
 _MOST_UNITS = 10_000
@@ -123,7 +123,7 @@ def compare(
 def decide(spec: EvaluationSpec, comparisons: Sequence[Comparison], *, faults: Sequence[str] = ()) -> Promotion:
     """Whether the candidate is promoted. The first comparison is that of the metric that decides.
 
-    Each of `faults` says of the candidate why it must not be in service, whatever its metrics are.
+    Each of `faults` is a reason why the candidate must not be in service, whatever its metrics are.
     """
     first = comparisons[0]
     reasons = [*faults, *_reasons_against(spec, comparisons)]
@@ -157,7 +157,7 @@ def _reasons_against(spec: EvaluationSpec, comparisons: Sequence[Comparison]) ->
 
 
 def _remarks(comparisons: Sequence[Comparison]) -> Iterator[str]:
-    """What a reader of the decision must know, although it decides nothing."""
+    """Facts that a reader of the decision must know, although they decide nothing."""
     yield from comparisons[0].group_notes
     for each in comparisons:
         count = each.left_out.in_service + each.left_out.both
@@ -166,7 +166,7 @@ def _remarks(comparisons: Sequence[Comparison]) -> Iterator[str]:
 
 
 def _rows(count: int, left_out: LeftOut) -> str:
-    """The rows are named where all of them are of one kind."""
+    """The rows are named if all of them are of one kind."""
     if count != left_out.count:
         return f"{count:,} {'row' if count == 1 else 'rows'}"
     numbers = ", ".join(map(str, left_out.first))
@@ -174,7 +174,7 @@ def _rows(count: int, left_out: LeftOut) -> str:
 
 
 class _Pair(NamedTuple):
-    """The scores of both models by one metric, zero where they do not count."""
+    """The scores of both models by one metric, zero if they do not count."""
 
     candidate: npt.NDArray[np.float64]
     in_service: npt.NDArray[np.float64] | None
@@ -183,7 +183,7 @@ class _Pair(NamedTuple):
 
     @classmethod
     def of(cls, mine: npt.NDArray[np.float64], theirs: npt.NDArray[np.float64] | None) -> _Pair:
-        has_mine = np.abs(mine) < _LARGEST  # Not where it is nan.
+        has_mine = np.abs(mine) < _LARGEST  # Not if it is nan.
         has_theirs = np.abs(theirs) < _LARGEST if theirs is not None else has_mine
         counted = has_mine & has_theirs
         left_out = LeftOut(

@@ -47,13 +47,13 @@ class SlotState:
 
     slot: datetime
     start: SlotStart | None = None
-    """Its newest start; None where it ended before its data was checked."""
+    """Its newest start; None if it ended before its data was checked."""
     end: SlotEnd | None = None
     """None while it is open."""
     version: int | None = None
     """The version that it trained."""
     decide_by: datetime | None = None
-    """Until when a person may approve that version; None where nobody is asked."""
+    """Until when a person may approve that version; None if nobody is asked."""
     decision: Decision | None = None
     """What was decided about it."""
     ends: int = 0
@@ -110,7 +110,7 @@ class Models:
 
     @property
     def before(self) -> int | None:
-        """The version that was in service before the present one first was: where a rollback leads."""
+        """The version that was in service before the present one first came into service: a rollback leads to it."""
         earlier: int | None = None
         for event in self.events:
             if event.in_service == self.in_service:
@@ -130,10 +130,10 @@ class Models:
         return same[-1] if same else None
 
     def last_windows(self, *, but: datetime | None = None) -> dict[datetime, Window]:
-        """The data that needs no other slot, by its slot: of those that are open, and of the newest that is done.
+        """The data that needs no other slot, by its slot: the data of open slots, and of the newest slot that is done.
 
-        Data of an earlier slot does, such as files that are put back as they were. For a slot of the past, `but`, the
-        newest before it counts as well.
+        Data of an earlier slot does need another slot, such as files that are put back as they were. For a slot of the
+        past, `but`, the newest before it counts as well.
         """
         slots = [state for state in self.slots.values() if state.slot != but and (state.is_open or state.is_done)]
         windows = {state.slot: state.start.window for state in slots if state.start and state.start.run}

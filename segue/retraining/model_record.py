@@ -31,9 +31,9 @@ class Interval(FiniteValue):
 class LeftOut(FiniteValue):
     """Rows of an evaluation without a finite number, which are left out of the means of both models."""
 
-    candidate: int = Field(0, ge=0, description="Rows where the candidate alone has none. They count against it.")
-    in_service: int = Field(0, ge=0, description="Rows where the model in service alone has none.")
-    both: int = Field(0, ge=0, description="Rows where neither has one.")
+    candidate: int = Field(0, ge=0, description="Rows in which the candidate alone has none. They count against it.")
+    in_service: int = Field(0, ge=0, description="Rows in which the model in service alone has none.")
+    both: int = Field(0, ge=0, description="Rows in which neither has one.")
     first: tuple[int, ...] = Field((), description="The first of these rows, counted from 1.")
 
     @property
@@ -46,20 +46,20 @@ class Comparison(FiniteValue):
     """A candidate and the model in service on the same rows, by one metric of which less is better."""
 
     metric: str
-    candidate: Interval | None = Field(description="None where no row could be compared.")
+    candidate: Interval | None = Field(description="None if no row could be compared.")
     in_service: Interval | None = Field(
-        None, description="None where no model was in service, or no row could be compared."
+        None, description="None if no model was in service, or no row could be compared."
     )
     gain: Interval | None = Field(None, description="By how much the candidate is better, from pairs of rows.")
     left_out: LeftOut = Field(LeftOut(), exclude_if=lambda rows: not rows.count)
     groups: dict[str, float] = Field(
-        default_factory=dict, description="The gain in each subgroup, e.g. carrier=AA; negative where it is worse."
+        default_factory=dict, description="The gain in each subgroup, e.g. carrier=AA; negative if it is worse."
     )
-    # Left out where there are none: older versions refuse a record with a field that they do not know.
+    # Left out if there are none: older versions refuse a record with a field that they do not know.
     group_rows: dict[str, int] = Field(
         default_factory=dict,
         exclude_if=lambda rows: not rows,
-        description="Rows of each subgroup, also where it was not compared.",
+        description="Rows of each subgroup, also if it was not compared.",
     )
     group_notes: tuple[str, ...] = Field(
         (),
@@ -69,7 +69,7 @@ class Comparison(FiniteValue):
 
     @property
     def value(self) -> float | None:
-        """The candidate's mean; None where no row could be compared."""
+        """The candidate's mean; None if no row could be compared."""
         return self.candidate.value if self.candidate is not None else None
 
     @property
@@ -100,7 +100,7 @@ class SlotStart(Record):
     changes: tuple[str, ...] = Field((), description="What is different from the window before, in sentences.")
     gate: GateResult
     docs: str | None = Field(None, description="Folder of its Data Docs in the store.")
-    run: RunSpec | None = Field(None, description="None where the data did not pass.")
+    run: RunSpec | None = Field(None, description="None if the data did not pass.")
     start_version: int | None = Field(
         None, description="Version whose weights the run begins with; None: from scratch."
     )
@@ -149,7 +149,7 @@ class Candidate(Record):
     is_promoted: bool
     why: str = Field(description="Why it was promoted, or not.")
     registry: RegistrySpec | None = Field(None, description="Registry that mirrors it.")
-    # Left out where nobody is asked: older versions refuse a record with a field that they do not know.
+    # Left out if nobody is asked: older versions refuse a record with a field that they do not know.
     decide_by: AwareDatetime | None = Field(
         None,
         exclude_if=lambda moment: moment is None,
@@ -174,7 +174,7 @@ class Decision(Record):
     kind: Literal["decision"] = "decision"
     version: int = Field(ge=1)
     answer: Answer = Field(description="Expired: nobody has answered in time.")
-    by: str = Field("", description="Who decided, as that person was named; empty where nobody has.")
+    by: str = Field("", description="Who decided, as that person was named; empty if nobody has.")
     why: str
 
     @property

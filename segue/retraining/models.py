@@ -1,7 +1,7 @@
 """The log of a model's versions in the store: which one is in service, and how it came to that.
 
-It is a log like a run's, one record a slot and put-if-absent, so that of promotions at the same moment each is based on
-the one before it, and none is lost.
+It is a log like a run's, one record a slot and put-if-absent, so that each of several promotions at the same moment is
+based on the one before it, and none is lost.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class ModelsLog:
 
     @property
     def log_id(self) -> str:
-        """What tells this log from one of the same name in another store; empty before it was read."""
+        """The id that tells this log from one of the same name in another store; empty before the log was read."""
         return self._log.log_id
 
     def read(self) -> Models:
@@ -122,9 +122,9 @@ class ModelsLog:
         now: datetime,
         only_if: Callable[[Models], bool] = lambda _: True,
     ) -> Trigger | None:
-        """Ask for a slot, at the second of `now` or the next free one. Of the same key there is one, asked for first.
+        """Ask for a slot, at the second of `now` or the next free one. A key has one slot, the first asked for.
 
-        None where `only_if` does not hold at that moment: a slot has begun meanwhile, or another version is in service.
+        None if `only_if` does not hold at that moment: a slot has begun meanwhile, or another version is in service.
 
         Raises:
             StoreWriteError, StoreReadError: it is not known whether it was recorded; a retry is safe.
@@ -149,7 +149,7 @@ class ModelsLog:
     def open_slot(self, start: SlotStart, *, is_for_new_data: bool = False) -> SlotStart:
         """Record the beginning of a slot; of several starts of one slot, all get the one that was recorded first.
 
-        A slot that ended without a candidate is begun again. One that is there for new data is not begun beside or
+        A slot that ended without a candidate is begun again. A slot that is there for new data is not begun beside or
         after another one with the same files.
 
         Raises:

@@ -67,7 +67,7 @@ def decision_lines(models: Models, number: int, *, zone: tzinfo) -> list[str]:
 
 
 def question(models: Models, number: int, *, zone: tzinfo, problem: str = "") -> str:
-    """What a person reads who is asked whether a version is to be promoted; `problem` is why the last answer failed."""
+    """The text for a person who is asked whether to promote a version; `problem` is why the last answer failed."""
     version, state = models.version(number), models.slot_of(number)
     there = f"version {models.in_service}" if models.in_service is not None else "none"
     found = f"the evaluation is for it: {version.why}" if version.comparisons else version.why

@@ -19,7 +19,7 @@ class Period(NamedTuple):
 
     unit: Unit
     begins: datetime
-    """With the time zone, at midnight or at a full hour; where the clocks change within an hour, at the change."""
+    """With the time zone, at midnight or at a full hour; if the clocks change within an hour, at the change."""
 
     @property
     def ends(self) -> datetime:
@@ -98,7 +98,7 @@ def _hour_begin(moment: datetime) -> datetime:
 
 
 def _minutes_of_hour(begin: datetime) -> int:
-    """Less than 60 where the clock changes within the hour, as in Lord Howe and Chatham."""
+    """Less than 60 if the clock changes within the hour, as in Lord Howe and Chatham."""
     return next(minutes for minutes in range(60, 0, -1) if _same_hour(_later(begin, minutes - 1), begin))
 
 

@@ -10,8 +10,8 @@ from typing import NamedTuple
 from segue.continuity.program_code import SourceFile, script_of, sources_of
 from segue.data.config import CONFIG_VARIABLE
 from segue.errors import SpecError
+from segue.hosting import require_program
 from segue.retraining.spec import RetrainSpec
-from segue.sessions import require_program
 from segue.spec import ProgramSpec, RunSpec
 
 _OF_FRAMEWORKS = frozenset({"SegueCallback", "commit_folder"})
@@ -20,7 +20,7 @@ _OF_FRAMEWORKS = frozenset({"SegueCallback", "commit_folder"})
 def require_publishable(spec: RetrainSpec, *, folder: Path, source: str = "retrain.toml") -> tuple[str, ...]:
     """Check that the program of the slots, if they train one, has what a version of its model needs.
 
-    Returns what is worth saying of it, in sentences. `folder` is where the program runs; only files of the user's are
+    Returns remarks about the program, in sentences. `folder` is where the program runs; only files of the user's are
     read, and what cannot be seen in them is not judged.
 
     Raises:
@@ -39,7 +39,7 @@ def require_publishable(spec: RetrainSpec, *, folder: Path, source: str = "retra
 
 
 def notes_on_files(program: ProgramSpec, *, folder: Path) -> tuple[str, ...]:
-    """A sentence where nothing in the files of a program can ask for the files of its run."""
+    """A sentence if nothing in the files of a program can ask for the files of its run."""
     sources, script = list(sources_of(program.command, folder=folder)), script_of(program.command, folder=folder)
     if script is None or asks_for_files(sources):
         return ()
@@ -103,7 +103,7 @@ def _is_given(names: set[str], call: ast.Call) -> bool:
 
 
 def asks_for_files(sources: Sequence[SourceFile]) -> bool:
-    """Whether a program can ask for the files of its run: one that does names the config, and what it wants of it."""
+    """Whether a program can ask for the files of its run: such a program names the config, and an entry in it."""
     words = _words(sources)
     return bool(words & {"config", CONFIG_VARIABLE}) and bool(words & {"data", "data_frame"})
 

@@ -1,4 +1,4 @@
-"""Slots of a schedule: their names, their runs, and what happens where they overlap. Pure."""
+"""Slots of a schedule: their names, their runs, and what happens if they overlap. Pure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def slot_at(moment: datetime, zone: tzinfo = UTC) -> datetime:
 
 
 def stamp_of(slot: datetime) -> str:
-    """The slot in names, e.g. 20130701t0600, with seconds where there are any.
+    """The slot in names, e.g. 20130701t0600, with seconds if there are any.
 
     It is in UTC, in which no hour comes twice.
     """
@@ -44,7 +44,7 @@ def run_id_of(spec: RetrainSpec, slot: datetime) -> str:
 
 
 def run_of(spec: RetrainSpec, slot: datetime, window: Window | None, *, now: datetime) -> RunSpec:
-    """The run of a slot on the files of its window. A deadline that has passed is none: the run then costs least.
+    """The run of a slot on the files of its window. A deadline that has passed is dropped: the run then costs least.
 
     A store in a relative folder is one in the current folder.
     """
@@ -69,7 +69,7 @@ def missed_slots(
 ) -> tuple[datetime, ...]:
     """The ticks of the schedule after the newest slot that began and before this one, oldest first, 100 at most.
 
-    Those that are recorded are none of them.
+    Recorded ones are not among them.
     """
     since = newest_begun(slots, until=until)
     if since is None:
@@ -78,10 +78,10 @@ def missed_slots(
 
 
 def newest_begun(slots: Mapping[datetime, SlotState], *, until: datetime) -> datetime | None:
-    """The newest recorded slot before this one that has begun; where none has, the newest. None without any.
+    """The newest recorded slot before this one that has begun; if none has, the newest. None without any.
 
-    The flow run of one that ended before it began may have died in a slot that it ran first: others before it, which
-    were missed, are not recorded then.
+    If a slot ended before it began, its flow run may have died in a slot that it ran first: other missed slots before
+    it are then not recorded.
     """
     earlier = [slot for slot in slots if slot < until]
     begun = [slot for slot in earlier if slots[slot].start is not None]

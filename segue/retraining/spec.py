@@ -56,7 +56,7 @@ class WindowSpec(DataAccess):
     @classmethod
     def _tells_what_the_fields_are(cls, period: Unit | None, info: ValidationInfo) -> Unit | None:
         if period is None and "%" in info.data.get("files", ""):
-            raise PydanticCustomError("window", "required where files has fields of strftime: hour, day, week or month")
+            raise PydanticCustomError("window", "required if files has fields of strftime: hour, day, week or month")
         if period is not None and "%" not in info.data.get("files", "%"):
             raise PydanticCustomError("window", "needs fields of strftime in files that name the period, e.g. %Y-%m")
         return period
@@ -300,7 +300,7 @@ class RetrainSpec(Record):
 class WindowFile(DataFile):
     """A file of a window."""
 
-    period: str = Field(description="Name of its period, or the file's own name where there are none.")
+    period: str = Field(description="Name of its period, or the file's own name if there are none.")
     is_held_back: bool = Field(description="Whether only the evaluation sees it.")
 
 

@@ -1,4 +1,4 @@
-"""Subgroups of the rows of an evaluation. Every row is in one of each column, also where it has no value. Pure."""
+"""Subgroups of the rows of an evaluation. Every row is in a subgroup of each column, even without a value. Pure."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def subgroups(
 ) -> Subgroups:
     """The values of a column with at least `least` of the rows that count. All smaller ones are compared together.
 
-    `before` has the rows of each value when the model in service was evaluated; None where that is not known.
+    `before` has the rows of each value when the model in service was evaluated; None if that is not known.
     """
     names, codes = _values(frame[column], column)
     counts = np.bincount(codes[counted], minlength=len(names))

@@ -15,7 +15,7 @@ class ArrivalSpec(FiniteValue):
         5.0,
         ge=0,
         description="Minutes without a change of any file's size or time, after which they are complete; with "
-        "`marker`, where that is older than a file of its folder.",
+        "`marker`, if that is older than a file of its folder.",
     )
     marker: str | None = Field(
         None,

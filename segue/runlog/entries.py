@@ -161,7 +161,7 @@ class HandoverEntry(Entry):
 
 
 class QuarantineEntry(Entry):
-    """A checkpoint is quarantined, or a record that cannot be read is given up: nothing resumes from it. Both stay."""
+    """A checkpoint is quarantined, or an unreadable record is given up: nothing resumes from it, and its bytes stay."""
 
     kind: Literal["quarantine"] = "quarantine"
     slot: int
@@ -191,13 +191,11 @@ class PricesEntry(Entry):
     source: str = Field(description="`pools.prices` of the run spec that was asked.")
     prices: Prices = Field(description="Price per hour by deployment.")
     taken_at: Moment = Field(description="When the source gave these prices.")
-    problem: str | None = Field(
-        None, description="Why the source gave none this time, so that the last known prices go on to hold."
-    )
+    problem: str | None = Field(None, description="Why reading the prices failed; the last known prices stay in force.")
 
 
 class SpendingEntry(Entry):
-    """What counts against the budget and is not in this run's log: other runs of the store, and own standbys."""
+    """Costs that count against the budget and are not in this run's log: other runs of the store, and own standbys."""
 
     kind: Literal["spending"] = "spending"
     month: str = Field(description="The calendar month, as 2026-11.")
@@ -265,7 +263,7 @@ def body_of(entry: Entry) -> bytes:
     try:
         return entry.model_dump_json().encode()
     except PydanticSerializationError:
-        # Surrogates, from a file name that is not UTF-8: a traceback with one must not cost the report.
+        # Surrogates, from a file name that is not UTF-8: a traceback with such a name must not cost the report.
         return type(entry).model_validate(_in_whole_characters(entry.model_dump())).model_dump_json().encode()
 
 
@@ -289,7 +287,7 @@ def parse(body: bytes, *, key: str) -> AnyEntry:
     """The entry of a body without signature.
 
     Raises:
-        DamagedRecordError: it is none, or one of a newer version.
+        DamagedRecordError: the body is no entry, or an entry of a newer version.
     """
     try:
         return _ADAPTER.validate_json(body)
@@ -309,7 +307,7 @@ def is_intact(data: bytes) -> bool:
 
 
 def entry_id_in(data: bytes) -> str | None:
-    """The id of a record, signed or not, of whatever version; None where the bytes are none. Nothing is verified."""
+    """The id of a record, signed or not, of any version; None if the bytes are no record. Nothing is verified."""
     try:
         found = json.loads(data)["entry"]["entry_id"]
     except (ValueError, KeyError, TypeError, RecursionError):

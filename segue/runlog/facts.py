@@ -60,7 +60,7 @@ class History:
     """All facts that a decision may depend on.
 
     `fresh_from` is the index in `reports` after the last decision that ended the run. Budgets count from there: a
-    person who fixed something and starts the run again has full budgets, a parent that was killed does not.
+    person who fixed something and starts the run again has full budgets; a parent that was killed does not.
     `broken_resumes` are the newest consecutive broken verdicts since then; verdicts that compared nothing do not count.
     """
 
@@ -74,21 +74,21 @@ class History:
     drills: tuple[DrillEntry, ...] = ()
     """Resume rehearsals since the last decision that ended the run."""
     broken_drill: Verdict | None = None
-    """Verdict of the newest rehearsal, also of one before the run was started again, if it is broken and no later
+    """Verdict of the newest rehearsal, even one from before the run was started again, if it is broken and no later
     resume refutes it."""
     rehearsed_noise: Mapping[str, float] = field(default_factory=dict)
     """Largest relative difference by channel between replays from one state, as rehearsals have measured it."""
     process_values: frozenset[str] = frozenset()
-    """Values of the setup that rehearsals have found to be another in each process, by component and path."""
+    """Values of the setup that differ between processes, as rehearsals have found, by component and path."""
     untracked: tuple[Finding, ...] = ()
     """State that training changes and no component holds, as the commits have reported it."""
     decisions: tuple[DecisionEntry, ...] = ()
     decision_prices: tuple[Mapping[str, float], ...] = ()
-    """The prices by deployment that held at each of the decisions; empty where those of the run spec did."""
+    """The prices by deployment that applied at each decision; empty if the prices of the run spec applied."""
     prices: PricesEntry | None = None
     """The newest prices from the source that the run spec names."""
     spending: SpendingEntry | None = None
-    """The newest of its kind."""
+    """The newest spending entry."""
     handover: HandoverEntry | None = None
     """The newest hand-over, as long as no decision followed it."""
     handovers: tuple[HandoverEntry, ...] = ()
@@ -100,7 +100,7 @@ class History:
     stop_slot: int | None = None
     fresh_from: int = 0
     earlier_plans: frozenset[tuple[int, int]] = frozenset()
-    """Segment and attempt of the plans from before that decision: a report of them that comes later is not fresh."""
+    """Segment and attempt of the plans before the run's last end: a report of them that comes later is not fresh."""
     damage: tuple[Damage, ...] = ()
     named_damage: frozenset[int] = field(default_factory=frozenset)
     next_slot: int = 0
@@ -128,7 +128,7 @@ class History:
     def is_finished(self, spec: RunSpec) -> bool:
         """Whether the goal is committed, or the last step of training code that ended the run before it.
 
-        Not where a broken rehearsal speaks against the run, or has ended it, nor before a program has ended by itself.
+        False if a broken rehearsal speaks against the run or has ended it, or if a program has not yet ended by itself.
         """
         if self.broken_drill is not None and spec.continuity.rehearsal == "stop":
             return False
@@ -137,7 +137,7 @@ class History:
         return self.is_committed(spec) and not self.owes_end(spec)
 
     def owes_end(self, spec: RunSpec) -> bool:
-        """Whether a program made all its steps but did not end by itself: what follows its loop has still to run."""
+        """Whether a program made all its steps but did not end by itself: the code after its loop has still to run."""
         if spec.program is None or not self.is_committed(spec):
             return False
         if self.decisions and self.decisions[-1].action == "finished":
@@ -151,7 +151,7 @@ class History:
 
     @property
     def finish_reason(self) -> str | None:
-        """Why the training code ended the run before its goal; None where it did not."""
+        """Why the training code ended the run before its goal; None if it did not."""
         report = next((report for report in reversed(self.reports) if report.finish_reason is not None), None)
         return report.finish_reason if report is not None and report.to_step == self.committed_step else None
 
@@ -183,7 +183,7 @@ class History:
         return self._decisions_by_number.get((segment, attempt))
 
     def prices_of(self, segment: int, attempt: int) -> Mapping[str, float]:
-        """The prices by deployment at which an attempt was decided; empty where those of the run spec held."""
+        """The prices by deployment at which an attempt was decided; empty if the prices of the run spec applied."""
         return self._prices_by_number.get((segment, attempt), {})
 
     def starts_of(self, segment: int, attempt: int) -> tuple[StartEntry, ...]:
@@ -270,7 +270,7 @@ class History:
         return {checkpoint.ref: checkpoint for checkpoint in self.checkpoints}
 
     def once(self, compute: Callable[[RunSpec, History], T], spec: RunSpec) -> T:
-        """What a pure function returns for this history and a spec; computed once, however often it is asked."""
+        """The result of a pure function for this history and a spec; computed once, however often it is asked for."""
         known = self._computed.get(compute)
         if known is None or known[0] is not spec:
             known = self._computed[compute] = (spec, compute(spec, self))

@@ -1,6 +1,6 @@
 """Folding of a log into a history, one record after the other. Pure.
 
-`tests/support/whole_fold.py` defines the same field by field; tests compare both on random logs.
+`tests/support/whole_fold.py` defines the same history field by field; tests compare both on random logs.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Folding:
     def add(self, slot: Slot) -> None:
         """Add the next record, unless it is of an attempt that was fenced before it.
 
-        No correct writer appends such a record: it can only come from one that did not read the log.
+        No correct writer appends such a record: it can only come from a writer that did not read the log.
         """
         entry = slot.entry
         if 0 < entry.epoch < self._highest_epoch:
@@ -176,7 +176,7 @@ class Folding:
         self._broken_resumes = ()
 
     def _commit(self, number: int, entry: CommitEntry) -> None:
-        """Add a checkpoint. Only attempts commit, so one without an epoch is of no attempt that holds a claim."""
+        """Add a checkpoint. Only attempts commit, so a commit without an epoch is of no attempt that holds a claim."""
         if entry.epoch < self._highest_epoch:
             return
         ref = CheckpointRef(slot=number, step=entry.manifest.step, attempt_id=entry.attempt_id)
@@ -250,7 +250,7 @@ class _Checkpoints:
         self._update(checkpoint.ref.slot)
 
     def change(self, entry: QuarantineEntry | LiftEntry | PruneEntry) -> None:
-        """What nothing resumes from any more, or again."""
+        """Apply a quarantine, a lift or a prune: it changes from which checkpoints attempts may resume."""
         if isinstance(entry, QuarantineEntry):
             self._quarantine(entry.slot, entry.reason)
         elif isinstance(entry, LiftEntry):

@@ -28,10 +28,10 @@ def read_history(log: RunLog) -> History:
 
 
 def require_whole(log: RunLog, history: History) -> None:
-    """Pass unless a record of a signed log cannot be read: what it held, a person decides.
+    """Pass unless a record of a signed log cannot be read: a person decides about that record.
 
-    An unsigned log goes on without it. Who could delete a record of a signed one would otherwise undo a quarantine or
-    a stop by that.
+    An unsigned log goes on without the record. In a signed log, whoever could delete a record would otherwise undo a
+    quarantine or a stop in this way.
 
     Raises:
         LostRecordError: the log is signed, and the record was not given up by name.
@@ -42,7 +42,7 @@ def require_whole(log: RunLog, history: History) -> None:
 
 
 def require_trusted(log: RunLog, history: History, *, has_checkpoint: bool) -> None:
-    """Pass if the log is whole, unless a signed run would begin at step 0 again: a person decides about spoiled ones.
+    """Pass if the log is whole, unless a signed run would begin at step 0 again: a person decides about that.
 
     Raises:
         LostRecordError: the log is signed, and a record cannot be read that was not given up by name.

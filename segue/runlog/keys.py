@@ -32,7 +32,7 @@ def model_file(name: str, folder: str, file: str) -> str:
 
 
 def seen_key(model: str) -> str:
-    """What the last look for triggers of a model saw; overwritten."""
+    """Key of the record of what the last look for triggers of a model saw; overwritten."""
     return f"{model_folder(model)}/triggers/seen.json"
 
 
@@ -90,7 +90,7 @@ def attempt_id(segment: int, attempt: int, epoch: int, *, log_id: str = "") -> s
 
 
 def epoch_of(attempt_id: str, *, log_id: str) -> int | None:
-    """The epoch in an attempt's id; None where it is no id, or one of another log of the same run.
+    """The epoch in an attempt's id; None if it is no id, or one of another log of the same run.
 
     Ids of version 0.1 do not name their log.
     """
@@ -107,8 +107,8 @@ def step_prefix(run_id: str, attempt: str, step: int) -> str:
 def shard_name(attempt: str, step: int, rank: int, *, try_number: int = 1) -> str:
     """Name of a shard relative to the run's folder, as manifests hold it.
 
-    A save that is tried again with another writer process has names of its own: it may store other bytes, and what the
-    first try stored may have been adopted.
+    A save that is tried again with another writer process has names of its own: it may store other bytes, and the
+    bytes of the first try may have been adopted.
     """
     return f"{_stem(attempt, step, rank, try_number)}.safetensors"
 
@@ -128,7 +128,7 @@ def _stem(attempt: str, step: int, rank: int, try_number: int) -> str:
 
 
 def prepared_name(attempt: str, step: int, rank: int) -> str:
-    """Name of what a commit record needs, stored after the shards of a save."""
+    """Name of the prepared commit, stored after the shards of a save."""
     return f"attempts/{attempt}/step-{step:09d}/rank-{rank}.commit.json"
 
 
@@ -155,7 +155,7 @@ def disturbance_key(run_id: str, attempt: str) -> str:
 
 
 def queue_key(run_id: str, segment: int, attempt: int) -> str:
-    """Key of what an attempt waits for that has not claimed the run yet, as its segment knows it."""
+    """Key of the segment's note about what its attempt waits for, as long as the attempt has not claimed the run."""
     return f"{run_id}/queue/seg{segment:03d}-a{attempt}.json"
 
 
@@ -163,7 +163,7 @@ PARENTS_PREFIX = ".parents/"
 PROBE_KEY = ".probe"
 """Key of an object that shows whether the store can be written."""
 LOOK_KEY, LOOK_BEGUN_KEY = ".last-look", ".look-begun"
-"""Keys of what the last look of recovery left when it ended, and of what the newest one left when it began."""
+"""Keys of the object that the last look of recovery wrote when it ended, and of the one that the newest began with."""
 
 
 def parent_key(run_id: str) -> str:
@@ -200,7 +200,7 @@ def metrics_prefix(run_id: str) -> str:
 
 
 def metrics_of_attempt(run_id: str, attempt: str) -> str:
-    """With what the keys of the parts of an attempt's loss curve begin, and no others."""
+    """The common beginning of the keys of the parts of an attempt's loss curve, and of no other keys."""
     return f"{run_id}/metrics/{attempt}-p"
 
 

@@ -41,10 +41,11 @@ class RunLog:
     A writer appends at the slot after the last one it has read; if that slot is taken, it reads on. So the writer of
     each record has read all records before it, which makes the log linear without locks or clocks.
 
-    What a log is, its first record says: its id is in every later one, and a writer proves before each append that the
-    newest record it has read is still there. So a writer that outlives its log writes nothing to another of that name.
+    A log is identified by its first record, whose id is in every later record. Before each append, a writer checks that
+    the newest record it has read is still there. So a writer that outlives its log writes nothing to another log of
+    that name.
 
-    With a signer, every record is signed and verified; one that is not signed for its place raises an error, and
+    With a signer, every record is signed and verified; a record that is not signed for its place raises an error, and
     nothing that was read with it is used.
     """
 
@@ -105,7 +106,7 @@ class RunLog:
 
     @property
     def log_id(self) -> str:
-        """What tells this log from every other, also from one of the same name in another store or after a wipe.
+        """The id that tells this log from every other, even one of the same name in another store or after a wipe.
 
         It is the entry id of the log's first record; empty while there is none.
         """
@@ -130,11 +131,11 @@ class RunLog:
         Raises:
             StoreReadError: the store could not be read.
             LogReplacedError: what was read before is not there any more.
-            LogCutError: the log was deleted, and not all of it.
+            LogCutError: the log was deleted, but not all of it.
             ForgedRecordError, ReplayedRecordError, BrokenChainError, UnsignedLogError, SigningKeyNeededError: a record
                 is not what the log's key signed for its slot.
         """
-        with self.lock:  # Listed under it too: a record that another thread appends meanwhile would seem to be lost.
+        with self.lock:  # The listing needs it too: else a record that another thread appends would seem lost.
             self._reader.read_all()
             self._is_listed = True
             return self
@@ -156,7 +157,7 @@ class RunLog:
 
         Raises:
             SupersededError: there is one.
-            UnreadRecordError: a record after the claim cannot be read, in whatever way, and may be one.
+            UnreadRecordError: a record after the claim cannot be read in any way, and may be a newer claim.
             LogReplacedError: the run was deleted, or begun again.
             StoreReadError: the store could not be read; a retry is safe.
         """
@@ -218,7 +219,7 @@ class RunLog:
 
     def _signed(self, entry: Entry, number: int) -> bytes:
         if self.is_signed and number and not self._slots:
-            # Which log this is, and what the record follows, is not known.
+            # It is not known which log this is, and which record the new one follows.
             raise NothingTrustedError(run_id=self.run_id, checkpoints=0, unreadable=number)
         return framed(self._chain.signed(body_of(entry), slot=number, entry_id=entry.entry_id))
 
@@ -226,17 +227,17 @@ class RunLog:
         return next((slot for slot in self.slots if slot.entry.entry_id == entry_id), None)
 
     def _write(self, number: int, data: bytes) -> Slot | None:
-        """What the slot holds now, which is `data` or the record of another writer; None where it cannot be read."""
+        """The record that the slot holds now: `data`, or that of another writer; None if it cannot be read."""
         key = keys.log_key(self.run_id, number)
         try:
-            # A put that the client retried after a lost answer is refused because of itself.
+            # A put that the client retried after a lost answer is refused because of its own first try.
             is_ours = self.store.put_if_absent(key, data) or self.store.get(key) == data
         except StoreWriteError:
             if not self._holds(key, data):
                 raise
             is_ours = True
         except MissingObjectError:
-            # Some stores answer so to races that neither writer wins; those in buckets try again by themselves.
+            # Some stores answer like this in races that neither writer wins; stores in buckets retry by themselves.
             why = "the store refused the record because the slot is taken, but the slot is empty"
             raise StoreWriteError(url=self.store.url, key=key, why=why) from None
         if not is_ours:

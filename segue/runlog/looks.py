@@ -1,4 +1,4 @@
-"""Looks of recovery at a store: what the newest one left when it began, and the last one when it ended."""
+"""Looks of recovery at a store: the mark of the newest look's start, and the record of the last look that ended."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from segue.stores.base import Examinable, Store
 
 
 class LookRecord(Record):
-    """A look that has ended, overwritten in place. A changing counter shows that looks end, not a timestamp."""
+    """A look that has ended, overwritten in place. A changing counter, not a timestamp, shows that looks end."""
 
     look_id: str
     counter: int = Field(0, ge=0)

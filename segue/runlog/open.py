@@ -73,7 +73,7 @@ def find_run(run_id: str, store: StoreSpec | str | Path = DEFAULT_STORE) -> tupl
 
 
 def _names(opened: Store) -> tuple[str, ...]:
-    """The names of what may be runs of a store, for a message; none where they cannot be listed."""
+    """The names of what may be runs of a store, for a message; none if they cannot be listed."""
     try:
         return tuple(filter(keys.is_run_folder, opened.folders()))
     except (StoreReadError, MissingObjectError):
@@ -102,7 +102,7 @@ def runs_in(
 ) -> Iterator[tuple[RunLog, History]]:
     """Every run of an open store but one, by name: its log and its history. Nothing is written.
 
-    Runs that need another signing key, and those of which only a part is left, are left out with a warning.
+    Runs that need another signing key, and runs of which only a part remains, are left out with a warning.
 
     Raises:
         StoreReadError: the store could not be read.

@@ -1,13 +1,13 @@
 """Packs: copies of 500 records of a log in one object, so that a long log is read with few requests.
 
 A record is final as soon as a later one exists. So a copy of its bytes, which have a checksum of their own, stands for
-it, also when the record itself is damaged later. A record that was damaged when the pack was written is not in it.
+it, even if the record itself is damaged later. A record that was damaged when the pack was written is not in it.
 
-A pack cannot hide newer records, which are listed and read as ever. It cannot speak for another log, because its key
-holds the id of the log's first record, which is read from the log itself. Nor can it speak for another state of the
-same log, as after a part of it was restored from a backup: the last record of each pack is compared with the log's own.
-Whoever wrote that record had read all records before it, and its id is unique. So if it is the same, the others are.
-A pack that is missing, damaged or of another state costs requests, and nothing else.
+A pack cannot hide newer records, which are listed and read as usual. It cannot stand for another log, because its key
+holds the id of the log's first record, which is read from the log itself. It cannot stand for another state of the same
+log either, for example after a part of the log was restored from a backup: the last record of each pack is compared
+with the log's own. Whoever wrote that record had read all records before it, and its id is unique. So if the last
+record is the same, so are the others. A pack that is missing, damaged or of another state costs only requests.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 PACK_SLOTS = 500
 _MOST_PACK_BYTES = 64 * 2**20
-"""Of the records in a pack. Those that do not fit are left out, and are read one by one."""
+"""Limit for all records in a pack. Records that do not fit are left out, and are read one by one."""
 _USUAL_PACK_BYTES = 2**20
 _LOG_ID = re.compile(r"[0-9a-f]{32}")
 """Ids come from storage that others may write; one of another form cannot be part of a key."""
@@ -105,7 +105,7 @@ class Packs:
     def write_next(self, *, log_id: str, end: int) -> None:
         """Write the oldest pack that is missing, if the slots up to `end` fill one. Does not block.
 
-        Best effort: what fails here is done by the next process that appends to the log.
+        Best effort: a pack that is not written here is written by the next process that appends to the log.
         """
         missing = next((number for number in range(end // PACK_SLOTS) if number not in self._done), None)
         is_busy = self._writing is not None and self._writing.is_alive()

@@ -1,4 +1,4 @@
-"""Reading a log: its packs, a listing, its tail; and again, in other ways, what is damaged or seems to be gone."""
+"""Reading a log: its packs, a listing, its tail. Records that are damaged or seem gone are read again in other ways."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _WIDEST_GAP_SLOTS = 1_000
 _FIRST = (0, 1)
 """A log without both of these was deleted; one object that is lost does not end a run."""
 _PAUSES_SECONDS = (0.0, 0.02, 0.1, 0.3)
-"""Before each further read of what could not be read, in another way than before. Then it counts as damaged."""
+"""Pauses before further reads of an unreadable record, each in another way. After them it counts as damaged."""
 
 
 class LogReader:
@@ -40,7 +40,7 @@ class LogReader:
         self._surely_damaged: set[int] = set()
 
     def read_all(self) -> None:
-        """Read what was not read yet, and again what is damaged: a person may have restored it.
+        """Read the records that were not read yet, and damaged ones again: a person may have restored them.
 
         Raises:
             StoreReadError: the store could not be read.
@@ -72,10 +72,10 @@ class LogReader:
     def require_same_log(self) -> None:
         """Pass if the first and the newest record that were read are still there: the log was not deleted or replaced.
 
-        A record that was damaged since tells nothing; if both are, the others are looked at.
+        A record that was damaged since tells nothing; if both are damaged, the others are looked at.
 
         Raises:
-            LogReplacedError: one of them is gone, or is another one, however often it is read.
+            LogReplacedError: one of them is gone or another record, however often it is read.
             StoreReadError: the store could not be read, or none of the log's records can.
         """
         read = self._slots.read()
@@ -88,7 +88,7 @@ class LogReader:
             raise StoreReadError(url=self.store.url, key=keys.log_prefix(self._run_id), why="all records are damaged")
 
     def _is_in_place(self, slot: Slot) -> bool:
-        """Whether the store still has the record that was read from this slot; False where it is damaged there."""
+        """Whether the store still has the record that was read from this slot; False if it is damaged there."""
         key, found = keys.log_key(self._run_id, slot.number), None
         for store in self._ways():
             found = _found(store, key)
@@ -160,7 +160,7 @@ class LogReader:
                 self._slots.decode(named[key], data)
             else:
                 missing.append(named[key])
-        # A slot that the listing has, and that is not there, is the end of the log or a fault of the listing.
+        # A slot that is listed but missing is the end of the log or a fault of the listing.
         for number in (number for number in missing if number < self._slots.end):
             self._slots.add_damage(number, "the record is missing although later ones exist")
         self._read_new_damage_again()
@@ -171,7 +171,7 @@ class LogReader:
             )
 
     def _read_next(self) -> bool:
-        """Whether there is a record in the slot after the last one. It is read."""
+        """Read the slot after the last one; return whether it holds a record."""
         number = self._slots.end
         data = _found(self.store, keys.log_key(self._run_id, number))
         if data is None:

@@ -1,7 +1,8 @@
 """Signed records: each is signed for its run, log and slot, and follows the record before it by its hash.
 
 So no record can be changed, copied to another place, or put between two others without the key. Records that are
-missing at the end cannot be noticed from the log alone: a process that read it before, or knows its length, does.
+missing at the end cannot be noticed from the log alone: only a process that has read it before, or knows its length,
+notices them.
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ class SignatureChain:
 
 
 def _split(body: bytes) -> tuple[bytes, RecordSignature | None]:
-    """The entry in a record's body, and its signature; None where it has none."""
+    """The entry in a record's body, and its signature; None if it has none."""
     at = body.rfind(_MARK, max(len(body) - _MOST_SIGNATURE_BYTES, 0))
     if at < 0:
         return body, None

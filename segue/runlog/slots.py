@@ -31,8 +31,8 @@ class Damage:
 class Slots:
     """Readable and damaged slots of one run's log, in whatever order they are read. Not safe for several threads.
 
-    A record that was written for another log of the same name, by a writer that has outlived that log, takes its slot
-    and is nothing else: it is neither read nor damage.
+    A record that was written for another log of the same name, by a writer that has outlived that log, only takes its
+    slot: it counts neither as read nor as damage.
     """
 
     def __init__(self, run_id: str, chain: SignatureChain) -> None:
@@ -48,7 +48,7 @@ class Slots:
         self.end = 0
         """The slot after the last one."""
         self.log_id = ""
-        """The entry id of the first record, as it has it or as the others name it; empty while none does."""
+        """The entry id of the first record, from that record or from later ones; empty while neither is read."""
 
     def __contains__(self, number: int) -> bool:
         """Whether nothing more can be learnt from this slot: it is readable, or of another log."""
@@ -71,7 +71,7 @@ class Slots:
         return tuple(self._damage[number] for number in sorted(self._damage))
 
     def unread_after_claim(self, epoch: int) -> tuple[Damage, ...]:
-        """What cannot be read and came after the claim of this epoch, so that it may be a newer claim."""
+        """The slots that cannot be read and follow the claim of this epoch: each may be a newer claim."""
         claimed_in = self._claims.get(epoch, -1)
         return tuple(damage for damage in self.damage() if damage.slot > claimed_in)
 
@@ -80,7 +80,7 @@ class Slots:
         return number in self._foreign
 
     def decode(self, number: int, data: bytes) -> Slot | None:
-        """Add a slot by its bytes; None where they are damaged, or of another log.
+        """Add a slot by its bytes; None if they are damaged, or of another log.
 
         Raises:
             ForgedRecordError, ReplayedRecordError, BrokenChainError, UnsignedLogError, SigningKeyNeededError: they are

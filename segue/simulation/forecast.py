@@ -22,7 +22,7 @@ from segue.policy.rules.view import Floats, Job
 from segue.policy.save_interval import PRIOR_LIFE_SECONDS, Cadence, Life, SaveCost, as_asked, interval_seconds
 from segue.records import Capacity
 from segue.runlog.history import History
-from segue.simulation.comparison import Contender, Rows, as_published, outcome_on
+from segue.simulation.rows import Contender, Rows, as_published, outcome_on
 from segue.simulation.simulator import Harshness, SimulationResult, simulate
 from segue.spec import RunSpec
 
@@ -123,7 +123,7 @@ def latest_moments(spec: RunSpec, here: Situation) -> dict[str, datetime]:
 def job_ahead(spec: RunSpec, here: Situation, *, longest_seconds: float | None = None) -> Job:
     """The job from here to the goal. Without a deadline, or with a distant one, its time is bounded generously.
 
-    `longest_seconds` is the length of the longest trace, where traces are given.
+    `longest_seconds` is the length of the longest trace, if traces are given.
     """
     assert here.work_seconds is not None, "a forecast needs the seconds a step takes"
     work = here.work_seconds / (1 + spec.policy.margin_share)
@@ -159,7 +159,7 @@ def forecast(
     job = replace(job, lost_by_a_death_seconds=lost_seconds)
     planned, harsh = planned_policy(spec, here, job), harshness_of(here, lost_seconds)
     simulated = [planned]
-    # Rules for leaving spot need a deadline, and are no comparison where spot is never used.
+    # Rules for leaving spot need a deadline, and are no comparison if spot is never used.
     if spec.deadline is not None and planned.label == spec.policy.name:
         rules: dict[str, Policy] = {"uniform_progress": UniformProgress(), "greedy": Greedy()}
         others = {name: _bounded(rule, spec) for name, rule in rules.items() if name != planned.label}
@@ -179,7 +179,7 @@ def forecast(
 
 
 def harshness_of(here: Situation, lost_seconds: float) -> Harshness:
-    """What the published setting leaves out: work lost with a death, and a clamp that requires more than a boot."""
+    """The omissions of the published setting: work lost with a death, and a clamp that requires more than a boot."""
     needed = clamp.needed_for_spot_seconds(here)
     reserve = 0.0 if needed is None or here.work_seconds is None else needed - here.work_seconds
     return Harshness(lost_by_a_death_seconds=lost_seconds, start_slack_seconds=reserve)
@@ -208,7 +208,7 @@ def planned_policy(spec: RunSpec, here: Situation, job: Job) -> Contender:
 
 
 def _job_of(name: str, job: Job) -> Job:
-    """The job as a policy observes it; where the run has no way back to spot, no policy has one."""
+    """The job as a policy observes it; if the run has no way back to spot, no policy has one."""
     return as_published(name, job) if job.may_return else job
 
 

@@ -1,4 +1,4 @@
-"""What simulated runs observe of spot: everything while they are on it or wait for it, less while on on-demand."""
+"""What simulated runs observe of spot: everything while they use it or wait for it, less while they use on-demand."""
 
 from __future__ import annotations
 

@@ -16,8 +16,8 @@ from segue.policy.rules.view import Job
 from segue.policy.spending import charges_of
 from segue.runlog.history import History
 from segue.simulation import forecast
-from segue.simulation.comparison import Rows, synthetic_rows, traced_rows
 from segue.simulation.forecast import Forecast, Sample, without_measures
+from segue.simulation.rows import Rows, synthetic_rows, traced_rows
 from segue.simulation.traces import Trace
 from segue.spec import RunSpec
 from segue.units import duration, money
@@ -67,7 +67,7 @@ def plan_ahead(
     notes: Sequence[str] = (),
     on_policy: Callable[[str], None] = lambda _: None,
 ) -> Plan:
-    """Simulate the rest of a run on traces, or on synthetic ones from published hazards where none are given.
+    """Simulate the rest of a run on traces, or on synthetic ones from published hazards if none are given.
 
     `step_seconds` replaces what the run has measured; `notes` are put before those that the simulation adds;
     `on_policy` is called with each policy that is simulated.

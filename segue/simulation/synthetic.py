@@ -1,6 +1,6 @@
-"""Synthetic traces from hazards, or a trace from a run's own log: policies can be tried without data files. Pure.
+"""Synthetic traces from hazards: policies can be tried without data files. Pure.
 
-Synthetic traces are semi-Markov: in each tick an interval ends with a probability that depends only on its age, by the
+They are semi-Markov: in each tick an interval ends with a probability that depends only on its age, by the
 published hazards times a factor. The first tick is at a random moment of an endless history: most runs start within a
 long interval.
 """
@@ -9,11 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from segue.policy.availability import intervals
 from segue.policy.rules.hazards import DOWN_RATES, UP_RATES, age_bin
 from segue.policy.rules.view import Flags, Floats
-from segue.runlog.history import History
-from segue.simulation.traces import Trace
 
 _FORGOTTEN = 1e-7
 """Share of intervals that may be older than the oldest age that is drawn for the first tick."""
@@ -44,22 +41,6 @@ def synthetic_availability(
         is_up = is_up ^ ends
         age = np.where(ends, 0.0, age + tick_seconds)
     return np.ascontiguousarray(rows.T)
-
-
-def recorded_trace(history: History, tick_seconds: float) -> Trace | None:
-    """Spot as a run observed it: up while an attempt had it, down while one waited or booted; None without either.
-
-    On on-demand and between attempts the run did not observe spot. Those times are left out and the intervals on both
-    sides are joined, so the trace is shorter than the run and joined intervals may be longer than they really were.
-    """
-    known = [interval for interval in intervals(history) if interval.seconds > 0]
-    ends = np.cumsum([interval.seconds for interval in known])
-    ticks = int(ends[-1] // tick_seconds) if len(ends) else 0
-    if ticks == 0:
-        return None
-    interval_at = np.searchsorted(ends, np.arange(ticks) * tick_seconds, side="right")
-    name = history.spec.run_id if history.spec else "run"
-    return Trace(name, tick_seconds, np.array([interval.is_up for interval in known])[interval_at])
 
 
 def _starts(

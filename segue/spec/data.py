@@ -18,7 +18,7 @@ class DataFile(FiniteValue):
     path: str = Field(min_length=1, description="Absolute path, or URL that fsspec can read, e.g. s3://bucket/key.")
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$", description="SHA-256 of its bytes.")
     size_bytes: int = Field(ge=0, description="Number of its bytes.")
-    rows: int | None = Field(None, ge=0, description="Number of its rows, where its format tells.")
+    rows: int | None = Field(None, ge=0, description="Number of its rows, if its format tells.")
 
 
 _CHARACTER = r"^[ -~\t]$"
@@ -38,7 +38,9 @@ class Reading(FiniteValue):
     )
     quote: str = Field('"', pattern=_CHARACTER, description="Character around cells, doubled inside them.")
     escape: str | None = Field(
-        None, pattern=_CHARACTER, description="Character before one that is meant as such; None: there is none."
+        None,
+        pattern=_CHARACTER,
+        description="Escape character before a delimiter or quote that belongs to a cell; None: there is none.",
     )
     decimal: str = Field(".", pattern=r"^[.,]$", description="Decimal sign of numbers: a point or a comma.")
     thousands: str | None = Field(
@@ -50,7 +52,8 @@ class Reading(FiniteValue):
         "that are not text also NA, NaN, null and the like.",
     )
     types: dict[str, ColumnType] = Field(
-        default_factory=dict, description="Types of columns, of any file; the others are what their values are."
+        default_factory=dict,
+        description="Types of columns, in any file; the type of any other column follows from its values.",
     )
 
     @field_validator("encoding")
@@ -100,7 +103,7 @@ class DataSpec(DataAccess):
 
     @property
     def passed_reading(self) -> dict[str, Any]:
-        """How the files are read, as `segue.data_frame` gets it; empty where nothing is said of it."""
+        """How the files are read, as `segue.data_frame` gets it; empty if nothing is said of it."""
         known = {"rules": self.reading.model_dump(mode="json", exclude_defaults=True), "columns": self.columns}
         return {name: value for name, value in known.items() if value}
 

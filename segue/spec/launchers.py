@@ -85,12 +85,14 @@ class RaySpec(FiniteValue):
         "is a node. It must be a node in any case.",
     )
     spot: str = Field("spot", pattern=_RESOURCE, description="Custom resource of the nodes that are spot capacity.")
-    on_demand: str = Field("on_demand", pattern=_RESOURCE, description="Custom resource of the nodes that are not.")
+    on_demand: str = Field(
+        "on_demand", pattern=_RESOURCE, description="Custom resource of the nodes that are on-demand capacity."
+    )
     min_ranks: int | None = Field(
         None,
         ge=1,
         le=1024,
-        description="Fewest ranks with which an attempt starts where there is no room for all; None: all. "
+        description="Fewest ranks with which an attempt starts if there is no room for all; None: all. "
         "ranks = {min = 2, max = 8} sets it.",
     )
     ranks_per_bundle: int = Field(
@@ -103,7 +105,7 @@ class RaySpec(FiniteValue):
     gpus_per_rank: int = Field(0, ge=0, description="GPUs of the cluster that a rank takes.")
 
     def why_unfit(self, ranks: int | None) -> str | None:
-        """Why so many ranks cannot be placed; None where they can."""
+        """Why so many ranks cannot be placed; None if they can."""
         if ranks is None:
             return "ranks must be a number: a cluster has nodes of many kinds"
         least, each = self.min_ranks or ranks, self.ranks_per_bundle
@@ -123,7 +125,7 @@ def range_of_ranks(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _why_refused(option: str) -> str | None:
-    """Why this option of sbatch cannot be given; None where it can."""
+    """Why this option of sbatch cannot be given; None if it can."""
     found = _OPTION.fullmatch(option)
     if found is None:
         return f"{option!r} is no long option of sbatch in one word; write it as --name or --name=value"

@@ -16,7 +16,7 @@ from segue.units import DEFAULT_CURRENCY
 _NAME = r"^[^/]+/[^/]+$"
 _MARKET = r"^[a-z0-9-]+\.[a-z0-9-]+ [a-z]{2}(-[a-z]+)+-\d[a-z0-9-]*[a-z]$"
 _MOST_RATIO = 1e6
-"""Of two prices: a dearer machine is not bought by choice either, and with an infinite ratio nothing can be planned."""
+"""Of two prices: a dearer machine is also not bought by choice, and with an infinite ratio nothing can be planned."""
 _SPOT_PRICE, _ON_DEMAND_PRICE = 1.0, 3.0
 _SOURCE = re.compile(r"(file|cmd):\s*(\S.*)|aws(?::\s*(\S.*))?", re.DOTALL)
 AWS_CURRENCY = "USD"
@@ -119,7 +119,7 @@ class PoolSpec(FiniteValue):
 
     @property
     def price_source(self) -> PriceSource | None:
-        """The source of current prices, taken apart; None where the listed prices hold."""
+        """The source of current prices, taken apart; None if the listed prices hold."""
         found = _SOURCE.fullmatch(self.prices) if self.prices is not None else None
         if found is None:
             return None
@@ -161,7 +161,7 @@ class PoolSpec(FiniteValue):
         return self.spot_price if pool.price is None else pool.price
 
     def deployment(self, capacity: Capacity) -> str:
-        """The deployment for this capacity; of several, the cheapest."""
+        """The deployment for this capacity; the cheapest if there are several."""
         return min(self.spot, key=self.spot_pool_price).deployment if capacity is Capacity.SPOT else self.on_demand
 
     def price(self, capacity: Capacity, deployment: str) -> float:
@@ -173,7 +173,7 @@ class PoolSpec(FiniteValue):
 
 
 def _why_no_market(shared: str | None, pools: tuple[SpotPool, ...], currency: str) -> str | None:
-    """Why AWS cannot be asked for the prices of these pools; None where it can."""
+    """Why AWS cannot be asked for the prices of these pools; None if it can."""
     if shared is not None and re.fullmatch(_MARKET, shared) is None:
         return f"{shared!r} must be an instance type and a zone, as in 'aws: g5.xlarge us-east-1a'"
     without = [pool.deployment for pool in pools if pool.market is None] if shared is None else []

@@ -61,7 +61,7 @@ class RunSpec(FiniteValue, Record):
     )
     deterministic: bool = Field(
         False,
-        # Left out where it is not set: older versions refuse a record with a field that they do not know.
+        # Left out if it is not set: older versions refuse a record with a field that they do not know.
         exclude_if=lambda is_set: not is_set,
         description="Whether only deterministic kernels are used, so that resumes are equal bit for bit; slower, and "
         "an operation without such a kernel ends the run.",
@@ -99,7 +99,7 @@ class RunSpec(FiniteValue, Record):
     segment: SegmentSpec = SegmentSpec()
     slurm: SlurmSpec | None = Field(
         None,
-        # Left out where it is not set: older versions refuse a record with a field that they do not know.
+        # Left out if it is not set: older versions refuse a record with a field that they do not know.
         exclude_if=lambda table: table is None,
         description="Slurm cluster on which segments train; None: each segment trains on its own machine.",
     )

@@ -39,7 +39,7 @@ class StoreSpec(FiniteValue):
     region: str | None = Field(None, description="S3 region, only for s3://; None: the one that boto3 finds.")
     signing_key: str | None = Field(
         None,
-        # Left out where there is none: older versions refuse a record with a field that they do not know.
+        # Left out if there is none: older versions refuse a record with a field that they do not know.
         exclude_if=lambda reference: reference is None,
         description="Reference to the key that signs the log and checkpoints: env:NAME or file:/path; None: unsigned.",
     )
@@ -177,7 +177,7 @@ class LivenessSpec(Section):
         description="Seconds from SIGUSR1 to the kill, as in Slurm's --signal=USR1@120; None: grace_seconds.",
     )
     rank_seconds: float = Field(
-        300.0, gt=0, description="Rank timeout: longest wait of ranks for another one, in a step or while restoring."
+        300.0, gt=0, description="Rank timeout: how long ranks wait for another rank, in a step or while restoring."
     )
     first_step_seconds: float = Field(
         1800.0,
@@ -197,8 +197,8 @@ class LivenessSpec(Section):
     slow_start_seconds: float = Field(
         120.0,
         gt=0,
-        description="Slow start: least time in seconds from a worker taking an attempt to its claim of the run after "
-        "which another start is asked for beside it; longer where starts on the pool took longer before, "
+        description="Slow-start timeout: seconds from a worker taking an attempt to its claim of the run; after that, "
+        "another start is requested beside it. If earlier starts on the pool took longer, the timeout is longer, "
         "first_step_seconds at most.",
     )
     start_seconds: float = Field(
@@ -224,8 +224,8 @@ class SegmentSpec(FiniteValue):
     count: int = Field(
         20,
         ge=1,
-        description="Where no other end is set: segments of an undisturbed run, none shorter than half an hour or 20 "
-        "changeovers; 1: no planned ends. No effect on Slurm and Ray.",
+        description="Number of segments of an undisturbed run if no other end is set; none is shorter than half an "
+        "hour or 20 changeovers; 1: no planned ends. No effect on Slurm and Ray.",
     )
 
 

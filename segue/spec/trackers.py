@@ -20,7 +20,7 @@ _PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
 def why_no_tracker(name: str, options: TrackerOptions) -> str | None:
-    """Why this cannot be a tracker with its options; None where it can, as far as its name and options show."""
+    """Why this cannot be a tracker with its options; None if it can, as far as its name and options show."""
     if name not in TRACKERS and not _PATH.fullmatch(name):
         return f"{name!r} is no tracker; use {', '.join(TRACKERS)}, or your own as package.module:factory"
     for option, value in options.items():

@@ -14,7 +14,8 @@ try:
     import obstore.exceptions
     from obstore.store import AzureStore as ObstoreAzure
 
-    from segue.stores.objects import CLIENT_TIMEOUT, RETRY, ObjectStore, checked_endpoint, client_options, place_of
+    from segue.stores.endpoint import CLIENT_TIMEOUT, checked_endpoint, client_options, place_of
+    from segue.stores.objects import RETRY, ObjectStore
 except ImportError:
     raise MissingExtraError(extra="azure", needed_for="a store on az://") from None
 
@@ -57,7 +58,7 @@ class AzureStore(ObjectStore):
         )
 
     def drop_unfinished(self, prefix: str) -> None:
-        """Nothing: Azure removes blocks that were not committed after a week by itself, and nobody else can."""
+        """Does nothing: after a week Azure itself removes blocks that were not committed, and nobody else can."""
         self._unfinished_below(prefix)
 
     def _unreachable(self, error: Exception) -> StoreUnreachableError:
@@ -82,7 +83,7 @@ class AzureStore(ObjectStore):
 
 
 def _account(endpoint_url: str | None) -> str:
-    """The account's name: of the environment, else of the endpoint's path or host; empty where neither has it."""
+    """The account's name: of the environment, else of the endpoint's path or host; empty if neither has it."""
     if given := os.environ.get(_ACCOUNT):
         return given
     parts = urlsplit(endpoint_url or "")

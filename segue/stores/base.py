@@ -29,7 +29,7 @@ class StoreWriteError(StoreError):
 
 
 WRONG_CLOCK = "the clock of this machine is wrong by more than the server permits"
-"""The reason of an error, where the server says so."""
+"""The reason of an error, if the server says so."""
 
 
 class StoreReadError(StoreError):
@@ -65,7 +65,7 @@ class Store(Protocol):
         """Write a small object unless one is there; True when this call created it.
 
         Atomic and durable: of any number of callers, on any machine, at most one gets True, and from then on
-        every reader sees exactly its bytes, also after a crash. A caller whose answer got lost may get False
+        every reader sees exactly its bytes, even after a crash. A caller whose answer got lost may get False
         for its own write: compare the bytes.
 
         Raises:
@@ -192,10 +192,10 @@ class Examinable(Protocol):
 
 @runtime_checkable
 class HasRules(Protocol):
-    """A store that shows what else than segue removes its objects. Not every kind of store can."""
+    """A store that shows what removes its objects besides segue. Not every kind of store can."""
 
     def removed_by(self) -> str | None:
-        """What removes objects that nobody deletes, as far as can be seen; None where nothing does.
+        """What removes objects that nobody deletes, as far as can be seen; None if nothing does.
 
         Raises:
             StoreReadError: its rules could not be read.
@@ -205,7 +205,7 @@ class HasRules(Protocol):
 
 @runtime_checkable
 class Refreshable(Protocol):
-    """A store that can be read in another way than before: what a fault on the way has changed then comes out right."""
+    """A store that can be read in another way: bytes that a fault on the way has changed then come out right."""
 
     def afresh(self) -> Store:
         """The same store, read past the page cache, or by new connections. For reads that are made again."""
@@ -213,7 +213,7 @@ class Refreshable(Protocol):
 
 
 def ways_to(store: Store, *, reads: int) -> Iterator[Store]:
-    """The store itself, then the same store read in other ways: so many in all. Where it has none, itself again."""
+    """The store itself, then the same store read in other ways: so many in all. If it has none, the store again."""
     yield store
     for _ in range(reads - 1):
         yield store.afresh() if isinstance(store, Refreshable) else store
@@ -260,7 +260,7 @@ def checked_range(start: int, length: int) -> tuple[int, int]:
 
 
 def put_new(store: Store, key: str, data: bytes) -> bool:
-    """Whether `put_if_absent` created the object, also where its answer was lost and a retry found its own bytes.
+    """Whether `put_if_absent` created the object, even if its answer was lost and a retry found its own bytes.
 
     `data` must be bytes that no other writer has.
 

@@ -1,4 +1,4 @@
-"""Reading and writing large files without the page cache: by O_DIRECT, or plainly where a file system lacks it.
+"""Reading and writing large files without the page cache: by O_DIRECT, or plainly if a file system lacks it.
 
 In the page cache a checkpoint would be copied once more, and would push out the training's own pages.
 """
@@ -68,7 +68,7 @@ def read_into(path: Path, start: int, into: memoryview) -> int:
 
 
 def _direct(descriptor: int, transfer: Callable[[], int]) -> int:
-    """How many bytes `transfer` moved with O_DIRECT set; 0 where the file system does not support that."""
+    """How many bytes `transfer` moved with O_DIRECT set; 0 if the file system does not support that."""
     if not _O_DIRECT:
         return 0
     flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
@@ -95,7 +95,7 @@ def _read(descriptor: int, into: memoryview, start: int, *, unit_bytes: int) -> 
     while done < len(into):
         count = os.preadv(descriptor, [into[done : done + READ_BYTES]], start + done)
         done += count
-        if count == 0 or count % unit_bytes:  # The end, from where a direct read could not go on.
+        if count == 0 or count % unit_bytes:  # The end, from where a direct read could not continue.
             break
     return done
 

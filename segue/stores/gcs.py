@@ -19,8 +19,9 @@ try:
     from obstore.auth.google import GoogleCredentialProvider
     from obstore.store import GCSStore as ObstoreGCS
 
+    from segue.stores.endpoint import CLIENT_TIMEOUT, checked_endpoint, client_options, place_of
     from segue.stores.google_random import use_own_random_stream
-    from segue.stores.objects import CLIENT_TIMEOUT, ObjectStore, checked_endpoint, client_options, place_of
+    from segue.stores.objects import ObjectStore
 except ImportError:
     raise MissingExtraError(extra="gcs", needed_for="a store on gs://") from None
 

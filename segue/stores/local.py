@@ -248,7 +248,7 @@ class LocalStore:
     def _make_folder(self, folder: Path, *, durable: bool) -> None:
         if folder == self.root:  # Only `create` makes it.
             return
-        # One that is there may have been made a moment ago by somebody who has not synced it, or never will.
+        # An existing one may have been made a moment ago by a process that has not synced it, or never will.
         if folder.is_dir() and (not durable or folder in self._synced):
             return
         self._make_folder(folder.parent, durable=durable)
@@ -299,7 +299,7 @@ def _write_small(path: Path, data: bytes | memoryview, *, durable: bool) -> None
 
 
 def _file_system(folder: Path) -> str:
-    """The kind of the file system that a folder is on; empty where the system does not say."""
+    """The kind of the file system that a folder is on; empty if the system does not say."""
     try:
         lines = [line.split(" ") for line in Path("/proc/self/mounts").read_text().splitlines()]
     except OSError:
@@ -315,7 +315,7 @@ def _raise_unless_gone(error: OSError) -> None:
 
 
 def _make_folders(folder: Path) -> None:
-    """Create a folder and those above it, so that they are there after a power cut, too."""
+    """Create a folder and those above it, so that they are also there after a power cut."""
     if folder.is_dir():
         return
     _make_folders(folder.parent)

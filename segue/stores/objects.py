@@ -10,8 +10,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from copy import copy
 from datetime import datetime, timedelta
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import obstore
 import obstore.exceptions
@@ -28,16 +27,15 @@ from segue.stores.base import (
     checked_range,
     is_key,
 )
+from segue.stores.endpoint import CLIENT_TIMEOUT
 
 if TYPE_CHECKING:
-    from obstore.store import ClientConfig, RetryConfig
     from obstore.store import ObjectStore as Obstore
+    from obstore.store import RetryConfig
 
 RETRY: RetryConfig = {"max_retries": 8, "retry_timeout": timedelta(seconds=60)}
 _FEW_RETRIES: RetryConfig = {"max_retries": 1, "retry_timeout": timedelta(seconds=10)}
 """Of the check: a person waits for its answer."""
-CONNECT_TIMEOUT = timedelta(seconds=5)
-CLIENT_TIMEOUT = timedelta(seconds=60)
 _BULK_RETRY: RetryConfig = {"max_retries": 8, "retry_timeout": timedelta(minutes=4)}
 """obstore repeats a request with the credentials of the first try, which are valid for five minutes."""
 _BULK_TIMEOUT = timedelta(minutes=2)
@@ -54,64 +52,6 @@ _CODES = {
 """Source: the list of error codes in the S3 API."""
 _CONFLICT_PAUSES = (0.05, 0.1, 0.2, 0.4, 0.8)
 """Seconds after each answer that an object is there which is not."""
-_LOOPBACK = ("localhost", "127.0.0.1", "::1")
-
-
-class BucketPlace(NamedTuple):
-    """What the URL of a store in a bucket names."""
-
-    bucket: str
-    prefix: str
-
-
-def place_of(url: str, *, form: str) -> BucketPlace:
-    """The bucket and the prefix of a URL that has this form, such as s3://bucket/prefix.
-
-    Raises:
-        StoreUnreachableError: the URL is more or less than that.
-    """
-    parts = urlsplit(url)
-    fix = f"write it as {form}."
-    if not parts.netloc:
-        holder = urlsplit(form).netloc
-        raise StoreUnreachableError(url=url, why=f"the URL has no {holder}.", fix=fix)
-    if parts.query or parts.fragment:
-        raise StoreUnreachableError(url=url, why="the URL has a '?' or '#' after the prefix.", fix=fix)
-    return BucketPlace(parts.netloc, parts.path)
-
-
-def is_payload_exposed(endpoint_url: str | None) -> bool:
-    """Whether someone on the network path could read a request and change its bytes. Loopback has no such path."""
-    if endpoint_url is None:
-        return False
-    parts = urlsplit(endpoint_url)
-    return parts.scheme == "http" and parts.hostname not in _LOOPBACK
-
-
-def checked_endpoint(url: str, endpoint_url: str | None) -> str | None:
-    """The endpoint, if requests of a cloud whose signatures do not cover the bytes may travel to it.
-
-    Raises:
-        StoreUnreachableError: it is no URL, or `http://` and not on this machine.
-    """
-    if endpoint_url is not None and not endpoint_url.startswith(("http://", "https://")):
-        fix = "write it with https://."
-        raise StoreUnreachableError(url=url, why=f"the endpoint {endpoint_url!r} is not a URL.", fix=fix)
-    if is_payload_exposed(endpoint_url):
-        raise StoreUnreachableError(
-            url=url,
-            why=f"on the way to {endpoint_url} others could read the credentials and change the bytes.",
-            fix="give the endpoint with https://; http:// is for servers on 127.0.0.1.",
-        )
-    return endpoint_url
-
-
-def client_options(endpoint_url: str | None, timeout: timedelta = CLIENT_TIMEOUT) -> ClientConfig:
-    """obstore's settings for requests to an endpoint; `timeout` is that of one request with its body."""
-    options: ClientConfig = {"timeout": timeout, "connect_timeout": CONNECT_TIMEOUT}
-    if endpoint_url is not None:
-        options["allow_http"] = urlsplit(endpoint_url).scheme == "http"
-    return options
 
 
 class ObjectStore(ABC):
@@ -189,7 +129,7 @@ class ObjectStore(ABC):
         except MissingObjectError:
             return True
         except StoreReadError:
-            return False  # Who reads it says why it cannot be read.
+            return False  # The code that reads it says why it cannot be read.
         return False
 
     def put(self, key: str, data: bytes | memoryview, *, durable: bool = True) -> None:
@@ -365,7 +305,7 @@ class ObjectStore(ABC):
 
 
 def _by_code(error: Exception) -> str | None:
-    """What is wrong, by the code in the server's answer; None where it is not one of those that are known here."""
+    """What is wrong, by the code in the server's answer; None if it is not one of those that are known here."""
     found = re.search(r"<Code>(\w+)</Code>", str(error))
     return _CODES.get(found[1]) if found is not None else None
 

@@ -1,4 +1,4 @@
-"""Reading many small objects: in parallel where each request takes a round trip over a network."""
+"""Reading many small objects: in parallel if each request takes a round trip over a network."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def patiently(ask: Callable[[], T], *, what: str, patience_seconds: float = 60.0
     """What `ask` returns, retried with growing pauses while the store fails.
 
     Raises:
-        StoreReadError, StoreWriteError: it still is after `patience_seconds`.
+        StoreReadError, StoreWriteError: it still fails after `patience_seconds`.
     """
     clock = clock or SystemClock()
     give_up_at = clock.monotonic() + patience_seconds

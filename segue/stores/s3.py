@@ -17,14 +17,8 @@ try:
     from obstore.store import S3Store as ObstoreS3
 
     from segue.stores.botocore_random import use_own_random_stream
-    from segue.stores.objects import (
-        CLIENT_TIMEOUT,
-        CONNECT_TIMEOUT,
-        ObjectStore,
-        client_options,
-        is_payload_exposed,
-        place_of,
-    )
+    from segue.stores.endpoint import CLIENT_TIMEOUT, CONNECT_TIMEOUT, client_options, is_payload_exposed, place_of
+    from segue.stores.objects import ObjectStore
 except ImportError:
     raise MissingExtraError(extra="s3", needed_for="a store on s3://") from None
 
@@ -37,7 +31,7 @@ _CREDENTIALS_TTL = timedelta(minutes=10)
 15 to 10 min before they expire, so what it gives is valid for 10 min more.
 """
 _FORBIDDEN = 403
-"""S3's answer to a question about the whole bucket, where a policy permits only what is below a prefix."""
+"""S3's answer to a question about the whole bucket, if a policy permits only what is below a prefix."""
 
 
 class S3Store(ObjectStore):
@@ -120,7 +114,7 @@ class S3Store(ObjectStore):
         return f"the bucket's lifecycle rule {found[0].get('ID', '')!r} expires or archives objects" if found else None
 
     def _refusal(self) -> StoreUnreachableError | None:
-        """What the bucket says to those who may not ask for it as a whole; None where it answers.
+        """What the bucket says to those who may not ask for it as a whole; None if it answers.
 
         Raises:
             StoreUnreachableError: there is no such bucket, or no answer.

@@ -1,6 +1,6 @@
 """Metadata services of AWS, GCE and Azure on loopback: tests and demos take a machine back through them.
 
-Each answers as its provider documents, over real HTTP: tokens, required headers, versions, long polls, and 404 where
+Each answers as its provider documents, over real HTTP: tokens, required headers, versions, long polls, and 404 if
 there is no notice. `environment` has the variables by which segue, and the providers' own libraries, find it.
 """
 

@@ -12,8 +12,9 @@ from pathlib import Path
 
 from segue.checkpoints.loading.own_slices import OwnSlices
 from segue.checkpoints.pruning import Pruner
-from segue.checkpoints.saving.committer import Writer
+from segue.checkpoints.saving.committer import IncrementalBase, Writer
 from segue.checkpoints.saving.partition import Partition
+from segue.checkpoints.saving.save_job import Author
 from segue.checkpoints.saving.staging import StagingArea
 from segue.checkpoints.saving.writer_client import ProcessWriter, ShardWriter
 from segue.clock import Clock
@@ -61,7 +62,7 @@ from segue.trainer.workloads.live_recipe import LiveRecipe
 log = logging.getLogger(__name__)
 
 _WRITER_STARTS = 3
-"""Limit on starts of the writer process: one that died this often before it was ready has a cause that repeats."""
+"""Limit on starts of the writer process: if it dies this often before it is ready, the cause repeats."""
 
 
 def run_attempt(
@@ -78,7 +79,7 @@ def run_attempt(
 
     A kill at any moment leaves the run at its newest commit. A separate process writes the checkpoints, unless `shards`
     is given. In a process that torchrun started, this is one rank's part of the attempt, and `owner` is the
-    process that started all ranks. `leave` is called with the exit code where the process ends without a return.
+    process that started all ranks. `leave` is called with the exit code if the process ends without a return.
 
     Raises:
         StalePlanError: the plan is no longer in force; nothing was changed.
@@ -86,7 +87,7 @@ def run_attempt(
         BrokenResumeError: the resume did not continue the run; verdict and report are in the log.
         RankLostError: another rank is gone; no report was written.
     """
-    parent = Parent()  # Before anything that takes time: it may end meanwhile.
+    parent = Parent()  # Before anything that takes time: the parent may end meanwhile.
     with ExitStack() as opened:
         claimed = _claimed(assignment, runlog=runlog, board=board, clock=clock, shards=shards, leave=leave)
         attempt = opened.enter_context(claimed)
@@ -268,7 +269,7 @@ class Attempt:
         self.context.ranks.limit_waiting(max(liveness.first_step_seconds, liveness.rank_seconds))
 
     def _read_environment(self) -> None:
-        """Read it again after the build: the number of threads, and the choice of kernels, are the recipe's to set."""
+        """Read the environment again after the build: a recipe may set the number of threads and choose kernels."""
         context = self.context
         environment = environment_of(
             context.device, world_size=context.ranks.count, is_deterministic=context.spec.deterministic
@@ -276,7 +277,7 @@ class Attempt:
         self.context = replace(context, environment=environment)
 
     def _loop(self, live: Workload, opened: ExitStack) -> TrainingLoop:
-        """The training loop, with what it saves through; heartbeat and watchdog report it from now on."""
+        """The training loop and the objects by which it saves; heartbeat and watchdog report it from now on."""
         ranks = self.context.ranks
         staging = opened.enter_context(
             closing(
@@ -295,20 +296,22 @@ class Attempt:
     def _writer(self, staging: StagingArea) -> Writer:
         context = self.context
         checkpoints, claim = context.spec.checkpoints, context.claim
+        base_step = self._resume.offer_base(self._shards) if checkpoints.full_every > 1 else None
         return Writer(
             context.runlog,
+            Author(
+                claim.attempt_id,
+                claim.epoch,
+                self._resume.parent,
+                context.environment,
+                commits=context.ranks.is_leader,
+                require=partial(refuse_after_broken, context.assignment, context.runlog),
+            ),
             shards=self._shards,
+            base=IncrementalBase(base_step, full_every=checkpoints.full_every),
             pruner=Pruner(epoch=claim.epoch, retention=checkpoints, tiers=[*self._fast, context.runlog.store]),
             release=staging.release,
-            attempt_id=claim.attempt_id,
-            epoch=claim.epoch,
-            parent=self._resume.parent,
-            environment=context.environment,
-            full_every=checkpoints.full_every,
-            base_step=self._resume.offer_base(self._shards) if checkpoints.full_every > 1 else None,
             clock=context.clock,
-            commits=context.ranks.is_leader,
-            require=partial(refuse_after_broken, context.assignment, context.runlog),
         )
 
 

@@ -2,26 +2,26 @@
 
 The rule of fencing, with everything that a read may get wrong:
 
-1. *Who may write.* A claim has an epoch above all that its writer has read, and one more for each record that it could
-   not read: each of those may be a claim. Claims are records of the log, so there is one order of them for everybody.
-   Whoever writes with an epoch has read all records before its own (`RunLog.append` writes to the slot after the last
-   one, and loses to whoever took it). So if it is not fenced, its record comes before the newer claim.
+1. *Who may write.* A claim has an epoch above all that its writer has read, plus one for each record that the writer
+   could not read: each of these records may be a claim. Claims are records of the log, so everybody sees them in one
+   order. Whoever writes with an epoch has read all records before its own (`RunLog.append` writes to the slot after the
+   last one, and loses to whoever took it). So if the writer is not fenced, its record comes before the newer claim.
 2. *While a record is unread.* A record after the own claim that cannot be read may be a newer claim. It is read again,
    past the caches and by new connections. If it stays unreadable, the attempt stops (`UnreadRecordError`): it commits,
-   prunes, quarantines, seals and reports nothing more. The next attempt claims after that record, by rule 1 above
-   whatever it holds. A record *before* the own claim cannot fence it. The attempt that finds one names it in the log,
-   by a quarantine record, after it has read it in every way; nobody deletes anything before that.
-3. *What readers believe.* Whatever has a lower epoch than a record before it counts for nobody: no commit, prune,
-   quarantine, seal, verdict or report (`Folding.add`). No correct writer appends one.
-4. *Deleting.* A record says what is to be deleted, and is appended before that, under rule 2. What no record names is
-   deleted only of attempts that are fenced, of the own log, and only if every record can be read.
-5. *Which log.* A log is what its first record says, not its name. Its id is in every record, in every plan, and in the
-   id of every attempt, so in the keys of all that an attempt writes. A plan of another log is not claimed. Before each
-   append the first and the newest record that were read must still be in their slots (`LogReplacedError`). A record of
-   another log takes its slot and means nothing, and what is left of a log without its beginning is no log
+   prunes, quarantines, seals and reports nothing more. The next attempt claims after that record and, by rule 1, above
+   any epoch in it. A record *before* the own claim cannot fence it. The attempt that finds such an unreadable record
+   names it in the log, by a quarantine record, after reading it in every way; nobody deletes anything before that.
+3. *What readers believe.* A record with a lower epoch than a record before it counts for nobody, be it a commit, prune,
+   quarantine, seal, verdict or report (`Folding.add`). No correct writer appends such a record.
+4. *Deleting.* A record names the objects to be deleted, and is appended before that, under rule 2. Objects that no
+   record names are deleted only if their attempts are fenced and of the own log, and only if every record can be read.
+5. *Which log.* A log is identified by its first record, not by its name. Its id is in every record, in every plan, and
+   in the id of every attempt, so in the keys of all that an attempt writes. A plan of another log is not claimed.
+   Before each append the first and the newest record that were read must still be in their slots (`LogReplacedError`).
+   A record of another log takes its slot and means nothing, and the rest of a log without its beginning is no log
    (`LogCutError`).
-6. *A wrong read costs time, never a checkpoint.* What does not verify is read again in other ways before anything is
-   concluded from it: a record, a shard, a prepared commit, and a key that a listing shows or hides.
+6. *A wrong read costs time, never a checkpoint.* Objects that do not verify are read again in other ways before
+   anything is concluded from them: a record, a shard, a prepared commit, and a key that a listing shows or hides.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The training loop: which steps are due, and what happens between them.
 
-The safe point is the top of an iteration. There, and only there, the loop reads notices, saves, and stops. Who makes a
-step is not known here: the loop is a generator that is asked for the next step and told how it went.
+The safe point is the top of an iteration. There, and only there, the loop reads notices, saves, and stops. The loop
+does not know who makes a step: it is a generator that yields the next step and is sent the outcome.
 """
 
 from __future__ import annotations
@@ -12,22 +12,17 @@ from contextlib import AbstractContextManager, closing
 from dataclasses import replace
 from functools import partial
 
-from segue.checkpoints.saving.committer import SealJob, Writer
+from segue.checkpoints.saving.committer import Writer
+from segue.checkpoints.saving.save_job import SealJob
 from segue.checkpoints.saving.staging import StagingArea
 from segue.checkpoints.saving.tracing import span
 from segue.continuity.state_marks import Marks
 from segue.continuity.verdict import Prelude
 from segue.continuity.witness import NORMS_EVERY_STEPS, StepRow, Witness
 from segue.errors import (
-    BrokenResumeError,
     FencedError,
-    HungRankError,
     PoisonedStepError,
-    RankLostError,
-    RehearsalError,
     SessionError,
-    UnreadRecordError,
-    WorkAtRiskError,
 )
 from segue.policy.anomalies import anomalies_of
 from segue.records import (
@@ -36,15 +31,15 @@ from segue.records import (
     StopReason,
 )
 from segue.runlog.history import read_history
-from segue.stores.base import StoreReadError, StoreWriteError
-from segue.trainer.health.failures import failure_of, stop_reason, without_traceback
+from segue.trainer.attempt_end import AttemptEnd
 from segue.trainer.process.context import AttemptContext
 from segue.trainer.ranks.consensus import Vote
 from segue.trainer.rehearsal import ResumeRehearsal, is_due
 from segue.trainer.reporting import AttemptReporter, CapturedWork
 from segue.trainer.resuming.resume import Resume
 from segue.trainer.safe_points import SafePoints
-from segue.trainer.saving import Saving, evaluating, life_on
+from segue.trainer.save_schedule import life_on
+from segue.trainer.saving import Saving, evaluating
 from segue.trainer.step_records import StepRecords, curve_of
 from segue.trainer.stopping import NoticeResponse, StopRule
 from segue.trainer.time_left import REPORT_SECONDS, Pace, TimeLeft
@@ -71,22 +66,13 @@ class TrainingLoop:
         self._progress, self._clock = live.progress, context.clock
         history = read_history(context.runlog)
         witness = self._witness = Witness(self._spec.continuity.witness_steps)
-        # They show that the ranks agree, and which batch is the first with bad gradients.
+        # The norms show that the ranks agree, and which batch is the first with bad gradients.
         is_careful = self._spec.anomalies.non_finite == "skip" or bool(anomalies_of(history.fresh_reports))
         self._always_measures_norms = is_careful or self._ranks.count > 1
         curve = curve_of(context, from_step=live.progress.step)
         self._records = StepRecords(live, spec=self._spec.anomalies, resume=resume, witness=witness, curve=curve)
-        self._saving = Saving(
-            self._spec.checkpoints,
-            live=live,
-            curve=curve,
-            staging=staging,
-            writer=writer,
-            life=life_on(context.plan.capacity, history),
-            activity=context.activity,
-            clock=context.clock,
-            leads=self._ranks.is_leader,
-        )
+        life = life_on(context.plan.capacity, history)
+        self._saving = Saving(context, live, curve=curve, staging=staging, writer=writer, life=life)
         due = is_due(context.assignment, history, ranks=self._ranks.count)
         self._rehearsal = ResumeRehearsal(context.assignment, context.runlog, is_due=due, clock=context.clock)
         self._notices = NoticeResponse(context, live, self._saving)
@@ -129,8 +115,8 @@ class TrainingLoop:
     def run(self, train: Callable[[], StopReason], *, shows_failure: bool = True) -> SegmentReport:
         """Train until the goal, the bound, a notice, or a failure; return the report.
 
-        `train` makes the steps of `steps()`, and returns or raises what that does. With `shows_failure=False` the log
-        does not show what the user's code raised, because the user will see it anyway.
+        `train` makes the steps of `steps()`, and returns or raises what `steps()` does. With `shows_failure=False` the
+        log does not show an exception of the user's code, because the user will see it anyway.
 
         The report is in the log by then, unless this attempt was fenced.
 
@@ -140,58 +126,13 @@ class TrainingLoop:
                 written.
             WorkAtRiskError: nothing could be committed for longer than the spec allows; no report was written.
         """
-        try:
-            return self._run(train, log_level=logging.ERROR if shows_failure else logging.DEBUG)
-        except FencedError as error:  # Also from the report of an attempt that ended for another reason.
-            log.warning("attempt fenced reason=%s", error)
-            return self._reporter.report(StopReason.FENCED, note=str(error))
 
-    def _run(self, train: Callable[[], StopReason], *, log_level: int) -> SegmentReport:
-        try:
+        def to_its_end() -> StopReason:
             with self._context.group.shared_failure(), closing(self._saving), closing(self._rehearsal):
-                reason = train()
-            return self._reporter.append(self._reporter.report(reason, note=self._writer.trouble))
-        except FencedError:
-            raise
-        except BrokenResumeError as error:
-            self._reporter.append(self._reporter.report(StopReason.FAILED, failure=failure_of(error), note=str(error)))
-            raise
-        except PoisonedStepError as error:
-            report = self._reporter.report(StopReason.FAILED, failure=failure_of(error), note=self._writer.trouble)
-            return self._reporter.append(report.model_copy(update={"anomaly": error.anomaly}))
-        except RankLostError as error:
-            # That rank's part of a save will never be durable, so there is nothing to wait for.
-            self._context.activity.ending()
-            self._writer.give_up()
-            report = self._reporter.report(StopReason.LOST, note=str(error))
-            # torchrun signals the other ranks when one is gone; that signal is no notice from the provider.
-            return self._reporter.append(report.model_copy(update={"notice": None}))
-        except (StoreReadError, StoreWriteError, UnreadRecordError, WorkAtRiskError):
-            raise  # A fault of the storage, not of the recipe: no report, so the controller declares it lost.
-        except (Exception, SystemExit) as error:
-            # The user's code raised, in a step, a transform or a metric. The state may be half changed, so it is not
-            # saved. Saves that the writer already has are complete and may still be committed.
-            refusal = without_traceback(error)
-            if refusal is not None:
-                log.log(log_level, "the attempt ends step=%d reason=%s", self._progress.step, refusal)
-            else:
-                log.log(log_level, "the training code raised step=%d", self._progress.step, exc_info=error)
-            return self._failed(refusal or error)
+                return train()
 
-    def _failed(self, error: BaseException) -> SegmentReport:
-        self._context.activity.ending()
-        if isinstance(error, RehearsalError):
-            self._writer.give_up()  # Nothing is committed after that verdict.
-        else:
-            # A rank that hangs may never write its part of a save.
-            seconds = REPORT_SECONDS if isinstance(error, HungRankError) else self._spec.grace_seconds
-            try:
-                self._writer.wait(seconds)
-            except RuntimeError as of_writer:
-                # A device that fails a step fails the copy of the save before it, too; the step is what to report.
-                log.warning("the save that was under way is not complete reason=%s", of_writer)
-        reason = stop_reason(error, kills_before=self._context.kills.before)
-        return self._reporter.append(self._reporter.report(reason, failure=failure_of(error)))
+        end = AttemptEnd(self._context, reporter=self._reporter, writer=self._writer)
+        return end.reported(to_its_end, log_level=logging.ERROR if shows_failure else logging.DEBUG)
 
     def describe(self, counter: int) -> Heartbeat:
         """The heartbeat with this counter; called from the heartbeat thread."""
@@ -232,7 +173,7 @@ class TrainingLoop:
             done = self._progress.step - self._reporter.from_step
             if done == 1:
                 self._saving.prepare()
-            if done == 2:  # The first may be queued only. Each rank compiles at its own pace.
+            if done == 2:  # The first step may only be queued. Each rank compiles at its own pace.
                 self._ranks.limit_waiting(self._spec.liveness.rank_seconds)
         self._reporter.is_ending = True
         self._context.activity.ending()
@@ -240,10 +181,10 @@ class TrainingLoop:
         return vote.stop
 
     def _takes_save(self, vote: Vote) -> bool:
-        """Make the save, or leave it to a later safe point where that is as good; False: vote again before a step.
+        """Make the save, or delay it if it need not be of this step; False: vote again before a step.
 
-        What the user's code has measured or written is of this step and of no other one. It waits for the save before;
-        and while a resume is still compared, the steps so far decide, for nothing can be committed without a verdict.
+        A metric or folder of the user's code belongs to this step alone, so its save waits for the previous save. While
+        a resume is still being compared, the steps so far decide, because nothing is committed without a verdict.
         """
         if self._resume.is_pending:
             self._records.read()
@@ -254,7 +195,7 @@ class TrainingLoop:
                 self._saving.wait_for_staging_buffer(_WAIT_SECONDS)
             return False
         if vote.is_busy:
-            self._saving.delay()
+            self._saving.schedule.delay()
         else:
             self._save(evaluate=True)
         return True
@@ -285,7 +226,7 @@ class TrainingLoop:
             raise
         if made is None:
             return False
-        self._records.read()  # The numbers of the step before, where they came late.
+        self._records.read()  # The numbers of the step before, if they came late.
         row = None
         if isinstance(made, StepMade):
             self._records.refuse_poison(made)
@@ -304,11 +245,11 @@ class TrainingLoop:
         for sealed_step, rows in self._witness.take_full():
             self._writer.submit(SealJob(sealed_step, rows))
             if counts:
-                self._rehearsal.begin(state_bytes=self._writer.last_size_bytes or 0)
+                self._rehearsal.begin(state_bytes=self._writer.last_size_bytes)
         return True
 
     def _count(self, made: StepMade | LateStep, *, samples_before: int, seconds: float) -> None:
-        """What follows a step that counts."""
+        """Do the work that follows a step that counts."""
         if isinstance(made, LateStep):
             self._records.keep(made, samples_before=samples_before, seconds=seconds, ended_at=self._clock.now())
         else:
@@ -317,7 +258,7 @@ class TrainingLoop:
             if metrics := self._live.finish_step(evaluating=self._evaluating):
                 self._records.amend(metrics)
         self._pace.step_done()
-        self._saving.step_done(seconds)
+        self._saving.in_flight.step_done(seconds)
 
     def _evaluating(self) -> AbstractContextManager[None]:
         may_hold = self._ranks.count == 1 and not self._resume.is_pending and self._live.can_save
@@ -328,7 +269,7 @@ class TrainingLoop:
             return self._live.evaluate()
 
     def _with_state(self, row: StepRow) -> StepRow:
-        """The row with the marks of the state, where it is the last of a witness or is compared with such a row."""
+        """The row with the marks of the state, if it is the last of a witness or is compared with such a row."""
         if not self._is_marked(row.step):
             return row
         with span("state marks"):
@@ -348,9 +289,9 @@ class TrainingLoop:
         return self._reporter.is_ending or self._safe_points.stops_at(step)
 
     def wants_state(self, step: int) -> bool:
-        """Whether it would save or stop at a safe point that followed this many steps."""
+        """Whether the attempt would save or stop at a safe point that followed this many steps."""
         if self._reporter.is_ending:
-            return False  # What follows the last commit is not kept.
+            return False  # State after the last commit is not kept.
         return self._safe_points.stops_at(step) or self._safe_points.saves_at(step)
 
     @property
@@ -363,16 +304,16 @@ class TrainingLoop:
         return self._always_measures_norms or (self._progress.step + 1) % NORMS_EVERY_STEPS == 0
 
     def _end(self, reason: StopReason) -> _SomeSteps:
-        """Make the last commit and, where there is time, its witness."""
+        """Make the last commit and, if there is time, its witness."""
         self._saving.barrier()
         self._records.read()
         while self._resume.is_pending and not self._resume.is_undecided and self._may_step():
             yield from self._step(counts=True)
-        # Where time ends the replay early, the rows so far decide: nothing can be committed without a verdict.
+        # If time ends the replay early, the rows so far decide: nothing can be committed without a verdict.
         self._resume.settle()
         reached = replace(self._progress)
         self._notices.call_hook()
-        is_new = reached.step > self._saving.saved_step
+        is_new = reached.step > self._saving.schedule.saved_step
         if is_new and not self._live.can_save:
             self._miss_state(reason)
         elif is_new and not self._resume.is_pending and self._has_time_to_save():
@@ -389,7 +330,7 @@ class TrainingLoop:
 
     def _miss_state(self, reason: StopReason) -> None:
         """The attempt ends at a step whose state the program did not hand over."""
-        step, saved = self._progress.step, self._saving.saved_step
+        step, saved = self._progress.step, self._saving.schedule.saved_step
         if reason is StopReason.FINISHED:
             what = f"the run ended at step {step}, and the folder of that step was not committed."
             raise SessionError(what=what, fix="call run.commit_folder(path) in each iteration with run.should_save.")

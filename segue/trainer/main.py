@@ -67,7 +67,7 @@ def _be_a_rank(folder: LaunchFolder, rank: int) -> NoReturn:
         code = _run(folder.assignment, folder=folder, rank=rank)
         _leave(folder, rank, code)
     except BaseException:
-        # Of any kind: the process must end as one that leaves its process groups behind.
+        # Any exception: the process must end as one that leaves its process groups behind.
         log.exception("this rank ends")
         end_process(1)
     # torchrun ends the other ranks as soon as one fails, and they may still have a report to write. After a usage error

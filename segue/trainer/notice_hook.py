@@ -36,7 +36,7 @@ class NoticeHook:
         self._function, self._components = function, components
 
     def call(self, notice: Notice, *, limit_seconds: float) -> None:
-        """Call the hook and wait for it, at most `limit_seconds`. Raises nothing that the hook raises."""
+        """Call the hook and wait for it, at most `limit_seconds`. Exceptions of the hook are not raised."""
         function = self._function
         if function is None:
             return
@@ -48,7 +48,7 @@ class NoticeHook:
             try:
                 function(notice)
             except BaseException as error:
-                # SystemExit too: the hook is no reason to lose the last checkpoint.
+                # Even SystemExit: the hook is no reason to lose the last checkpoint.
                 log.error("on_notice raised kind=%s", notice.kind, exc_info=error)
 
         # In a thread: a connection that hangs while the machine goes away must not cost the last checkpoint.

@@ -12,9 +12,9 @@ from segue.data.config import config_for_processes, config_with_data
 from segue.data.loader import stream_seed
 from segue.data.streams import seed_all
 from segue.errors import RanksChangedError, SessionError
+from segue.hosting import hosted
 from segue.records import SegmentReport
 from segue.runlog.history import read_history
-from segue.sessions import hosted
 from segue.spec import ProgramSpec
 from segue.stores import LocalStore
 from segue.stores.retry import patiently
@@ -42,14 +42,14 @@ class ProgramAttempt:
         begin: Callable[[Workload], TrainingLoop],
         ended_early: Callable[[BaseException], SegmentReport],
     ) -> None:
-        """`begin` makes the training loop of the tracked objects, `ended_early` the report of an attempt without one,
-        from the error that ended it."""
+        """`begin` makes the training loop of the tracked objects; `ended_early` makes the report of an attempt without
+        a loop, from the error that ended it."""
         self._context, self._resume = context, resume
         self._begin, self._ended_early = begin, ended_early
         self._loop: TrainingLoop | None = None
 
     def run(self, program: ProgramSpec) -> SegmentReport:
-        """Run the command to its end, or to that of the attempt."""
+        """Run the command to its end, or to the end of the attempt."""
         spec, ranks = self._context.spec, self.ranks
         try:
             with self._context.group.shared_failure():

@@ -94,7 +94,7 @@ class ResumeRehearsal:
             patiently(lambda: refuse_after_broken(self._assignment, self._runlog), what="log")
 
     def wait(self, *, may_wait: Callable[[], bool]) -> None:
-        """Block until a rehearsal that is under way has ended; at most so long, and while `may_wait` says so.
+        """Block until a rehearsal that is under way has ended, but only up to a limit and while `may_wait` allows.
 
         Raises:
             RehearsalError: as `check` does.

@@ -1,8 +1,8 @@
 """The process of a resume rehearsal: it restores the newest sealed checkpoint and does its next steps again.
 
-It finds state that a recipe forgot to register before the first preemption does. Where its steps differ from those of
-the trainer, further fresh processes make them too: what differs among those is noise, and no loss of state. It writes
-only its verdict, and ends with the trainer that started it.
+It finds state that a recipe forgot to register before the first preemption does. If its steps differ from those of
+the trainer, further fresh processes make the same steps: differences among these are noise, and no loss of state. It
+writes only its verdict, and ends with the trainer that started it.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ _RAISED_FIX = 'give each process its own ports, files and locks, or set continui
 
 
 class Rehearsed(NamedTuple):
-    """What a rehearsal has found out."""
+    """The findings of a rehearsal."""
 
     verdict: Verdict
     process_values: tuple[str, ...] = ()
-    """Values of the setup that this process has otherwise than the trainer, though both built the same recipe."""
+    """Values of the setup that differ between this process and the trainer, though both built the same recipe."""
     is_complete: bool = True
-    """Whether all processes answered that were asked."""
+    """Whether all processes that were asked have answered."""
 
 
 def rehearse(
@@ -123,7 +123,7 @@ def main() -> int:
 def _newest_judged(assignment: Assignment, runlog: RunLog, clock: Clock) -> tuple[Checkpoint, Rehearsed]:
     """Judge the newest checkpoint that has a witness.
 
-    Where retention has pruned it before all replays were made, a newer one is judged, from a copy.
+    If retention has pruned it before all replays were made, a newer one is judged, from a copy.
 
     Raises:
         CheckpointError, StoreReadError: none could be read.

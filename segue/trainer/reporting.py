@@ -62,8 +62,8 @@ class AttemptReporter:
             last_commit_step=last_commit.step if last_commit else None,
             ends_in_seconds=self.stop_rule.seconds_to_planned_end(),
             trainer_pid=os.getpid(),
-            cadence=self.saving.cadence.reason,
-            saves_delayed=self.saving.delayed,
+            cadence=self.saving.schedule.cadence.reason,
+            saves_delayed=self.saving.schedule.delayed,
             trouble=self.writer.trouble,
             peak_memory_bytes=peak_bytes(),
             memory_bytes=unreclaimable_bytes(),
@@ -82,7 +82,7 @@ class AttemptReporter:
         """
         checkpoint = self._last_commit()
         kept = checkpoint.step if checkpoint else self.from_step
-        save = self.saving.usual
+        save = self.saving.in_flight.usual
         return SegmentReport(
             segment=self.context.plan.segment,
             attempt=self.context.plan.attempt,
@@ -147,7 +147,7 @@ class CapturedWork:
         return self._saving.is_all_captured
 
     def commit(self, limit_seconds: float) -> None:
-        """Have what is captured committed; wait for that, at most so long.
+        """Let the writer commit what is captured; wait for the commit, at most `limit_seconds`.
 
         Raises:
             FencedError, StoreWriteError: what the writer failed with.
@@ -167,7 +167,7 @@ class CapturedWork:
         """
         last, progress = self._writer.last_commit, self._reporter.progress
         is_at_goal = progress.is_finished(self._spec.steps) and last is not None and last.step == progress.step
-        if reason in _ON_NOTICE and is_at_goal and self._spec.program is None:  # A program's own end is still to come.
+        if reason in _ON_NOTICE and is_at_goal and self._spec.program is None:  # The program has yet to end by itself.
             reason = StopReason.FINISHED
         report = self._reporter.report(reason, failure=failure, note=note)
         # torchrun signals the other ranks when one is gone; that signal is no notice from the provider.
@@ -250,7 +250,7 @@ def report_ended(
 
 
 def _with_memory(note: str | None, reason: StopReason) -> str | None:
-    """The note of a report; where memory ran out, with how much was used."""
+    """The note of a report; if memory ran out, with how much was used."""
     if reason is not StopReason.OUT_OF_MEMORY:
         return note
     return "; ".join(part for part in (note, in_words(peak_bytes(), limit_bytes())) if part)

@@ -1,4 +1,4 @@
-"""The safe point between two steps: what all ranks do there, and how often that question is asked in full."""
+"""The safe point between two steps: what all ranks do there, and how often they vote on it in full."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from segue.trainer.workloads.base import Workload
 
 _LEAST_QUIET_SECONDS, _MOST_QUIET_SECONDS = 0.02, 0.2
 _QUIET_SHARE = 0.02
-"""How long after a safe point at which nothing was due the next ones are not looked at closely: this share of the time
-until something is due by the clock."""
+"""If nothing was due at a safe point, the next ones get no full vote for a while: for this share of the time until
+something is due by the clock."""
 _NOTHING = Vote()
 
 
@@ -36,7 +36,7 @@ class SafePoints:
         self._saving, self._stop_rule, self._notices = saving, stop_rule, notices
         self._has_waited_for_state = False
         self._full_at_seconds = self._full_at_step = 0.0
-        """When, and at which step, the next vote is a full one at the latest."""
+        """The latest time, and the latest step, of the next full vote."""
 
     def vote(self) -> Vote:
         """What all ranks do now. A notice at one rank is on the board of every rank afterwards.
@@ -49,7 +49,7 @@ class SafePoints:
         agreed = self._vote_in_full()
         context = self._context
         self._full_at_seconds = context.clock.monotonic() + (0.0 if agreed.save else self._quiet_seconds)
-        ends = (context.plan.stop_at_step, context.spec.steps, self._saving.next_step)
+        ends = (context.plan.stop_at_step, context.spec.steps, self._saving.schedule.next_step)
         is_any_step = context.plan.stop_at_epoch is not None
         self._full_at_step = 0.0 if is_any_step else min(step for step in ends if step is not None)
         return agreed
@@ -61,14 +61,14 @@ class SafePoints:
         return stops
 
     def saves_at(self, step: int) -> bool:
-        """The same for a save that is due there."""
+        """Whether a save would be due at such a safe point; the next vote is full then."""
         saves = not self._resume.is_pending_after(step) and self._saving.is_due(step)
         self._full_at_seconds = 0.0 if saves else self._full_at_seconds
         return saves
 
     @property
     def _quiet_seconds(self) -> float:
-        left = min(self._stop_rule.seconds_to_bound, self._saving.seconds_to_next)
+        left = min(self._stop_rule.seconds_to_bound, self._saving.schedule.seconds_to_next)
         return min(max(_QUIET_SHARE * left, _LEAST_QUIET_SECONDS), _MOST_QUIET_SECONDS)
 
     @property
@@ -95,7 +95,7 @@ class SafePoints:
         can_save = self._live.can_save
         is_early = stop is not None and stop is not StopReason.FINISHED
         if is_early and not can_save and not self._has_waited_for_state:
-            # One step more, after which a framework writes its state.
+            # One more step, after which a framework writes its state.
             self._has_waited_for_state, stop, seen = True, None, None
         if stop is None:
             self._notices.follow_hints()

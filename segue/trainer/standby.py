@@ -1,4 +1,4 @@
-"""The trainer of a standby before it has an assignment: it does all preparation that needs none, then waits."""
+"""The trainer of a standby before it has an assignment: it prepares as far as it can without one, then waits."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _POLL_SECONDS = 0.05
 def boot_and_wait(
     folder: LaunchFolder, rank: int, *, spec: RunSpec, board: NoticeBoard, clock: Clock
 ) -> Assignment | None:
-    """Prepare for training, then block until there is an assignment; None after a notice or when the owner is gone.
+    """Prepare for training, then block until there is an assignment; None after a notice or if the owner is gone.
 
     Uses neither the run's log nor its checkpoints, so it may be killed at any moment.
 

@@ -1,4 +1,4 @@
-"""What the numbers of each step are used for, as soon as they are here: an accelerator's come a step later."""
+"""The uses of each step's numbers, as soon as the numbers are here: those of an accelerator come a step later."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ log = logging.getLogger(__name__)
 
 
 class _Unread(NamedTuple):
-    """A step that counts already, and whose numbers are not here yet."""
+    """A step that already counts, but whose numbers are not here yet."""
 
     late: LateStep
     samples_before: int
-    """Position before it."""
+    """Position before the step."""
     samples_seen: int
     seconds: float
     ended_at: datetime
@@ -65,12 +65,12 @@ class StepRecords:
         self.count(made, samples_seen=samples_seen, seconds=seconds, ended_at=ended_at)
 
     def read_before(self, error: BaseException, *, is_alone: bool) -> None:
-        """Read it although a later step raised `error`, which may be a consequence of what is in its numbers.
+        """Read the kept step although a later step raised `error`, which may be a consequence of its numbers.
 
-        Of several ranks (`is_alone` is false) each reads its own, because the others do not come to exchange theirs.
+        With several ranks (`is_alone` is false), each reads its own numbers, because the others do not exchange theirs.
 
         Raises:
-            PoisonedStepError: it is an anomaly, and `error` is no news.
+            PoisonedStepError: the kept step is an anomaly, and `error` is no news.
         """
         if self._unread is None:
             return
@@ -79,10 +79,10 @@ class StepRecords:
         try:
             made = late.read_alone()
         except RuntimeError as of_device:
-            # Where the device has failed, nothing can be read from it; what the step raised says why.
+            # If the device has failed, nothing can be read from it; the exception of the step says why.
             log.debug("the numbers of the step before are lost error=%s raised=%r", of_device, error)
             return
-        # A spike is one of the whole batch.
+        # A spike is judged by the loss of the whole batch.
         self._refuse_late(made, samples_before, recent_losses=None if is_alone else ())
 
     def _refuse_late(
@@ -104,17 +104,17 @@ class StepRecords:
         symptom = anomalies.symptom(row, spec=self._spec, recent_losses=recent)
         if symptom is None:
             return
-        # A replay with an anomaly where the run had none has lost some state; its batch is not the cause.
+        # If a replay has an anomaly that the run did not have, it has lost some state; the batch is not the cause.
         self._resume.add_replayed(row)
         self._resume.settle()
         where = Skip(samples_seen=made.start, sample_count=made.samples)
         raise PoisonedStepError(anomaly=symptom.on(where, step=row.step, sample_ids=made.ids.tolist()))
 
     def refuse_poisoned_weights(self) -> None:
-        """Raise where the last step's norms were not measured and its update has spoiled the weights.
+        """Raise if the last step's norms were not measured and its update has spoiled the weights.
 
         Raises:
-            PoisonedStepError: it has.
+            PoisonedStepError: the update has spoiled the weights.
         """
         made = self._newest
         if made is not None and made.row.param_norm is None and self._spec.non_finite != "off":
@@ -131,7 +131,7 @@ class StepRecords:
         self._resume.add_replayed(row)
 
     def amend(self, metrics: Mapping[str, float]) -> None:
-        """Add what was measured after the newest step to its row of the loss curve."""
+        """Add metrics measured after the newest step to the step's row of the loss curve."""
         self._curve.amend(metrics)
 
     def count(self, made: StepMade, *, samples_seen: int, seconds: float, ended_at: datetime) -> None:

@@ -1,4 +1,4 @@
-"""Why an attempt stops at a safe point, and what it does about notices before that."""
+"""Why an attempt stops at a safe point, and how it reacts to notices before that."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class StopRule:
         self._time_left, self._pace, self._writer = time_left, pace, writer
 
     def reason(self, step: int | None = None) -> StopReason | None:
-        """Why the attempt stops now, or would after this many steps; None while it goes on."""
+        """Why the attempt stops now, or would stop after this many steps; None while it continues."""
         step = self._progress.step if step is None else step
         if step >= self._spec.steps or self._progress.finish_reason is not None:
             return StopReason.FINISHED
@@ -48,7 +48,7 @@ class StopRule:
         return math.inf if left is None else left
 
     def seconds_to_planned_end(self) -> float | None:
-        """Seconds to the planned end at the measured pace; None without one before the goal, or before it is known."""
+        """Seconds to the planned end at the measured pace; None if no end is before the goal, or no pace is known."""
         plan, progress, step_seconds = self._plan, self._progress, self._pace.step_seconds
         if step_seconds is None:
             return None
@@ -69,7 +69,7 @@ class StopRule:
 
 
 class NoticeResponse:
-    """What the leader does about hints and about the notice that ends the attempt. Other ranks do nothing here."""
+    """The leader's reaction to hints and to the notice that ends the attempt. Other ranks do nothing here."""
 
     def __init__(self, context: AttemptContext, live: Workload, saving: Saving) -> None:
         self._board, self._is_leader = context.board, context.ranks.is_leader
@@ -77,7 +77,7 @@ class NoticeResponse:
         self._hook = NoticeHook(live.on_notice, components=live.components)
 
     def follow_hints(self) -> None:
-        """Save at the next safe point where there is something to save, once for each hint; training goes on."""
+        """Save at the next safe point if there is something to save, once for each hint; training goes on."""
         for hint in self._board.take_hints() if self._is_leader else ():
             log.info("hint received kind=%s step=%d", hint.kind, self._progress.step)
             self._saving.request()
@@ -88,8 +88,8 @@ class NoticeResponse:
         notice, left = self._board.read(), self._board.seconds_left()
         if notice is None or left is None or not self._is_leader:
             return
-        has_work = self._progress.step > self._saving.saved_step
-        last_save = self._saving.on_notice(seconds_left=left) if has_work else None
+        has_work = self._progress.step > self._saving.schedule.saved_step
+        last_save = self._saving.in_flight.on_notice(seconds_left=left) if has_work else None
         self._hook.call(notice, limit_seconds=hook_seconds(left, last_save))
 
     def is_worth_saving(self) -> bool:
@@ -98,6 +98,6 @@ class NoticeResponse:
         if nearest is None or not self._is_leader:
             return True
         kind, left = nearest
-        decision = self._saving.on_notice(seconds_left=left)
+        decision = self._saving.in_flight.on_notice(seconds_left=left)
         log.info("notice received kind=%s seconds_left=%.1f decision=%s", kind, left, decision.reason)
         return decision.save

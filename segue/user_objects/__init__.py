@@ -21,7 +21,7 @@ _METRIC_WORDS = frozenset(
 
 
 def attribute(value: Any, name: str, default: Any = None) -> Any:
-    """An attribute, or the default where there is none or the object raises."""
+    """An attribute, or the default if there is none or the object raises."""
     try:
         return getattr(value, name, default)
     except Exception:  # Of a property or a `__getattr__` of the user's; an absent attribute means the same.
@@ -29,7 +29,7 @@ def attribute(value: Any, name: str, default: Any = None) -> Any:
 
 
 def text_of(value: Any) -> str:
-    """What it says of itself; its class where it raises. Also an exception of the user's may raise when it is shown."""
+    """An object's description; its class if it raises. Even an exception of the user's may raise when it is shown."""
     try:
         return str(value)
     except Exception:
@@ -37,7 +37,7 @@ def text_of(value: Any) -> str:
 
 
 def settings_shown(module: Any) -> str:
-    """What a module prints of its settings; nothing where its `extra_repr` raises."""
+    """What a module prints of its settings; nothing if its `extra_repr` raises."""
     try:
         return str(module.extra_repr())
     except Exception:
@@ -57,7 +57,7 @@ def default_arguments(function: types.FunctionType) -> dict[str, Any]:
 
 
 def signature_of(function: Any) -> inspect.Signature | None:
-    """The arguments of what can be called; None where they are not known."""
+    """The arguments of what can be called; None if they are not known."""
     try:
         found = inspect.signature(function)
     except Exception:  # Built in, or an object that raises when inspect asks for its attributes.
@@ -73,7 +73,7 @@ def signature_of(function: Any) -> inspect.Signature | None:
 
 
 def needed_arguments(function: Any) -> tuple[str, ...]:
-    """Names of the arguments without which it cannot be called; none where they are not known."""
+    """Names of the arguments without which it cannot be called; none if they are not known."""
     signature = signature_of(function)
     if signature is None:
         return ()
@@ -86,7 +86,7 @@ def needed_arguments(function: Any) -> tuple[str, ...]:
 
 
 def can_be_called(function: Callable[..., Any], *arguments: Any) -> bool:
-    """Whether it takes just these arguments; also where that is not known."""
+    """Whether it takes just these arguments; True if that is not known."""
     signature = signature_of(function)
     if signature is None:
         return True

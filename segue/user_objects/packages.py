@@ -47,7 +47,7 @@ def _files_of_the_user() -> list[str]:
 
 @cache
 def _imported_in(file: str) -> frozenset[str]:
-    """The first names of the modules that a file imports anywhere, also in functions."""
+    """The first names of the modules that a file imports anywhere, even in functions."""
     try:
         text = Path(file).read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -31,7 +31,7 @@ _ITERATORS = frozenset(
 _FIXED = (bool, int, float, complex, str, bytes, tuple, frozenset, types.NoneType, Enum)
 _FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, functools.partial)
 CODE = (*_FUNCTIONS, types.ModuleType, type)
-"""What is code, and no state."""
+"""The types that are code, and no state."""
 
 
 def is_registrable(value: Any) -> bool:
@@ -86,7 +86,7 @@ class Variables:
             raise SessionError(what=what, fix='name variables that it has: segue.Variables(loss, "calls").')
 
     def get(self, name: str, default: Any = None) -> Any:
-        """The value that the variable has now; the default where it has none."""
+        """The value that the variable has now; the default if it has none."""
         holder = self._holder
         if isinstance(holder, types.FunctionType):
             return _get_of_function(holder, name, default)
@@ -116,7 +116,7 @@ class Variables:
                 yield id(vars(holder) if isinstance(holder, types.ModuleType) else holder), name
 
     def _may_come(self, name: str) -> bool:
-        """Whether it may get such a variable later: an object or a dict any, a function one that its code names."""
+        """Whether it may get such a variable later: a dict or object gets any, a function one that its code names."""
         if not isinstance(self._holder, types.FunctionType):
             return True
         return name in (*self._holder.__code__.co_freevars, *self._holder.__code__.co_names)

@@ -1,4 +1,4 @@
-"""What is removed of a verification that passed. Of one that did not, everything stays as evidence."""
+"""What is removed of a verification that passed. If it did not pass, everything stays as evidence."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from segue.verification.record import Verification
 log = logging.getLogger(__name__)
 
 _EARLIER_LOOKED_AT = 5
-"""Of how many earlier verifications leftovers are searched; later verifications did that for the ones before."""
+"""The number of earlier verifications whose leftovers are searched; later ones did so for those before."""
 
 
 def tidy(store: Store, history: Sequence[Verification], newest: Verification, *, spec: StoreSpec | None = None) -> None:

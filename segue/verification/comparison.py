@@ -37,7 +37,7 @@ class Resume(Value):
     after: str = Field(description="What ended the attempt before: kill, notice, or a reason of the pool's own.")
     step: int = Field(ge=0, description="Step of the checkpoint from which it resumed.")
     verdict: Verdict
-    excuse: str | None = Field(None, description="Why no step could be compared; None where one was, or had to be.")
+    excuse: str | None = Field(None, description="Why no step could be compared; None if one was, or had to be.")
 
     @property
     def is_sound(self) -> bool:
@@ -48,7 +48,7 @@ class Resume(Value):
 
     @property
     def lost(self) -> tuple[Finding, ...]:
-        """Values that the training carries from step to step and the resume has not, whatever the steps show."""
+        """Values that the training carries from step to step and the resume lacks, whatever the steps show."""
         return tuple(finding for finding in self.verdict.findings if finding.channel == CARRIED)
 
     @property
@@ -101,7 +101,7 @@ def differing(one: Checkpoint, other: Checkpoint) -> tuple[str, ...]:
 def differing_before(undisturbed: History, disturbed: History) -> tuple[int, tuple[str, ...]] | None:
     """Where two runs differ before the first disturbance: the first step that both committed, and the components.
 
-    None where they are equal there, and where the first attempt at the disturbed run has committed no such step.
+    None if they are equal there, and if the first attempt at the disturbed run has committed no such step.
     """
     if not disturbed.attempts:
         return None

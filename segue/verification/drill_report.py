@@ -33,13 +33,13 @@ class DrillReport(Record):
     )
     noise: dict[str, float] = Field(
         default_factory=dict,
-        description="Largest relative difference by channel between replays from one state, where kernels are not "
+        description="Largest relative difference by channel between replays from one state, if kernels are not "
         "deterministic: the final states then differ without a loss. Empty: no such difference was seen.",
     )
     unreproducible: Finding | None = Field(
         None, description="What of the recipe each process does differently, so that nothing can be proven."
     )
-    ended: str = Field(description="Why the disturbed run ended; anything but finished is itself a finding.")
+    ended: str = Field(description="Why the disturbed run ended; any reason other than finished is itself a finding.")
     failure: CodeFailure | None = Field(None, description="What the recipe raised in the disturbed run, if it did.")
     reached: int = Field(0, ge=0, description="Step at which the undisturbed run ended; 0: not known.")
     apart_from: int | None = Field(
@@ -126,7 +126,7 @@ class DrillReport(Record):
 
     @property
     def room(self) -> str:
-        """What gives the disturbances room where none hit the run."""
+        """The advice that gives the disturbances room if none hit the run."""
         if not 0 < self.reached < self.steps:
             return _ROOM
         ends = f"the script ends by itself at step {self.reached}, and disturbances are planned over all --steps"

@@ -1,4 +1,4 @@
-"""What the recipe or program of a run that was to prove something raised."""
+"""The exception that the recipe or program raised in a run that was to prove something."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from segue.runlog.history import History
 
 
 def failure_in(history: History) -> CodeFailure | None:
-    """What the recipe raised in the newest attempt that it ended."""
+    """The exception of the recipe in the newest attempt that it ended."""
     failures = [report.failure for report in history.last_reports() if report.failure is not None]
     return failures[-1] if failures else None
 

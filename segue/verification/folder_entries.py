@@ -52,7 +52,7 @@ class _Value(NamedTuple):
     key: str
     shown: str
     text: str | None
-    """None where it is no string."""
+    """None if it is no string."""
 
 
 def _of_torch(one: Mapping[str, bytes], other: Mapping[str, bytes]) -> Iterator[str]:

@@ -26,7 +26,7 @@ class Found:
     hits: Mapping[str, DisturbanceKind]
     """The disturbances that ended an attempt on spot, by its id."""
     said: str | None = None
-    """What the parent said of a run that it could not bring to its end."""
+    """The parent's message about a run that it could not finish."""
 
 
 def judge_verification(runs: DrillRuns, found: Found, *, kinds: Sequence[DisturbanceKind]) -> Verification:
@@ -145,7 +145,7 @@ def _action(history: History) -> str | None:
 
 
 def _unfinished_problems(unfinished: Mapping[str, str]) -> tuple[Problem, ...]:
-    fix = "correct what its last segments report, then start the verification's flow run again: it goes on."
+    fix = "correct what its last segments report, then start the verification's flow run again: it continues."
     return tuple(
         Problem(component="run", sentence=f"the {name} run did not finish: {why}", fix=fix)
         for name, why in unfinished.items()

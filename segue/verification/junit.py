@@ -20,7 +20,7 @@ class _Case(NamedTuple):
     output: str
     problems: tuple[Problem, ...] = ()
     is_error: bool = False
-    """Whether it could not be made, in place of failed."""
+    """Whether it could not be made, instead of having failed."""
 
 
 def junit_of(report: DrillReport, *, at: datetime) -> bytes:

@@ -35,7 +35,7 @@ class LocalDisturber:
     """Ends the trainer once each of its targets is committed, at a random moment: by a kill or by a notice.
 
     Near a target, and while commits follow each other fast, the trainer runs in slices of milliseconds, and is ended
-    between two of them: a fast recipe can then not slip through, however busy the machine is. It is killed where the
+    between two of them: a fast recipe can then not slip through, however busy the machine is. It is killed if the
     steps after its newest commit are known, because a kill before that proves less. What it computes does not depend
     on how it is sliced.
     """
@@ -107,7 +107,7 @@ class LocalDisturber:
         )
 
     def _repeat_missed(self, history: History) -> None:
-        """Make a disturbance again that came too late: its attempt had already reached a planned end."""
+        """Repeat a disturbance that came too late: its attempt had already reached a planned end."""
         last = next(reversed(self._made), None)
         if last is None or last in self.hits(history):
             return
@@ -117,7 +117,8 @@ class LocalDisturber:
     def is_next_elsewhere(self) -> bool:
         """Whether the attempt that follows is to find the folder of another machine: after every second disturbance.
 
-        The last one is such a one. The others resume where they were, beside what the attempts before have left.
+        The last disturbance is one of these. After the others, attempts resume where they were, beside the files of the
+        attempts before.
         """
         return bool(self._made) and len(self._targets) % 2 == 0
 

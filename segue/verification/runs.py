@@ -27,7 +27,7 @@ class DrillRuns:
 
     @classmethod
     def of(cls, spec: RunSpec, *, slot: datetime) -> Self:
-        """The runs for this time. The same time names the same runs, so that a verification can go on with them.
+        """The runs for this time. The same time names the same runs, so that a verification can continue with them.
 
         Store, pools, staging, save interval, fast folder and the other settings are the spec's. There is no deadline
         and no bound of preemptions, so both runs stay on spot. Experiment trackers get neither of them.

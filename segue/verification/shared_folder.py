@@ -64,7 +64,7 @@ class HiddenFiles:
     """
 
     def __init__(self, folder: Path | None, known: frozenset[Path], *, apart: Sequence[Path]) -> None:
-        """`known` is what was in the folder before. Of a folder with more than can be known nothing is hidden."""
+        """`known` is what was in the folder before. If a folder has more than can be known, nothing in it is hidden."""
         self._folder, self._known, self._apart = folder, known, apart
         self._hidden: list[Path] = []
         self.names: tuple[str, ...] = ()

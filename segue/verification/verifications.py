@@ -25,7 +25,7 @@ class VerificationsLog:
 
     @property
     def log_id(self) -> str:
-        """What tells this log from every other; empty while it has no record."""
+        """The id that tells this log from every other; empty while the log has no record."""
         return self._log.log_id
 
     def read(self) -> tuple[Verification, ...]:

@@ -36,7 +36,7 @@ _MOST_COMPARISONS = 10
 def check_functions(spec: RetrainSpec) -> None:
     """Check that what the slot will train can be published and evaluated, by the functions and the program it names."""
     logger = get_run_logger()
-    done = run_job(CheckJob(spec=spec), what="check of what retrain.toml names", on_line=logger.info)
+    done = run_job(CheckJob(spec=spec), what="check of the functions in retrain.toml", on_line=logger.info)
     for note in done.notes:
         logger.warning("%s", note)
 
@@ -97,7 +97,7 @@ def begin_with_version(spec: RetrainSpec, start: SlotStart) -> None:
 def evaluate_candidate(spec: RetrainSpec, start: SlotStart) -> Models:
     """Publish what the slot's run trained, compare it with the version in service, and promote it if it is better.
 
-    Where a person promotes, one that is better waits for that. The promotion, or the wait, is one record that is
+    If a person promotes, one that is better waits for that. The promotion, or the wait, is one record that is
     written only while that version is still in service; otherwise the candidate is compared again.
     """
     place, logger = store_of(spec), get_run_logger()

@@ -19,11 +19,9 @@ PACKAGE = f"{Path(segue.__file__).parent}{os.sep}"
 """A clone may itself be called segue, and have torch in it."""
 MOST_CALLS = 150
 """Of segue's own functions in a plain step, generators that go on included."""
-CALLS_OF_SAVING = 4
-"""Calls of saving.py in a step without a full look at the safe point. They come by time: more on a busy machine."""
 CALLS_OF_A_LOOK, CALLS_OF_A_COMMIT = 20, 40
-"""What a full look, and a commit to note, may add to all calls of a step."""
-NOTES_A_COMMIT = "trainer/saving.py:_measure"
+"""What a full look at the safe point, and a commit to note, may add. Looks come by time: more on a busy machine."""
+NOTES_A_COMMIT = "policy/save_interval.py:save_done"
 STEPS, COMMIT_EVERY = 76, 32
 # No step begins an epoch after the first, whose order is drawn at once.
 SPEC = measured_spec({"model": "flights", "samples": 4000}, steps=STEPS, commit_every=COMMIT_EVERY)
@@ -82,7 +80,7 @@ def test_a_plain_step_takes_no_fingerprint_and_calls_little(watched):
     noting = [calls for calls in plain_steps if calls[NOTES_A_COMMIT]]
     assert len(noting) <= STEPS // COMMIT_EVERY
     for calls in plain_steps:
-        look = CALLS_OF_A_LOOK if calls["trainer/saving.py"] > CALLS_OF_SAVING else 0
+        look = CALLS_OF_A_LOOK if calls["trainer/save_schedule.py"] else 0
         assert calls.total() <= MOST_CALLS + look + (CALLS_OF_A_COMMIT if calls[NOTES_A_COMMIT] else 0), calls
 
 

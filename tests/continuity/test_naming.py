@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from segue.continuity.agreement import EXACT_CHANNELS, TOLERANCES
 from segue.continuity.naming import CARRIED, METRIC, OUTSIDE, UNREGISTERED, explained, fix_of
 from segue.continuity.recipe_diff import CHANGEABLE, COMPARED, SURROUNDINGS
-from segue.continuity.verdict import EXACT_CHANNELS, TOLERANCES
 from segue.records import Finding
 
 COUNTER = Finding(component=UNREGISTERED, channel="untracked", sentence="loss.calls: was 8, now 0", fix="register it")

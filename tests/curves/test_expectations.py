@@ -9,8 +9,8 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
+from segue.continuity.agreement import TOLERANCES
 from segue.continuity.recipe_diff import CONFIG
-from segue.continuity.verdict import TOLERANCES
 from segue.curves.expectations import SCHEDULE_TOLERANCE, check_curve, check_frame
 from segue.curves.repeated_steps import repeats
 from segue.errors import NoCheckpointError, OutputError

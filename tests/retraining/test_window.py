@@ -124,7 +124,7 @@ def test_paths_are_absolute_because_segments_run_elsewhere(tmp_path, monkeypatch
     [
         ("flights-2013-05.parquet", b"PAR1 no parquet", "Parquet"),
         ("flights-2013-05.csv", b'a,b\n1,2\n1,2,3\n"', "CSV"),
-        ("flights-2013-05.txt", b"", "its name ends with neither"),
+        ("flights-2013-05.txt", b"", "its name does not end with"),
     ],
 )
 def test_a_file_that_is_damaged_or_of_another_format_is_named(tmp_path, name, content, why):
@@ -176,7 +176,7 @@ def test_late_changed_and_gone_files_are_named(tmp_path):
     [
         ({"periods": None}, "data.periods: required for a sliding window: how many periods to train on"),
         ({"window": "growing"}, "data.since: required for a growing window of periods: a day in its first one"),
-        ({"period": None}, "data.period: required where files has fields of strftime: hour, day, week or month"),
+        ({"period": None}, "data.period: required if files has fields of strftime: hour, day, week or month"),
         ({"period": "fortnight"}, "data.period: "),
         ({"held_back": 1}, "data.held_back: unknown field; did you mean 'held_back_periods'?"),
     ],

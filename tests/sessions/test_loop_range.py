@@ -105,7 +105,7 @@ def test_a_program_that_begins_where_its_own_snapshot_ends_is_refused_with_the_f
     assert history.finish_reason is None
     assert report.failure.message.endswith(
         f"Fix: let it read {snapshot} only `if not run.is_active`, and start the run with --accept setup.code; "
-        f"{said.rpartition(' over ')[2]} then goes on by itself."
+        f"{said.rpartition(' over ')[2]} then continues by itself."
     )
 
 

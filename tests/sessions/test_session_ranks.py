@@ -106,4 +106,4 @@ def test_another_number_of_ranks_is_refused_before_and_in_the_attempt(ranks_fork
         check_start(later.model_copy(update={"ranks": 3}), clock=SystemClock(), accept_drift=True)
     report = ranks_fork_server.run_attempt(open_log(first), later, ranks=3)
     assert report.stop_reason is StopReason.FAILED
-    assert "go on with ranks = 2" in report.failure.message
+    assert "continue with ranks = 2" in report.failure.message

@@ -15,7 +15,6 @@ from segue.policy.rules.heuristics import Capped, Greedy, OnDemandOnly, SpotOnly
 from segue.policy.rules.view import Mode
 from segue.records import Capacity, StopReason
 from segue.runlog.history import History
-from segue.simulation.comparison import Contender, Rows, as_published, outcome_on
 from segue.simulation.forecast import (
     SAMPLES,
     cadence_of,
@@ -27,6 +26,7 @@ from segue.simulation.forecast import (
     planned_policy,
     sample,
 )
+from segue.simulation.rows import Contender, Rows, as_published, outcome_on
 from tests.support.histories import START, Logbook, make_spec
 
 HOUR = 3600.0

@@ -8,7 +8,6 @@ import pytest
 from segue.policy.rules.heuristics import Capped, Greedy, OnDemandOnly, SpotOnly, UniformProgress
 from segue.policy.rules.registry import named_policy
 from segue.policy.rules.view import Job, Mode
-from segue.simulation.optimum import cheapest
 from segue.simulation.simulator import Harshness, simulate
 
 TICK, HOUR = 600.0, 3600.0
@@ -115,29 +114,6 @@ def test_sentinels_cost_spot_time_and_save_more_than_they_cost():
         assert bool(one.sentinel_seconds[0] > 0) is bool(knowledge == "sentinel" and one.on_demand_seconds[0] > 0)
         assert not one.is_late[0]
     assert costs["free"] <= costs["sentinel"] <= costs["none"]
-
-
-def test_the_optimum_knows_when_to_wait_and_when_to_pay():
-    assert cheapest(JOB, ticks("u"), tick_seconds=TICK)[0] == 300 + HOUR
-    assert cheapest(JOB, ticks("d"), tick_seconds=TICK)[0] == 3 * (300 + HOUR)
-    # Two down intervals can be waited out; an up interval of one tick between them is not worth a boot.
-    text = "d" * 6 + "u" + "d" * 2 + "u" * 9
-    assert cheapest(JOB, ticks(text), tick_seconds=TICK)[0] == 300 + HOUR
-    # 25 minutes in the only up interval, the other 35 on on-demand.
-    assert cheapest(JOB, ticks("uuud"), tick_seconds=TICK)[0] == (300 + 1500) + 3 * (300 + 2100)
-
-
-def test_no_policy_beats_the_optimum():
-    random = np.random.default_rng(3)
-    up = random.random((40, 19)) < 0.5
-    best = cheapest(JOB, up, tick_seconds=TICK)
-    for name in ("plan", "greedy", "uniform_progress", "slack_age", "time_sliced", "threshold", "on_demand_only"):
-        assert (simulate(named_policy(name), JOB, up, tick_seconds=TICK).cost >= best - 1e-6).all(), name
-
-
-def test_an_impossible_deadline_has_no_cheapest_way():
-    job = Job(total_seconds=HOUR, work_seconds=2 * HOUR, changeover_seconds=0.0)
-    assert cheapest(job, ticks("u"), tick_seconds=TICK)[0] == np.inf
 
 
 def test_where_there_is_no_way_back_on_demand_is_kept_to_the_end():

@@ -1,4 +1,4 @@
-"""Availability without data files: from hazards, or as a run observed it."""
+"""Availability without data files, from hazards."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from segue.policy.rules.hazards import BINS, DOWN_RATES, UP_RATES, age_bin
-from segue.records import Capacity, StopReason
-from segue.simulation.synthetic import recorded_trace, synthetic_availability
-from tests.support.histories import Logbook, make_spec
+from segue.simulation.synthetic import synthetic_availability
 
 DAY = 86400.0
 
@@ -68,29 +66,3 @@ def test_factors_make_spot_rarer_or_more_frequent(factor, rises):
         synthetic_availability(np.random.default_rng(5), 2000, DAY, 600.0, **{factor: f}).mean() for f in (1.0, 3.0)
     )
     assert bool(other > usual) is rises
-
-
-def test_the_trace_of_a_log_has_what_its_run_observed_and_nothing_else():
-    log = Logbook(make_spec())
-    plan = log.plan()
-    log.seconds = 600.0
-    name = log.claim(plan)
-    log.seconds = 2400.0
-    log.report(plan, StopReason.LOST, attempt_id=name, seconds=1800.0)
-    log.attempt(StopReason.BOUND, Capacity.ON_DEMAND, seconds=36000.0)
-    log.seconds = 40000.0
-    plan = log.plan()
-    log.seconds = 41200.0
-    log.claim(plan)
-    trace = recorded_trace(log.history, 600.0)
-    # Waited 10 min, had it for 30, was on on-demand, waited 20.
-    assert trace is not None
-    assert (trace.name, trace.tick_seconds) == ("r", 600.0)
-    assert list(trace.up) == [False, True, True, True, False, False]
-
-
-def test_a_run_that_never_observed_spot_has_no_trace():
-    log = Logbook(make_spec())
-    assert recorded_trace(log.history, 600.0) is None
-    log.attempt(StopReason.FINISHED, Capacity.ON_DEMAND, seconds=3600.0)
-    assert recorded_trace(log.history, 600.0) is None

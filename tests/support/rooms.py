@@ -65,6 +65,7 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     ("launch.ray", "launch.slurm"),
     ("launch", "stores"),
     ("sessions",),
+    ("hosting",),
     ("data", "recipe"),
     ("data.tables",),
     ("spec",),

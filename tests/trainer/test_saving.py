@@ -15,7 +15,8 @@ import torch
 
 from segue.checkpoints.loading.snapshot import read_checkpoint
 from segue.checkpoints.pruning import Pruner
-from segue.checkpoints.saving.committer import Writer
+from segue.checkpoints.saving.committer import IncrementalBase, Writer
+from segue.checkpoints.saving.save_job import Author
 from segue.checkpoints.saving.staging import StagingArea
 from segue.checkpoints.saving.writer_client import InlineWriter, ProcessWriter
 from segue.clock import SystemClock
@@ -263,15 +264,11 @@ def saves(folder, clock, *, fails=lambda operation, key: False, evaluate=None, l
     staging, runlog = StagingArea(staging_buffers=spec.staging_buffers), RunLog(LocalStore(folder).create(), "tiny")
     writer = Writer(
         runlog,
+        Author("seg000-a1-e1", 1, parent=None, environment=HERE),
         shards=InlineWriter([FaultyStore(runlog.store, fails=fails)]),
+        base=IncrementalBase(),
         pruner=Pruner(epoch=1, retention=spec, tiers=[runlog.store]),
         release=staging.release,
-        attempt_id="seg000-a1-e1",
-        epoch=1,
-        parent=None,
-        environment=HERE,
-        full_every=1,
-        base_step=None,
         clock=clock,
     )
     names = {"run": "tiny", "attempt_id": "seg000-a1-e1", "capacity": "spot", "environment": "cpu"}
@@ -279,8 +276,13 @@ def saves(folder, clock, *, fails=lambda operation, key: False, evaluate=None, l
     row = WitnessRow(step=1, loss=1, grad_norm=1, param_norm=1, lr=(), batch_fingerprint="", input_fingerprint="")
     curve.add(row, epoch=0, samples_seen=1, step_seconds=1.0, wall_time=clock.now())
     saving = Saving(
-        spec,
-        live=SimpleNamespace(
+        SimpleNamespace(
+            spec=SimpleNamespace(checkpoints=spec),
+            activity=Activity(clock),
+            clock=clock,
+            ranks=SimpleNamespace(is_leader=True),
+        ),
+        SimpleNamespace(
             components=components_of(recipe, progress, name="tiny"),
             progress=progress,
             has_metric=evaluate is not None,
@@ -296,8 +298,6 @@ def saves(folder, clock, *, fails=lambda operation, key: False, evaluate=None, l
         staging=staging,
         writer=writer,
         life=life,
-        activity=Activity(clock),
-        clock=clock,
     )
     try:
         yield progress, saving, writer
@@ -320,14 +320,14 @@ def test_the_time_of_an_evaluation_is_a_cost_of_its_save_and_no_part_of_its_dura
             saving.save(evaluate=True)
             assert writer.wait(60)
             saving.is_due()
-        assert saving.usual.evaluate_seconds == pytest.approx(20)
-        assert saving.usual.cost_seconds == pytest.approx(20, abs=0.1)
-        assert saving.usual.save_seconds < 1
+        assert saving.in_flight.usual.evaluate_seconds == pytest.approx(20)
+        assert saving.in_flight.usual.cost_seconds == pytest.approx(20, abs=0.1)
+        assert saving.in_flight.usual.save_seconds < 1
         # Young/Daly for 0.5 s is 85 s, for 20 s more than eight minutes.
-        assert 500 < saving.cadence.interval_seconds < 560
-        assert "for a save cost of 20 s (" in saving.cadence.reason
-        assert "for the save and 20 s for `evaluate`)" in saving.cadence.reason
-        assert saving.seconds_to_next == pytest.approx(saving.cadence.interval_seconds)
+        assert 500 < saving.schedule.cadence.interval_seconds < 560
+        assert "for a save cost of 20 s (" in saving.schedule.cadence.reason
+        assert "for the save and 20 s for `evaluate`)" in saving.schedule.cadence.reason
+        assert saving.schedule.seconds_to_next == pytest.approx(saving.schedule.cadence.interval_seconds)
 
 
 def test_what_is_captured_is_committed_while_the_evaluation_goes_on_and_no_metric_is_waited_for(tmp_path):
@@ -396,15 +396,15 @@ def test_a_save_that_becomes_due_during_the_previous_one_is_counted_once_and_don
         for progress.step, is_due in {11: False, 19: False, 20: True, 21: True, 25: True}.items():
             assert (saving.is_due(), saving.has_room) == (is_due, False)
             if is_due:
-                saving.delay()
-        assert saving.delayed == 1
+                saving.schedule.delay()
+        assert saving.schedule.delayed == 1
         way_free.set()
         assert writer.wait(60)
         assert saving.is_due()
         assert saving.has_room
         saving.save(evaluate=False)
         assert writer.wait(60)
-        assert (writer.last_commit.step, saving.delayed) == (25, 1)
+        assert (writer.last_commit.step, saving.schedule.delayed) == (25, 1)
 
 
 def test_one_failed_write_of_a_save_with_a_long_interval_does_not_end_the_attempt(tmp_path):
@@ -465,7 +465,7 @@ def test_the_decision_on_a_last_save_includes_the_save_that_is_being_written(tmp
                 assert saving.is_due()
                 saving.save(evaluate=False)
                 assert progress.step == 30 or writer.wait(60)
-            assert "the save in flight" in saving.on_notice(seconds_left=120).reason
+            assert "the save in flight" in saving.in_flight.on_notice(seconds_left=120).reason
         finally:
             way_free.set()
 

@@ -134,7 +134,7 @@ def test_a_run_that_does_not_finish_proves_nothing_and_can_go_on():
     found = pair.judge()
     assert found.reason == "the disturbed run did not finish: failed: ValueError: no such column"
     assert not found.is_conclusive
-    assert found.problems[0].fix.endswith("start the verification's flow run again: it goes on.")
+    assert found.problems[0].fix.endswith("start the verification's flow run again: it continues.")
 
 
 def test_a_failed_rehearsal_is_not_continuous():

@@ -108,7 +108,7 @@ def _evaluated(module: str, value: str, recipe: Recipe, places: list[FrameType])
 def run_advised(case: Case, *, seed: int = 0) -> BlindOutcome:
     """The case again, with all that its first attempt, and its resume, say is to be registered.
 
-    Where the advice is no line of code, the case is one that was rewritten by hand as it says.
+    If the advice is no line of code, the case is one that was rewritten by hand as it says.
     """
     lines: Lines = ()
     tried, made = case, _resumed(case, lines, seed=seed)

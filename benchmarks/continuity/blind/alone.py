@@ -75,7 +75,7 @@ def _in_new_process(stage: Stage) -> list[dict[str, Any]]:
 
 
 def make(stage: Stage) -> list[BlindOutcome]:
-    """What this process does; first attempts give an outcome only where they left nothing to resume."""
+    """What this process does; first attempts give an outcome only if they left nothing to resume."""
     made = []
     for name in stage.names:
         started = time.monotonic()
@@ -104,7 +104,7 @@ def _first(case: Case, bench: Bench) -> BlindOutcome | None:
 
 
 def _resumed(case: Case, bench: Bench, number: int) -> BlindOutcome | None:
-    """None where the first attempt left nothing, which was said then."""
+    """None if the first attempt left nothing, which was said then."""
     history = bench.history("store")
     if history.newest is None:
         return None

@@ -28,7 +28,7 @@ from segue.runlog.entries import SealEntry, encode
 from segue.spec import RunSpec
 from segue.trainer.health.activity import Activity
 from segue.trainer.safe_points import SafePoints
-from segue.trainer.saving import Saving
+from segue.trainer.saves_in_flight import SavesInFlight
 from segue.trainer.time_left import Pace
 from segue.trainer.workloads import live_recipe
 from segue.trainer.workloads.live_recipe import LiveRecipe
@@ -48,7 +48,7 @@ _FUNCTIONS: dict[str, tuple[tuple[Any, str], ...]] = {
     "anomalies": ((anomalies, "symptom"), (anomalies, "with_loss")),
     "witness rows": ((Witness, "wants"), (Witness, "add"), (Witness, "take_full")),
     "row of the curve": ((Curve, "add"),),
-    "activity and pace": ((Activity, "step_done"), (Pace, "step_done"), (Saving, "step_done")),
+    "activity and pace": ((Activity, "step_done"), (Pace, "step_done"), (SavesInFlight, "step_done")),
     "safe point": ((SafePoints, "vote"),),
     _STEP: ((LiveRecipe, "make_step"),),
     _LOOP: (),

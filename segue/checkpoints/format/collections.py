@@ -26,7 +26,7 @@ class Fields(dict[str, Any]):
 
 
 class Encode(Protocol):
-    """Encodes what is within a collection."""
+    """Encodes the contents of a collection."""
 
     def __call__(self, tree: Any, *, path: str) -> Json: ...
 
@@ -42,13 +42,13 @@ _NUMBERS = "biufc"
 
 
 def is_frame(value: Any) -> bool:
-    """Whether it is a table or a column of pandas."""
+    """Whether the value is a table or a column of pandas."""
     pandas = sys.modules.get("pandas")
     return pandas is not None and isinstance(value, (pandas.DataFrame, pandas.Series))
 
 
 def is_key(value: Any) -> bool:
-    """Whether a dict with this key can be stored, which is neither text nor a number."""
+    """Whether a dict with this key, which is neither text nor a number, can be stored."""
     if isinstance(value, (tuple, frozenset)):
         return type(value) in (tuple, frozenset) and all(
             isinstance(it, (str, int, float)) or is_key(it) for it in value

@@ -1,4 +1,4 @@
-"""Values that nothing can change and that JSON has not, such as dates, exact numbers and paths; and back."""
+"""Immutable values that JSON does not have, such as dates, exact numbers and paths: to JSON and back."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MOMENTS = "mM"
 
 
 def is_constant(value: Any) -> bool:
-    """Whether it is of one of these classes, and not of a class made from one."""
+    """Whether the value is of one of these classes, and not of a subclass."""
     return type(value) in _WAYS
 
 
@@ -31,8 +31,8 @@ def encode_constant(value: Any, *, path: str) -> Json:
     """A constant as JSON: the name of its class, and its content.
 
     Raises:
-        UnsupportedStateError: its time zone is of a class that is not the standard library's, or it is a slice of
-            other things than numbers.
+        UnsupportedStateError: its time zone is of a class outside the standard library, or it is a slice of
+            values other than numbers.
     """
     name, to_json, _ = _WAYS[type(value)]
     zone = getattr(value, "tzinfo", None)
@@ -47,7 +47,7 @@ def decode_constant(value: Json) -> Any:
     """The constant that `encode_constant` was given.
 
     Raises:
-        KeyError, ValueError, TypeError: there is none like that.
+        KeyError, ValueError, TypeError: there is no such constant.
     """
     name, content = value
     return _FROM_JSON[name](content)
@@ -57,7 +57,7 @@ def moment(dtype: str, count: int) -> np.generic:
     """A point or a length of time of NumPy, from its type and its number of units.
 
     Raises:
-        ValueError: the type is another one.
+        ValueError: the type is not one of these.
     """
     kind = np.dtype(dtype)
     if kind.kind not in MOMENTS:
@@ -90,7 +90,7 @@ def _bounds_of(value: range | slice) -> Json:
 
 
 def _of_fraction(value: Fraction) -> Json:
-    # As text, one that somebody has changed to 1e999999999 would be calculated for hours.
+    # If a fraction were stored as text, a forged 1e999999999 would be computed for hours.
     return [value.numerator, value.denominator]
 
 

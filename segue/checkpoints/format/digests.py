@@ -34,7 +34,7 @@ def hash_bytes(data: bytes | memoryview) -> str:
 def digests_of(skeletons: Mapping[str, bytes], tensors: Mapping[str, TensorDigest]) -> Digests:
     """Digests of the components: each covers its skeleton as JSON and the digests of its tensors, by name.
 
-    The order of a mapping's items does not count: where it comes from a set, it is another in each process.
+    The order of a mapping's items does not count: an order that comes from a set differs between processes.
     """
     hashers = {name: xxhash.xxh3_128(_in_one_order(skeleton)) for name, skeleton in skeletons.items()}
     for name, owner in owners(tensors, skeletons):
@@ -61,7 +61,7 @@ def _sorted(tree: Any) -> Any:
     found = {key: _sorted(value) for key, value in tree.items()}
     for tag in _UNORDERED:
         if tag in found and len(found) == 1:
-            # Of tensors, the path and the names; of others, pairs of key and value.
+            # For tensors: the path and the names. For other items: pairs of key and value.
             path, items = found[tag] if tag == "$tensors" else ("", found[tag])
             found = {tag: [path, sorted(items, key=repr)]}
     return found

@@ -19,7 +19,7 @@ def is_sharded(tensor: Any) -> TypeGuard[DTensor]:
     """Whether a tensor is spread over ranks."""
     module = sys.modules.get(
         "torch.distributed.tensor"
-    )  # A program with such a tensor has imported it, which takes half a second.
+    )  # A program with such a tensor has imported DTensor; the import takes half a second.
     return module is not None and isinstance(tensor, module.DTensor)
 
 
@@ -81,7 +81,7 @@ class PartlyRead(NamedTuple):
 def partly_read(
     shape: tuple[int, ...], dtype: torch.dtype, slices: Mapping[tuple[int, ...], torch.Tensor]
 ) -> torch.Tensor:
-    """A tensor of which only these slices are there. On torch's meta device nobody reads the others by mistake."""
+    """A tensor with only these slices. It is on torch's meta device, so nobody reads the others by mistake."""
     tensor = torch.empty(shape, dtype=dtype, device="meta")
     tensor._segue_slices = PartlyRead(slices)  # type: ignore[attr-defined]
     return tensor
@@ -117,7 +117,7 @@ def view_of_slice(tensor: torch.Tensor, tensor_slice: TensorSlice, shape: tuple[
 
 
 def placed_like(tensor: torch.Tensor, live: torch.Tensor) -> torch.Tensor:
-    """A whole tensor's values, sharded over the ranks as `live` is; unchanged where `live` is not sharded.
+    """A whole tensor's values, sharded over the ranks as `live` is; unchanged if `live` is not sharded.
 
     Raises:
         SliceNotReadError: only other slices of the tensor were read.

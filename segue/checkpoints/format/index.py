@@ -25,10 +25,10 @@ class Index:
     """Which of the tensors are slices of larger ones."""
 
     def add(self, data: bytes, *, key: str, shard_files: Mapping[str, Shard]) -> None:
-        """Add the index of one rank, of which the first takes precedence.
+        """Add the index of one rank; the skeletons of the rank that is added first take precedence.
 
         Raises:
-            MalformedCheckpointError: it is none; names it by its key.
+            MalformedCheckpointError: the data is no index; names it by its key.
         """
         with untrusted(key):
             found = json.loads(data)

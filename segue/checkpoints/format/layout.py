@@ -18,12 +18,12 @@ from segue.errors import StateTooLargeError
 
 PAGE_BYTES = 4096
 LENGTH_BYTES = 8
-"""Of the header's length, with which a shard file begins."""
+"""Size of the header's length, with which a shard file begins."""
 MAX_HEADER_BYTES = 100_000_000
-"""The most that the safetensors library reads."""
+"""The largest header that the safetensors library reads."""
 MOST_TENSORS = 1_000_000
 MOST_LEVELS = 100
-"""Of a component's tree: whoever reads it goes down by recursion. Its JSON has at most three times as many."""
+"""Levels of a component's tree, which is read by recursion. Its JSON has at most three times as many."""
 
 DTYPES: Mapping[str, tuple[str, int]] = {
     "float64": ("F64", 8),
@@ -75,7 +75,7 @@ class TensorSlice(NamedTuple):
 
     tensor: str
     shape: tuple[int, ...]
-    """Of the larger tensor."""
+    """Shape of the larger tensor."""
     offsets: tuple[int, ...]
 
 
@@ -97,7 +97,7 @@ class MalformedShardError(ValueError):
 def layout_of(specs: Mapping[str, TensorSpec]) -> ShardLayout:
     """Place tensors one after the other, those with wide elements first, so that each is aligned to its own.
 
-    Otherwise in the order given, which is as a rule that of their memory.
+    Otherwise they keep the given order, which is usually the order of their memory.
 
     Raises:
         StateTooLargeError: a shard file of that layout could not be read back.
@@ -195,7 +195,7 @@ def _entry(item: dict[str, object]) -> tuple[TensorSpec, int, int]:
     return spec, start, stop
 
 
-@functools.lru_cache(maxsize=1024)  # Of ten thousand tensors, most have the shape of another.
+@functools.lru_cache(maxsize=1024)  # Of ten thousand tensors, most share their shape with others.
 def _spec_of(code: str, shape: tuple[int, ...]) -> tuple[TensorSpec, int]:
     if _elements(shape) > _MOST_ELEMENTS:
         raise ValueError("a shape is larger than any tensor can be")

@@ -69,9 +69,9 @@ def refuse_larger_than_memory(shard: Shard) -> None:
 
 
 def refuse_more_than(memory_bytes: int | None, needed_bytes: int, *, key: str) -> None:
-    """Check before a byte is read that what has to be read fits into a limit of memory; None is no limit.
+    """Check, before a byte is read, that the bytes to be read fit into a memory limit; None is no limit.
 
-    A process that exceeds it is killed by the kernel, attempt after attempt, and nobody learns why.
+    A process that exceeds the limit is killed by the kernel, attempt after attempt, and nobody learns why.
 
     Raises:
         MachineTooSmallError: it does not.

@@ -16,7 +16,7 @@ _OF_RANK = re.compile(rf"{_SEPARATOR}(\d+)$")
 
 
 def leads_out(path: str) -> bool:
-    """Whether a file's path in a folder, as a checkpoint has it, names nothing below that folder."""
+    """Whether a file's path in a folder, as a checkpoint holds it, does not name a file below that folder."""
     parts = PurePosixPath(path).parts
     return not parts or parts[0] == "/" or ".." in parts
 
@@ -27,7 +27,7 @@ def slice_name(tensor_slice: TensorSlice) -> str:
 
 
 def of_rank(component: str, rank: int) -> str:
-    """The name of a component that every rank has for itself; rank 0's is the plain one."""
+    """The name of a component that every rank has for itself; rank 0 uses the plain name."""
     return f"{component}{_SEPARATOR}{rank}" if rank else component
 
 

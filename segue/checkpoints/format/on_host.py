@@ -10,10 +10,10 @@ WITH_STREAMS = ("cuda", "xpu")
 
 
 def on_its_way(values: torch.Tensor) -> Callable[[], torch.Tensor]:
-    """Start copying; what is returned waits for it. Where a device has no streams, the copy is made when it is read."""
+    """Start a copy; the returned function waits for it. If a device has no streams, that function makes the copy."""
     if values.device.type not in WITH_STREAMS:
         return values.cpu
-    # A program may have made another device the one on which tensors are made.
+    # A program may have set another device as the default for new tensors.
     host = torch.empty(values.shape, dtype=values.dtype, device="cpu", pin_memory=True)
     host.copy_(values, non_blocking=True)
     copied = torch.Event(device=values.device, blocking=True)

@@ -18,12 +18,12 @@ from segue.checkpoints.format.state_tree import Json, encode_tree
 
 @dataclass(frozen=True)
 class Snapshot:
-    """State as data. `tensors` are contiguous and on the CPU, unless they were taken otherwise."""
+    """State as data. `tensors` are contiguous and on the CPU, unless `take` left them on their device."""
 
     skeletons: dict[str, Json]
     tensors: dict[str, torch.Tensor]
     slices: dict[str, TensorSlice] = field(default_factory=dict)
-    """Which of the tensors are slices of larger ones; other ranks hold the rest of those."""
+    """Which of the tensors are slices of larger ones; other ranks hold the other slices."""
 
     @property
     def size_bytes(self) -> int:
@@ -71,7 +71,7 @@ def as_json(skeletons: Mapping[str, Json]) -> dict[str, bytes]:
 def raw_bytes(tensor: torch.Tensor) -> memoryview:
     """The bytes of a contiguous CPU tensor, without a copy."""
     flat = tensor.detach().reshape(-1)
-    # A single element counts as contiguous with any stride, and has no bytes to view with any but one.
+    # A single element counts as contiguous with any stride, but its bytes can be viewed only with a stride of one.
     return flat.as_strided(flat.shape, (1,)).view(torch.uint8).numpy().data
 
 

@@ -53,16 +53,16 @@ _layout_of = operator.attrgetter("layout")
 def encode_tree(tree: Any, *, path: str, tensors: dict[str, torch.Tensor], level: int = 0) -> Json:
     """The JSON skeleton of a state tree; its tensors are put into `tensors` under their path.
 
-    Tensors are referenced, not copied. `level` is that of a part of a tree.
+    Tensors are referenced, not copied. `level` is the depth of this part in the whole tree.
 
     Raises:
-        UnsupportedStateError: something in it is not data, or is deeper than what can be read back; names it by its
+        UnsupportedStateError: something in it is not data, or is too deep to be read back; names it by its
             path.
     """
     if tree is None or isinstance(tree, bool):
         return tree
     if isinstance(tree, str):
-        return tree if type(tree) is str else str.__str__(tree)  # As of an enumeration of strings.
+        return tree if type(tree) is str else str.__str__(tree)  # For example, a member of an enumeration.
     if isinstance(tree, torch.Tensor):
         _refuse_unstorable(tree, path)
         return {f"{_TAG}tensor": _put(tree, path, tensors)}
@@ -94,7 +94,7 @@ def encode_tree(tree: Any, *, path: str, tensors: dict[str, torch.Tensor], level
 def _encode_scalar(value: np.generic, *, path: str) -> Json:
     if value.dtype.kind in MOMENTS:
         return {f"{_TAG}moment": [value.dtype.str, int(value.astype(np.int64))]}
-    if value.dtype.kind not in _SCALARS or isinstance(value.item(), np.generic):  # As of a long double.
+    if value.dtype.kind not in _SCALARS or isinstance(value.item(), np.generic):  # For example, a long double.
         raise UnsupportedStateError(path=path, type_name=type(value).__qualname__)
     return {f"{_TAG}scalar": [value.dtype.str, encode_tree(value.item(), path=path, tensors={})]}
 
@@ -116,18 +116,18 @@ def _refuse_unstorable(tensor: torch.Tensor, path: str) -> None:
 
 def _in_order(items: set[Any], *, path: str) -> list[Any]:
     """The items of a set in an order that does not depend on the process."""
-    for item in items:  # First: what is no data may raise when it is shown.
+    for item in items:  # First: a value that is no data may raise when it is shown.
         encode_tree(item, path=path, tensors={})
     return sorted(items, key=repr)
 
 
 def is_storable(tensor: torch.Tensor) -> bool:
-    """Whether a checkpoint can hold it: neither sparse nor quantized, nor made of other tensors."""
+    """Whether a checkpoint can hold the tensor: it must not be sparse, quantized or made of other tensors."""
     return tensor.dtype in _STORABLE and tensor.layout is torch.strided and not is_made_of_others(tensor)
 
 
 def is_made_of_others(tensor: torch.Tensor) -> bool:
-    """Whether its values are in other tensors that it wraps, as those of quantized weights are.
+    """Whether the tensor's values are in other tensors that it wraps, as with quantized weights.
 
     Only its class knows how they become values. A sharded tensor counts as its slice.
     """
@@ -190,7 +190,7 @@ def _encode_mapping(tree: Mapping[Any, Any], *, path: str, tensors: dict[str, to
 
 
 def _encode_tensors(tree: Mapping[Any, Any], path: str, tensors: dict[str, torch.Tensor]) -> Json | None:
-    """One node for a dict that holds nothing but plain tensors, which most of a state is; None for any other.
+    """One node for a dict of plain tensors only, which is most of a state; None for any other dict.
 
     Written without a step of Python for each tensor: there may be thousands, and training waits meanwhile.
     """
@@ -207,7 +207,7 @@ def _encode_tensors(tree: Mapping[Any, Any], path: str, tensors: dict[str, torch
 
 
 def _scalar(dtype: np.dtype[Any], value: Any) -> Any:
-    # A void of a number takes that many bytes of memory.
+    # A void made from a number takes that many bytes of memory.
     if dtype.kind not in _SCALARS or not isinstance(value, bytes if dtype.kind == "S" else (bool, int, float, complex)):
         raise ValueError(f"no scalar has the type {dtype.str!r}")
     return dtype.type(value)

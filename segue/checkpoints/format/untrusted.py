@@ -1,4 +1,4 @@
-"""Reading what lies in a store as data that others may have written. No torch here."""
+"""Reading objects of a store as data that others may have written. No torch here."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _MOST_SHOWN = 200
 
 @contextmanager
 def untrusted(key: str, *, what: str = "it") -> Iterator[None]:
-    """A block that only parses: whatever it raises is a damage of the checkpoint, by the name of the object `key`.
+    """A block that only parses: whatever it raises counts as damage of the checkpoint, named by the object's `key`.
 
-    Which exceptions a lie can raise nobody can list, and one that is missing from the list ends every resume of the
-    run. What is about this machine, its memory and its files, is no damage and passes.
+    Nobody can list all exceptions that forged data can raise, and one that is missing from the list would end every
+    resume of the run. Errors of this machine, its memory and its files, are no damage and pass.
 
     Raises:
         MalformedCheckpointError: it cannot be parsed.
@@ -32,7 +32,7 @@ def untrusted(key: str, *, what: str = "it") -> Iterator[None]:
 
 
 def refuse_deep(tree: Any) -> None:
-    """Check that a tree of JSON has no more levels than a save writes: deeper ones end the recursion of a restore.
+    """Check that a tree of JSON has no more levels than a save writes: deeper trees exceed the recursion of a restore.
 
     Raises:
         ValueError: it is deeper.

@@ -23,26 +23,26 @@ log = logging.getLogger(__name__)
 
 _GONE: Final = "gone"
 _READS = 4
-"""Of a part that does not verify."""
+"""Reads of a part that does not verify."""
 _PREPARED = re.compile(r"[^/]+/attempts/[^/]+/step-([0-9]+)/rank-([0-9]+)\.commit\.json")
 
 
 def adopt_last_save(runlog: RunLog, *, epoch: int) -> CheckpointRef | None:
     """Commit the newest complete save of an earlier attempt that is newer than every commit; None without one.
 
-    The commit belongs to the attempt that wrote it, which the claim of `epoch` has fenced. The bytes are verified like
-    those of any checkpoint, when it is read. After a crash in between, a later attempt adopts it.
+    The commit belongs to the attempt that wrote the save, which the claim of `epoch` has fenced. The bytes are verified
+    when the checkpoint is read, like those of any other. After a crash in between, a later attempt adopts the save.
 
     Raises:
         FencedError: a newer claim exists.
         StoreReadError, StoreWriteError: a retry is safe.
     """
     if runlog.is_signed:
-        return None  # What is beside the shards is not signed.
+        return None  # Prepared commits, beside the shards, are not signed.
     history = read_history(runlog)
     if history.damage or history.broken_resumes:
-        # A record that cannot be read may hold this commit, its quarantine, or a broken verdict; and after broken
-        # resumes the next attempts go back, in an order that a newer commit would end.
+        # A record that cannot be read may hold this commit, its quarantine, or a broken verdict. After broken resumes
+        # the next attempts go back to older checkpoints, in an order that a newer commit would end.
         return None
     for attempt in _candidates(history, epoch=epoch):
         manifest = _newest_complete(runlog, attempt, history)
@@ -106,7 +106,7 @@ def _manifest_of(store: Store, by_rank: Mapping[int, str]) -> Manifest | None:
 
 
 def _prepared(store: Store, key: str) -> PreparedCommit | Literal["gone"] | None:
-    """A rank's part of a commit; None where it is damaged, in whatever way it is read."""
+    """A rank's part of a commit; None if it is damaged, in whatever way it is read."""
     try:
         read = (PreparedCommit.decode(way.get(key)) for way in ways_to(store, reads=_READS))
         return next(filter(None, read), None)

@@ -22,7 +22,7 @@ _Stored = tuple[TensorSlice, torch.Tensor]
 def whole_tensors(tensors: Mapping[str, torch.Tensor], slices: Mapping[str, TensorSlice]) -> dict[str, torch.Tensor]:
     """The tensors by the names they have in the state; those in `slices` are assembled.
 
-    A slice on the meta device was not read: its tensor is then one of which only the others are there.
+    A slice on the meta device was not read: its tensor then has only the other slices.
 
     Raises:
         MalformedCheckpointError: the slices of a tensor overlap, or do not cover it.

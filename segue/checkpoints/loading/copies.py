@@ -23,7 +23,7 @@ _PIECE_BYTES = 64 * 2**20
 def copied(store: Store, *, run_id: str, manifest: Manifest) -> Iterator[LocalStore]:
     """A store in a temporary folder that holds the files of this checkpoint, under the same keys, until the block ends.
 
-    Its bytes are verified where they are read, as those of every store.
+    Its bytes are verified when they are read, as in every store.
 
     Raises:
         MissingShardError: the checkpoint was pruned before or meanwhile.

@@ -1,4 +1,4 @@
-"""Digests of a live state, also where it is on an accelerator: its bytes pass through a little locked memory.
+"""Digests of a live state, even if it is on an accelerator: its bytes pass through a little locked memory.
 
 A resume compares its state with the commit twice. The state itself is held once: nothing of it stays on the host.
 """
@@ -85,7 +85,7 @@ def _hashes_of(tensors: Mapping[str, torch.Tensor], device: Accelerator) -> dict
 def _copied(
     batch: _Batch, buffer: torch.Tensor, device: Accelerator, hashers: Mapping[str, xxhash.xxh3_128]
 ) -> Callable[[], None]:
-    """Start copying a batch; what is returned waits for it and hashes it."""
+    """Start copying a batch; the returned function waits for the copy and hashes it."""
     pairs: list[Pair] = []
     start = 0
     for _, part in batch.parts:
@@ -105,7 +105,7 @@ def _copied(
 
 
 def _batches(tensors: Mapping[str, torch.Tensor]) -> Iterator[_Batch]:
-    """All of them, in parts; those with wide elements first, so that each is aligned to its own."""
+    """All tensors, in parts; those with wide elements first, so that each is aligned to its own."""
     batch = _Batch()
     for name in sorted(tensors, key=lambda name: -tensors[name].element_size()):
         for part in _parts(tensors[name]):
@@ -119,7 +119,7 @@ def _batches(tensors: Mapping[str, torch.Tensor]) -> Iterator[_Batch]:
 
 
 def _parts(tensor: torch.Tensor) -> Sequence[torch.Tensor]:
-    """Parts that each fit into a buffer, in the order of their bytes. One that is not contiguous is made so."""
+    """Parts that each fit into a buffer, in the order of their bytes. A tensor is made contiguous first."""
     if tensor.nbytes <= _BUFFER_BYTES:
         return (tensor,)
     flat = tensor.contiguous().view(-1)
@@ -133,7 +133,7 @@ def _locked_buffers(beside: torch.Tensor, accelerator: Accelerator) -> Iterator[
     try:
         yield both[0], both[1]
     finally:
-        accelerator.drain([beside])  # Where something was raised, a copy may be under way still.
+        accelerator.drain([beside])  # If something was raised, a copy may still be under way.
         if is_locked:
             accelerator.unlock_pages(both.view(-1))
 
@@ -145,12 +145,12 @@ class Looks:
     versions: Mapping[str, tuple[int, int]]
     """Address and version of each."""
     names: tuple[str, ...]
-    """Those of which values were kept, the largest."""
+    """The tensors of which values were kept: the largest ones."""
     values: tuple[torch.Tensor, ...]
 
     @classmethod
     def at(cls, tensors: Mapping[str, torch.Tensor]) -> Looks:
-        """Look at these now."""
+        """Look at these tensors now."""
         names = tuple(sorted(tensors, key=lambda name: -tensors[name].nbytes)[:_SHOWN_TENSORS])
         versions = {name: (tensor.data_ptr(), tensor._version) for name, tensor in tensors.items()}
         return cls(versions, names, tuple(_shown(tensors[name]) for name in names))

@@ -31,7 +31,7 @@ class OwnSlices:
 
     @classmethod
     def of(cls, parameters: Iterable[torch.Tensor]) -> OwnSlices | None:
-        """Those of these parameters; None where none is sharded."""
+        """The slices of these parameters; None if no parameter is sharded."""
         places = set()
         has_sharded = False
         for parameter in parameters:
@@ -43,11 +43,11 @@ class OwnSlices:
         return cls(frozenset(places)) if has_sharded else None
 
     def others(self, slices: Mapping[str, TensorSlice], shapes: Mapping[str, tuple[int, ...]]) -> frozenset[str]:
-        """The stored slices, by name, that other ranks read; none where the state was sharded in another way."""
+        """The stored slices, by name, that other ranks read; none if the state was sharded in another way."""
         stored = {name: _Place(each.shape, each.offsets, shapes[name]) for name, each in slices.items()}
         if not self.places <= set(stored.values()):
             return frozenset()
-        # Of a tensor without any of these places, nobody can tell which slices are whose.
+        # If a tensor has none of these places, nobody can tell which rank needs which slice.
         mine = {slices[name].tensor for name, place in stored.items() if place in self.places}
         return frozenset(
             name for name, place in stored.items() if slices[name].tensor in mine and place not in self.places

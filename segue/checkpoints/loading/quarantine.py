@@ -1,4 +1,4 @@
-"""Quarantine: what nothing resumes from, and how a person lifts it."""
+"""Quarantine of checkpoints and records: no attempt resumes from them until a person lifts the quarantine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def quarantine(runlog: RunLog, *, checkpoint: Checkpoint, reason: str, epoch: in
 
 
 def give_up_record(runlog: RunLog, *, slot: int, reason: str, epoch: int) -> None:
-    """Record that a record cannot be read and is not waited for. A checkpoint in it stays quarantined if it can again.
+    """Record that a record is unreadable and not waited for. Its checkpoint stays quarantined even if it is read later.
 
     Raises:
         As for `quarantine`.
@@ -38,7 +38,7 @@ def give_up_by_name(runlog: RunLog, slot: int) -> str:
     """Give up a record at a person's request; return why it cannot be read.
 
     Raises:
-        NoLostRecordError: it can be read, or was given up before, or there is none.
+        NoLostRecordError: the record can be read, or was given up before, or does not exist.
         StoreWriteError, StoreReadError: a retry is safe.
     """
     unread = {damage.slot: damage.why for damage in read_history(runlog.reload()).unread}
@@ -49,7 +49,7 @@ def give_up_by_name(runlog: RunLog, slot: int) -> str:
 
 
 def lift(runlog: RunLog, *, step: int) -> str:
-    """Lift the quarantine of a checkpoint, once its bytes are read and verified; return what it was for.
+    """Lift the quarantine of a checkpoint, once its bytes are read and verified; return the reason for the quarantine.
 
     Raises:
         NotQuarantinedError: there is no quarantined checkpoint of that step.

@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 
 _READERS = 4
 _READS = 4
-"""Of a chunk that does not verify, before it counts as damaged."""
+"""Reads of a chunk that does not verify, before it counts as damaged."""
 _WORTH_KEEPING_SHARE = 0.9
 
 _Found = TypeVar("_Found")
@@ -67,7 +67,7 @@ class Stored:
 
 
 class Selection(Protocol):
-    """What one of several ranks needs of a checkpoint."""
+    """The part of a checkpoint that one of several ranks needs."""
 
     def others(self, slices: Mapping[str, TensorSlice], shapes: Mapping[str, tuple[int, ...]]) -> Collection[str]:
         """The stored slices, by name, that other ranks read."""
@@ -84,14 +84,14 @@ def read_stored(
 ) -> Stored:
     """The state that a manifest names, every byte of it verified, from the first tier that has it whole.
 
-    With `own`, the chunks in which there are only slices of other ranks are neither read nor verified: each of these
-    does so with its own. What has to be read must then fit into `memory_bytes`, as far as that is limited.
+    With `own`, chunks that contain only slices of other ranks are neither read nor verified: each rank reads and
+    verifies its own. The bytes to be read must then fit into `memory_bytes`, if that is limited.
 
     Raises:
         MissingShardError, TruncatedShardError, CorruptShardError, MalformedCheckpointError: it cannot be used;
             names the damage.
         StoreReadError: the store could not be read; nothing is known about the checkpoint.
-        MachineTooSmallError: what has to be read needs more memory; nothing but the index was read.
+        MachineTooSmallError: the bytes to be read need more memory; only the index was read.
     """
     shard_files = _shard_files(manifest)
     index = read_index(tiers, run_id=run_id, manifest=manifest)
@@ -116,14 +116,14 @@ def read_stored(
             key="manifest", why=f"its components differ from those of the stored state: {odd}"
         )
     with untrusted("manifest", what="its state"):
-        # Not those of the manifest: an older version hashed mappings in another order.
+        # Not the manifest's digests: an older version hashed mappings in another order.
         digests = digests_of({name: json.dumps(tree).encode() for name, tree in skeletons.items()}, expected)
     base = Base(expected, homes, manifest.saves_since_full)
     return Stored(skeletons, tensors, digests, base, slices, {name: expected[name] for name in unread})
 
 
 def read_index(tiers: Sequence[Store], *, run_id: str, manifest: Manifest) -> Index:
-    """What a manifest's checkpoint consists of, without its tensors: skeletons, and where each tensor is.
+    """The contents of a manifest's checkpoint, without its tensors: skeletons, and where each tensor is.
 
     Raises:
         MissingShardError, TruncatedShardError, CorruptShardError, MalformedCheckpointError: it cannot be used.
@@ -142,7 +142,7 @@ def _shard_files(manifest: Manifest) -> dict[str, Shard]:
 
 
 class _Arriving:
-    """A shard on its way into memory. Memory of what is never asked for is not taken."""
+    """A shard on its way into memory. Memory is taken only for the bytes that are asked for."""
 
     def __init__(self, readers: ThreadPoolExecutor, store: Store, key: str, shard: Shard, *, reads: int) -> None:
         self.shard, self._memory = shard, page_buffer(shard.size_bytes)
@@ -151,7 +151,7 @@ class _Arriving:
         self._chunks: dict[int, Future[None]] = {}
 
     def ask_for(self, start: int, stop: int) -> None:
-        """Fetch these bytes of the shard, with what else is in their chunks."""
+        """Fetch these bytes of the shard, with the rest of their chunks."""
         size = self.shard.chunk_bytes
         for number in range(start // size, -(-stop // size)):
             if number not in self._chunks:
@@ -181,7 +181,7 @@ class _Arriving:
 
 
 def _placed(arriving: _Arriving, *, unread: Collection[str]) -> Mapping[str, Placed]:
-    """Where a shard file's tensors are, read from its header while the rest arrives, or what of it is wanted."""
+    """Where a shard file's tensors are, read from its header while the rest, or its wanted part, arrives."""
     if not unread:
         arriving.ask_for(0, arriving.shard.size_bytes)
     try:
@@ -208,7 +208,7 @@ def _from_first(
 def _read(
     store: Store, run_id: str, shard: Shard, use: Callable[[_Arriving], _Found], *, reads: int
 ) -> tuple[memoryview, _Found]:
-    """A shard of one store. What does not verify is read so many times in all, each time in another way."""
+    """A shard of one store. A chunk that does not verify is read `reads` times in all, each time in another way."""
     key = f"{run_id}/{shard.key}"
     try:
         # Before anything is allocated: a manifest may claim any size, but an object's size is real.
@@ -263,7 +263,7 @@ def _read_chunk_once(store: Store, key: str, shard: Shard, number: int, memory: 
 
 
 def _tensors_of(memory: memoryview, wanted: Mapping[str, Placed]) -> Iterator[tuple[str, Placed, memoryview]]:
-    """The bytes of some tensors of a shard file; copied where few are wanted, so that its memory can be freed."""
+    """The bytes of some tensors of a shard file; copied if few are wanted, so that its memory can be freed."""
     few = sum(p.size_bytes for p in wanted.values()) < _WORTH_KEEPING_SHARE * len(memory)
     for name, placed in wanted.items():
         data = memory[placed.start : placed.start + placed.size_bytes]
@@ -280,5 +280,5 @@ def _check_tensors(
         dtype, shape, _ = expected[name]
         if placed.spec != (dtype, shape):
             raise MalformedCheckpointError(
-                key=key, why=f"tensor {name} is not {dtype}{list(shape)}, as the index has it"
+                key=key, why=f"the index says that tensor {name} is {dtype}{list(shape)}, and it is not"
             )

@@ -34,7 +34,7 @@ class Restorable:
     checkpoint: Checkpoint
     snapshot: Snapshot
     digests: Digests
-    """Of the committed state."""
+    """Digests of the committed state."""
     base: Base
     """The tensors that an incremental save may refer to."""
 
@@ -62,14 +62,14 @@ def newest_valid(
 ) -> Restorable | None:
     """The newest checkpoint of the run that verifies, read whole; None when there is none to take.
 
-    A save that an earlier attempt completed but did not commit is committed first. With `at_most`, none is, and
-    checkpoints committed after that one are passed over. Stores in `fast` are read first; their copies
-    are used where they match the committed bytes.
+    A save that an earlier attempt completed but did not commit is committed first. With `at_most`, no save is
+    committed, and checkpoints committed after `at_most` are passed over. Stores in `fast` are read first; their copies
+    are used if they match the committed bytes.
 
     Every checkpoint that does not verify, and every slot of the log that cannot be read, is named in the log by a
-    quarantine record before the next one is tried. Several ranks take the same one: the newest that all could read;
-    with `own`, each reads what it needs of it.
-    `memory_bytes` is what this process may use, as far as that is limited.
+    quarantine record before the next one is tried. Several ranks take the same checkpoint: the newest that all could
+    read; with `own`, each rank reads the part that it needs.
+    `memory_bytes` is the memory that this process may use, if it is limited.
 
     Raises:
         FencedError: a newer claim exists.
@@ -140,7 +140,7 @@ def _read(
 
 
 def _name_damaged_slots(runlog: RunLog, *, epoch: int) -> None:
-    """Give up what could be read in no way, by name: the records that are deleted and adopted later depend on it."""
+    """Give up by name the records that could not be read in any way: later deletes and adoptions depend on it."""
     history = read_history(runlog)
     require_whole(runlog, history)
     for damage in history.unread:

@@ -19,7 +19,7 @@ from segue.stores.base import Store
 
 
 def read_checkpoint(store: Store, *, run_id: str, manifest: Manifest, fast: Store | None = None) -> Snapshot:
-    """The snapshot that a manifest names, every byte of it verified; from `fast` where that has it whole.
+    """The snapshot that a manifest names, every byte of it verified; from `fast` if that has it whole.
 
     Raises:
         MissingShardError, TruncatedShardError, CorruptShardError, MalformedCheckpointError: it cannot be used;
@@ -60,8 +60,8 @@ def _tensors_of(stored: Stored) -> dict[str, torch.Tensor]:
 
 
 def committed_as(live: Snapshot, stored: Snapshot) -> Digests:
-    """What the live state of one rank should be, from a checkpoint that any number of ranks stored."""
-    # Each rank compares its own; with another number of ranks, some have no streams in the checkpoint.
+    """The expected live state of one rank, from a checkpoint that any number of ranks stored."""
+    # Each rank compares its own state; with another number of ranks, some have no streams in the checkpoint.
     names = [
         name
         for name in stored.skeletons

@@ -28,18 +28,18 @@ _WITHOUT_STREAMS = ("mps",)
 
 
 def no_pause(seconds: float) -> None:
-    """Go on at once."""
+    """Continue at once."""
 
 
 class Copy(Protocol):
     """A copy that is under way on a device."""
 
     def hold_back_device(self) -> None:
-        """Let the later work of the device wait for it; the host goes on."""
+        """Let later work of the device wait for the copy; the host continues."""
         ...
 
     def wait(self) -> None:
-        """Block until it is done."""
+        """Block until the copy is done."""
         ...
 
 
@@ -47,9 +47,9 @@ class Room(Protocol):
     """Memory of devices for a copy of a state."""
 
     def copy(self, live: Sequence[torch.Tensor]) -> list[Copy] | None:
-        """Copy these tensors within their devices, and go on copying from there to the host.
+        """Copy these tensors within their devices, and continue copying from there to the host.
 
-        On return anything may change the tensors. None: too little memory is left for that, and nothing was copied.
+        On return the tensors may be changed. None: too little memory is left for the copy, and nothing was copied.
         """
         ...
 
@@ -66,24 +66,24 @@ class Accelerator(Protocol):
         ...
 
     def copy(self, pairs: Sequence[Pair]) -> None:
-        """Queue copies of these tensors of theirs, after what is queued already."""
+        """Queue copies of these tensors of the devices, after the work that is queued already."""
         ...
 
     def copy_aside(self, pairs: Sequence[Pair]) -> list[Copy]:
-        """Start copying these tensors, after what is queued on the current streams and beside what follows."""
+        """Start copying these tensors, after the work queued on the current streams and beside later work."""
         ...
 
     def room_for(self, pairs: Sequence[Pair]) -> Room | None:
-        """Memory on their devices for a copy of all these tensors, which goes on to the host; None: too little is left.
+        """Device memory for a copy of all these tensors, which continues to the host; None: too little is left.
 
-        It is kept for as long as the room is.
+        The memory is kept for as long as the room is.
         """
         ...
 
     def lock_pages(
         self, memory: torch.Tensor, *, device: torch.device, pause: Callable[[float], object] = no_pause
     ) -> bool:
-        """Lock host memory, so that the device copies into it directly; whether that was possible.
+        """Lock host memory, so that the device copies into it directly; return whether that was possible.
 
         May be called in another thread than the one that trains, which is held up while a piece is being locked:
         `pause` is called between the pieces, with the seconds that the last one took.
@@ -91,7 +91,7 @@ class Accelerator(Protocol):
         ...
 
     def unlock_pages(self, memory: torch.Tensor) -> None:
-        """Undo `lock_pages`; due before the memory is freed: a device would go on writing into its former pages.
+        """Undo `lock_pages`; due before the memory is freed: else a device would still write into its former pages.
 
         Never raises: a device that has failed cannot keep its owner from ending.
         """
@@ -99,7 +99,7 @@ class Accelerator(Protocol):
 
 
 class TorchAccelerator:
-    """What `torch.accelerator` offers for CUDA, XPU and others; pages are locked for CUDA alone."""
+    """The functions of `torch.accelerator` for CUDA, XPU and others; pages are locked only for CUDA."""
 
     def __init__(self) -> None:
         # One for each device: memory that is allocated on a stream stays reserved for it.
@@ -144,7 +144,7 @@ class TorchAccelerator:
     ) -> bool:
         if device.type != "cuda":
             return False
-        # The current device is that of a thread, and a new thread has the first one.
+        # Each thread has a current device, and a new thread begins with the first device.
         torch.cuda.set_device(device)
         cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
         locked: list[int] = []
@@ -152,7 +152,7 @@ class TorchAccelerator:
             began = SystemClock().monotonic()
             error = int(cudart.cudaHostRegister(address, size_bytes, 0))
             if error == _ALREADY_LOCKED and int(cudart.cudaHostUnregister(address)) == 0:
-                # Its former owner has unmapped it without unlocking it. A copy would go into the former pages.
+                # The former owner has unmapped this memory without unlocking it. A copy would go into the old pages.
                 error = int(cudart.cudaHostRegister(address, size_bytes, 0))
                 _clear_error(device)
             if error:
@@ -251,7 +251,7 @@ class _Rooms:
 
 @dataclass(frozen=True)
 class _FromRoom:
-    """A copy of what nothing changes."""
+    """A copy from a room, whose memory nothing changes."""
 
     copy: Copy
 

@@ -6,17 +6,18 @@ import logging
 import math
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from segue.checkpoints.saving.save_job import Author, SaveJob, SealJob
 from segue.checkpoints.saving.staging import Staged
 from segue.checkpoints.saving.tracing import span
 from segue.checkpoints.saving.writer_client import ShardWriter
 from segue.checkpoints.saving.written import Save, Written
 from segue.clock import Clock
 from segue.errors import WriterDiedError
-from segue.records import CheckpointRef, Environment, Finding, Manifest, WitnessRow
+from segue.records import CheckpointRef, Manifest
 from segue.runlog import keys
 from segue.runlog.entries import CommitEntry, Entry, SealEntry
 from segue.runlog.log import RunLog, Stamp
@@ -26,15 +27,6 @@ log = logging.getLogger(__name__)
 
 _FIRST_PAUSE_SECONDS = 0.5
 _LONGEST_PAUSE_SECONDS = 30.0
-
-
-class CurvePart(Protocol):
-    """A stretch of the loss curve."""
-
-    @property
-    def number(self) -> int: ...
-
-    def to_parquet(self) -> bytes: ...
 
 
 class Pruning(Protocol):
@@ -50,62 +42,30 @@ class Pruning(Protocol):
         ...
 
     def drop_earlier_tries(self, runlog: RunLog, commit: CheckpointRef) -> None:
-        """Called after the commit of a save that was repeated. Raises nothing of the store's."""
+        """Called after the commit of a save that was repeated. Raises no error of the store."""
         ...
 
 
-class Metric:
-    """The user's metric of a save, which may come after its bytes: the commit waits until it is known or given up.
+class IncrementalBase:
+    """The save to which the next one may refer for unchanged tensors; every `full_every`-th save refers to none."""
 
-    Unless a save waits for one, none is expected.
-    """
+    def __init__(self, step: int | None = None, *, full_every: int = 1) -> None:
+        self.step, self._full_every = step, full_every
 
-    def __init__(self, value: float | None = None, *, is_pending: bool = False) -> None:
-        self.value = value
-        self._is_known = threading.Event()
-        if not is_pending:
-            self._is_known.set()
-
-    @property
-    def is_known(self) -> bool:
-        return self._is_known.is_set()
-
-    def set(self, value: float) -> None:
-        """Record it, unless the commit was not to wait any longer."""
-        if not self.is_known:
-            self.value = value
-            self._is_known.set()
-
-    def give_up(self) -> None:
-        """Let the commit go on without it."""
-        self._is_known.set()
-
-    def wait(self) -> None:
-        """Block until it is known, or given up."""
-        self._is_known.wait()
+    def after(self, step: int, written: Written | None) -> None:
+        """Take note of a save, or of one that was not written."""
+        is_base = written is not None and self._full_every > 1 and written.saves_since_full + 1 < self._full_every
+        self.step = step if is_base else None
 
 
 @dataclass(frozen=True)
-class SaveJob:
-    """One staged state on its way to a commit."""
+class Committed:
+    """A save that is in the log."""
 
-    staged: Staged
-    step: int
-    samples_seen: int
-    epoch: int
-    metric: Metric
-    curve: Sequence[CurvePart]
-    """The parts of the loss curve that are new since the save before."""
-    untracked: tuple[Finding, ...] = ()
-    """State outside the components, where it is seen for the first time."""
-
-
-@dataclass(frozen=True)
-class SealJob:
-    """Witness rows for the checkpoint at `step`."""
-
-    step: int
-    rows: tuple[WitnessRow, ...]
+    ref: CheckpointRef
+    save_seconds: float
+    """From the start of its job to its commit, without the wait for its metric."""
+    size_bytes: int
 
 
 class Writer:
@@ -114,50 +74,52 @@ class Writer:
     def __init__(
         self,
         runlog: RunLog,
+        author: Author,
         *,
         shards: ShardWriter,
+        base: IncrementalBase,
         pruner: Pruning,
         release: Callable[[Staged], None],
-        attempt_id: str,
-        epoch: int,
-        parent: CheckpointRef | None,
-        environment: Environment,
-        full_every: int,
-        base_step: int | None,
         clock: Clock,
-        commits: bool = True,
-        require: Callable[[], None] = lambda: None,
     ) -> None:
-        """With `commits=False` another rank commits the shards that this one makes durable.
-
-        `require` is called before each commit, with the log read up to it; what it raises ends the writer's work.
-        """
-        self._require = require
-        self._runlog, self._shards, self._pruner, self._release = runlog, shards, pruner, release
-        self._clock = clock
-        self._attempt_id, self._epoch, self._parent = attempt_id, epoch, parent
-        self._environment = environment
-        self._full_every, self._base_step, self._commits_here = full_every, base_step, commits
+        """`release` gets back each state whose bytes are durable."""
+        self._runlog, self._author, self._shards, self._base = runlog, author, shards, base
+        self._pruner, self._release, self._clock = pruner, release, clock
         self._jobs: queue.Queue[SaveJob | SealJob | None] = queue.Queue()
         self._idle = threading.Condition()
         self._pending = 0
         self._stopped = threading.Event()
         self._commits: dict[int, CheckpointRef] = {}
         self._written: tuple[int, Written | None] | None = None
-        self.last_commit: CheckpointRef | None = None
-        """The newest checkpoint this attempt committed."""
+        self.last: Committed | None = None
+        """The newest commit of this attempt, with its cost."""
         self._failure: Exception | None = None
         self.trouble: str | None = None
         """Why a save is being retried; None while all is well."""
-        self.last_save_seconds: float | None = None
-        """From the start of the save's job to its commit, without the wait for its metric."""
-        self.last_size_bytes: int | None = None
         self._thread = threading.Thread(target=self._work, name="segue-writer", daemon=True)
         self._thread.start()
 
     @property
     def is_busy(self) -> bool:
         return self._pending > 0
+
+    @property
+    def last_commit(self) -> CheckpointRef | None:
+        """The newest checkpoint that this attempt committed."""
+        last = self.last
+        return None if last is None else last.ref
+
+    @property
+    def last_save_seconds(self) -> float | None:
+        """How long the newest committed save took; None before the first commit."""
+        last = self.last
+        return None if last is None else last.save_seconds
+
+    @property
+    def last_size_bytes(self) -> int:
+        """New bytes of the newest committed save; 0 before the first commit."""
+        last = self.last
+        return 0 if last is None else last.size_bytes
 
     def submit(self, job: SaveJob | SealJob) -> None:
         """Queue a job; returns at once."""
@@ -182,7 +144,7 @@ class Writer:
             raise self._failure
 
     def close(self) -> None:
-        """Stop after the current job, or during it if it takes long. What was not committed never existed."""
+        """Stop after the current job, or during it if it takes long. A save that was not committed never existed."""
         self._stopped.set()
         self._jobs.put(None)
         self._shards.stop_waiting()
@@ -214,7 +176,7 @@ class Writer:
             try:
                 if is_repeated:
                     # The attempt that holds a newer claim may have adopted the first version of a save.
-                    self._runlog.require_claim(self._epoch)
+                    self._runlog.require_claim(self._author.epoch)
                 if isinstance(job, SaveJob):
                     self._save(job)
                 else:
@@ -237,22 +199,21 @@ class Writer:
                 log.warning("state changed while it was copied, not saved step=%d", job.step)
                 self._shards.give_up(job.step)
             written = None if job.staged.is_torn else self._write(job)
-            if written is None or not self._commits_here:
+            if written is None or not self._author.commits:
                 if job.staged.is_torn:
                     self._put_curve(job)
-                self._base_step = job.step if written is not None and self._is_base(written) else None
+                self._base.after(job.step, written)
                 self._release(job.staged)
                 return
             written_seconds = self._clock.monotonic() - started
             # The bytes are durable, and may be adopted without the metric if this process dies while it is computed.
             job.metric.wait()
             started = self._clock.monotonic()
-            commit, self.last_size_bytes = self._commit(job, written)
-            self.last_save_seconds = written_seconds + self._clock.monotonic() - started
-            self.last_commit = commit  # Last: a reader that sees it also reads its cost.
+            commit, size_bytes = self._commit(job, written)
+            self.last = Committed(commit, written_seconds + self._clock.monotonic() - started, size_bytes)
             self._release(job.staged)
-            log.info("checkpoint committed step=%d seconds=%.2f", job.step, self.last_save_seconds)
-            own = keys.step_prefix(self._runlog.run_id, self._attempt_id, job.step).partition("/")[2]
+            log.info("checkpoint committed step=%d seconds=%.2f", job.step, self.last.save_seconds)
+            own = keys.step_prefix(self._runlog.run_id, self._author.attempt_id, job.step).partition("/")[2]
             if any(shard.key.startswith(own) and keys.is_of_repeated_save(shard.key) for shard in written.shards):
                 self._pruner.drop_earlier_tries(self._runlog, commit)
         # Otherwise an earlier try committed it, and failed after that.
@@ -268,9 +229,9 @@ class Writer:
             facts = {} if is_signed else self._facts(job)
             save = Save(
                 self._runlog.run_id,
-                self._attempt_id,
+                self._author.attempt_id,
                 job.step,
-                base_step=self._base_step,
+                base_step=self._base.step,
                 facts=facts,
                 is_signed=is_signed,
             )
@@ -284,8 +245,8 @@ class Writer:
             "step": job.step,
             "samples_seen": job.samples_seen,
             "epoch": job.epoch,
-            "parent": self._parent.model_dump(mode="json") if self._parent is not None else None,
-            "environment": self._environment.model_dump(mode="json"),
+            "parent": None if (parent := self._author.parent) is None else parent.model_dump(mode="json"),
+            "environment": self._author.environment.model_dump(mode="json"),
             "metric": _as_json(job.metric.value),
         }
 
@@ -293,27 +254,24 @@ class Writer:
         manifest = Manifest.model_validate({**self._facts(job), **vars(written)})
 
         def build(stamp: Stamp) -> Entry:
-            self._require()
-            common = stamp(epoch=self._epoch)
-            facts = {"attempt_id": self._attempt_id, "manifest": manifest, "untracked": job.untracked}
+            self._author.require()
+            common = stamp(epoch=self._author.epoch)
+            facts = {"attempt_id": self._author.attempt_id, "manifest": manifest, "untracked": job.untracked}
             return CommitEntry.model_validate(common | facts)
 
         # Commit last: a record in the log is the only thing readers look for.
         with span("commit", step=job.step):
-            slot = self._runlog.append(build, epoch=self._epoch)
-        commit = CheckpointRef(slot=slot.number, step=job.step, attempt_id=self._attempt_id)
+            slot = self._runlog.append(build, epoch=self._author.epoch)
+        commit = CheckpointRef(slot=slot.number, step=job.step, attempt_id=self._author.attempt_id)
         self._commits[job.step] = commit
-        self._base_step = job.step if self._is_base(written) else None
+        self._base.after(job.step, written)
         return commit, manifest.new_bytes
 
-    def _is_base(self, written: Written) -> bool:
-        return self._full_every > 1 and written.saves_since_full + 1 < self._full_every
-
     def _put_curve(self, job: SaveJob) -> None:
-        if not self._commits_here:
+        if not self._author.commits:
             return
         for part in job.curve:
-            key = keys.metrics_key(self._runlog.run_id, self._attempt_id, part.number)
+            key = keys.metrics_key(self._runlog.run_id, self._author.attempt_id, part.number)
             self._runlog.store.put(key, part.to_parquet())
 
     def _seal(self, job: SealJob) -> None:
@@ -322,14 +280,14 @@ class Writer:
             return  # Its checkpoint was never committed, so there is nothing to seal.
 
         def build(stamp: Stamp) -> Entry:
-            common = stamp(epoch=self._epoch)
+            common = stamp(epoch=self._author.epoch)
             return SealEntry.model_validate(
-                common | {"attempt_id": self._attempt_id, "checkpoint": ref, "rows": job.rows}
+                common | {"attempt_id": self._author.attempt_id, "checkpoint": ref, "rows": job.rows}
             )
 
-        self._runlog.append(build, epoch=self._epoch)
+        self._runlog.append(build, epoch=self._author.epoch)
 
 
 def _as_json(metric: float | None) -> float | str | None:
-    """Like a record writes it: JSON has no other form for numbers that are not finite."""
+    """The metric as a record writes it: JSON has no other form for numbers that are not finite."""
     return metric if metric is None or math.isfinite(metric) else str(metric)

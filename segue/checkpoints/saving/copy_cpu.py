@@ -57,7 +57,7 @@ def copy_all(views: Sequence[torch.Tensor], live: Sequence[torch.Tensor]) -> Non
 
 
 def _even_runs(numbers: Sequence[int], sizes: Sequence[int], *, count: int) -> list[list[int]]:
-    """Runs of neighbours with about as many bytes each; fewer than `count` where that would be little."""
+    """Runs of neighbours with about as many bytes each; fewer than `count` if each would be small."""
     ends = list(accumulate(sizes[number] for number in numbers))
     count = min(count, ends[-1] // _WORTH_A_THREAD_BYTES if ends else 0)
     cuts = [0, *(bisect_left(ends, ends[-1] * number // count) + 1 for number in range(1, count)), len(numbers)]

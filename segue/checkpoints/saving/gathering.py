@@ -22,7 +22,7 @@ def gathered(pairs: Sequence[Pair]) -> Iterator[Pair]:
     """Pairs to be copied one after the other, with the same effect as these.
 
     Small tensors whose destinations are neighbours become one. Start a pair's copy on the current stream before the
-    next pair is drawn: the device memory is then used again.
+    next pair is drawn: the device memory is then reused.
     """
     run: list[Pair] = []
     end = size_bytes = 0
@@ -43,7 +43,7 @@ def gathered(pairs: Sequence[Pair]) -> Iterator[Pair]:
 
 
 def _is_beside(run: Sequence[Pair], tensor: torch.Tensor) -> bool:
-    """Whether it is on the device of the run. Each destination is aligned to its elements, from wide to narrow ones."""
+    """Whether it is on the run's device. Each destination stays aligned to its elements, from wide to narrow ones."""
     return bool(run) and run[0][1].device == tensor.device and run[-1][0].element_size() >= tensor.element_size()
 
 
@@ -55,7 +55,7 @@ def _as_one(run: Sequence[Pair], size_bytes: int) -> Iterator[Pair]:
     try:
         buffer = torch.empty(size_bytes, dtype=torch.uint8, device=run[0][1].device)
     except torch.OutOfMemoryError:
-        yield from run  # Slower, and needs nothing.
+        yield from run  # Slower, but needs no memory.
         return
     parts, start = [], 0
     for view, _ in run:
@@ -66,7 +66,7 @@ def _as_one(run: Sequence[Pair], size_bytes: int) -> Iterator[Pair]:
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory as whole numbers: copies of several types at once are made by way of others, which lose bits."""
+    """The same memory as whole numbers: copies of several types at once pass through other types, which lose bits."""
     tensor = tensor.detach()
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.resolve_conj().resolve_neg()
@@ -74,7 +74,7 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def memory_of(first: torch.Tensor, size_bytes: int) -> torch.Tensor:
-    """So much host memory, from the first byte of this tensor on."""
+    """`size_bytes` of host memory, from the first byte of this tensor on."""
     storage = first.untyped_storage()
     memory = torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage, 0, (storage.nbytes(),))  # type: ignore[call-overload]
     start = first.data_ptr() - storage.data_ptr()

@@ -10,7 +10,7 @@ import torch
 from segue.checkpoints.saving.accelerator import Accelerator
 
 _LOOKS, _MOST_LOOKED_AT, _MOST_ON_DEVICE = 64, 256, 32
-"""How many values are compared at the barrier, and of how many tensors, the largest; on a device each is a kernel."""
+"""Values compared of each tensor at the barrier, and how many tensors, the largest; on a device each is a kernel."""
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,8 @@ class Late:
     is_on_device: bool = False
 
     def has_changed(self) -> bool:
-        """Whether it was changed: by its version, which every change known to torch increments, and for changes
-        through `.data`, which torch does not see, by a few of its values. Those on a device are compared later."""
+        """Whether the tensor was changed, judged by its version, which every change known to torch increments, and by a
+        few values for changes through `.data`, which torch does not see. Values on a device are compared later."""
         if self.live._version != self.version:
             return True
         return self.looks is not None and not self.is_on_device and not torch.equal(looks_at(self.live), self.looks)
@@ -43,6 +43,6 @@ def guarded(tensors: list[torch.Tensor], accelerator: Accelerator) -> list[Late]
 
 
 def looks_at(tensor: torch.Tensor) -> torch.Tensor:
-    """A few of its values, evenly spaced, as bytes."""
+    """A few of the tensor's values, evenly spaced, as bytes."""
     stride = max(tensor.numel() // _LOOKS, 1)
     return tensor.detach().view(-1)[::stride].clone(memory_format=torch.contiguous_format).view(torch.uint8)

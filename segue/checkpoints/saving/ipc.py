@@ -43,7 +43,7 @@ def receive(channel: socket.socket) -> Message | None:
     """The next message; None when the other side has ended.
 
     Raises:
-        OSError: the connection broke in the middle of one.
+        OSError: the connection broke in the middle of a message.
     """
     lengths, descriptors, _, _ = socket.recv_fds(channel, _LENGTHS.size, _MOST_DESCRIPTORS)
     if not lengths:

@@ -28,11 +28,11 @@ class RankState:
     slices: dict[str, TensorSlice] = field(default_factory=dict)
     """Which of the tensors are slices of larger ones."""
     partition_hash: str = ""
-    """Of the assignment of tensors to ranks: ranks with different ones do not hold the same state."""
+    """Hash of the assignment of tensors to ranks: ranks with different hashes do not hold the same state."""
 
 
 class Partition:
-    """One rank's share of the storing; of one rank alone, everything."""
+    """One rank's share of the state to store; everything, if there is only one rank."""
 
     def __init__(
         self, rank: int = 0, count: int = 1, *, is_same_everywhere: Callable[[str], bool] | None = None

@@ -28,7 +28,7 @@ class Notes(Protocol):
 
 
 class RankedWriter:
-    """A shard writer that returns what its rank has written; on rank 0, what all ranks have."""
+    """A shard writer that returns what its rank has written; on rank 0, what all ranks have written."""
 
     def __init__(self, inner: ShardWriter, *, rank: int, count: int, notes: Notes) -> None:
         self._inner, self._rank, self._count = inner, rank, count
@@ -88,7 +88,7 @@ class RankedWriter:
         return written
 
     def _written_by(self, rank: int, step: int, partition_hash: str) -> Written | None:
-        # Without a timeout: if that rank is gone, the training loop notices and closes this.
+        # Without a timeout: if that rank is gone, the training loop notices and closes this writer.
         while (note := self._notes.get(_key(step, rank))) is None:
             trouble = self._notes.get(_trouble_key(step, rank))
             if trouble:

@@ -10,7 +10,7 @@ import tempfile
 class StagingBuffer:
     """Shared memory for one shard file, identified by a file descriptor that can be sent to another process.
 
-    It has no name in any file system: it is freed when the last process that holds it ends, however that ends.
+    It has no name in any file system: it is freed when the last process that holds it ends, in whatever way.
     """
 
     def __init__(self, *, number: int, size_bytes: int) -> None:

@@ -1,8 +1,9 @@
 """Staging: copying the state of a safe point into a staging buffer, so that training may go on while it is written.
 
-State on a device with room for a copy of it is copied there first, and training waits for no more. Elsewhere `take`
-blocks for about one copy to the host. `begin` blocks only for what a forward pass may change; what only an optimizer
-changes is copied in the background, and `Staged.barrier`, before any optimizer's step, waits for that.
+If a device has room for a copy of its state, the state is copied there first, and training waits only for this copy.
+Otherwise `take` blocks for about one copy to the host. `begin` blocks only for tensors that a forward pass may change;
+tensors that only an optimizer changes are copied in the background, and `Staged.barrier`, before any optimizer's step,
+waits for their copies.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class Staged:
     layout: ShardLayout
     skeletons: dict[str, Json]
     partition_hash: str = ""
-    """Of the assignment of tensors to ranks; the same on all ranks that agree on it."""
+    """Hash of the assignment of tensors to ranks; the same on all ranks that agree on it."""
     is_torn: bool = False
     """The state changed while it was being copied; it must not be committed."""
     _late: list[Late] = field(default_factory=list)
@@ -58,14 +59,14 @@ class Staged:
         for copy in self._device_copies:
             copy.hold_back_device()
         self.is_torn = self.is_torn or any(late.has_changed() for late in self._late)
-        # Looking waits for no device. What the training thread launches from here on comes after.
+        # Looking waits for no device. Work that the training thread launches from here on comes after it.
         on_device = [late for late in self._late if late.is_on_device and not self.is_torn]
         self._device_looks = [(late.looks, looks_at(late.live)) for late in on_device if late.looks is not None]
         self._late = []
         self._passed.set()
 
     def wait(self) -> None:
-        """Block until all is copied and the barrier has decided whether it is torn."""
+        """Block until all is copied and the barrier has decided whether the copy is torn."""
         with span("wait for the copy"):
             self._copied.wait()
             self._passed.wait()
@@ -87,12 +88,12 @@ class _StagedLayout:
     shapes: list[torch.Size]
     dtypes: list[torch.dtype]
     device: torch.device | None
-    """That of the first tensor that an accelerator holds; None where all are in the host's memory."""
+    """The device of the first tensor that an accelerator holds; None if all are in the host's memory."""
     accelerator: Accelerator
     is_locked: bool | None = None
     """Whether the device copies directly into the staging buffer; None: not tried yet."""
     room: Room | None = None
-    """For a copy of what is on devices, there."""
+    """Device memory for a copy of the tensors on devices."""
     _under_way: Sequence[Copy] = ()
     _unlock: Callable[[], object] = lambda: None
 
@@ -111,14 +112,14 @@ class _StagedLayout:
             self.copier.copy(live)
             return
         with span("wait for the device"):
-            self.accelerator.drain(live)  # What runs on other streams may change the state, too.
+            self.accelerator.drain(live)  # Work on other streams may also change the state.
         with span("copy", bytes=self.layout.size_bytes, is_locked=self.is_locked):
             _copy_now(list(zip(self.views, live, strict=True)), self.accelerator)
 
     def copy_within(self, live: list[torch.Tensor]) -> Sequence[Copy] | None:
-        """Copy everything, what is on devices within those; what is returned goes on from there to the host.
+        """Copy everything, tensors on devices within their devices; the returned copies go from there to the host.
 
-        None where too little of a device's memory is left; nothing was copied then.
+        None if a device has too little memory left; nothing was copied then.
         """
         if self.device is None:
             return None
@@ -129,7 +130,7 @@ class _StagedLayout:
         if self.room is None:
             return None
         with span("wait for the device"):
-            self.accelerator.drain(live)  # What runs on other streams may change the state, too.
+            self.accelerator.drain(live)  # Work on other streams may also change the state.
         with span("copy within the device", bytes=self.layout.size_bytes):
             copies = self.room.copy([live[number] for number in there])
         if copies is None:
@@ -143,7 +144,7 @@ class _StagedLayout:
         return copies
 
     def get_ready(self, *, pause: Callable[[float], object]) -> None:
-        """Touch the memory, and lock it where a device copies into it, with pauses in which training goes on."""
+        """Touch the memory, and lock it if a device copies into it, with pauses in which training continues."""
         memory = torch.frombuffer(self.staging_buffer.memory, dtype=torch.uint8)
         with span("touch memory", bytes=memory.nbytes):
             memory[len(self.layout.head) :].zero_()
@@ -157,8 +158,9 @@ class _StagedLayout:
         with span("lock memory", bytes=memory.nbytes) as facts:
             self.is_locked = facts["is_locked"] = self.accelerator.lock_pages(memory, device=self.device, pause=pause)
         if self.is_locked:
-            # Memory that is unmapped while it is locked keeps its lock: what is mapped there next would be copied into
-            # pages that nobody sees. So the last owner of a buffer unlocks it, also where nobody closes this plan.
+            # Memory that is unmapped while it is locked keeps its lock: copies to the memory that is mapped there next
+            # would go to pages that nobody sees. So the last owner of a buffer unlocks it, even if nobody closes this
+            # plan.
             unlock = weakref.finalize(self.staging_buffer, self.accelerator.unlock_pages, memory)
             unlock.atexit = False
             self._unlock = unlock
@@ -205,7 +207,7 @@ class StagingArea:
         self._lock = threading.Lock()
         self._warming: threading.Thread | None = None
         self._is_awaited = threading.Event()
-        """Set once somebody waits for the memory to be ready: it is got ready without pauses then."""
+        """Set once somebody waits for the memory to be ready: it is then prepared without pauses."""
 
     @property
     def is_free(self) -> bool:
@@ -243,7 +245,7 @@ class StagingArea:
 
     @paused_collector()
     def begin(self, trees: Mapping[str, Any], *, deferred: frozenset[int]) -> Staged:
-        """Copy all but the tensors at the addresses in `deferred`, and those while training goes on.
+        """Copy all tensors except those at the addresses in `deferred`, which are copied while training goes on.
 
         Raises:
             UnsupportedStateError, StateTooLargeError: it cannot be stored; nothing was taken.
@@ -258,7 +260,7 @@ class StagingArea:
         device = self._accelerator
         if plan.device is not None:
             with span("wait for the device"):
-                device.drain(live)  # What runs on other streams may change the state, too.
+                device.drain(live)  # Work on other streams may also change the state.
         with span("copy", is_locked=plan.is_locked):
             _copy_now(now, device)
         with span("guard"):
@@ -323,7 +325,7 @@ def _encoded(name: str, tree: Any, live: dict[str, torch.Tensor]) -> Json:
 
 
 def _whole(staged: Staged, copies: Sequence[Copy]) -> Staged:
-    """It holds its safe point whatever changes now, once these copies are done."""
+    """The staged state, which holds its safe point whatever changes now; whole once these copies are done."""
     staged._device_copies = copies
     staged._copied.set()
     staged._passed.set()
@@ -361,7 +363,7 @@ def _touch(plans: Sequence[_StagedLayout], pause: Callable[[float], object]) -> 
 
 
 def _copy_now(pairs: Sequence[Pair], accelerator: Accelerator) -> None:
-    """Copy these; all is done on return. The host copies its own while the devices do theirs."""
+    """Copy these pairs; all is done on return. The host copies its own tensors while the devices copy theirs."""
     there = [pair for pair in pairs if accelerator.has(pair[1])]
     here = [pair for pair in pairs if not accelerator.has(pair[1])] if there else pairs
     accelerator.copy(there)

@@ -20,7 +20,7 @@ _NOTHING: AbstractContextManager[dict[str, object]] = nullcontext({})
 
 
 def span(name: str, **facts: object) -> AbstractContextManager[dict[str, object]]:
-    """A block of code as one event of this thread, with these facts, and those that the block adds to its value."""
+    """A block of code as one event of this thread, with these facts, and those that the block adds to their dict."""
     path = os.environ.get(VARIABLE)
     return _NOTHING if not path else _measured(_opened(path), name, facts)
 

@@ -1,4 +1,4 @@
-"""Copies of state within its device: made in a hundredth of the time that the way to the host takes.
+"""Copies of state within its device: made in a hundredth of the time that a copy to the host takes.
 
 They hold the safe point whatever training does next, so training goes on while they are copied to the host.
 """
@@ -15,17 +15,17 @@ from segue.checkpoints.saving.gathering import BITS, Pair, bits, memory_of
 
 _ALIGNED_TO = 256
 _LEFT_OF_DEVICE, _LEAST_LEFT = 0.1, 0.05
-"""Share of a device's memory that is left for what training needs later: when memory is taken, and when it is kept."""
+"""Share of a device's memory left for later needs of training: for memory to be taken, and for it to be kept."""
 
 
 @dataclass
 class DeviceRoom:
-    """Memory of one device for a copy of these tensors, which go on to these views of host memory."""
+    """Memory of one device for a copy of tensors, which continue from there to views of host memory."""
 
     device: torch.device
     memory: torch.Tensor
     moves: list[Pair]
-    """From its memory to the host's: one for each range of the host's memory that the tensors fill."""
+    """Copies from the device to the host: one for each range of host memory that the tensors fill."""
     _groups: dict[torch.dtype, tuple[list[int], list[torch.Tensor]]] = field(default_factory=dict)
     """Numbers of the tensors of each type, and where they are put."""
 
@@ -34,12 +34,12 @@ class DeviceRoom:
         """Queue the copies within the device, on its current stream."""
         for dtype, (numbers, parts) in self._groups.items():
             sources = [live[number] for number in numbers]
-            # Others are copied by way of another type, which loses bits.
+            # Other types would be copied by way of another type, which loses bits.
             torch._foreach_copy_(parts, sources if dtype is torch.float32 else list(map(bits, sources)))
 
 
 def room_on(device: torch.device, views: Sequence[torch.Tensor], numbers: Sequence[int]) -> DeviceRoom | None:
-    """Room for the tensors with these numbers, of all that go to `views`; None where the device has too little."""
+    """Room for the tensors with these numbers, of all that go to `views`; None if the device has too little."""
     starts, ranges, size_bytes = _placed(views, numbers)
     memory = memory_on(device, size_bytes)
     if memory is None:
@@ -55,13 +55,13 @@ def room_on(device: torch.device, views: Sequence[torch.Tensor], numbers: Sequen
 
 
 def is_short(device: torch.device) -> bool:
-    """Whether so little of a device is left that training should have the memory of the copies, too."""
+    """Whether a device has so little memory left that training should also get the memory of the copies."""
     free, total = torch.cuda.mem_get_info(device)
     return free < _LEAST_LEFT * total
 
 
 def memory_on(device: torch.device, size_bytes: int) -> torch.Tensor | None:
-    """So much memory of a device that has more than twice as much left, and some for what training needs later."""
+    """This much memory of a device, if twice as much is left, and some more for later needs of training."""
     if device.type != "cuda" or not size_bytes:
         return None
     free, total = torch.cuda.mem_get_info(device)

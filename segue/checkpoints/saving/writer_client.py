@@ -39,7 +39,7 @@ class ShardWriter(Protocol):
     """Makes staged states durable."""
 
     def wait_until_ready(self) -> None:
-        """Block until it can write.
+        """Block until the writer can write.
 
         Raises:
             WriterDiedError: it ended before that.
@@ -189,7 +189,7 @@ class ProcessWriter:
             with suppress(OSError):
                 channel.shutdown(
                     socket.SHUT_RDWR
-                )  # The process ends when this end closes; a thread that waits here wakes up.
+                )  # The process ends when this end of the socket closes; a thread that waits here wakes up.
             channel.close()
         if self._process is not None:
             try:
@@ -201,7 +201,7 @@ class ProcessWriter:
     def _start(self) -> None:
         self._starts += 1
         ours, theirs = socket.socketpair()
-        # The process inherits this until it sets its own: a notice may come while it starts.
+        # The process inherits this mask until it sets its own: a notice may come while it starts.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _NOTICES)
         try:
             with theirs:

@@ -1,7 +1,7 @@
 """The writer process: hashes, writes and uploads what the trainer has staged, at low priority and without torch.
 
 A thread would slow training down by three to twenty-four times while it writes, because both need the interpreter.
-This process ends as soon as the trainer does, however that ends: what it has not finished by then was never committed.
+This process ends as soon as the trainer does, in whatever way: a save that is unfinished by then was never committed.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class _Work:
         self._bases = Bases()
 
     def do(self, message: ipc.Message) -> dict[str, Any] | None:
-        """Act on one message; returns the answer, None where the message needs none."""
+        """Act on one message; returns the answer, None if the message needs none."""
         head = message.head
         number = head.get("staging_buffer", 0)
         match head["kind"]:

@@ -1,4 +1,4 @@
-"""One save: what it is, what of it is durable, and the prepared commit. Light, for the writer process.
+"""One save: its facts, the part of it that is durable, and its prepared commit. Light, for the writer process.
 
 A prepared commit holds all that a commit record needs. It is stored beside the shards, as the last object of a save: an
 attempt that is killed between its last shard and the record leaves one behind, and the next attempt commits it.
@@ -21,7 +21,7 @@ _HEAD_BYTES = len(_HEAD % 0)
 
 @dataclass(frozen=True)
 class Save:
-    """What one save is, besides its bytes."""
+    """The facts of one save, besides its bytes."""
 
     run_id: str
     attempt_id: str
@@ -74,7 +74,7 @@ class PreparedCommit:
 
     @classmethod
     def decode(cls, data: bytes) -> Self | None:
-        """What `encode` wrote; None if the bytes are damaged, or of somebody else."""
+        """The commit that `encode` wrote; None if the bytes are damaged, or not from `encode`."""
         head, body = data[:_HEAD_BYTES], data[_HEAD_BYTES:]
         if head != _HEAD % crc32c.crc32c(body):
             return None

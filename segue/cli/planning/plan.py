@@ -123,7 +123,7 @@ def _spec(
 
 
 def _history(spec: RunSpec) -> tuple[History, tuple[str, ...]]:
-    """The run's history; empty where there is none, with a note where the store could not be read."""
+    """The run's history; empty if there is none, with a note if the store could not be read."""
     if spec.run_id == _UNNAMED:
         return History(), ()
     try:

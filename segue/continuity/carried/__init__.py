@@ -1,1 +1,1 @@
-"""What a training loop carries from one iteration to the next: found in the source, and nothing of it is run."""
+"""What a training loop carries from one iteration to the next: found in the source, without running any of it."""

@@ -25,7 +25,7 @@ _SHOWING_OBJECTS = frozenset(
     | {"pbar", "bar", "progress", "progress_bar", "tqdm", "mlflow", "neptune", "comet", "experiment", "plt", "ax"}
     | {"fig", "axes", "stdout", "stderr", "typer", "click", "rich", "warnings", "tracker"}
 )
-"""Names that programs give to what shows numbers to people."""
+"""Names that programs give to objects that show numbers to people."""
 
 _BUILT_IN = frozenset(
     {"abs", "all", "any", "bool", "bytes", "complex", "dict", "divmod", "enumerate", "filter", "float", "format"}
@@ -90,7 +90,7 @@ _OF_PROCESS = frozenset(
     | {"NamedTemporaryFile", "elapsed_time", "thread_time", "getppid", "urandom", "token_hex", "cpu_percent", "node"}
     | {"memory_allocated", "max_memory_allocated", "virtual_memory", "getloadavg", "default_timer", "timer"}
 )
-"""Functions whose results are another in each process: times, process ids, temporary names."""
+"""Functions whose results differ in each process: times, process ids, temporary names."""
 
 
 def words_of(function: ast.expr) -> list[str]:
@@ -141,7 +141,7 @@ def mutates(method: str) -> bool:
 
 
 def overwrites(method: str) -> bool:
-    """Whether a method of a tensor or a generator leaves nothing of what it held."""
+    """Whether a method of a tensor or a generator overwrites everything that the object held."""
     return method in ("copy_", "zero_", "fill_", "normal_", "uniform_", "random_", "manual_seed", "seed", "setstate")
 
 

@@ -36,7 +36,7 @@ NOTHING: Spots = frozenset()
 
 
 def result_of(function: Function) -> Spot:
-    """The place of what a function returns."""
+    """The place of a function's return value."""
     return f"{function.file}|{function.name}|return"
 
 
@@ -47,7 +47,7 @@ def call_of(function: Function) -> Spot:
 
 @dataclass(frozen=True)
 class MethodCall:
-    """A call of a method, which is one of the user's if its object is."""
+    """A call of a method; the method is the user's if its object is."""
 
     base: Spots
     given: Spots
@@ -62,9 +62,9 @@ class Binding:
 
     function: Function
     base: Spots
-    """The object, of a method whose name Python's own collections have, too; of other calls nothing."""
+    """The object, for a method whose name Python's own collections also have; nothing for other calls."""
     given: tuple[tuple[Spot, Spots, Spots], ...]
-    """For each parameter what it follows from, and what it may be another name of."""
+    """For each parameter, what it follows from, and of what it may be another name."""
     conditions: Spots
 
 
@@ -140,17 +140,17 @@ class Expressions:
     def _mutate(
         self, holder: ast.expr, sources: Spots, *, conditions: Spots | None = None, keeps: bool = False
     ) -> None:
-        """Note a change of an object; `keeps`: what it was before is still in it."""
+        """Note a change of an object; `keeps`: the object still holds its earlier content."""
         self._note_change(holder, is_assignment=False)
         for root in self._origins(holder):
             given = self._now if conditions is None else conditions
             given |= {root} if keeps else set()
-            # A result that is kept where there was none yet follows from no earlier one.
+            # A result that is kept where no result was before follows from no earlier one.
             given -= {root} if root in self._filling else set()
             self._flows.mutations.append(Mutation(root, sources, given, is_guess=conditions is not None))
 
     def _note_change(self, changed: ast.expr, *, is_assignment: bool) -> None:
-        """Note that an attribute of what a name holds is assigned, or changed in place."""
+        """Note that an attribute of a name's object is assigned, or changed in place."""
         while isinstance(changed, ast.Subscript):
             changed = changed.value
         if not isinstance(changed, ast.Attribute) or (holder := self._place_of(changed.value)) is None:
@@ -252,7 +252,7 @@ class Expressions:
     def _name(self, node: ast.Name) -> Spots:
         for each in self._index.functions(node.id):
             if self._function.home_of(node.id) is not None:
-                self._flows.add([result_of(each)], USED)  # It is handed to somebody who may call it.
+                self._flows.add([result_of(each)], USED)  # It is passed to code that may call it.
         spot = spot_of(self._function, node.id)
         return frozenset({spot}) if spot is not None else NOTHING
 
@@ -338,7 +338,7 @@ class Expressions:
             )
         elif not gives_value(name):
             if not own and not self._is_self(node.func.value):
-                # Its object may change by what it is given; times that it is given do not make it one.
+                # Its arguments may change its object; times among them do not make the object a time.
                 self._mutate(
                     node.func.value, NOTHING, conditions=base | given | (self._now if is_statement else NOTHING)
                 )

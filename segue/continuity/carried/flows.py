@@ -15,13 +15,13 @@ from segue.continuity.carried.source import Function, functions_of
 Spot = str
 """A place of values: `file|function|name` of a variable, `.name` of an attribute."""
 USED: Spot = "used"
-"""Where everything ends that decides what is trained, saved or returned to a library."""
+"""The place where everything ends that decides what is trained, saved or returned to a library."""
 PROCESS: Spot = "process"
 """Where times, process ids and temporary names come from."""
 COLLECTION: Spot = "collection"
 """Where collections of Python's own come from."""
 UNKNOWN: Spot = "unknown"
-"""What an object of a library comes from: to change it may change training."""
+"""The source of an object of a library: a change of the object may change training."""
 
 
 def spot_of(function: Function, name: str) -> Spot | None:
@@ -40,12 +40,12 @@ class Mutation:
     """What the change follows from."""
     conditions: frozenset[Spot]
     is_guess: bool
-    """Whether a method was called of which nothing is known."""
+    """Whether a method of which nothing is known was called."""
 
 
 @dataclass(frozen=True)
 class AttributeChange:
-    """A statement that assigns an attribute of what a name holds, or changes it in place."""
+    """A statement that assigns an attribute of a name's object, or changes the attribute in place."""
 
     holder: Spot
     attribute: str
@@ -97,7 +97,7 @@ class Flows:
             self.same[name].add(other)
 
     def settle(self) -> None:
-        """Let changes of objects reach what these are other names of."""
+        """Let changes of objects reach all other names of these objects."""
         for each in self.mutations:
             for spot in self._all_names_of(each.root):
                 self._link(each.sources, USED if spot == UNKNOWN else spot, each.conditions)
@@ -138,7 +138,7 @@ class Flows:
         return _reached(root, self.aliases) | {root}
 
     def is_used(self, spot: Spot) -> bool:
-        """Whether its value may reach anything but what people are shown."""
+        """Whether its value may reach more than the output that people are shown."""
         if self._used is None:
             self._used = frozenset(_reached(USED, self._from))
         return spot in self._used
@@ -163,7 +163,7 @@ class Flows:
     def depends_on_itself(self, spot: Spot) -> bool:
         """Whether its next value follows from the one before, and not only through objects of libraries.
 
-        A loss changes a model, from which the next loss follows: that the model holds, which is tracked or named.
+        A loss changes a model, from which the next loss follows: the model holds this state, and is tracked or named.
         """
         found: set[Spot] = set()
         waiting = [spot]
@@ -194,7 +194,7 @@ def _reached(start: Spot, edges: defaultdict[Spot, set[Spot]]) -> set[Spot]:
 
 
 def _is_of(function: Function, only: Collection[tuple[str, str]]) -> bool:
-    """Whether it is one of these, or is around one: it assigns what that one finds."""
+    """Whether it is one of these, or is around one: the outer function assigns names that the inner one finds."""
     start = f"{function.name}.<locals>."
     names = {name for file, name in only if file == function.file}
     return function.is_module or function.name in names or any(name.startswith(start) for name in names)

@@ -40,9 +40,9 @@ class UseOfLeaves:
         self._is_of_framework = is_of_framework
 
     def is_carried(self, leaf: Leaf) -> bool:
-        """Whether its next value follows from the one before, and decides more than what people are shown.
+        """Whether its next value follows from the one before, and affects more than the output that people are shown.
 
-        What belongs to a component with a state_dict of its own may come back from that in another form.
+        A value of a component with a state_dict of its own may come back from the state_dict in another form.
         """
         if self._is_of_framework or (leaf.is_registered and leaf.root not in self._modules):
             return False
@@ -82,7 +82,7 @@ class UseOfLeaves:
             elif number == 0 and leaf.place == "closure variable":
                 found = [spot for spot in found if "|" in spot and f"|{MODULE}|" not in spot]
             elif number == 0 and ("attribute" in leaf.place or not leaf.place):
-                # Without a place it was there in an earlier attempt alone, most often as an attribute.
+                # A value without a place was there only in an earlier attempt, most often as an attribute.
                 found = [spot for spot in found if "|" not in spot] or ([] if leaf.place else found)
             if found or leaf.place in _OF_CODE:
                 return found

@@ -1,4 +1,4 @@
-"""Which names a loop reads before it writes them, and writes: their values live from one iteration to the next.
+"""Names that a loop writes, and reads before it writes them: their values live from one iteration to the next.
 
 Plain dataflow over the statements of one function, backwards: a name is live where it may be read before it is written.
 """
@@ -32,14 +32,14 @@ def targets_of(loop: Loop) -> Names:
 def live_in(function: Function, loop: Loop) -> Names:
     """Names that may be read before they are written, where an iteration of the loop begins.
 
-    A `for` within it counts as one that makes an iteration: it runs over micro-batches, samples or parameters, and what
-    it assigns is else taken for something that an earlier step has left.
+    A `for` within it counts as one that makes an iteration: it runs over micro-batches, samples or parameters.
+    Otherwise its assignments would be taken for values that an earlier step has left.
     """
     return _Liveness(function).where_an_iteration_begins(loop)
 
 
 def live_at_entry(function: Function, *, at_end: str = "") -> Names:
-    """Names that a call of the function may read before it writes them, if this one is read when it has returned."""
+    """Names that a call of the function may read before it writes them, if `at_end` is read after it has returned."""
     after = frozenset({at_end} if at_end else ())
     return _Liveness(function, after).where_the_function_begins()
 
@@ -82,13 +82,13 @@ def _writes(node: ast.AST) -> Iterator[tuple[str, int]]:
 
 
 def _writes_outside(nested: Function) -> Iterator[tuple[str, int]]:
-    """What a function that is defined within writes of the one around it."""
+    """The names of the enclosing function that a function defined within it writes."""
     for node in own_nodes(nested.node):
         yield from ((name, line) for name, line in _writes(node) if name in nested.elsewhere)
 
 
 def _of_name(node: ast.expr) -> str:
-    """`variable.attribute`, as which an attribute is followed in one function; empty for anything else."""
+    """`variable.attribute`, the name by which an attribute is followed in one function; empty for anything else."""
     return (
         f"{node.value.id}.{node.attr}" if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) else ""
     )
@@ -101,7 +101,7 @@ def _inner_functions(function: Function) -> dict[str, Function]:
 
 @dataclass(frozen=True)
 class _After:
-    """What is live after a statement, by the way in which it is left."""
+    """The names that are live after a statement, by the way in which it is left."""
 
     end: Names = _NONE
     broken: Names = _NONE
@@ -222,7 +222,7 @@ class _Liveness:
         return self._block(node.body, whole) | caught
 
     def _assigned(self, targets: Iterable[ast.expr], live: Names) -> Names:
-        """What is live before these are assigned; parts of an object leave the object read."""
+        """The names that are live before these are assigned; an assignment to a part of an object reads the object."""
         targets = list(targets)
         nodes = [node for target in targets for node in ast.walk(target)]
         stored = {node.id for node in nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)}
@@ -269,7 +269,7 @@ class _Liveness:
 
 
 def _with_called(name: str, reads: Mapping[str, Names]) -> Names:
-    """What a function reads from around it, with what those read that it calls."""
+    """The outer names that a function reads, with those that the functions it calls read."""
     found: set[str] = set()
     waiting = [name]
     while waiting:

@@ -32,13 +32,13 @@ class CarriedName:
     """Qualified name; `<module>` outside of functions."""
     file: str
     line: int
-    """Of the first statement in the loop that writes it; the loop's own where it is only changed in place."""
+    """Of the first statement in the loop that writes it; the loop's own if it is only changed in place."""
     loop_line: int
     """Of the outermost loop that carries it."""
     is_rebound: bool
     """Whether the loop assigns it. Otherwise it is carried if its value changes in place."""
     is_used: bool
-    """Whether it reaches more than what people are shown."""
+    """Whether it reaches more than the output that people are shown."""
     is_of_process: bool
     """Whether it follows from times and the like."""
     is_bound: bool
@@ -60,7 +60,7 @@ class CarriedName:
 
     @property
     def path(self) -> str:
-        """By which a later attempt knows it."""
+        """The key by which a later attempt knows the variable."""
         return f"{self.function}:{self.name}"
 
     @property
@@ -81,7 +81,7 @@ class LoopNames:
 
 
 def names_in_loops(running: Running, flows: Flows) -> LoopNames | None:
-    """The variables of the loops that a function is in; None: it is in none, or its source cannot be read."""
+    """The variables of the loops that a function is in; None: it is in no loop, or its source cannot be read."""
     function = function_at(running.file, running.name, running.first_line)
     loops = loops_at(function, running.line) if function is not None else []
     if function is None or not loops:
@@ -124,7 +124,7 @@ def _carried_by(function: Function, loops: Sequence[Loop], flows: Flows) -> Iter
 
 
 def _bare_line(function: Function, name: str, *, since: int) -> int:
-    """The first line from there on that assigns it where Python allows a name alone; 0: none does."""
+    """The first line from there on that assigns it if Python allows a name alone; 0: none does."""
     found = [
         node.lineno
         for node in own_nodes(function.node)

@@ -99,7 +99,7 @@ class _Namespace:
         return self._is_read_later(attribute, function, loops) and self.flows.depends_on_itself(f".{attribute}")
 
     def is_made_anew(self, attribute: str, function: Function, loops: list[Loop]) -> bool:
-        """Whether functions assign it, always, and none reads what another one has assigned."""
+        """Whether functions always assign it, and no function reads a value that another one has assigned."""
         changes = self.changes.get(attribute, ())
         is_assigned = any(each.is_assignment for each in changes) and not any(map(_may_keep, changes))
         return is_assigned and not self._is_read_later(attribute, function, loops)
@@ -109,7 +109,7 @@ class _Namespace:
         return not change.is_first or self.flows.is_written(f".{change.attribute}")
 
     def _is_read_later(self, attribute: str, function: Function, loops: list[Loop]) -> bool:
-        """Whether a function reads it that has not assigned it; of a namespace that is an attribute, it is so."""
+        """Whether a function that has not assigned it reads it; assumed if the namespace is an attribute."""
         if any(name.startswith(".") for name in self._names):
             return True
         for each, variables in self._functions.items():
@@ -143,7 +143,7 @@ def _named(file: str, name: str) -> Iterator[Function]:
 
 
 def _may_keep(change: AttributeChange) -> bool:
-    """Whether its function may first read the earlier value of what it assigns, or leave that as it is."""
+    """Whether its function may read the earlier value before it assigns a new one, or may keep the earlier value."""
     if not change.is_assignment or change.function.is_module or not change.name:
         return False
     return change.name in live_at_entry(change.function, at_end=change.name)

@@ -1,4 +1,4 @@
-"""Reads the user's functions into the graph of flows: one visit of each statement, none of it is run."""
+"""Reads the user's functions into the graph of flows: each statement is visited once, and nothing is run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from segue.continuity.carried.source import Definition, Function
 log = logging.getLogger(__name__)
 
 _SHOWN_BY = frozenset({"__repr__", "__str__", "__format__", "state_dict", "extra_repr"})
-"""What Python calls to show an object, and what saves its state: nothing is trained by their results."""
+"""The methods that Python calls to show an object, and those that save its state: no training uses their results."""
 
 
 def flows_of(files: Iterable[str], *, only: Collection[tuple[str, str]] | None = None) -> Flows:
@@ -40,7 +40,8 @@ def flows_of(files: Iterable[str], *, only: Collection[tuple[str, str]] | None =
 def _bind(found: Found) -> None:
     """Let arguments reach the parameters of the user's functions that get them.
 
-    A method like `update` of what is made as a dict, and nowhere as an object of the class, is the dict's own.
+    If an object is made as a dict, and nowhere as an object of the class, its method, such as `update`, is the dict's
+    own.
     """
     collections = found.flows.computed_from(COLLECTION)
     objects = {name: found.flows.computed_from(f"class {name}") for name in found.index.classes}
@@ -55,7 +56,7 @@ def _bind(found: Found) -> None:
 
 
 def _connect_with_callers(function: Function, found: Found) -> None:
-    """Of a function that none of the others calls a library has the result, and gives the arguments."""
+    """If no other function calls a function, a library gives its arguments and has its result."""
     name = function.name.rpartition(".")[2]
     if function.is_module or name in found.called or name in _SHOWN_BY:
         return
@@ -67,7 +68,7 @@ def _connect_with_callers(function: Function, found: Found) -> None:
 
 
 def _unresolved(found: Found) -> Iterator[MethodCall]:
-    """The calls of methods of objects of libraries: of the user's, arguments and results are known."""
+    """The calls of methods of libraries' objects: for the user's objects, arguments and results are known."""
     objects = {name: found.flows.computed_from(f"class {name}") for name in found.index.classes}
     for call in list(found.method_calls):
         own = found.index.classes_with(call.method)
@@ -185,7 +186,7 @@ class _Statements(Expressions):
                 return
 
     def _take_item(self, target: ast.expr, items: ast.expr, source: Spots) -> None:
-        """Store an item of what a loop goes through; those of `zip` each from its own."""
+        """Store an item of the object that a loop goes through; with `zip`, each item comes from its own object."""
         parts = items.args if isinstance(items, ast.Call) and words_of(items.func) == ["zip"] else []
         if isinstance(target, ast.Tuple) and len(target.elts) == len(parts):
             for each, part in zip(target.elts, parts, strict=True):

@@ -84,7 +84,7 @@ class Function:
 
 @lru_cache(maxsize=256)
 def functions_of(file: str) -> tuple[Function, ...]:
-    """The functions of a file, its own code first; none where it cannot be read or is no Python."""
+    """The functions of a file, its own code first; none if it cannot be read or is no Python."""
     try:
         source = Path(file).read_bytes()
         if len(source) > _MOST_BYTES:
@@ -142,7 +142,7 @@ def _bind(scope: Function) -> None:
 
 
 def own_nodes(node: ast.AST) -> Iterator[ast.AST]:
-    """The nodes of a function without those of the functions and classes in it, which are given themselves."""
+    """The nodes of a function. Functions and classes in it are given themselves, but not the nodes within them."""
     for child in ast.iter_child_nodes(node):
         yield child
         if not isinstance(child, _SCOPES):

@@ -28,7 +28,7 @@ _OF_RECIPE = "recipe."
 
 
 class Advice(NamedTuple):
-    """The registration of a value: under a name, by an expression of the user's code, where the expression is known."""
+    """The registration of a value: under a name, by an expression of the user's code, if the expression is known."""
 
     component: str
     expression: str
@@ -40,7 +40,7 @@ class Advice(NamedTuple):
     imports: str = ""
     """The module that the expression needs."""
     names: tuple[str, ...] = ()
-    """Variables of `expression`, their holder; none where it is registered itself."""
+    """Variables of `expression`, their holder; none if it is registered itself."""
 
     @property
     def value(self) -> str:
@@ -82,12 +82,12 @@ class Known(NamedTuple):
 
 
 def advice_for(leaf: Leaf, known: Known) -> Advice:
-    """How to register the value at this leaf: by the outermost object around it that can be, or as a variable."""
+    """How to register the value at this leaf: by the outermost registrable object around it, or as a variable."""
     outermost: Advice | None = None
     for place in _outermost_first(leaf):
         try:
             found = _of_place(place, leaf, known)
-        except Exception as error:  # Of an object that cannot be looked at: another one around it may be registered.
+        except Exception as error:  # The object cannot be looked at: another one around it may be registered.
             log.debug("no advice at path=%s error=%s", place.path, type(error).__name__)
             continue
         if found is not None and (found.expression or found.kind == BY_ADDRESS):
@@ -115,7 +115,7 @@ def _of_place(place: ValuePlace, leaf: Leaf, known: Known) -> Advice | None:
     is_whole = is_stateful or is_registrable(value)
     if isinstance(value, Dataset) or not _can_be_stored(value, leaf, path=place.path, known=known):
         return None
-    if place.what in _OF_ATTRIBUTES:  # What holds an object may be given another one: a list or a tensor, often.
+    if place.what in _OF_ATTRIBUTES:  # The holder of an object may be given another one, often a list or a tensor.
         is_stable = is_stateful or isinstance(value, STREAMS) or not _is_collection(value)
     else:
         is_item_of_other = place.what == "item" and not (place.outer and isinstance(place.outer.get(), tuple))
@@ -134,7 +134,7 @@ _OF_ATTRIBUTES = ("attribute", "class attribute", "function attribute", "default
 
 
 def _module_in(place: ValuePlace) -> str:
-    """The module by which an expression begins, if that has to be imported."""
+    """The module with which an expression begins, if the module has to be imported."""
     first = place
     while first.outer is not None:
         first = first.outer
@@ -147,7 +147,7 @@ def _is_collection(value: Any) -> bool:
 
 
 def _can_be_stored(value: Any, leaf: Leaf, *, path: str, known: Known) -> bool:
-    """Whether a checkpoint can hold all of it, and nothing in it is a component's, or large and did not change."""
+    """Whether a checkpoint can hold all of it, and nothing in it belongs to a component, or is large and unchanged."""
     if id(value) not in known.sizes:
         known.sizes[id(value)] = _stored_bytes(value, path=path, is_owned=known.is_owned)
     size, changed = known.sizes[id(value)], _value_at(leaf)
@@ -172,7 +172,7 @@ def _stored_bytes(value: Any, *, path: str, is_owned: Callable[[Any], bool]) -> 
 
 
 _MOST_BYTES, _MOST_TIMES = 1 << 20, 8
-"""How much an object may hold besides what changed, to be stored whole: a table of samples is not to be."""
+"""How much an object may hold besides the changed values to be stored whole: a table of samples is not stored whole."""
 _MOST_PARTS = 5_000
 
 

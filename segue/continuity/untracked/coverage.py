@@ -46,7 +46,7 @@ class Coverage:
     def add(self, component: str, tree: Any) -> None:
         """Add what one component captured."""
         values = self._values.setdefault(component, {})
-        # Of a model the names of modules and their versions say nothing about values.
+        # In a model, the names of modules and their versions say nothing about values.
         is_model = isinstance(tree, Mapping) and tree.keys() >= {"state", "metadata"}
         for name, value in _nodes(tree["state"] if is_model else tree, ""):
             if isinstance(value, ARRAYS):
@@ -69,7 +69,7 @@ class Coverage:
             return self._has_content(value)
         named = (self._values.get(name, {}).values(), *([v.get(_bare(name), ())] for v in self._values.values()))
         same = (held for values in named for each in values for held in each if type(held) is type(value))
-        # By marks: whether two objects are equal may be the user's to say, or have no answer.
+        # By marks: whether two objects are equal may depend on the user's code, or have no answer.
         return (mark := mark_of(value)) != UNREADABLE and any(mark_of(held) == mark for held in same)
 
     def has(self, leaf: Leaf, value: Any) -> bool:
@@ -88,7 +88,7 @@ class Coverage:
         if isinstance(value, _COLLECTIONS):
             return self._has_all_arrays_of(value) or self._has_content(value)
         if not isinstance(value, (int, float, str, bytes)) or isinstance(value, bool) or value in (0, 1):
-            return False  # Of values as common as these, others are equal by chance.
+            return False  # Values as common as these are equal to others by chance.
         if not leaf.root.startswith("extra."):
             return False
         # Under another name, which is not that of something else there.
@@ -108,7 +108,7 @@ class Coverage:
         return form in self._marks and mark_of(value) in self._marks[form]
 
     def _has_all_arrays_of(self, collection: Any) -> bool:
-        """Of a collection of arrays, whatever the collection is that a component returns in its place."""
+        """For a collection of arrays, whatever kind of collection a component returns in its place."""
         items = list(collection.values() if isinstance(collection, Mapping) else collection)[:_MOST_ITEMS]
         return bool(items) and all(map(self._has_array, items))
 
@@ -126,7 +126,7 @@ def _is_of_root(leaf: Leaf) -> bool:
 
 
 def _is_entry(held: Any, value: Any) -> bool:
-    """Whether an entry of a state_dict can be this value. One of another type may be the same in other words."""
+    """Whether an entry of a state_dict can be this value. One of another type may be the same in another form."""
     if type(held) is not type(value) or not isinstance(value, _COMPARED):
         return True
     return mark_of(held) == mark_of(value)
@@ -137,7 +137,7 @@ _COLLECTIONS = (Mapping, list, tuple, set, frozenset, deque)
 
 
 def _form(value: Any) -> Any:
-    """What is the same of two values with the same mark, and is known without reading them."""
+    """The properties that two values with the same mark share, and that are known without reading them."""
     if isinstance(value, torch.Tensor):
         tensor = local_tensor(value)
         return str(tensor.dtype), tuple(tensor.shape)

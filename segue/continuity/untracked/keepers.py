@@ -19,7 +19,7 @@ people."""
 
 
 def keeps_state(value: Any) -> bool:
-    """Whether it is such an object. Of files, those that are only read: what is written is for people, most often."""
+    """Whether it is such an object. Of files, those that are only read: written files are most often for people."""
     if isinstance(value, io.IOBase):
         try:
             is_text = isinstance(value, (io.StringIO, io.BytesIO))

@@ -53,7 +53,7 @@ def mark_of(value: Any) -> Mark:
         if isinstance(value, CONSTANTS) and len(text := str(value)) <= _LONGEST:
             return text
         _feed(value, hasher, 0)
-    except Exception:  # Of an object that cannot be looked at, which must not end an attempt.
+    except Exception:  # The object cannot be looked at, which must not end an attempt.
         return UNREADABLE
     return f"#{hasher.hexdigest()}"
 
@@ -83,7 +83,7 @@ def _feed(value: Any, hasher: Any, depth: int) -> None:
 
 def _feed_items(value: Any, hasher: Any, depth: int) -> None:
     if isinstance(value, (dict, types.MappingProxyType)):
-        # In one order: that of a set would be another in each process.
+        # In one order: the order of a set would differ in each process.
         items = sorted(((_name(key), item) for key, item in islice(list(value.items()), _MOST_ITEMS)), key=_first)
         hasher.update(b"{")
         for name, item in items:

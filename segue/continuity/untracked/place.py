@@ -38,7 +38,7 @@ class ValuePlace(NamedTuple):
     what: str
     get: Get
     expression: str = ""
-    """How code of the user's writes the value here; empty where it has no name for it."""
+    """How code of the user's writes the value here; empty if it has no name for it."""
     holder: str = ""
     """How it writes what holds the variable `name`: a function, a module, a class, an object."""
     name: str = ""

@@ -78,7 +78,7 @@ class Reach:
     _root: str = ""
 
     def own(self, root: str, objects: Iterable[Any]) -> None:
-        """These are of this root, a component, whatever else leads to them."""
+        """These belong to this root, a component, whatever else leads to them."""
         for found in objects:
             if isinstance(found, Variables):
                 self._variables.update(found.places())
@@ -103,7 +103,7 @@ class Reach:
         return id(value) in self._owned or (isinstance(value, torch.Tensor) and id(value) in self._tensors_owned)
 
     def is_address(self, key: Any) -> bool:
-        """Whether a key is the id of something that belongs to a component, and is another one in each process."""
+        """Whether a key is the id of something that belongs to a component, and so differs in each process."""
         return type(key) is int and (key in self._owned or key in self._tensors_owned)
 
     @cached_property
@@ -121,7 +121,7 @@ class Reach:
     def _take(self, place: ValuePlace, depth: int) -> None:
         try:
             self._follow(place, depth)
-        except Exception as error:  # Of an object that cannot be looked at, which must not end an attempt.
+        except Exception as error:  # The object cannot be looked at, which must not end an attempt.
             log.debug("value not followed path=%s error=%s", place.path, type(error).__name__)
 
     def _follow(self, place: ValuePlace, depth: int) -> None:
@@ -290,5 +290,5 @@ def _is_simple(item: Any, depth: int = 0) -> bool:
 
 
 def is_named_values(value: Any) -> bool:
-    """Whether it is a dict by names, as programs keep their state in."""
+    """Whether it is a dict by names, in the form in which programs keep their state."""
     return type(value) is dict and 0 < len(value) <= _LONG_ITEMS and all(type(key) is str for key in list(value))

@@ -30,7 +30,7 @@ class Use(Protocol):
     """Knows what becomes of values."""
 
     def is_carried(self, leaf: Leaf) -> bool:
-        """Whether a later value follows from it, and decides more than what people are shown."""
+        """Whether a later value follows from it, and affects more than the output that people are shown."""
         ...
 
     def is_shown(self, leaf: Leaf) -> bool:
@@ -56,7 +56,7 @@ class Watch:
         self._leaves: dict[str, Leaf] = {}
         self._built: dict[str, Mark] = {}
         self._changed: dict[str, Leaf] = {}
-        """What training has changed and no component holds."""
+        """The values that training has changed and no component holds."""
         self._reported: set[str] = set()
         self._walk_again()
         self._built = {path: mark for path, (_, mark) in self._read(self._leaves.values()).items()}
@@ -104,7 +104,7 @@ class Watch:
         }
 
     def of_process(self, roots: tuple[str, ...]) -> list[str]:
-        """What these fields of the recipe lead to and each process has its own of: times, randomness of the system."""
+        """Values that these fields of the recipe lead to, other ones in each process: times, system randomness."""
         found: list[str] = []
         for leaf in self._leaves.values():
             if leaf.root in roots and len(found) < _MOST_SHOWN:
@@ -158,7 +158,7 @@ class Watch:
         return tuple(found)
 
     def _is_assigned(self, place: ValuePlace) -> bool:
-        """Whether what a variable held as built is not what it holds since, as far as code and marks show."""
+        """Whether a variable no longer holds the object that it held as built, as far as code and marks show."""
         assert self._reach is not None
         is_by_code = place.what in ("closure variable", MODULE_VARIABLE) and place.name in self._reach.rebound
         return is_by_code or self._built.get(place.path, UNREADABLE) is None
@@ -218,7 +218,7 @@ def _value_of(leaf: Leaf) -> Any:
 
 
 def _is_read_from_clock(path: str, value: float) -> bool:
-    """Whether a number is called a time, and has the digits of a clock: a setting in seconds has few decimals."""
+    """Whether a number is named as a time, and has the digits of a clock: a setting in seconds has few decimals."""
     return not is_telling(path, value) and (abs(value) >= _YEAR_2001 or value != round(value, _DECIMALS_OF_SETTINGS))
 
 

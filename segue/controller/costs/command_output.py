@@ -15,7 +15,7 @@ _LAST_CHARACTERS, _LAST_BYTES = 200, 64 * 1024
 
 
 class CommandFailedError(Exception):
-    """The command gave no output that can be used. What it said is in the reason, without secrets."""
+    """The command gave no output that can be used. Its message is in the reason, without secrets."""
 
     def __init__(self, why: str) -> None:
         self.why = why

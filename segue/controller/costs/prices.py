@@ -2,7 +2,7 @@
 
 A file and a command give TOML or JSON with the price per hour by deployment. The answers are put into the run's log,
 so that decisions depend on the log alone. Without any known prices a failing source is an error; later the last known
-prices go on to hold.
+prices remain in force.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def at_current_prices(spec: RunSpec) -> RunSpec:
 
 
 def with_prices_to_start(spec: RunSpec, history: History, *, clock: Clock) -> History:
-    """The history of a run that is about to start, with current prices where its log has none.
+    """The history of a run that is about to start, with current prices if its log has none.
 
     Raises:
         PriceSourceError: as for `read_prices`.
@@ -107,7 +107,7 @@ def _renewed(spec: RunSpec, known: PricesEntry, now: datetime) -> dict[str, Any]
     try:
         return _facts(spec, now)
     except PriceSourceError as error:
-        log.warning("prices not renewed, those of %s go on to hold reason=%s", known.taken_at.isoformat(), error)
+        log.warning("prices not renewed, those of %s stay in force reason=%s", known.taken_at.isoformat(), error)
         facts = {"source": known.source, "prices": known.prices, "taken_at": known.taken_at}
         return facts | {"problem": error.why}
 

@@ -64,7 +64,7 @@ class StandbyAgent:
         self._was_named = False
 
     def serve(self, is_called_off: Callable[[], str | None]) -> Taken | Left:
-        """Block until there is a plan for this standby, or a reason to leave; `is_called_off` returns that of a notice.
+        """Block until there is a plan for this standby, or a reason to leave; `is_called_off` gives the reason.
 
         Waits while the store is unreachable. Without a plan, the trainer is gone when this returns.
         """

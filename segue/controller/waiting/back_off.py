@@ -31,7 +31,7 @@ def back_off(runlog: RunLog, plan: SegmentPlan, *, clock: Clock, show: Show = la
         return
     decided_at = next((entry.written_at for entry in reversed(history.decisions) if entry.plan == plan), clock.now())
     passed = (clock.now() - decided_at).total_seconds()
-    # At most the whole delay, also where the clock was set back.
+    # At most the whole delay, even if the clock was set back.
     ends_at = clock.monotonic() + min(plan.delay_seconds - passed, plan.delay_seconds)
     if ends_at > clock.monotonic():
         log.info("waiting before the next attempt segment=%d delay_seconds=%.0f", plan.segment, plan.delay_seconds)

@@ -55,14 +55,14 @@ class CapacityWait:
                 text = f"{doing} ({self._plan.deployment})" + (f": {blocker}" if blocker else "")
         if text != self._shown:
             self._shown = text
-            # The decision has warned of refusals; here that would be once an attempt.
+            # The decision has warned of refusals; a warning here would come with each attempt.
             if text is not None and not (refused and text.endswith(refused)):
                 is_slow_start = self._is_starting() and blocker in (None, self._starts.slow)
                 _log(text, is_slow_start=is_slow_start)
             self._show(text)
 
     def why_give_up(self, history: History) -> tuple[StopReason, str] | None:
-        """Reason and note with which the wait ends now; None while it goes on."""
+        """Reason and note with which the wait ends now; None while it continues."""
         if history.stop is not None:
             return StopReason.CANCELLED, history.stop.reason
         if self._boots_for_too_long():
@@ -81,10 +81,10 @@ class CapacityWait:
     def seconds_left(self, history: History) -> float:
         """Seconds until the wait ends; infinite for a request that stays queued.
 
-        It ends by the plan, or earlier where other runs in spot's queue will need on-demand, too. An attempt that
-        starts waits for no capacity any more: the deadline alone ends that, where it can be said. Where there is no
-        other spot pool, a request keeps its place in a queue until the deadline requires on-demand: a new one would be
-        the last again. Once it has left the queue, it has the time of the plan to claim the run.
+        It ends by the plan, or earlier if other runs in spot's queue will also need on-demand. An attempt that starts
+        no longer waits for capacity: only the deadline ends its start, if that can be said. If there is no other spot
+        pool, a request keeps its place in a queue until the deadline requires on-demand: a new request would be the
+        last again. Once the request has left the queue, it has the time of the plan to claim the run.
         """
         self._is_behind = False
         patience = self._plan.start_within_seconds
@@ -179,7 +179,7 @@ def _log(text: str, *, is_slow_start: bool) -> None:
 
 
 def _seconds_to_deadline(here: Situation) -> float | None:
-    """How long a spot attempt may wait until the deadline requires on-demand; None where it never does."""
+    """How long a spot attempt may wait until the deadline requires on-demand; None if it never does."""
     left, spare = clamp.seconds_to_claim(here), clamp.spare_on_spot_seconds(here)
     return left if left is None or spare is None else max(left, spare)
 

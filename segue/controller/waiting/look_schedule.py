@@ -28,5 +28,5 @@ class LookSchedule:
         self._next_at = at + self._pause_seconds
 
     def within(self, seconds: float) -> None:
-        """Have the look after the present one within this time: something is due then."""
+        """Let the look after the present one come within this time: something is due then."""
         self._pause_seconds = min(self._pause_seconds, max(seconds, 0.0))

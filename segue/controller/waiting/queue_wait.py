@@ -1,7 +1,7 @@
 """The wait of an attempt in a queue behind its segment: the segment has its process, and its trainer no machine yet.
 
 The segment overwrites a small object in the store as long as that lasts. Its parent then does not take the attempt for
-one that boots, and shows what it waits for. A lost object costs nothing but that.
+a booting one, and shows what it waits for. The loss of an object costs only this.
 """
 
 from __future__ import annotations
@@ -88,5 +88,5 @@ class QueueWatch:
 
     @property
     def why(self) -> str | None:
-        """What it waits for; None when it does not, or its segment reports nothing any more."""
+        """What it waits for; None when it does not wait, or its segment reports nothing any more."""
         return None if self._alive.is_expired else self._why

@@ -23,7 +23,7 @@ class Recalled:
     def why_lost(self, here: Situation, beat: Heartbeat | None, *, at: float, is_urgent: bool) -> str | None:
         """Why the attempt is declared lost now; None while it may still end by itself.
 
-        `is_urgent`: an attempt follows that needs the time. Otherwise the last checkpoint is waited for.
+        `is_urgent`: the attempt that follows needs the time. Otherwise the last checkpoint is waited for.
         """
         self._silence.update(0, at=at)
         waited, timeout_seconds = self._silence.unchanged_seconds, self._silence.heartbeat_timeout_seconds
@@ -32,6 +32,6 @@ class Recalled:
             return f"no answer to a recall for {timeout_seconds:g} s"
         if is_urgent and self._is_in_time and clamp.is_late(here, in_seconds=_MARGIN_SECONDS):
             return "it was recalled and did not end in time for on-demand to meet the deadline"
-        # Declaring it lost costs its uncommitted work. Waiting longer than that work took would cost more.
+        # Declaring it lost costs its uncommitted work. Waiting longer than this work took would cost more.
         patience = timeout_seconds + here.answer_seconds + here.at_risk_seconds
         return f"it was recalled and did not end within {patience:.0f} s" if waited > patience else None

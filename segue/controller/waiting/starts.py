@@ -1,11 +1,12 @@
-"""The starts of one attempt: usually one, and another beside it where that takes longer than starts on its pool do.
+"""The starts of one attempt: usually one, and another beside it if that takes longer than starts on its pool do.
 
 Why another start of the same attempt, and not another attempt: an attempt can be claimed once. Whichever start claims
 it first in the run's log trains it; every other one finds the claim and ends without changing anything, whenever it
-comes, also when this parent is dead by then. So nothing has to be true about the slow start, neither that it is dead
-nor that it can be stopped: it is given up when another one has claimed, and goes on if it is first. A second attempt
-instead would need two open plans at a time, and a decision which of them counts. What is kept in the log is only what
-another parent has to know: that a start was slow, so that a further one exists under its number, and how each ended.
+comes, even if this parent is dead by then. So nothing has to be assumed about the slow start: it may be alive, and it
+may be impossible to stop. It is given up when another one has claimed, and continues if it is first. A second attempt
+instead would need two open plans at a time, and a decision about which of them counts. The log keeps only the facts
+that another parent has to know: that a start was slow, so that a further one exists under its number, and how each
+start ended.
 """
 
 from __future__ import annotations
@@ -82,14 +83,14 @@ class Starts:
 
     @property
     def is_starting(self) -> bool:
-        """Whether a worker has taken it, or a machine runs it: what it needs now is no capacity."""
+        """Whether a worker has taken it, or a machine runs it: it no longer needs capacity."""
         return any(self.orchestrator.starting_seconds(each.handle) is not None for each in self._living)
 
     def why_waiting(self) -> str | None:
         return self.orchestrator.why_waiting(self._living[0].handle)
 
     def queues(self, spec: RunSpec) -> Queues | None:
-        """What slots are waited for, where that decides when spot is given up."""
+        """The queues of the slots that it waits for, if they decide when spot is given up."""
         is_asked = spec.deadline is not None and self.plan.capacity is Capacity.SPOT
         return self.orchestrator.queues(spec, self._living[0].handle) if is_asked else None
 
@@ -133,7 +134,7 @@ class Starts:
         return None
 
     def settle(self, claim: ClaimEntry) -> None:
-        """The attempt is claimed: the start that did it goes on, the others are given up.
+        """The attempt is claimed: the start that claimed it continues, the others are given up.
 
         Raises:
             StoreReadError, StoreWriteError: a retry is safe.
@@ -146,7 +147,7 @@ class Starts:
             if claim.flow_run_id is not None and self.orchestrator.flow_run_id(each.handle) == claim.flow_run_id:
                 winner = each
         seconds = self.orchestrator.starting_seconds(winner.handle)
-        # What an orchestrator without flow runs starts is no start on a pool, and a machine that was kept had its own.
+        # Without flow runs there is no start on a pool, and a machine that was kept had its own start.
         if claim.flow_run_id is not None and self._has_waited and seconds:
             self._note(winner, "claimed", seconds)
         for each in [*self._living, *self._ended]:
@@ -192,7 +193,7 @@ class Starts:
         handle = self._submit_again(number)
         if handle is None:
             return
-        # The start before its record: its key gives the same one again if the record cannot be written now.
+        # The start comes before its record: its key gives the same start again if the record cannot be written now.
         self._note(self._living[-1], "slow", slow.seconds, why)
         log.warning("slow start segment=%d attempt=%d: %s", self.plan.segment, self.plan.attempt, why)
         self._add(number, handle, why)

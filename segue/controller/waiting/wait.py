@@ -115,8 +115,8 @@ def _wait(waiting: _AttemptWait, clock: Clock, period: Period) -> SegmentReport:
 class _AttemptWait:
     """The wait for one attempt: what its log, its heartbeat and its flow run show, and what follows from that.
 
-    Whether it still waits for a machine, trains or has ended is read anew at each look. What has to be remembered is
-    that it was recalled.
+    Whether it still waits for a machine, trains or has ended is read again at each look. Only a recall has to be
+    remembered.
     """
 
     def __init__(

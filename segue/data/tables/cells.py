@@ -1,4 +1,4 @@
-"""Cells of CSV as values: cells are text, and a column's type is the first of a list that all of its cells are."""
+"""Cells of CSV as values: cells are text, and a column's type is the first of a list that fits all of its cells."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def values_of(cells: pa.Array, kind: pa.DataType, reading: Reading) -> pa.Array:
 
 
 def exact_values_of(cells: pa.Array, kind: pa.DataType, reading: Reading) -> pa.Array:
-    """The same, without loss: ids would become those of others.
+    """The same, without loss: otherwise ids would become those of others.
 
     Raises:
         pyarrow.ArrowInvalid: a cell is none, or has more digits than that.
@@ -80,7 +80,7 @@ def first_refused(cells: pa.Array, cast: Callable[[pa.Array], object]) -> int:
 
 
 def matching(cells: pa.Array, patterns: tuple[str, ...]) -> Iterator[tuple[int, int | None]]:
-    """By pattern: how many cells match it, and the number of the first one that does not; None where all do."""
+    """By pattern: how many cells match it, and the number of the first one that does not; None if all do."""
     counted = pc.value_counts(pc.drop_null(cells))
     values, counts = counted.field("values"), counted.field("counts")
     for pattern in patterns:

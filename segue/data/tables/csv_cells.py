@@ -228,7 +228,7 @@ class _Source(io.RawIOBase):
         return True
 
     def for_arrow(self) -> str | io.BufferedReader:
-        """What Arrow reads. A plain file it opens by itself: its threads then never call Python."""
+        """The input that Arrow reads. Arrow opens a plain file itself: its threads then never call Python."""
         if self._is_limited:
             return io.BufferedReader(self, 2**20)
         with self._path.open("rb") as file:

@@ -22,11 +22,11 @@ class ColumnFacts(NamedTuple):
     """None: no row has a value."""
     nulls: int
     is_exact: bool = True
-    """Whether its whole numbers stay what they are as numbers with a fraction."""
+    """Whether its whole numbers keep their values as numbers with a fraction."""
     has_negatives: bool = True
     """Whether some of its whole numbers are negative, or may be."""
     is_words: bool = False
-    """Whether all its cells are words such as NA: text in a column of text, and otherwise no value."""
+    """Whether all its cells are words such as NA: they are text in a column of text, and otherwise no value."""
     problem: str | None = None
     """Why its type is not certain, in words."""
     fix: str = ""
@@ -102,7 +102,7 @@ class _Column:
         raise AssertionError("every cell is text")
 
     def facts(self) -> ColumnFacts:
-        """What all cells are."""
+        """The facts about all cells."""
         return ColumnFacts(
             kind=self.kind,
             nulls=self.nulls,
@@ -155,7 +155,7 @@ class _Column:
                 pattern.other = begin + row, cells[row].as_py()
 
     def _problem(self) -> dict[str, Any]:
-        """Why a column of text may be meant as something else: most of its cells are."""
+        """Why a column of text may be meant as something else: most of its cells are of that type."""
         if self.kind is None or not pa.types.is_string(self.kind):
             return {}
         mostly = max(self.patterns, key=lambda pattern: pattern.count)

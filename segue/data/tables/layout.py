@@ -14,7 +14,7 @@ from segue.errors.data import printable
 from segue.spec import Reading
 
 NULLABLE: Mapping[str, pa.DataType] = {"Int64": pa.int64(), "UInt64": pa.uint64(), "boolean": pa.bool_()}
-"""Types of pandas for what numpy has no missing values of."""
+"""Types of pandas for types of which numpy has no missing values."""
 _DECLARED = {"text": pa.string(), "integer": pa.int64(), "number": pa.float64(), "boolean": pa.bool_()}
 _SIMPLE = {
     str(kind): kind
@@ -60,7 +60,7 @@ def layout_of(files: Sequence[tuple[str, FileFacts]], reading: Reading) -> Layou
 
 
 def arrow_type(name: str) -> pa.DataType | None:
-    """The type of a column of a layout; None for one that stays what it is in its file, such as a list."""
+    """The type of a column of a layout; None for a column that keeps the type of its file, such as a list."""
     stamp = _TIMESTAMP.fullmatch(name)
     return pa.timestamp(stamp[1], stamp[2]) if stamp else NULLABLE.get(name) or _SIMPLE.get(name)
 
@@ -83,7 +83,7 @@ def _declared(reading: Reading, name: str, held: Sequence[tuple[str, ColumnFacts
 
 
 def _joined(held: Sequence[tuple[str, ColumnFacts]]) -> pa.DataType:
-    """The narrowest type that holds all values. Of what does not fit together it is text, where that can be written."""
+    """The narrowest type that holds all values. If they do not fit together it is text, if text can hold them."""
     kinds = [facts.kind for _, facts in held if facts.kind is not None]
     if pa.uint64() in kinds:  # Numbers without a sign are of either type.
         fits = [facts.kind == pa.int64() and not facts.has_negatives for _, facts in held if facts.kind is not None]
@@ -157,7 +157,7 @@ def _problems(name: str, held: Sequence[tuple[str, ColumnFacts]]) -> Iterator[st
 
 
 def _in_words(kind: pa.DataType) -> str:
-    """The type of a column, as far as a difference matters: the width of its numbers does not."""
+    """The type of a column, as far as a difference matters: the width of its numbers does not matter."""
     if _is_number(kind):
         return "a number"
     if pa.types.is_string(kind):

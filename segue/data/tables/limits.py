@@ -1,4 +1,4 @@
-"""What no file may hold: far more than its size, and columns that no name tells apart."""
+"""Content that no file may hold: far more than its size, and columns that no name tells apart."""
 
 from __future__ import annotations
 

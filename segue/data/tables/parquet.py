@@ -20,7 +20,7 @@ _INDEX = re.compile(r"__index_level_\d+__")
 
 
 def parquet_facts(path: Path, *, name: str) -> FileFacts:
-    """What a file holds, from its metadata where they tell.
+    """What a file holds, from its metadata if they tell.
 
     Raises:
         DataContentError: two columns have the same name.
@@ -90,7 +90,7 @@ def common_type(kind: pa.DataType) -> pa.DataType:
 
 
 def _leaves(schema: pa.Schema) -> list[tuple[pa.Field, int | None]]:
-    """The columns of data, each with the number of its leaf in the file; None where it is nested."""
+    """The columns of data, each with the number of its leaf in the file; None if it is nested."""
     found, number = [], 0
     for field in schema:
         count = _count_leaves(field.type)

@@ -1,4 +1,4 @@
-"""Rows of a file in the types of a layout. A value that is none of its column's type is named by its row."""
+"""Rows of a file in the types of a layout. A value that is not of its column's type is named by its row."""
 
 from __future__ import annotations
 

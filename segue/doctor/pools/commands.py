@@ -31,7 +31,7 @@ def starts_runner(command: str) -> bool:
 
 
 def starts_engine(command: str) -> bool | None:
-    """Whether SIGTERM to the process that this command starts reaches an engine; None where that cannot be known."""
+    """Whether SIGTERM to the process that this command starts reaches an engine; None if that cannot be known."""
     try:
         return _is_engine(shlex.split(command))
     except ValueError:  # A quote that is not closed.

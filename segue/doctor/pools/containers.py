@@ -35,7 +35,7 @@ def sigterm(state: PoolState, needs: Needs) -> Result:
             fix=f"{_COMMAND}, or end the script with `exec python -m segue.flows.prefect_engine`.",
         )
     behavior = (job.environment.get(SIGTERM_VARIABLE) or "").lower()
-    # The worker of Kubernetes sets `reschedule` where nothing is set.
+    # The worker of Kubernetes sets `reschedule` if nothing is set.
     if behavior != "crash" and (behavior or job.type == KUBERNETES):
         return fail(
             f"{state.named} starts {starter} without {SIGTERM_VARIABLE}=crash: at SIGTERM Prefect starts the same flow "
@@ -80,7 +80,7 @@ def pod_replacement(state: PoolState, needs: Needs) -> Result:
 
 
 def kept_seconds(state: PoolState) -> float | None:
-    """The grace period that the platform gives a job of this pool; None where that is not known."""
+    """The grace period that the platform gives a job of this pool; None if that is not known."""
     job = state.job
     return None if job is None or job.grace_seconds is None else min(job.grace_seconds, _most_seconds(job)[0])
 

@@ -23,7 +23,7 @@ SIGTERM_SECONDS = 1
 """What SIGTERM may take from the first process of a container to the trainer: a run counts on so much less than the
 grace period of its pool."""
 _KUBERNETES_GRACE_SECONDS, _KUBERNETES_RETRIES, _ECS_GRACE_SECONDS = 30.0, 6, 30.0
-"""What Kubernetes and ECS do where a template does not say."""
+"""What Kubernetes and ECS do if a template does not set it."""
 _RUNNER = "prefect flow-run execute"
 """What the workers of containers start by default."""
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108 - a mount of containers
@@ -39,16 +39,16 @@ class PoolJob:
     """All words, with those of the container before it; None: the worker's default."""
     environment: Mapping[str, str | None] = field(default_factory=dict)
     grace_seconds: float | None = None
-    """From SIGTERM to SIGKILL; None where the type of pool does not say."""
+    """From SIGTERM to SIGKILL; None if the type of pool does not say."""
     retries: int | None = None
-    """How often the platform starts a job again; None where it does not."""
+    """How often the platform starts a job again; None if it does not."""
     restart_policy: str | None = None
     counts_ending_pods_as_failed: bool = False
     """Whether a pod that got SIGTERM counts as failed before it has ended."""
     keeps_finished: bool = False
     """Whether jobs that have ended stay for ever."""
     has_shared_memory: bool | None = None
-    """Whether /dev/shm is larger than a container's default; None where that is not known."""
+    """Whether /dev/shm is larger than a container's default; None if that is not known."""
     memory: str | None = None
     """Memory of the container."""
     node_needs: NodeNeeds = field(default_factory=NodeNeeds)
@@ -69,12 +69,12 @@ class PoolJob:
 
     @property
     def starts_engine(self) -> bool | None:
-        """Whether the command is an engine itself; None where that cannot be known."""
+        """Whether the command is an engine itself; None if that cannot be known."""
         return False if self.command is None else starts_engine(self.command)
 
 
 def job_of(pool_type: str, configuration: Mapping[str, Any]) -> PoolJob:
-    """The job that a filled-in job configuration describes; what it does not say is as the platform does it."""
+    """The job that a filled-in job configuration describes; settings that it lacks are the platform's."""
     if pool_type == KUBERNETES:
         return _kubernetes(configuration)
     if pool_type == ECS:
@@ -89,7 +89,7 @@ def _kubernetes(configuration: Mapping[str, Any]) -> PoolJob:
     container = _first(pod.get("containers"))
     return PoolJob(
         type=KUBERNETES,
-        # The worker starts the container's `args`, which are the pool's command only where the template says so.
+        # The worker starts the container's `args`, which are the pool's command only if the template says so.
         command=_in_container(container.get("command"), container.get("args")),
         environment=_environment(container.get("env")) | _environment(configuration.get("env")),
         grace_seconds=_number(pod.get("terminationGracePeriodSeconds"), _KUBERNETES_GRACE_SECONDS),
@@ -112,7 +112,7 @@ def _has_memory_volume(pod: Mapping[str, Any], container: Mapping[str, Any]) -> 
 
 
 def _in_container(entry_point: Any, arguments: Any) -> str | None:
-    """The words of a container's process; None where they are the worker's default, `prefect flow-run execute`."""
+    """The words of a container's process; None if they are the worker's default, `prefect flow-run execute`."""
     first = _list(entry_point)
     return _words([*first, *(_list(arguments) or shlex.split(_RUNNER))]) if first else _words(arguments)
 

@@ -1,6 +1,6 @@
 """Whether segments can run on the pools of a run: all checks of a pool. Pure.
 
-`segue doctor` shows all of these checks. A run makes them before its first segment, and is refused where one fails.
+`segue doctor` shows all of these checks. A run makes them before its first segment, and is refused if one fails.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ JUDGES: Mapping[str, Judge] = MappingProxyType(
 )
 """Every check of a pool, by its name."""
 OF_PARENTS = ("pool.queue", "pool.paused", "pool.workers", "pool.limits", "pool.job-variables")
-"""Those that matter for the pool of the parents, too."""
+"""Checks that also matter for the pool of the parents."""
 _OF_TYPES: Mapping[str, Sequence[str]] = MappingProxyType(
     {
         "pool.backoff-limit": (KUBERNETES,),
@@ -47,7 +47,7 @@ _OF_TYPES: Mapping[str, Sequence[str]] = MappingProxyType(
         "pool.nodes": (KUBERNETES,),
     }
 )
-"""Types of pools that a check concerns, where it does not concern all."""
+"""Types of pools that a check concerns, if it does not concern all."""
 _OF_BLOCKERS = ("pool.queue", "pool.paused", "pool.workers")
 """Those whose warning is why nothing starts now."""
 

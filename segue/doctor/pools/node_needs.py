@@ -70,7 +70,7 @@ class NodeNeeds:
 
 
 def node_needs(pod: Mapping[str, Any]) -> NodeNeeds:
-    """What the spec of a pod asks for. What is not as Kubernetes writes it raises an AttributeError or TypeError."""
+    """The needs in a pod's spec. A spec that is not as Kubernetes writes it raises an AttributeError or TypeError."""
     required: Any = pod.get("affinity") or {}
     for name in ("nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution"):
         required = required.get(name) or {}
@@ -93,11 +93,11 @@ class SpotLabel(NamedTuple):
     value: str
     platform: str
     most_seconds: float
-    """From SIGTERM to the end of the machine."""
+    """Time from SIGTERM to the end of the machine."""
 
 
 _SPOT_LABELS = (
-    # https://cloud.google.com/kubernetes-engine/docs/concepts/spot-vms; more where the kubelet was configured so.
+    # https://cloud.google.com/kubernetes-engine/docs/concepts/spot-vms; more if the kubelet was configured so.
     SpotLabel("cloud.google.com/gke-spot", "true", "a spot node of GKE", 15),
     SpotLabel("cloud.google.com/gke-preemptible", "true", "a preemptible node of GKE", 15),
     # https://learn.microsoft.com/azure/aks/spot-node-pool

@@ -51,7 +51,7 @@ def limits(state: PoolState, needs: Needs) -> Result:
 
 
 def _shared_limit(state: PoolState, needs: Needs) -> Limited | None:
-    """What has room only for the parent, so that no segment would ever start: pool or queue; None for neither."""
+    """The pool or queue with room only for the parent, so that no segment would ever start; None for neither."""
     if state.pool != needs.parent_pool:
         return None
     if state.pool_limit is not None and state.pool_limit < 2:

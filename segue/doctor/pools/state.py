@@ -9,7 +9,7 @@ from typing import Literal
 from segue.doctor.pools.jobs import PoolJob
 
 Limited = Literal["pool", "queue", "deployment"]
-"""What may have a concurrency limit."""
+"""The parts that may have a concurrency limit."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class PoolState:
     is_paused: bool = False
     is_queue_paused: bool = False
     is_queue_polled: bool = True
-    """Whether a worker takes flow runs from it: workers may be limited to other queues. True where none is online."""
+    """Whether a worker takes flow runs from it: workers may be limited to other queues. True if none is online."""
     limit: int | None = None
     """Flow runs that may run at once: the smallest limit of pool, queue and deployment; None without one."""
     pool_limit: int | None = None
@@ -36,15 +36,15 @@ class PoolState:
     unknown_variables: tuple[str, ...] = ()
     """Job variables of the deployment that the pool's template does not have."""
     job: PoolJob | None = None
-    """The job of a segment there; None where the template does not describe one."""
+    """The job of a segment there; None if the template does not describe one."""
     nodes: Sequence[Mapping[str, str]] | None = None
-    """Labels of each node of the cluster; None where that is not known."""
+    """Labels of each node of the cluster; None if that is not known."""
     why_no_nodes: str = "nobody has asked its cluster"
     """Why the nodes are not known."""
 
     @property
     def blocker(self) -> str | None:
-        """Why flow runs of the deployment do not start now; None if they do as soon as there is a machine."""
+        """Why flow runs of the deployment do not start now; None if they start as soon as there is a machine."""
         if self.is_paused:
             return f"the pool {self.pool} is paused"
         if self.is_queue_paused:
@@ -84,11 +84,11 @@ class Needs:
     """What a run needs of its pools."""
 
     grace_seconds: float | None = None
-    """The grace period that it counts on; None where no run is known."""
+    """The grace period that it counts on; None if no run is known."""
     parent_pool: str | None = None
-    """The pool on which the run's parent runs; None where that is not known."""
+    """The pool on which the run's parent runs; None if that is not known."""
     parent_queue: str | None = None
     """The queue of that pool in which the parent runs."""
     is_store_remote: bool | None = None
-    """Whether its store is in a bucket; None where no run is known."""
+    """Whether its store is in a bucket; None if no run is known."""
     why_unknown: str = "no run is known"

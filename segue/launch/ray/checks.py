@@ -1,7 +1,7 @@
 """What is wrong with a run's `[ray]` table, found before anything is started: `python -m segue.launch.ray.checks`.
 
 A connection to a cluster that is away may block for minutes, and ends the process that has it when the head restarts.
-So a process of its own looks, and this one waits for it for a limited time.
+So a separate process looks, and this one waits for that process for a limited time.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def has_ray() -> bool:
 
 
 def ray_problems(spec: RunSpec, *, longest_seconds: float = _LONGEST_SECONDS) -> list[Problem]:
-    """What would keep the trainers of a run from running on its cluster as it is now, and what of it was not looked at;
-    empty without a `[ray]` table.
+    """The problems that would keep the trainers of a run from running on its cluster as it is now, and the parts of it
+    that were not looked at; empty without a `[ray]` table.
 
     Blocks until the cluster has answered, for `longest_seconds` at most.
     """

@@ -36,7 +36,7 @@ _PROBE_SECONDS = 30.0
 
 
 def connect(address: str) -> bool:
-    """Connect this process as a driver; False where no cluster answers. May block for minutes.
+    """Connect this process as a driver; False if no cluster answers. May block for minutes.
 
     Raises:
         RaySetupError: the cluster refuses this process, for its version of Ray or Python.
@@ -93,7 +93,7 @@ class Drains:
 
 
 def has_autoscaler() -> bool:
-    """Whether nodes may still come that nothing is known of."""
+    """Whether nodes of which nothing is known may still come."""
     return state.get_cluster_config() is not None
 
 

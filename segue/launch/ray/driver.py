@@ -1,11 +1,11 @@
 """The driver of one attempt on a Ray cluster: `python -m segue.launch.ray.driver FOLDER`.
 
-The first line of its standard input is the assignment, each further line something that the ranks are to be told. It is
+The first line of its standard input is the assignment; each further line is an order to the ranks. It is
 a process of its own because Ray ends its driver, without an exception, when the cluster's head restarts. Actors and
-placement group are the driver's: a cluster that works ends them with it. Their ranks are then orphans, which commit
-their last step and end.
+placement group belong to the driver: a cluster that works ends them with the driver. Their ranks are then orphans,
+which commit their last step and end.
 
-Ray itself retries nothing: what was lost is the run's to decide.
+Ray itself retries nothing: the run decides about lost attempts.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _ROOM_SECONDS = 5.0
 _GROW_SECONDS = 180.0
 """How long an autoscaler has at most for the nodes of as many ranks as the run permits, before fewer will do."""
 _OTHERS_SECONDS = 60.0
-"""How long ranks may go on when others have ended, in addition to the grace period: they see that by themselves."""
+"""How long ranks may continue when others have ended, in addition to the grace period: they notice it by themselves."""
 _NOTICES = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
@@ -68,7 +68,7 @@ class Commands:
             return None
 
     def put_notice(self, number: int) -> None:
-        """Take a signal to this process for a notice. For signal handlers."""
+        """Treat a signal to this process as a notice. For signal handlers."""
         self._asked.put(("give_notice", number))
 
     def _read(self) -> None:
@@ -137,9 +137,9 @@ class Driver:
             signal.signal(number, lambda signum, _: self._commands.put_notice(signum))
 
     def _refuse_problems(self) -> None:
-        """Only at first: later, a resource that no node has is one that comes back.
+        """Only at first: a resource that no node has later is one that comes back.
 
-        What the run's start has not looked at was logged there, and is looked at once the ranks have their nodes.
+        The parts that the run's start has not looked at were logged there, and are looked at once the ranks have nodes.
         """
         if (self._plan.segment, self._plan.attempt) == (0, 1):
             _refuse([problem for problem in cluster.problems_of(self._spec) if problem.is_certain])
@@ -206,14 +206,14 @@ class Driver:
             self._clock.sleep(_LOOK_SECONDS)
 
     def _look_for_losses(self, gang: Gang) -> None:
-        """The ranks of an actor that is gone may train on, and can be told nothing: they end with the others."""
+        """The ranks of an actor that is gone may train on, and cannot be reached: they end with the others."""
         is_segment_lost = not self._parent.is_alive()
         if (is_segment_lost and not self._is_orphan) or (gang.lost and not self._has_lost_actors):
             gang.tell("give_notice", signal.SIGTERM)
         self._is_orphan, self._has_lost_actors = is_segment_lost, bool(gang.lost)
 
     def _look_for_drains(self, gang: Gang, draining: Mapping[str, float | None]) -> None:
-        """A node that is being drained is a notice, a grace period before its deadline; at once without one."""
+        """A node that is being drained is a notice, a grace period before its deadline; at once without a deadline."""
         for node_id, deadline in draining.items():
             if node_id in self._told_of or not gang.is_on(node_id):
                 continue

@@ -38,7 +38,7 @@ class _Member:
     orders: Orders
     facts: NodeFacts | None = None
     asked: Any = None
-    """The answer that it owes."""
+    """The answer that it still has to give."""
     code: int | None = None
     lost: str | None = None
     """Why it is gone."""
@@ -106,7 +106,7 @@ class Gang:
         return [line for ref in done for line in self._take(owed[ref])]
 
     def tell(self, what: str, number: int = 0) -> None:
-        """Ask each actor that is not gone to pass this on; `look` asks again where it was not heard."""
+        """Ask each actor that is not gone to pass this on; `look` asks again if it was not heard."""
         for member in self._members:
             if not member.has_ended:
                 member.orders.give(what, number)
@@ -128,7 +128,7 @@ class Gang:
 
     @property
     def is_ending(self) -> bool:
-        """Whether the ranks of one have ended, or it is lost: the others end by themselves soon."""
+        """Whether the ranks of one actor have ended, or the actor is lost: the others soon end by themselves."""
         return any(member.has_ended for member in self._members)
 
     @property
@@ -152,7 +152,7 @@ class Gang:
 
     @property
     def code(self) -> int | None:
-        """The trainer's exit code: that of rank 0; None where its actor is gone."""
+        """The trainer's exit code: that of rank 0; None if its actor is gone."""
         codes = [member.code for member in self._members]
         return ExitCode.USAGE if ExitCode.USAGE in codes else codes[0]
 

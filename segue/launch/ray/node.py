@@ -41,7 +41,7 @@ _NOT_PASSED_ON = ("RAY_", "CUDA_", "NVIDIA_", "LD_", "OMP_", "SLURM_")
 
 
 class RanksAnswer(BaseModel):
-    """What an actor says of its ranks."""
+    """The report of an actor about its ranks."""
 
     code: int | None
     """The trainer's exit code, once its ranks have ended."""
@@ -71,7 +71,7 @@ def facts_here(folder: str) -> NodeFacts:
 
 
 def shared_variables(variables: Mapping[str, str]) -> dict[str, str]:
-    """The environment variables of a segment's process that its ranks get where their node has no others."""
+    """The environment variables of a segment's process that its ranks get if their node has no others."""
     return {name: value for name, value in variables.items() if not name.startswith(_NOT_PASSED_ON)}
 
 

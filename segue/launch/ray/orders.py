@@ -1,4 +1,4 @@
-"""What one actor is told, in order, and again where it was not heard. Imports Ray."""
+"""Orders to one actor: sent in order, and again if they were not heard. Imports Ray."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ log = logging.getLogger(__name__)
 
 
 class Orders:
-    """What an actor is asked to pass on to its ranks. An order may be heard twice, and none before an earlier one.
+    """Orders that an actor passes on to its ranks. One may be heard twice, but never before an earlier one.
 
     Each of them may come twice without harm, as notices do.
     """

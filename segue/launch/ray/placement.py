@@ -11,7 +11,7 @@ from segue.spec import RunSpec
 Resources = Mapping[str, float]
 
 _MARK = 0.001
-"""How much a bundle takes of the resource that marks a node as spot or on-demand: as good as nothing."""
+"""How much a bundle takes of the resource that marks a node as spot or on-demand: almost nothing."""
 _UNITS = 10_000
 """Ray counts resources in ten-thousandths."""
 
@@ -58,9 +58,9 @@ def _fits(node: Resources, bundle: Resources) -> int:
 
 
 def bundles_now(spec: RunSpec, capacity: Capacity, nodes: Iterable[Node], *, may_grow: bool = False) -> int:
-    """How many bundles to ask for now: all that there is room for, within what the run permits.
+    """How many bundles to ask for now: all that there is room for, within the run's limits.
 
-    With `may_grow` as many as it permits: an autoscaler starts nodes for what is asked for, and for no more.
+    With `may_grow`, as many as the run permits: an autoscaler starts nodes only for bundles that are asked for.
     """
     fewest, most = bundle_counts(spec)
     if may_grow:
@@ -72,7 +72,7 @@ def bundles_now(spec: RunSpec, capacity: Capacity, nodes: Iterable[Node], *, may
 def is_to_ask(seen: int, *, seen_before: int, asked: int) -> bool:
     """Whether to ask for the `seen` bundles that there is room for, in the place of the `asked` ones (0: none yet).
 
-    Only where two looks in a row agree: while a placement group is made, its own bundles are no longer free, and one
+    Only if two looks in a row agree: while a placement group is made, its own bundles are no longer free, and one
     look sees too little room. Before the second look the group is there.
     """
     return asked == 0 or (seen != asked and seen == seen_before)

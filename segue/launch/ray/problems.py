@@ -88,7 +88,7 @@ def not_importable(where: str, why: str) -> Problem:
 
 
 def version_refusal(text: str, *, address: str) -> Problem | None:
-    """Why Ray itself refuses to connect, from its error; None where that is no refusal by version."""
+    """Why Ray itself refuses to connect, from its error; None if that is no refusal by version."""
     if "Version mismatch" not in text:
         return None
     versions = [
@@ -101,7 +101,7 @@ def version_refusal(text: str, *, address: str) -> Problem | None:
 
 
 def not_checked(where: str, why: str) -> Problem:
-    """That a node was not looked at. Each attempt looks at its own nodes before it starts its ranks there."""
+    """The problem of a node not looked at. Each attempt looks at its own nodes before it starts its ranks there."""
     return Problem(
         what=f"the versions of {where} are not checked: {why}",
         fix="`ray status` shows the nodes; an attempt checks those on which it starts ranks",

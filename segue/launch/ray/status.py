@@ -1,4 +1,4 @@
-"""What a driver tells the process that started it: a file in a folder that only they use."""
+"""A driver's report to the process that started it: a file in a folder that only they use."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class DriverStatus(BaseModel):
 
     @property
     def ending(self) -> Ending:
-        """The end that it tells."""
+        """The end that it reports."""
         refusal = RaySetupError(problems=self.problems) if self.problems else None
         words = f"it was not started on Ray: {refusal}" if refusal is not None else self.ended
         return Ending(

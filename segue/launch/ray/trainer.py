@@ -105,7 +105,7 @@ class RayTrainer:
 
 
 def _last_status(status: DriverStatus, code: int) -> DriverStatus:
-    """What a driver that has ended has told; one that told no end was ended itself."""
+    """The last report of a driver that has ended; a driver that reported no end was ended itself."""
     if status.code is not None:
         return status
     how = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"

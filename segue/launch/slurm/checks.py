@@ -23,7 +23,7 @@ _PERHAPS_LATER = re.compile(r"requested node configuration is not available|node
 """What `sbatch --test-only` also says while nodes are drained or a partition is down. Measured with 22.05."""
 
 _LIMIT = re.compile(r"violates accounting/qos|qosmax|qosgrp|assoc\w*limit|assocmax|assocgrp|maxsubmit", re.I)
-"""What `sbatch --test-only` says of limits, also of those on the jobs that a user has at a time."""
+"""What `sbatch --test-only` says about limits, including those on the number of jobs of a user at a time."""
 _NO_RIGHTS = re.compile(r"not permitted to use this partition|access/permission denied", re.I)
 _NO_PARTITION = re.compile(r"not found|invalid partition", re.I)
 
@@ -37,9 +37,9 @@ def has_slurm() -> bool:
 
 
 def slurm_problems(spec: RunSpec) -> list[Problem]:
-    """What would keep the jobs of a run from running, and what could not be looked at; empty without a `[slurm]` table.
+    """The problems that would keep a run's jobs from running, and what could not be looked at; empty without `[slurm]`.
 
-    Nothing is submitted. Blocks for ten seconds where the controller is away, for which no run is refused: it waits.
+    Nothing is submitted. Blocks for ten seconds if the controller is away; no run is refused for this: the run waits.
     """
     slurm = spec.slurm
     if slurm is None:
@@ -104,7 +104,7 @@ def _partition_problems(
 
 
 def _held_problems(spec: RunSpec, slurm: SlurmSpec, field: str, partition: Partition) -> list[Problem]:
-    """What Slurm accepts and then holds without end (`PartitionConfig`, `PartitionTimeLimit`)."""
+    """Requests that Slurm accepts and then holds without end (`PartitionConfig`, `PartitionTimeLimit`)."""
     found = []
     most = min(partition.nodes, partition.nodes if partition.most_nodes is None else partition.most_nodes)
     if slurm.nodes > most:
@@ -120,12 +120,12 @@ def _held_problems(spec: RunSpec, slurm: SlurmSpec, field: str, partition: Parti
     if hours is not None and longest is not None and needed > longest:
         what = f"segments of {hours:g} hours need jobs of {needed} minutes, and the partition {partition.name!r} "
         what += f"permits {longest}"
-        found.append(Problem(what=what, fix="set segment.hours to less; later segments go on where one ends"))
+        found.append(Problem(what=what, fix="set segment.hours to less; later segments continue where it ends"))
     return found
 
 
 def _preemption_problems(spec: RunSpec, partition: Partition, kill_wait: int | None) -> list[Problem]:
-    """What makes a preemption another end than the trainer expects."""
+    """Settings that make a preemption another end than the trainer expects."""
     if kill_wait is None:
         return []
     if "SUSPEND" in partition.preemption:
@@ -142,13 +142,13 @@ def _preemption_problems(spec: RunSpec, partition: Partition, kill_wait: int | N
 
 
 def _refused_problems(spec: RunSpec, slurm: SlurmSpec, field: str, partition: Partition) -> list[Problem]:
-    """What sbatch refuses: an option or feature that the cluster does not have, an account without rights."""
+    """Requests that sbatch refuses: an option or feature that the cluster does not have, an account without rights."""
     seconds = None if spec.segment.hours is None else spec.segment.hours * 3600
     test, shape = ["sbatch", "--test-only", "--no-requeue"], shape_options(spec, partition=partition.name)
     given, wanted = (time_limit(spec, seconds, partition, is_wanted=is_wanted) for is_wanted in (False, True))
     answer = ask([*test, *given, *shape, "--wrap=true"])
     if answer.is_refusal and wanted != given and ask([*test, *wanted, *shape, "--wrap=true"]).code == 0:
-        return []  # A cluster that wants a time limit: jobs are submitted with one where it refuses them without.
+        return []  # A cluster that wants a time limit: jobs are submitted with one if it refuses them without.
     if answer.code == 0:
         return []
     if answer.is_silence:

@@ -26,7 +26,7 @@ _ENDED_JOB = re.compile(r"already completing or completed|job/step already", re.
 _OF_A_JOB = ("SLURM_", "SBATCH_", "SALLOC_", "SRUN_", "SCANCEL_", "SQUEUE_", "SINFO_", "SACCT_")
 """Variables of a job in which this process runs, and defaults of a site, change what a command does."""
 _KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT", "SBATCH_ACCOUNT", "SBATCH_QOS", "SBATCH_RESERVATION")
-"""What tells where the cluster is, and for whom a user's jobs are counted."""
+"""The variables that tell where the cluster is, and for whom a user's jobs are counted."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class CommandResult:
 
     @property
     def was_heard(self) -> bool:
-        """Whether the controller took what scancel was to tell a job, or has no such job any more."""
+        """Whether the controller took scancel's order to a job, or no longer has such a job."""
         return self.code == 0 or self.is_unknown_job or _ENDED_JOB.search(self.trouble) is not None
 
     @property
@@ -71,7 +71,7 @@ class CommandResult:
 
 
 def ask(command: Sequence[str], *, given: str = "", longest_seconds: float = _LONGEST_SECONDS) -> CommandResult:
-    """Run a command of Slurm. Blocks for ten seconds where the controller is away."""
+    """Run a command of Slurm. Blocks for ten seconds if the controller is away."""
     try:
         done = subprocess.run(
             command,
@@ -120,13 +120,13 @@ def find_jobs(name: str) -> tuple[CommandResult, list[str]]:
 
 
 def submitted_id(output: str) -> str | None:
-    """The id of the job in what `sbatch --parsable` printed, also where a site prints other lines; None without one."""
+    """The id of the job in what `sbatch --parsable` printed, even if a site prints other lines; None without an id."""
     found = re.search(r"^(\d+)(?:;\S+)?\s*$", output, re.MULTILINE)
     return found[1] if found is not None else None
 
 
 def waiting_jobs() -> str:
-    """The ids and names of this user's jobs that wait, a line each; none where the controller does not answer."""
+    """The ids and names of this user's jobs that wait, a line each; none if the controller does not answer."""
     return ask(["squeue", "--all", "--noheader", "--states=PENDING", f"--user={os.getuid()}", "--format=%i %j"]).output
 
 
@@ -137,7 +137,7 @@ def _accounted(job_id: str, name: str) -> SlurmJob | None:
 
 
 def _completed(name: str) -> SlurmJob | None:
-    """The job in the file in which the controller records ended jobs, where it has one and this machine can read it."""
+    """The job in the file in which the controller records ended jobs, if it has one and this machine can read it."""
     settings = ask(["scontrol", "show", "config"])
     is_file = re.search(r"^JobCompType\s*=\s*jobcomp/filetxt", settings.output, re.MULTILINE)
     place = re.search(r"^JobCompLoc\s*=\s*(/\S+)", settings.output, re.MULTILINE)

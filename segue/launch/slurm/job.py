@@ -94,7 +94,7 @@ class SlurmJob:
 
 
 def job_shown(text: str, *, name: str) -> SlurmJob | None:
-    """The job in the output of `scontrol show job`; None where it shows another job, or none that can be read.
+    """The job in the output of `scontrol show job`; None if it shows another job, or none that can be read.
 
     A controller that was killed before it had saved a job forgets it, and gives its id to another one.
     """
@@ -115,7 +115,7 @@ def job_shown(text: str, *, name: str) -> SlurmJob | None:
 
 
 def job_accounted(text: str, *, name: str) -> SlurmJob | None:
-    """The job in `sacct --parsable2 --noheader --format=JobName,State,ExitCode,NodeList`; None where there is none."""
+    """The job in `sacct --parsable2 --noheader --format=JobName,State,ExitCode,NodeList`; None if there is none."""
     for line in text.splitlines():
         fields = line.split("|")
         if len(fields) == 4 and fields[0] == name and fields[1].strip():
@@ -127,7 +127,7 @@ def job_accounted(text: str, *, name: str) -> SlurmJob | None:
 
 
 def job_completed(text: str, *, name: str) -> SlurmJob | None:
-    """The job in a job completion file (`jobcomp/filetxt`); None where there is none. The newest line counts."""
+    """The job in a job completion file (`jobcomp/filetxt`); None if there is none. The newest line counts."""
     for line in reversed(text.splitlines()):
         words = dict(word.split("=", 1) for word in line.split() if "=" in word)
         if words.get("Name") == name and words.get("JobState"):

@@ -1,4 +1,4 @@
-"""What a job is to be told: notices, other signals, and its kill. Each is told until Slurm has taken it."""
+"""Orders to a job: notices, other signals, and its kill. Each is repeated until Slurm has taken it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from segue.launch.slurm.submission import Silence
 log = logging.getLogger(__name__)
 
 _AGAIN_SECONDS = 2.0
-"""Time until what the controller did not take is told again."""
+"""Time until an order that the controller did not take is sent again."""
 _REPEAT_SECONDS = 5.0
 """A notice is sent again until the job ends: a job that boots its nodes has no step yet that could get it."""
 _GIVE_UP_SECONDS = 300.0
-"""How long after its kill a job is watched of which nothing is known."""
+"""How long a job of which nothing is known is watched after its kill."""
 
 
 class Orders:
@@ -44,7 +44,7 @@ class Orders:
 
     @property
     def to_end(self) -> bool:
-        """Whether the job is to end, also if Slurm has not heard of that yet."""
+        """Whether the job is to end, even if Slurm has not heard of this yet."""
         return bool(self._notices) or self._is_killed
 
     @property
@@ -53,14 +53,14 @@ class Orders:
         return bool(self._sent) or self._was_cancelled
 
     def is_given_up(self) -> bool:
-        """Whether the kill is so long ago that Slurm is waited for no longer."""
+        """Whether the kill is so long ago that the wait for Slurm is over."""
         at = self._clock.monotonic()
         if self._is_killed and self._killed_at is None:
             self._killed_at = at
         return self._killed_at is not None and at - self._killed_at > _GIVE_UP_SECONDS
 
     def tell(self, job_id: str) -> None:
-        """Tell the controller what it has not taken yet, if it is time."""
+        """Send the controller the orders that it has not taken yet, if it is time."""
         at = self._clock.monotonic()
         if at < self._tell_at:
             return
@@ -90,7 +90,7 @@ class Orders:
             self._signals.pop(0)  # A job that does not take it now, because it waits or is suspended, needs none.
 
     def _is_heard(self, command: list[str], job_id: str) -> bool:
-        """Tell the controller; whether it took that. Otherwise it is told again, after a while."""
+        """Send the controller an order; whether it took the order. Otherwise it is sent again after a while."""
         answer = ask(command)
         if not self._silence.note(answer.is_silence, job=job_id) and not answer.was_heard:
             log.warning("scancel failed and is run again job=%s reason=%s", job_id, answer.why)

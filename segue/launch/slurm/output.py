@@ -14,7 +14,7 @@ from segue.launch.output import OnLine, Relay
 _POLL_SECONDS = 0.5
 _CHUNK_BYTES = 1 << 16
 _BY_SLURM = ("srun: ", "slurmstepd: ")
-"""How Slurm's own lines in the output of a job begin."""
+"""The beginnings of Slurm's own lines in the output of a job."""
 _OF_MEMORY = re.compile(r"out of memory|oom[-_ ]kill", re.IGNORECASE)
 
 
@@ -22,7 +22,7 @@ class Complaints(NamedTuple):
     """What Slurm itself wrote into the output of a job."""
 
     last: str | None = None
-    """Why a step did not start, or how it ended; None where it wrote nothing."""
+    """Why a step did not start, or how it ended; None if it wrote nothing."""
     is_memory: bool = False
     """Whether a process was out of memory. The job's state says so only for the batch script itself."""
 

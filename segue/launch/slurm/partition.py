@@ -19,13 +19,13 @@ class Partition:
     has_default_time: bool = False
     """Whether a job that does not ask for a time limit gets a shorter one than the longest."""
     grace_seconds: int = 0
-    """How long a preempted job may go on; KillWait, a setting of the cluster, is added to it."""
+    """How long a preempted job may continue; KillWait, a setting of the cluster, is added to it."""
     preemption: str = ""
-    """What becomes of preempted jobs: `CANCEL`, `REQUEUE`, `SUSPEND`, or `OFF`, where none are preempted."""
+    """What becomes of preempted jobs: `CANCEL`, `REQUEUE`, `SUSPEND`, or `OFF`, if none are preempted."""
 
 
 def partition_shown(text: str) -> Partition | None:
-    """The partition in this output; None where there is none that can be read."""
+    """The partition in this output; None if there is none that can be read."""
     words = dict(re.findall(r"(\w+)=(\S*)", text))
     if not words.get("PartitionName") or not words.get("TotalNodes", "").isdigit():
         return None
@@ -44,7 +44,7 @@ def partition_shown(text: str) -> Partition | None:
 def priority_kill_wait(text: str) -> int | None:
     """KillWait, the seconds from SIGTERM to SIGKILL, in `scontrol show config`.
 
-    None where partitions do not decide on preemptions: with `preempt/qos` GraceTime is that of a QOS.
+    None if partitions do not decide on preemptions: with `preempt/qos` GraceTime is that of a QOS.
     """
     if re.search(r"^PreemptType\s*=\s*preempt/partition_prio", text, re.MULTILINE) is None:
         return None

@@ -56,8 +56,8 @@ def ahead_seconds(spec: RunSpec) -> int:
 def limit_minutes(seconds: float, spec: RunSpec, *, longest_minutes: int | None = None) -> int:
     """The time limit of a job whose attempt trains for so long, in minutes; no longer than the partition permits.
 
-    Slurm sends SIGUSR1 up to a minute early, and the attempt's own end has to come before that. It holds a job that
-    asks for more than its partition permits, without end.
+    Slurm sends SIGUSR1 up to a minute early, and the attempt's own end has to come before that. Slurm holds without end
+    a job that asks for more than its partition permits.
     """
     before_the_end = ahead_seconds(spec) + _EARLY_SECONDS
     minutes = math.ceil((seconds + max(_BOOT_SECONDS, _BOOT_SHARE * seconds) + before_the_end) / 60)
@@ -77,7 +77,7 @@ def sbatch_command(
     """The command that submits an attempt; its standard input is the job's script.
 
     Ahead of the end Slurm sends SIGUSR1 to the trainer, not to the shell (no `B:`): at a time limit, and at a
-    preemption where the cluster has `preempt_send_user_signal`. Where it has not, the trainer gets SIGTERM at once.
+    preemption if the cluster has `preempt_send_user_signal`. If it has not, the trainer gets SIGTERM at once.
     """
     spec, plan = assignment.spec, assignment.plan
     environment = [] if _names_environment(spec) else ["--export=ALL"]
@@ -104,7 +104,7 @@ def time_limit(spec: RunSpec, seconds: float | None, partition: Partition, *, is
     longest = partition.longest_minutes
     if seconds is not None:
         return [f"--time={limit_minutes(seconds, spec, longest_minutes=longest)}"]
-    # Otherwise a job that may go on as long as it likes would end after the default time. Where there is none, Slurm
+    # Otherwise a job that may go on as long as it likes would end after the default time. If there is none, Slurm
     # takes the longest that partition, QOS and account permit: asking for that of the partition may be too much.
     is_needed = is_wanted or partition.has_default_time
     return [f"--time={longest}"] if is_needed and longest is not None else []

@@ -1,4 +1,4 @@
-"""The way of an attempt's job into the queue: checked, submitted, and looked for where no answer came."""
+"""The way of an attempt's job into the queue: checked, submitted, and looked for if no answer came."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ class Silence:
         self._clock = clock
         self._since: float | None = None
         self.because = ""
-        """Why there was no answer to the last question; empty where there was."""
+        """Why there was no answer to the last question; empty if there was."""
 
     def note(self, is_silent: bool, *, job: str | None, why: str = "") -> bool:
-        """Note whether an answer came, and return that it did not; a warning the first time."""
+        """Note whether an answer came, and return `is_silent`; logs a warning the first time."""
         at = self._clock.monotonic()
         self.because = (why or "no answer") if is_silent else ""
         if is_silent and self._since is None:
@@ -66,7 +66,7 @@ class Submission:
         """The id of its job; None until it is submitted."""
         self._refused_because: str | None = None
         self._unsure_since: float | None = None
-        """Since when it is not known whether its job was submitted; None where it is."""
+        """Since when it is not known whether its job was submitted; None if it is."""
         self._is_checked = False
         self._again_at = float("-inf")
 
@@ -80,7 +80,7 @@ class Submission:
     def turn(self, *, is_told: bool, is_given_up: bool) -> End | None:
         """Submit the job if it is time; the end of the attempt if it came before that.
 
-        `is_told` is whether the attempt was told to end, `is_given_up` whether that is long ago.
+        `is_told`: the attempt was asked to end; `is_given_up`: that is long ago.
         """
         at = self._clock.monotonic()
         if is_told and self._unsure_since is None:
@@ -162,7 +162,7 @@ class Submission:
             ask(["scancel", "--state=PENDING", *older])
 
     def _note_refusal(self, answer: CommandResult) -> None:
-        """Try again later. What stays refused was found before: this is a limit on jobs, or a cluster that changes."""
+        """Try again later. A lasting refusal was found before: this is a limit on jobs, or a cluster that changes."""
         if self._refused_because != answer.why:
             self._refused_because = answer.why
             log.warning("sbatch refuses the job, it is submitted again later reason=%s", answer.why)

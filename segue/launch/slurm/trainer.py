@@ -1,7 +1,7 @@
 """A trainer that is a Slurm job: submitted, watched and signalled by a thread, so that no call waits for a controller.
 
-The job needs none of this to train. When the process that submitted it ends, it goes on; heartbeat, commits and report
-are in the store. While the controller is away, it goes on too, and what it is to be told is told later.
+The job needs none of this to train. When the process that submitted it ends, the job continues; heartbeat, commits and
+report are in the store. While the controller is away, it also continues, and orders to it are sent later.
 
 A job that Slurm does not know is not one that has ended: a controller that is killed right after it accepted a job
 forgets it. Such a job counts as running, and its heartbeat decides, which the run's parent reads. Once the attempt is

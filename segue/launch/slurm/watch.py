@@ -1,4 +1,4 @@
-"""What the looks at a job have shown, and when that is the end of its trainer."""
+"""The findings of the looks at a job, and when they mean the end of its trainer."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from segue.launch.slurm.submission import End
 log = logging.getLogger(__name__)
 
 _COMPLETING_SECONDS = 120.0
-"""How long a job is watched that has ended and is cleaned up, beyond the grace period in which its trainer saves."""
+"""How long a job that has ended and is cleaned up is watched, beyond the grace period in which its trainer saves."""
 _UNKNOWN_SECONDS = 15.0
-"""How long a job must be unknown until it counts as ended, once it was told to end."""
+"""How long a job must be unknown until it counts as ended, once it was asked to end."""
 _FORGOTTEN_SECONDS = 60.0
 """After that an unknown job does not wait in a queue any more. One that was seen there is gone; one that was never seen
 may train."""

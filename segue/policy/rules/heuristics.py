@@ -88,7 +88,7 @@ class UniformProgress(UniformProgressParameters):
     """Keeps the work done at or above the straight line from start to deadline (NSDI 2024, 4.3 and 4.4).
 
     Idle and behind the line: on-demand, until ahead by two changeovers (the hysteresis). Spot whenever it is available,
-    also from on-demand and behind the line (taking risks), and kept until preempted. The safety net is that of greedy.
+    even from on-demand and behind the line (taking risks), and kept until preempted. The safety net is that of greedy.
     """
 
     def choose(self, view: View) -> Wishes:

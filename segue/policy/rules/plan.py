@@ -43,7 +43,7 @@ class Plan(PlanParameters):
     def cost_share(self, view: View) -> float | None:
         """The expected cost of one run from the start of its job to the goal, as a share of on-demand's.
 
-        None where the grid is too coarse for an answer: with almost no work left, or almost no slack.
+        None if the grid is too coarse for an answer: with almost no work left, or almost no slack.
         """
         up, down = (self._rounded(values) for values in factors(view.observed, weight=self.prior_weight))
         cost = float(self._table(view.job, float(up[0]), float(down[0])).cost(view)[0])
@@ -65,7 +65,7 @@ class Plan(PlanParameters):
 
 @dataclass(frozen=True)
 class QuickPlan(Plan):
-    """PLAN as `segue plan` simulates it: on coarser tables where the time to the deadline is long.
+    """PLAN as `segue plan` simulates it: on coarser tables if the time to the deadline is long.
 
     Its mean costs are above PLAN's own by a hundredth of on-demand's or less.
     """

@@ -85,7 +85,7 @@ def deployments(pools: Pools) -> Result:
 
 
 def of_pools(name: str, subject: Subject, pools: Pools, needs: Needs) -> Result:
-    """One check of the pools of the run, and where it matters there of the pool of its parent."""
+    """One check of the pools of the run, and if it matters there of the pool of its parent."""
     if name == "pool.queue" and pools.without_queue:
         return worst([refused(error) for error in pools.without_queue])
     parents = pools.of_parents
@@ -108,7 +108,7 @@ def _asked(name: str, look: Callable[[SyncPrefectClient], Result]) -> Item:
 
 
 def _answered(look: Callable[[], Result]) -> Callable[[], Result]:
-    """The look, with the sentence of a request that was not answered in place of its exception."""
+    """The look; if a request was not answered, its sentence stands in place of its exception."""
 
     def ask() -> Result:
         try:

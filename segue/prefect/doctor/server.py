@@ -72,7 +72,7 @@ class Pools:
 
     @cached_property
     def with_nodes(self) -> list[PoolState]:
-        """The same, with the nodes of the cluster where a pool asks for some."""
+        """The same, with the nodes of the cluster if a pool asks for some."""
         return with_nodes(self.of_segments)
 
     @property
@@ -91,7 +91,7 @@ class Pools:
 
 
 def database_of(client: SyncPrefectClient) -> Database | None:
-    """The kind of the server's database; None for Prefect Cloud, and where it cannot be found out.
+    """The kind of the server's database; None for Prefect Cloud, and if it cannot be found out.
 
     The API does not name it. What differs is how names are searched: PostgreSQL takes a backslash in a pattern as an
     escape, SQLite as a backslash (https://www.sqlite.org/lang_expr.html, "The LIKE, GLOB, REGEXP, MATCH operators").

@@ -35,7 +35,7 @@ class Answers(Generic[_T]):
         self._known: dict[Hashable, tuple[float, _T | None]] = {}
 
     def newest(self, about: Hashable, ask: Callable[[SyncPrefectClient], _T | None]) -> _T | None:
-        """The newest answer, None before the first one; asks again in the background where it is due."""
+        """The newest answer, None before the first one; asks again in the background if it is due."""
         now = time.monotonic()
         at, known = self._known.setdefault(about, (-math.inf if self._asks_at_once else now, None))
         if now - at > self._period_seconds:

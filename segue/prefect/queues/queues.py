@@ -20,14 +20,14 @@ from segue.spec import RunSpec
 log = logging.getLogger(__name__)
 
 _SHARED_SECONDS = 60.0
-"""How old what another parent of this process has read of a pool may be, for an attempt that waits."""
+"""Largest age of a reading of a pool by another parent of this process, for an attempt that waits."""
 
 # Keys: the API, and the deployment whose pool it is.
 _limits: SharedReadings[Limit] = SharedReadings(period_seconds=_SHARED_SECONDS)
 
 
 def queues_of_run(spec: RunSpec) -> Queues:
-    """The queues in which the next attempt would be the last; none where the API does not say. For a decision."""
+    """The queues in which the next attempt would be the last; none if the API does not say. For a decision."""
     if spec.deadline is None:
         return Queues()
     now = parent_clock().now()
@@ -37,7 +37,7 @@ def queues_of_run(spec: RunSpec) -> Queues:
 
 
 def _slots_for(spec: RunSpec, deployment: str, *, now: datetime) -> Slots:
-    """The slots for the next attempt; unlimited where the API does not say, so that the other pools still count."""
+    """The slots for the next attempt; unlimited if the API does not say, so that the other pools still count."""
     try:
         with quick_client() as client:
             return without_own(client, read_limit(client, deployment, now=now), run_id=spec.run_id, now=now)

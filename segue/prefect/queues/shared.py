@@ -14,8 +14,8 @@ _T = TypeVar("_T")
 class SharedReadings(Generic[_T]):
     """The newest reading about each thing, reused for a period by every thread of this process.
 
-    No thread waits for the reading of another: it takes the one before, and makes its own where there is none. A
-    reading that fails is nobody's.
+    No thread waits for the reading of another: it takes the one before, and makes its own if there is none. A reading
+    that fails is not kept.
     """
 
     def __init__(self, *, period_seconds: float) -> None:

@@ -65,7 +65,7 @@ class Limit:
 def read_limit(client: SyncPrefectClient, deployment: str, *, now: datetime) -> Limit:
     """The limit for whose slots a new flow run of this deployment waits longest: of its pool, queue or own.
 
-    Two requests for each of the three that has a limit, and two more where its slots are taken. Without a limit its
+    Two requests for each of the three that has a limit, and two more if its slots are taken. Without a limit its
     slots are unlimited.
 
     Raises:
@@ -84,7 +84,7 @@ def count_waiting(client: SyncPrefectClient, limit: Limit, *, due: datetime, **f
 def without_own(client: SyncPrefectClient, limit: Limit, *, run_id: str, now: datetime) -> Slots:
     """The slots without the attempts and standbys of a run itself: none of them is before its next attempt.
 
-    Its parent may share the pool, too, and keeps its slot.
+    Its parent may also share the pool, and keeps its slot.
     """
     slots = limit.slots
     if not slots.is_full:
@@ -148,7 +148,7 @@ def _all(client: SyncPrefectClient, found: Mapping[str, Any]) -> Iterator[FlowRu
 def seconds_between_starts(runs: Iterable[FlowRun], *, slots: int) -> float:
     """Mean time between the newest starts of which the later was due before the earlier: it waited. Pure.
 
-    0 where fewer waited than all slots take two times, because several slots may become free at once.
+    0 if fewer waited than all slots take in two turns, because several slots may become free at once.
     """
     starts = sorted(
         (run.start_time, run.expected_start_time)

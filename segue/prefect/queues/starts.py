@@ -46,7 +46,8 @@ def said_of_start(client: SyncPrefectClient, flow_run_id: UUID | None) -> str | 
 def why_pending(run: FlowRun, *, said: str | None) -> str | None:
     """Why a flow run is Pending, in the words of its infrastructure, with the fix. Pure.
 
-    After a while also where the infrastructure says nothing: some pools do not report an image that cannot be pulled.
+    After a while, there is a reason even if the infrastructure says nothing: some pools do not report an image that
+    cannot be pulled.
     """
     is_long = _pending_for(run) > _LONG_PENDING
     if said is None and not is_long:
@@ -77,13 +78,13 @@ class StartTimes:
         self._since: dict[UUID, float] = {}
 
     def seconds(self, flow_run_id: UUID, state: State[Any] | None) -> float | None:
-        """How long a flow run in this state has been starting; None where it waits for something else."""
+        """How long a flow run in this state has been starting; None if it waits for something else."""
         if state is None or not (state.is_pending() or state.is_running()):
             self._since.pop(flow_run_id, None)
             return None
         now = time.monotonic()
         if state.is_pending():
-            # The server knows how long it has been Pending, also while other parents watched it.
+            # The server knows how long it has been Pending, also while other parents watched the flow run.
             ask = partial(_taken_at, flow_run_id=flow_run_id)
             taken_at = self._answers.newest((flow_run_id, state.id), ask)
             if taken_at is not None:

@@ -1,1 +1,1 @@
-"""Recovery of runs whose parent is dead: looks at stores, when they are made, and who watches that they go on."""
+"""Recovery of runs whose parent is dead: looks at stores, their schedule, and the watch that they continue."""

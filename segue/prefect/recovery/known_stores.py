@@ -129,7 +129,7 @@ def _in_flow_runs(client: SyncPrefectClient, *, now: datetime, clock: Clock) -> 
             store = _store_in(client, run)
             if store is not None:
                 yield store
-            # One that waits may begin much later than it was to.
+            # A flow run that waits may begin much later than it was due.
             if run.expected_start_time is not None and run.state is not None and not run.state.is_scheduled():
                 newest = max(newest or run.expected_start_time, run.expected_start_time)
     if newest is not None and (until is None or newest - until > _OVERLAP):
@@ -137,7 +137,7 @@ def _in_flow_runs(client: SyncPrefectClient, *, now: datetime, clock: Clock) -> 
 
 
 def _moment(value: Any, *, now: datetime) -> datetime | None:
-    """The time in a Variable; None where there is none, or where it is of a clock that was ahead."""
+    """The time in a Variable; None if there is none, or if it is of a clock that was ahead."""
     try:
         found = datetime.fromisoformat(value)
     except (TypeError, ValueError):
@@ -193,7 +193,7 @@ def _time_of(answer: httpx.Response) -> datetime | None:
 
 
 def _store_in(client: SyncPrefectClient, run: FlowRun) -> StoreSpec | None:
-    """The store in a flow run's parameters; None where they were wrong, so that it was refused."""
+    """The store in a flow run's parameters; None if they were wrong, so that it was refused."""
     spec, file = run.parameters.get("spec"), run.parameters.get("file")
     try:
         if isinstance(file, str):

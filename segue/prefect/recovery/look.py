@@ -81,7 +81,7 @@ def look_at(
     interval_seconds: float | None = None,
     is_asked_for: bool = True,
 ) -> Looked:
-    """Recover the runs of one store. By a schedule, not `is_asked_for`, only if no other look makes it needless."""
+    """Recover the runs of one store. Unless `is_asked_for`, only if no other look makes this one needless."""
     clock = SystemClock()
     try:
         opened = open_store(store)

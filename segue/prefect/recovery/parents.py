@@ -42,9 +42,9 @@ PARENT_DEPLOYMENT = "train/train"
 FIRST_BACKOFF_SECONDS = 10.0
 LONGEST_BACKOFF_SECONDS = 1800.0
 _START_SECONDS = 180.0
-"""After how long without its first heartbeat another start is created beside one that a worker has taken."""
+"""How long a start that a worker has taken may lack its first heartbeat until another one is created beside it."""
 _PROCESS_START_SECONDS = 45.0
-"""The same where no image has to be pulled: the parent's process runs already, or is on a process pool."""
+"""The same if no image has to be pulled: the parent's process runs already, or is on a process pool."""
 _MOST_FLOW_RUNS = 200
 _OF_ANOTHER_SERVER = (
     "its parent ran on another Prefect server, which recovers it; `segue recover --take-over` starts it here"
@@ -80,7 +80,7 @@ def create_parent(
 
 
 def server_id(client: SyncPrefectClient) -> str:
-    """What names a Prefect server, whatever its address is: the id of the parent's deployment there.
+    """The name of a Prefect server, whatever its address is: the id of the parent's deployment there.
 
     Raises:
         OrchestratorError: there is no such deployment.
@@ -121,7 +121,7 @@ def recover_run(
         return _end(client, runlog, dead, runs, clock=clock), None
     # Not by the log's length, which grows while the attempt trains on.
     starts = sum(run.parameters.get("after_parent") == dead.parent_id for run in parents)
-    # Each further start has twice the time: where all starts are slow, one of them comes through.
+    # Each further start has twice the time: if all starts are slow, one of them comes through.
     limit_seconds = start_seconds(client, runs[0]) * 2.0 ** max(starts - 1, 0) if runs else 0.0
     _give_up_slow(client, runs[1:], now=clock.now(), after_seconds=2 * limit_seconds)
     if runs and will_start(runs[0], dead, now=clock.now(), limit_seconds=limit_seconds):
@@ -158,8 +158,8 @@ def recover_run(
 def stop_if_cancelled(client: SyncPrefectClient, runlog: RunLog) -> None:
     """Stop a run whose parent's flow run a person cancelled, before it is started again.
 
-    A parent that was killed while it ended did not do so. Without the stop, the late report of its segment would end
-    the run that begins now.
+    A parent that was killed while it ended did not stop the run. Without the stop, the late report of its segment would
+    end the run that begins now.
 
     Raises:
         StoreReadError, StoreWriteError: a retry is safe.

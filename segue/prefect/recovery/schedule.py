@@ -30,7 +30,7 @@ LATE = timedelta(minutes=2)
 
 
 def interval_seconds(client: SyncPrefectClient) -> float | None:
-    """Seconds between two looks by the schedule; None where there is no such schedule."""
+    """Seconds between two looks by the schedule; None if there is no such schedule."""
     try:
         deployment = client.read_deployment_by_name(DEPLOYMENT)
     except ObjectNotFound:

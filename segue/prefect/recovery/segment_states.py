@@ -178,7 +178,7 @@ def _settle(client: SyncPrefectClient, runlog: RunLog, unsettled: list[FlowRun],
 
 
 def _agrees(shown: State | None, logged: State) -> bool:
-    """Whether a flow run shows what the log says. What a worker says of a process that ended is as good as `Lost`."""
+    """Whether a flow run shows what the log says. A worker's state for a process that ended counts as `Lost`."""
     if shown is None:
         return False
     is_same = (shown.type, shown.name, shown.message) == (logged.type, logged.name, logged.message)

@@ -1,4 +1,4 @@
-"""Recovery of slots of scheduled retrainings whose flow run has died: it is started again, and goes on."""
+"""Recovery of slots of scheduled retrainings whose flow run has died: it is started again, and continues."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from segue.stores import open_store
 
 _MOST_RESTARTS = 5
 _LEFT_ALONE = timedelta(minutes=15)
-"""How long another server has to let the flow run of a slot go on that was decided; its database may be lost."""
+"""How long another server has to continue the flow run of a slot that was decided; its database may be lost."""
 _MOST_STARTS = 20
 """Starts of one flow run that waits for a decision: each answer needs one."""
 
@@ -138,10 +138,11 @@ def _settle(
 
 
 def _go_on_asked(client: SyncPrefectClient, log: ModelsLog, dead: ParentRecord, state: SlotState) -> str | None:
-    """What was done about a slot with a candidate that waits for a decision, or about which it was made.
+    """What was done about a slot whose candidate waits for a decision, or was decided on.
 
-    Its own flow run goes on, because an answer that was given in the UI belongs to that one. None where it cannot. A
-    slot that was run in the flow run of a later one gets one of its own, which asks, or tells how it ended.
+    Its own flow run continues, because an answer that was given in the UI belongs to that flow run. None if it cannot.
+    A slot that was run in the flow run of a later slot gets a flow run of its own, which asks, or tells how the slot
+    ended.
     """
     assert state.decide_by is not None
     now, run = time_at(client), _own_flow_run(client, dead)
@@ -195,7 +196,7 @@ def _own_flow_run(client: SyncPrefectClient, dead: ParentRecord) -> FlowRun | No
 
 
 def _found(client: SyncPrefectClient, dead: ParentRecord) -> FlowRun | None:
-    """The flow run that a record names; None where it was deleted, or where there was none."""
+    """The flow run that a record names; None if it was deleted, or if there was none."""
     if dead.flow_run_id is None:
         return None
     with suppress(ObjectNotFound):
@@ -234,10 +235,10 @@ def _start_again(
 
 
 def _same_slot(before: FlowRun, slot: datetime) -> dict[str, Any]:
-    """What makes another flow run that of the same slot.
+    """The arguments that make another flow run belong to the same slot.
 
-    One that the schedule gave its slot is due at the same time, and not told its slot: it looks again for slots that
-    were missed before it.
+    If the schedule gave the slot, the other flow run is due at the same time, and gets no slot as a parameter: it looks
+    again for slots that were missed before it.
     """
     due = before.expected_start_time
     if due is not None and before.parameters.get("slot") is None and slot_at(due) == slot:

@@ -86,7 +86,7 @@ class RecoveryWatch:
                 try:
                     self.look(client)
                 except Exception as error:
-                    # Any exception: this thread must go on, whatever answers in place of the server or the store.
+                    # Any exception: this thread must continue, whatever answers in place of the server or the store.
                     self._logger.warning("recovery is not watched now reason=%s: %s", type(error).__name__, error)
 
     def look(self, client: SyncPrefectClient) -> None:

@@ -69,9 +69,9 @@ class Questions:
     def answered(self, slot: datetime) -> SlotState:
         """A slot whose candidate waits for a decision, once it has ended.
 
-        The decision may also come from elsewhere, and it is one that too much time has passed. Until then this flow run
-        is suspended, so that its process ends, and begins again afterwards. One that Prefect cannot suspend, because it
-        does not answer or the flow run has no deployment, waits here.
+        The decision may also come from elsewhere, and the end of the time to decide counts as one. Until then this flow
+        run is suspended, so that its process ends, and begins again afterwards. A flow run that Prefect cannot suspend,
+        because Prefect does not answer or there is no deployment, waits here.
 
         Raises:
             StoreReadError, StoreWriteError: a retry is safe.
@@ -112,7 +112,7 @@ class Questions:
             suspend_flow_run(wait_for_input=form, key=f"{start}{questions + 1}")
 
     def _take(self, given: _Given, version: int) -> str:
-        """Record an answer. Why it could not be followed, so that it has to be asked again; empty if it was."""
+        """Record an answer. Why it could not be followed, so that the question is asked again; empty if it was."""
         answer: Answer = "approved" if given.answer.answer == "approve" else "rejected"
         try:
             if answer == "approved":

@@ -57,7 +57,7 @@ def ticks_of_the_evening_before(spec: RetrainSpec, *, since: datetime, until: da
 
 
 def begins_for_data(spec: RetrainSpec, models: Models, slot: datetime) -> bool:
-    """Whether a slot is there for new data, and needless without: one that data began, or one of a schedule beside it.
+    """Whether a slot is needless without new data: one that data began, or one of a schedule beside such a trigger.
 
     A person begins a slot on whatever data there is.
     """

@@ -44,7 +44,7 @@ class Turns:
         return {slot for slot, _ in self._records()}
 
     def wait(self, slot: datetime, *, has_begun: bool, adopt: Callable[[datetime], None]) -> str | None:
-        """Wait until the turn of a slot has come, as `overlap` says. Why it is left out instead; None if it is not.
+        """Wait until the turn of a slot has come, as `overlap` says; return why it is left out instead, if it is.
 
         A slot that has begun is never left out. `adopt` runs an earlier slot whose flow run has died.
 

@@ -32,7 +32,7 @@ from segue.spec import RunSpec
 PERIOD_SECONDS = 30.0
 """Shortest time between two refreshes."""
 _PICTURE_SECONDS, _PICTURE_COST = 60.0, 100.0
-"""Shortest time until the plot is drawn anew when only steps are new, in seconds and in times that drawing took."""
+"""Shortest time until the plot is drawn again when only steps are new, in seconds and in times that drawing took."""
 _END_SECONDS = 5.0
 """How long the end of a run waits for the last refresh."""
 _RETRY_SECONDS = 2.0
@@ -126,7 +126,7 @@ class LiveRun:
             if is_due:
                 self._publish(client, view)
         except Exception as error:
-            # Any exception: nobody looks at this thread, and the page must go on when Prefect is back.
+            # Any exception: nobody looks at this thread, and the page must be updated again when Prefect is back.
             if not self._is_silent:
                 self._is_silent = True
                 self._logger.warning("page of the run not refreshed reason=%s: %s", type(error).__name__, error)

@@ -1,7 +1,7 @@
 """Log lines of Prefect's engines that say nothing, or alarm a person without a cause.
 
 A flow that returns a state which is not Completed ends with a traceback of Prefect's own engine, and a task with a red
-line. Both have already told in their state how they ended.
+line. The states of both already say how they ended.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ _OF_A_STATE = (CancelledRun, CrashedRun, FailedRun)
 """What the engine raises, at its very end, for a state that the flow returned."""
 _ENGINE_END = "Engine execution exited"
 _ORDINARY = (Word.PREEMPTED, Word.LOST, Word.FENCED, Word.NO_CAPACITY, Word.START_FAILED)
-"""Ends of attempts after which the run goes on by itself."""
+"""Ends of attempts after which the run continues by itself."""
 _ORDINARY_END = re.compile(rf"^Finished in state (Cancelled\(|\w+\(['\"]({'|'.join(_ORDINARY)}): )")
 """Such an end, or one that a person asked for."""
 _EMPTY = "Finished in state Completed()"
 
 
 def quieten() -> None:
-    """Leave out, in this process, what `keeps` leaves out of the logs of flow runs and task runs."""
+    """Leave out of this process's logs of flow runs and task runs the lines that `keeps` rejects."""
     for name in ("prefect.flow_runs", "prefect.task_runs"):
         logger = logging.getLogger(name)
         if keeps not in logger.filters:

@@ -45,7 +45,7 @@ class ShownWait:
 
 
 class _Node:
-    """One task run in the graph. What is sent is what holds by then, so that a request may be made again."""
+    """One task run in the graph. It sends the state that holds by then, so that a request may be made again."""
 
     def __init__(self, name: str, *, task: Task[..., object], flow_run_id: UUID, began_at: float) -> None:
         self.name, self.why = name, name

@@ -84,7 +84,7 @@ def _outcome(spec: RetrainSpec, findings: Sequence[Finding]) -> Literal["passed"
 
 
 def _of_suite(suite: Sequence[Expectation], columns: Columns, validator: _Validator) -> Iterator[Finding | None]:
-    """The finding of each expectation, or None where it is met."""
+    """The finding of each expectation, or None if it is met."""
     for names, expectations in by_columns(suite).items():
         missing = [name for name in names or () if name not in columns.names]
         if missing:

@@ -91,7 +91,7 @@ def _age(columns: Columns, name: str, slot: datetime) -> pd.DataFrame:
 def drifts_of(
     columns: Columns, before: Mapping[str, ColumnProfile], *, only: Sequence[str] | None = None
 ) -> dict[str, Drift]:
-    """How far each column is from its profile, for those that have one. A column is read at a time.
+    """How far each column is from its profile, for those that have one. Columns are read one at a time.
 
     A column of `only` that is not there has drifted as far as can be.
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _EDGES, _BINS = 100, 10
 _MOST_VALUES = 100
 _SAMPLED = 100_000
-"""Numbers that edges are chosen by, evenly spaced. The shares between edges are those of all."""
+"""Evenly spaced numbers by which edges are chosen. The shares between edges are those of all numbers."""
 _LEAST_SHARE = 1e-4
 """An empty bin counts as this share; its logarithm would be infinite."""
 
@@ -45,7 +45,7 @@ def profile_of(column: pd.Series) -> ColumnProfile:
 
 
 def drift_of(column: pd.Series, before: ColumnProfile) -> Drift | None:
-    """How far a column is from its profile; None where the profile has no distribution, or a kind of its own."""
+    """How far a column is from its profile; None if the profile has no distribution, or a kind of its own."""
     present = column.dropna()
     if before.kind == "other" or not len(column):
         return None

@@ -15,13 +15,13 @@ Entry = dict[str, Any]
 
 _MOST_VALUES = 20
 _ROOM = 0.5
-"""By which share of the range of a column its limits are wider than what was seen."""
+"""The share of a column's range by which its limits are wider than the values seen."""
 
 
 def starter_suite(columns: Columns, *, name: str) -> Entry:
     """A suite that these rows meet, for a person to correct: columns, nulls, ranges, sets of values, uniqueness.
 
-    Every row is read, a column at a time.
+    Every row is read, one column at a time.
 
     Raises:
         DataUnreadableError: a file is damaged.
@@ -58,7 +58,7 @@ def _of_column(name: str, values: pd.Series) -> Iterator[Entry]:
 
 
 def _limits(low: float, high: float) -> tuple[float, float]:
-    """Wider than what was seen, and not below zero where nothing was: counts and distances stay what they are."""
+    """A range wider than the values seen, and not below zero if none was: counts and distances stay what they are."""
     room = _ROOM * (high - low) or abs(high) or 1.0
     digits = 3 - math.floor(math.log10(room))
     lower = 0.0 if low >= 0 else round(low - room, digits)

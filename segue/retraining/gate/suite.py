@@ -19,7 +19,7 @@ class Expectation(NamedTuple):
     kind: str
     """As in expect_column_values_to_not_be_null."""
     columns: tuple[str, ...] | None
-    """The columns that it reads; none where it is about the table as such, None for all of them."""
+    """The columns that it reads; none if it is about the table as such, None for all of them."""
     made: Any
     """The object of Great Expectations."""
 

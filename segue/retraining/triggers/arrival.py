@@ -20,7 +20,7 @@ from segue.retraining.window import Chosen
 _MOST_NAMED = 3
 
 WrittenAt = Callable[[str], Mapping[str, datetime | None]]
-"""Lists when each file of a folder was last written, by its name, markers included; None where that is not known."""
+"""Lists when each file of a folder was last written, by its name, markers included; None if that is not known."""
 
 
 class Seen(Record):
@@ -43,16 +43,16 @@ class Arrival(NamedTuple):
 
 
 def key_of(chosen: Chosen, listed: Sequence[Listed]) -> str:
-    """What the files of a window are, by a listing of them: it changes when one of them does."""
+    """A key of the files of a window, from a listing of them: it changes when one of the files changes."""
     known = {each.path: each for each in listed}
     lines = [f"{place.path}\n{place.is_held_back}\n{known[place.path][1:]}" for place in chosen.files]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 def reason_of(files: str, models: Models, *, before: datetime | None = None) -> str:
-    """What the files of a window are to the newest slot, or to the newest one `before` another.
+    """A key of the files of a window together with the newest slot, or with the newest one `before` another.
 
-    Those of an earlier slot that are put back are a reason once more, and those of one that was left out.
+    Files of an earlier slot that are put back are a reason once more, and so are files of a slot that was left out.
     """
     passed = [slot for slot, state in models.slots.items() if state.start is not None or _is_left_out(models, slot)]
     slots = [slot.isoformat() for slot in passed if before is None or slot < before]
@@ -60,7 +60,7 @@ def reason_of(files: str, models: Models, *, before: datetime | None = None) -> 
 
 
 def begun_for(files: str, models: Models) -> Trigger | None:
-    """What has asked for a slot for the same reason, or has begun the newest one, which failed."""
+    """The trigger that has asked for a slot for the same reason, or has begun the newest one, which failed."""
     reason = reason_of(files, models)
     asked = next((each for each in models.triggers.values() if each.key == reason), None)
     begun = [slot for slot, state in models.slots.items() if state.start is not None]
@@ -77,7 +77,7 @@ def _is_left_out(models: Models, slot: datetime) -> bool:
 
 
 def noted(seen: Seen, key: str, *, now: datetime) -> Seen:
-    """What was seen, with the files of now."""
+    """What was seen, with the present files."""
     return seen if seen.files == key else seen.model_copy(update={"files": key, "since": now, "hashes": {}})
 
 
@@ -135,7 +135,7 @@ def _newest_window(models: Models) -> Window | None:
 
 
 def _changed(before: Window | None, chosen: Chosen, hashes: Mapping[str, str]) -> str:
-    """The files with other content than in the window before; empty where none has."""
+    """The files with other content than in the window before; empty if none has."""
     known = {file.path: file.sha256 for file in before.files} if before is not None else {}
     changed = [place.path for place in chosen.files if hashes[place.path] != known.get(place.path)]
     return f"changed data: {names(changed)}" if changed else ""
@@ -169,7 +169,7 @@ def _is_after(times: Mapping[str, datetime | None], marker: str, files: Sequence
 
 
 def _difference(before: Window | None, chosen: Chosen, listed: Sequence[Listed]) -> str:
-    """What is new since the window before, by names and sizes; empty where nothing is, also where files are gone."""
+    """What is new since the window before, by names and sizes; empty if nothing is, even if files are gone."""
     sizes = {each.path: each.size_bytes for each in listed}
     if before is None:
         return f"the first data has arrived: {names([place.path for place in chosen.files])}"

@@ -26,7 +26,7 @@ def newest_of(spec: DriftSpec, listed: Sequence[Listed]) -> Sequence[Listed]:
 
 
 def key_of(files: Sequence[Listed], version: int, window: str) -> str:
-    """What is compared with what, beside which `window`; it changes when a file does, or the version in service."""
+    """A key of what is compared, beside which `window`: it changes when a file or the version in service changes."""
     lines = [f"version {version}", window, *(repr(tuple(each)) for each in files)]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
@@ -55,7 +55,7 @@ def drift_in(
 
 
 def exceeded(spec: DriftSpec, drifts: Mapping[str, Drift]) -> str:
-    """The columns that have drifted, with their figures, the farthest first; empty where none has."""
+    """The columns that have drifted, with their figures, the farthest first; empty if none has."""
     found = sorted(drifts.items(), key=lambda each: -each[1].psi)
     sentences = [sentence for name, drift in found for sentence in _sentences(spec, name, drift)]
     more = f"; {len(sentences) - _MOST_NAMED} more" if len(sentences) > _MOST_NAMED else ""

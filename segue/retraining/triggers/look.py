@@ -42,7 +42,7 @@ class _Now(NamedTuple):
 
 
 def look(spec: RetrainSpec, log: ModelsLog, *, now: datetime) -> Look:
-    """Look once, and ask for a slot where there is a reason. Safe beside itself: the same reason begins one slot.
+    """Look once, and ask for a slot if there is a reason. Two looks may run at once: the same reason begins one slot.
 
     A crash loses nothing: what was asked for is in the model's log, and is in `unstarted` until its slot begins.
 
@@ -191,7 +191,7 @@ class _Drift:
     def _trained(self, models: Models, seen: Seen) -> tuple[datetime | None, Seen]:
         """The slot that has trained on the same data: the newest, or that of the version in service.
 
-        The files are read only where their names and sizes are those of such a slot.
+        The files are read only if their names and sizes are those of such a slot.
         """
         windows = dict(models.last_windows())
         if models.in_service is not None and (start := models.slot_of(models.in_service).start) is not None:

@@ -70,7 +70,7 @@ def get_artifact(store: Store, artifact: Artifact) -> bytes:
 
 
 def weights_bytes(state: Mapping[str, Any], *, component: str) -> bytes:
-    """A state dict as a safetensors file, which other programs read, too.
+    """A state dict as a safetensors file, which other programs can also read.
 
     Raises:
         PublishError: the component is no state dict with tensors, or has something in it that is not data.

@@ -16,6 +16,7 @@ from segue.credentials import redacted
 from segue.data.files import checked_copies
 from segue.data.frames import read_frame
 from segue.errors import PublishError, RunBegunError, SegueError
+from segue.hosting import without_training
 from segue.interop.export_files import plain_state
 from segue.interop.import_weights import import_weights
 from segue.interop.load import choose_checkpoint, read_verified
@@ -50,7 +51,6 @@ from segue.retraining.versions.scoring import (
 from segue.runlog.history import Checkpoint, History, read_history
 from segue.runlog.log import RunLog
 from segue.runlog.open import open_log
-from segue.sessions import without_training
 from segue.spec import RunSpec
 from segue.stores import open_store
 from segue.stores.base import Store, StoreReadError, StoreWriteError
@@ -63,7 +63,7 @@ _COMPILED = "_orig_mod."
 
 
 def main() -> None:
-    """Read the job, do it, and write the result. An error is a result, too."""
+    """Read the job, do it, and write the result. An error is also a result."""
     request, result = map(Path, sys.argv[1:])
     job = JOB.validate_json(request.read_bytes())
     try:
@@ -137,7 +137,7 @@ def evaluated(job: EvaluateJob) -> Candidate:
 def _comparisons(
     spec: RetrainSpec, start: SlotStart, store: Store, candidate: Candidate, before: Candidate | None
 ) -> tuple[tuple[Comparison, ...], tuple[str, ...]]:
-    """The candidate against the model in service, and what its predictions have against it."""
+    """The candidate against the model in service, and what in its predictions speaks against it."""
     assert spec.evaluation is not None
     assert spec.publish.model is not None
     data = start.window.data_of(start.window.held_back, spec.data)

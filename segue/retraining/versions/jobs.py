@@ -62,13 +62,13 @@ JOB: TypeAdapter[AnyJob] = TypeAdapter(Annotated[AnyJob, Field(discriminator="ki
 
 
 class JobResult(Record):
-    """What the process came to."""
+    """The outcome of the process."""
 
     candidate: Candidate | None = None
     notes: tuple[str, ...] = Field((), description="What is worth saying, in sentences.")
     error: str | None = Field(None, description="Why it failed, in one sentence; None: it succeeded.")
     traceback: str = ""
-    is_of_the_store: bool = Field(False, description="Whether the store failed, so that it is worth doing again.")
+    is_of_the_store: bool = Field(False, description="Whether the store failed: the job can then be repeated.")
 
 
 def run_job(job: AnyJob, *, what: str, on_line: Callable[[str], None]) -> JobResult:

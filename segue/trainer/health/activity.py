@@ -28,8 +28,8 @@ class Mark(NamedTuple):
 class Activity:
     """The trainer's progress; written by the training thread, read by others.
 
-    The watchdog may take the end of the attempt over from the training thread, while that is busy with code that need
-    not end: the training thread then stops at its next sign of progress.
+    The watchdog may end the attempt in place of the training thread, while that thread is busy with code that may never
+    end: the training thread then stops at its next sign of progress.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -47,13 +47,13 @@ class Activity:
         self._is_taken = False
 
     def take_over(self, seen: Mark) -> bool:
-        """End the attempt from this thread; False where the training thread has gone on since `seen`."""
+        """End the attempt from this thread; False if the training thread has gone on since `seen`."""
         with self._taking:
             self._is_taken = self.mark == seen
             return self._is_taken
 
     def keep_out(self) -> None:
-        """Block the training thread for ever where another one ends the attempt, and with it this process."""
+        """Block the training thread for ever if another one ends the attempt, and with it this process."""
         if self._is_taken and threading.get_ident() == self._trains:
             threading.Event().wait()
 
@@ -65,7 +65,7 @@ class Activity:
             self._training_seconds += at - self._last_at
         self._last_at = at
         self._number += 1
-        # The steps after the last save do not make an attempt that ends one that trains again.
+        # Steps after the last save do not turn an ending attempt into a training one.
         self._mark(Mark("ending" if self.mark.kind == "ending" else "training", self._number, step))
 
     @contextmanager
@@ -95,7 +95,7 @@ class Activity:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Another process is waited for, which builds the recipe, until the block ends."""
+        """Another process, which builds the recipe, is waited for until the block ends."""
         before = self.mark.kind
         self._set("waiting")
         try:
@@ -105,7 +105,7 @@ class Activity:
             self._set(before)
 
     def goes_on(self) -> None:
-        """What is waited for is known to be under way still."""
+        """The awaited process is known to be still at work."""
         self._set(self.mark.kind)
 
     def ending(self) -> None:
@@ -114,7 +114,7 @@ class Activity:
         self._set("ending")
 
     def leaving(self) -> None:
-        """All is committed; a program runs what follows its loop."""
+        """All is committed; a program runs the code after its loop."""
         self.phase = "end"
         self._set("leaving")
 
@@ -128,7 +128,7 @@ class Activity:
         live = spec.liveness
         # Ranks that wait for another one end by themselves, and then name that rank.
         least = max(live.hang_seconds, live.rank_seconds + live.hang_seconds if ranks > 1 else 0.0)
-        # Ranks wait for each other's first step for that long, too.
+        # Ranks also wait this long for each other's first step.
         first = max(live.first_step_seconds + (live.hang_seconds if ranks > 1 else 0.0), least)
         match self.mark.kind:
             case "starting" | "waiting":

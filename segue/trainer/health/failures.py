@@ -1,4 +1,4 @@
-"""What an exception of the user's code means for the run: out of memory, transient, or a fault of the code."""
+"""The meaning of an exception of the user's code for the run: out of memory, transient, or a fault of the code."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ _OUT_OF_MEMORY_MESSAGE = re.compile(
 """For these conditions there is no type of their own, only a message."""
 _DEVICE_ERRORS = frozenset({46, 100, 101, 214, 220, 802, 999})
 """Codes of CUDA for a device that is unavailable, absent or invalid, for memory or a link with an error that cannot be
-corrected, for a system that is not ready, and for what the driver itself does not know (a device that fell off the
-bus). Source: cudaError in the CUDA Runtime API."""
+corrected, for a system that is not ready, and for errors unknown to the driver itself (a device that fell off the bus).
+Source: cudaError in the CUDA Runtime API."""
 _DEVICE_MESSAGE = re.compile(
     r"CUDA error: (uncorrectable (ECC|NVLink) error|no CUDA-capable device|invalid device ordinal|unknown error"
     r"|CUDA-capable device\(s\) is/are busy or unavailable|system not yet initialized)"
 )
-"""The same, where torch gives no code."""
+"""Messages of the same errors, if torch gives no code."""
 _NETWORK_TYPE = re.compile(r"Timeout|TimedOut|Connect|Network|Transport|Incomplete|Throttl|Unavailable|ServerError")
 _DEAD_WORKER = re.compile(r"DataLoader worker \(pid.*(exited unexpectedly|killed by signal)")
 """torch has no type for this condition, only a RuntimeError with this message."""
@@ -58,11 +58,11 @@ _NO_KERNEL = re.compile(
     r"(?P<name>\S+)( with \S+)? does not have a deterministic implementation"
     r"|Deterministic behavior was enabled with .* but this operation is not deterministic because it uses (?P<by>\w+)"
 )
-"""The same for an operation without a deterministic kernel."""
+"""Messages about an operation without a deterministic kernel."""
 
 
 def without_traceback(error: BaseException) -> SegueError | None:
-    """The sentence that says more than the traceback of the user's code; None where the traceback is needed."""
+    """The sentence that says more than the traceback of the user's code; None if the traceback is needed."""
     if isinstance(error, RehearsalError):
         return error
     found = _NO_KERNEL.search(text_of(error)) if isinstance(error, RuntimeError) else None
@@ -118,8 +118,8 @@ def failure_of(error: BaseException) -> CodeFailure:
 def is_transient(error: BaseException) -> bool:
     """Whether a retry may help: input and output, a network, or a worker process failed.
 
-    An error that names a wrong path or a missing right is not transient. Of other libraries' errors, the ones count
-    that their types call a connection, a time-out or an unavailable service.
+    An error that names a wrong path or a missing right is not transient. Errors of other libraries are transient if the
+    names of their types speak of a connection, a time-out or an unavailable service.
     """
     if isinstance(error, SegueError) and not isinstance(error, DataUnreadableError):
         return isinstance(error, RankFailedError) and error.is_transient
@@ -148,7 +148,7 @@ def _is_out_of_memory(error: BaseException) -> bool:
 
 def _is_out_of_memory_alone(error: BaseException) -> bool:
     if isinstance(error, OSError):
-        return error.errno == errno.ENOMEM  # As of a fork for which there is no memory.
+        return error.errno == errno.ENOMEM  # For example, there was no memory for a fork.
     if any(kind.__name__ in _OUT_OF_MEMORY_TYPES for kind in type(error).__mro__):
         return True
     return isinstance(error, RuntimeError) and _OUT_OF_MEMORY_MESSAGE.search(text_of(error)) is not None

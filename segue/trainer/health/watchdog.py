@@ -42,27 +42,27 @@ _AFTER_LOOP = "the code after the program's loop"
 _NOTICE_SECONDS = 5.0
 """How long the training thread may take to notice that another rank has ended, before its collectives are ended."""
 _LOST_SECONDS = 10.0
-"""How long it may take to notice that one is lost, before this process ends itself."""
+"""How long the training thread may take to notice that a rank is lost, before this process ends itself."""
 _BEHIND_LEADER_SECONDS = 60.0
 """How much later than the leader another rank ends itself: the leader writes the report."""
 
 _ANSWER_SECONDS, _ANSWER_SHARE = 1.0, 0.25
-"""How long the training thread has to answer a notice by itself, while nothing that it does is needed: seconds, and the
-share of a short grace period."""
+"""How long the training thread has to answer a notice by itself if none of its work is needed: seconds, and the share
+of a short grace period."""
 
 Report = Callable[[StopReason, CodeFailure | None, str | None], object]
 """Writes the attempt's report."""
 
 
 class Captured(Protocol):
-    """What of the attempt's work is captured, so that it can be committed while the training thread is busy."""
+    """The captured part of the attempt's work, which can be committed while the training thread is busy."""
 
     @property
     def is_all(self) -> bool:
         """Whether nothing would be lost if the attempt ended now."""
 
     def commit(self, limit_seconds: float) -> None:
-        """Have it committed; wait for that, at most so long."""
+        """Let the writer commit it; wait for the commit, at most `limit_seconds`."""
 
     def release(self) -> None:
         """Let the save that waits for its metric be committed without it. Returns at once."""
@@ -91,7 +91,7 @@ class Peers(Protocol):
 
 
 class Group(Protocol):
-    """What is known here of the other ranks."""
+    """The facts about the other ranks that are known here."""
 
     @property
     def ranks(self) -> Peers: ...
@@ -100,10 +100,10 @@ class Group(Protocol):
         """End the collectives in which this rank waits for an accelerator, once; returns at once."""
 
     def ended_elsewhere(self) -> SegueError | None:
-        """What has ended the attempt at another rank, as long as the training thread here has not noticed."""
+        """The error that has ended the attempt at another rank, until the training thread here has noticed."""
 
     def take_over(self) -> bool | None:
-        """End the attempt here, unless the training thread does (None); whether this rank has to write the report."""
+        """End the attempt here; return whether this rank has to report, or None if the training thread ends it."""
 
 
 class Watchdog:
@@ -150,7 +150,7 @@ class Watchdog:
                 limit += _BEHIND_LEADER_SECONDS
             if ranks.count > 1:
                 if stood_seconds > activity.rank_limit_seconds(self._spec):
-                    self._group.break_off()  # Those that wait raise, and then name the rank that does not.
+                    self._group.break_off()  # The ranks that wait raise, and then name the rank that hangs.
                 ended_seconds = self._heed_others(ended_seconds)
             if stood_seconds > limit:
                 doing = "" if seen.kind == "training" else f" while {seen.kind}"
@@ -161,10 +161,10 @@ class Watchdog:
                 self._answer(left, noticed_seconds=noticed_seconds, seen=seen)
             elif left is not None and seen.kind == "evaluating":
                 self.captured.release()  # The ranks end together, at a safe point; their last save needs no metric.
-            # A provider's deadline may seem past, where this machine's clock is wrong.
+            # A provider's deadline may seem past, if this machine's clock is wrong.
             had_time = noticed_seconds > min(self._spec.grace_seconds, _MOST_GRACE_SECONDS)
             is_overdue = left is not None and left < -_OVERDUE_SECONDS and had_time
-            # The signal by which torchrun ends the other ranks when one is gone is no notice.
+            # When one rank is gone, torchrun ends the others by a signal, which is no notice.
             if is_overdue and not ended_seconds and not self._stop.is_set():
                 notice = self._board.read()
                 assert notice is not None
@@ -172,12 +172,12 @@ class Watchdog:
                 self._end(StopReason.NOTICE, f"{why} ({notice.kind}) after step {seen.step}")
 
     def _answer(self, left: float, *, noticed_seconds: float, seen: Mark) -> None:
-        """End the attempt on its notice where the training thread does not get to a safe point in time.
+        """End the attempt on its notice if the training thread does not get to a safe point in time.
 
-        It is at once where nothing is lost by that, and otherwise when only the time for the report is left.
+        The attempt ends at once if this loses nothing, and otherwise when only the time for the report is left.
         """
         grace = self._spec.grace_seconds
-        # What may be withdrawn is answered as late as possible.
+        # A notice that may be withdrawn is answered as late as possible.
         is_final = self._board.first_kind not in WITHDRAWABLE
         when = moment_to_answer(seen.kind, is_all_captured=self.captured.is_all and is_final)
         reserve = report_seconds(grace)
@@ -185,7 +185,7 @@ class Watchdog:
             return
         if when == "at once" and noticed_seconds < min(_ANSWER_SECONDS, _ANSWER_SHARE * grace):
             return
-        # A provider's deadline may seem past, where this machine's clock is wrong.
+        # A provider's deadline may seem past, if this machine's clock is wrong.
         had_time = noticed_seconds >= min(grace, _MOST_GRACE_SECONDS) - reserve
         if when == "at the end" and not (left <= reserve and had_time):
             return
@@ -195,7 +195,7 @@ class Watchdog:
         self._end_on_notice(seen, patience_seconds=patience - reserve, is_cut_off=when == "at the end")
 
     def _heed_others(self, seconds: float) -> float:
-        """Do not let this rank wait for another one that has ended; returns for how long that has been known.
+        """Do not let this rank wait for another one that has ended; return how long its end has been known.
 
         The training thread notices by itself, unless it waits for an accelerator that waits for that rank.
         """
@@ -205,8 +205,8 @@ class Watchdog:
         if seconds > _NOTICE_SECONDS:
             self._group.break_off()
         is_lost = isinstance(ended, RankLostError)
-        # What was saved before may still be committed, unless a part of it is lost. torchrun kills the other ranks 30 s
-        # after one has crashed.
+        # Earlier saves may still be committed, unless a part of them is lost. torchrun kills the other ranks 30 s after
+        # one has crashed.
         limit = _LOST_SECONDS if is_lost else self._spec.grace_seconds + _OVERDUE_SECONDS
         if seconds > limit and (reports := self._group.take_over()) is not None:
             reason = StopReason.LOST if is_lost else stop_reason(ended, kills_before=MemoryKills.now())
@@ -220,7 +220,7 @@ class Watchdog:
         try:
             self._report_end(reason, why, failure=failure, reports=reports)
         except Exception:
-            # Any exception: it must not keep this process up.
+            # Any exception: it must not keep this process alive.
             log.exception("the end of this trainer is not reported")
         finally:
             self._exit(reason)
@@ -249,7 +249,7 @@ class Watchdog:
     def _exit(self, reason: StopReason) -> None:
         sys.stderr.flush()
         if self._parent.is_alive():
-            os._exit(ExitCode.of(reason))  # Who started this process ends its process group.
+            os._exit(ExitCode.of(reason))  # The process that started this one ends its process group.
         os.killpg(0, signal.SIGKILL)
 
     def _report_within_limit(self, reason: StopReason, failure: CodeFailure | None, why: str | None) -> None:
@@ -272,8 +272,8 @@ class Watchdog:
 def moment_to_answer(kind: Kind, *, is_all_captured: bool) -> Literal["at once", "at the end", "never"]:
     """When a notice is answered although the training thread has not reached a safe point. Pure.
 
-    While it makes steps, the next safe point is near, and it has more to commit there. While it ends, it watches the
-    time itself. What follows a program's loop has all the time that there is.
+    While that thread makes steps, the next safe point is near, with more to commit. While it ends the attempt, it
+    watches the time itself. The code after a program's loop has all the time that there is.
     """
     match kind:
         case "ending":

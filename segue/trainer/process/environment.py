@@ -29,7 +29,7 @@ def use_deterministic_kernels() -> None:
 
 
 def allow_deterministic_alone() -> None:
-    """Let torch choose deterministic kernels alone; the libraries below it go on as they are."""
+    """Let torch choose only deterministic kernels; the libraries below it stay as they are."""
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.deterministic = True
     torch.backends.cudnn.benchmark = False
@@ -73,7 +73,7 @@ def refuse_lost_accelerator(spec: RunSpec, history: History, *, device: torch.de
     long, and no resume could be compared.
 
     Raises:
-        AcceleratorGoneError: another machine has to go on.
+        AcceleratorGoneError: another machine has to continue the run.
     """
     if spec.device != "auto" or device.type != "cpu":
         return

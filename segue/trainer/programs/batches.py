@@ -33,7 +33,7 @@ class SessionBatch(NamedTuple):
 
     content: Any
     ids: Ids
-    """The samples in it; none where they are not known."""
+    """The samples in it; none if they are not known."""
 
 
 class BatchSource(Protocol):
@@ -44,7 +44,7 @@ class BatchSource(Protocol):
         ...
 
     def rest(self, number: int) -> Iterator[SessionBatch]:
-        """The batches of the pass whose state was restored. The random streams may be anything afterwards."""
+        """The batches of the pass whose state was restored. The random streams may be in any state afterwards."""
         ...
 
     def capture(self) -> Any: ...
@@ -53,16 +53,16 @@ class BatchSource(Protocol):
 
 
 class BatchesComponent:
-    """The batches of one loader, as a component: pass after pass, each from where the last safe point was."""
+    """The batches of one loader, as a component: pass after pass, each from the position at the last safe point."""
 
     def __init__(self, loader: Any, *, seed: int) -> None:
         """
         Raises:
-            SessionError: the loader cannot be resumed; names what would make it so.
+            SessionError: the loader cannot be resumed; names what would make it resumable.
         """
         self._source = _source_of(loader, seed=seed)
         self.length = _length_of(loader)
-        """Batches of a pass; None where the loader does not know."""
+        """Batches of a pass; None if the loader does not know."""
         self._is_within = self._is_restored = False
         self.passes = 0
         """Passes that have ended."""
@@ -82,7 +82,7 @@ class BatchesComponent:
         """The next pass is one over this loader.
 
         Raises:
-            SessionError: the loader cannot be resumed; names what would make it so.
+            SessionError: the loader cannot be resumed; names what would make it resumable.
         """
         self._is_restored = False
         self.leave()
@@ -90,7 +90,7 @@ class BatchesComponent:
 
     @property
     def left(self) -> int | None:
-        """Batches left of the current pass, or of the next one; None where the loader does not know."""
+        """Batches left of the current pass, or of the next one; None if the loader does not know."""
         return None if self.length is None else self.length - self.batches
 
     def leave(self) -> None:
@@ -99,7 +99,7 @@ class BatchesComponent:
             self.passes, self.batches, self._is_within = self.passes + 1, 0, False
 
     def end_whole(self) -> None:
-        """End a pass of which no batch is left, also one that was restored."""
+        """End a pass of which no batch is left, even a restored one."""
         if self.left == 0:
             self._is_restored = False
         self.leave()
@@ -108,7 +108,7 @@ class BatchesComponent:
         """End a pass that has no batch left.
 
         Raises:
-            SessionError: it has one.
+            SessionError: the pass has a batch left.
         """
         if next(batches, None) is not None:
             what = f"the loader has a length of {self.length} batches, and gives more."
@@ -171,7 +171,7 @@ class _OfSampler:
             )
             raise SessionError(what=what, fix=f"{fix}.")
         if self._is_drawn_on_demand:
-            # Training may have changed something there since the pass began. Workers draw ahead of it.
+            # Training may have changed these states since the pass began. Workers draw ahead of training.
             self._restore_own(now)
         return self._noted(drawn)
 
@@ -200,7 +200,7 @@ class _OfSampler:
 
 
 class _OfState:
-    """A loader, or its iterable data set, with a state of its own: it goes on by itself."""
+    """A loader, or its iterable data set, with a state of its own: it continues by itself."""
 
     def __init__(self, loader: Any, holder: Stateful) -> None:
         self._loader, self._holder = loader, holder
@@ -214,7 +214,7 @@ class _OfState:
     rest = first
 
     def capture(self) -> Any:
-        # Until it is iterated: to tell its state, a loader would begin to, and draw from the random streams.
+        # Until it is iterated: to give its state, a loader would begin to iterate, and draw from the random streams.
         if self._restored is not None:
             return self._restored
         return self._holder.state_dict() if self._is_begun else None
@@ -284,17 +284,17 @@ def _has_state(loader: Any) -> bool:
         return False
     if not type(loader).__module__.startswith("accelerate."):
         return True
-    return bool(attribute(loader, "use_stateful_dataloader", False))  # Else its two methods only raise.
+    return bool(attribute(loader, "use_stateful_dataloader", False))  # Otherwise its two methods only raise.
 
 
 def _passes_of(loader: DataLoader[Any], *, seed: int) -> Passes:
-    """A loader that is iterated in its own way, as accelerate's are, has to do that; it is not one with its sampler."""
+    """A loader with its own way of iterating, as accelerate's loaders have, must be iterated, not only its sampler."""
     is_plain = type(loader).__iter__ is DataLoader.__iter__
     return LoaderPasses(loader, seed=seed) if is_plain else RepeatedPasses(loader)
 
 
 def _length_of(loader: Any) -> int | None:
-    """Batches of a pass; not of loaders with a state, which may be in the middle of one."""
+    """Batches of a pass; None for loaders with a state, which may be in the middle of a pass."""
     if isinstance(loader, range):
         return len(loader)
     is_plain = isinstance(loader, DataLoader) and not _has_state(loader)

@@ -1,4 +1,4 @@
-"""What a value is that a loop carries: data that can be compared, and whether a checkpoint can hold it."""
+"""The kinds of values that a loop carries: whether they are comparable data, and whether a checkpoint can hold them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from segue.user_objects.variables import CODE
 
 COLLECTIONS = (dict, list, tuple, set, frozenset, deque)
 VALUES: tuple[type, ...] = (*PLAIN, *CONSTANTS, complex, np.generic)
-"""What cannot change in place."""
+"""Types of values that cannot change in place."""
 NAMESPACES = (Namespace, SimpleNamespace)
 _MOST_ITEMS, _DEEPEST, _MOST_NAMESPACES = 64, 3, 32
 ABSENT = object()
@@ -45,11 +45,11 @@ _OF_FRAMEWORKS = frozenset(
     | {"wandb", "mlflow", "tensorboard", "tensorboardX", "tqdm", "rich", "matplotlib", "omegaconf", "hydra", "numpy"}
     | {"pandas", "segue", "attr", "yaml", "absl", "comet_ml", "neptune", "clearml", "aim", "sentencepiece", "tiktoken"}
 )
-"""Packages whose objects are tracked, show numbers or hold settings, and count what they do besides."""
+"""Packages whose objects are tracked, show numbers or hold settings, and otherwise only count."""
 
 
 def is_of_a_package(value: Any) -> bool:
-    """Whether it is an object of an installed package that may keep state of what is learnt."""
+    """Whether the value is an object of an installed package that may keep learnt state."""
     kind = type(value)
     top = str(kind.__module__).partition(".")[0]
     if isinstance(value, (type, ModuleType)) or callable(value) or top in _OF_FRAMEWORKS:
@@ -75,7 +75,7 @@ def _can_be_carried(value: Any) -> bool:
 
 
 def is_data(value: Any) -> bool:
-    """Whether it is one value whose content can be compared: not an object of some class, nor what holds such."""
+    """Whether the content of the value can be compared: it is no object of some class, and holds no such object."""
     if isinstance(value, (*VALUES, *ARRAYS)) or is_frame(value) or keeps_state(value):
         return True
     if isinstance(value, COLLECTIONS):
@@ -84,7 +84,7 @@ def is_data(value: Any) -> bool:
 
 
 def may_be_data(value: Any) -> bool:
-    """Whether it is a value, an array, a tensor or a collection, without a class of the user's having a say."""
+    """Whether it is a plain value, an array, a tensor or a collection, judged without calling a class of the user's."""
     return issubclass(type(value), (*VALUES, *ARRAYS, *COLLECTIONS))
 
 
@@ -110,13 +110,13 @@ def value_of(name: str, local: Mapping[str, Any], outside: Mapping[str, Any]) ->
     if value is ABSENT or issubclass(type(value), (Session, nn.Module, type)) or is_users(type(value), home="__main__"):
         return ABSENT
     if type(value).__module__.startswith("torch."):
-        return ABSENT  # An optimizer, a scheduler or a loader, of which all is tracked or nothing.
+        return ABSENT  # An optimizer, a scheduler or a loader, which is tracked as a whole or not at all.
     held = getattr(value, "__dict__", None)
     return held.get(attribute, ABSENT) if isinstance(held, dict) else ABSENT
 
 
 def as_data(value: Any, name: CarriedName) -> Any:
-    """What stands for a record, an enumeration or code that the loop assigns anew: such an object says nothing."""
+    """Data in place of a record, an enumeration or code that the loop assigns again: the object itself says nothing."""
     if isinstance(value, Enum):
         return value.name
     if not name.is_rebound:
@@ -136,7 +136,7 @@ class Unlooked:
 
 
 def looked_at(value: Any) -> Any:
-    """The value, or what stands for one whose class raises when it is asked for what it holds."""
+    """The value, or an `Unlooked` for a value whose class raises when it is asked for its contents."""
     try:
         if isinstance(value, COLLECTIONS):
             _ = (bool(value), list(value.values() if isinstance(value, dict) else value))
@@ -146,17 +146,17 @@ def looked_at(value: Any) -> Any:
 
 
 def type_name(value: Any) -> str:
-    """What messages call its class."""
+    """The name of the value's class in messages."""
     return value.name if isinstance(value, Unlooked) else type(value).__name__
 
 
 def is_sought(value: Any, name: CarriedName) -> bool:
-    """Whether it is a file, and the program says where it is read."""
+    """Whether the value is a file in which the program itself seeks the position."""
     return isinstance(value, io.IOBase) and calls_method(name.file, name.name, "seek")
 
 
 def may_keep(value: Any, name: CarriedName) -> bool:
-    """Whether it may hold what the next iteration needs, although it cannot be compared."""
+    """Whether the value may hold state that the next iteration needs, although it cannot be compared."""
     if isinstance(value, VALUES) or is_sought(value, name):
         return False
     return isinstance(value, Unlooked) or is_data(value) or (name.is_rebound and is_of_a_package(value))

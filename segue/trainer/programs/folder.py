@@ -37,7 +37,7 @@ class Folder:
         self._restored, self._best = tree.get("files", {}), tree.get("best", {})
 
     def write_to(self, path: Path) -> Path | None:
-        """Replace the folder by the restored files; None, and nothing is changed, where there are none.
+        """Replace the folder by the restored files; None, and nothing is changed, if there are none.
 
         Raises:
             SessionError: the folder has files of somebody else's.
@@ -61,7 +61,7 @@ class Folder:
     ) -> None:
         """The folder holds the state after this many steps from now on.
 
-        `best` has the names of those files that are the best model so far, each by the name that an export gives it.
+        `best` has the files of the best model so far, each by the name that an export gives it.
 
         Raises:
             SessionError: there is no such folder, it is empty, or a file of the best model is not committed.

@@ -11,17 +11,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
 from segue.checkpoints.format.names import FOLDER, rank_of
 from segue.clock import SystemClock
-from segue.continuity.fingerprints import batch_fingerprint, input_fingerprint, streams_fingerprint
 from segue.continuity.recipe_diff import CODE, NOT_STATE, RANGE, RESTORED, UNTRACKED
 from segue.continuity.state_marks import Marks, begin_marks
-from segue.continuity.verdict import Prelude
-from segue.continuity.witness import StepRow
 from segue.curves.schema import NO_METRICS
 from segue.data.streams import streams_kept
 from segue.errors import SessionError
@@ -36,20 +32,17 @@ from segue.trainer.programs.on_ranks import named_on, refuse_changing_sums, same
 from segue.trainer.programs.outside import of_program
 from segue.trainer.programs.owner import AttemptEnded, Owner
 from segue.trainer.programs.program_record import ProgramRecord
+from segue.trainer.programs.step_in_progress import StepInProgress
 from segue.trainer.programs.tracked import AsStored, Carried, Epoch, Variable, components_of_object
-from segue.trainer.ranks.collectives import Ranks
-from segue.trainer.ranks.consensus import StepNumbers, combined
-from segue.trainer.workloads.base import LateStep, StepDue, StepMade, Steps
+from segue.trainer.workloads.base import StepDue, Steps
 from segue.trainer.workloads.components import Component, Progress
 from segue.trainer.workloads.outside import OutsideState
-from segue.trainer.workloads.state import PROGRESS, RNG_PREFIX, changed_by_optimizer, marked_parts, rng_components
-from segue.trainer.workloads.steps.step_result import row_of
+from segue.trainer.workloads.state import PROGRESS, changed_by_optimizer, marked_parts, rng_components
 from segue.trainer.workloads.structure import Structure, structure_of_objects
 from segue.trainer.workloads.values import RestoredValues
 
 log = logging.getLogger(__name__)
 
-_NO_IDS = np.zeros(0, np.uint64)
 _GRADIENTS, _EPOCH = "gradients", "epoch"
 
 
@@ -57,8 +50,8 @@ class LiveSession:
     """The tracked objects of one program in this process, and its steps. The host of its session."""
 
     def __init__(self, spec: RunSpec, owner: Owner, *, config: Mapping[str, Any], record: ProgramRecord | None) -> None:
-        """Without a record, of a script that was started by hand: its setup is not compared, and a later attempt may
-        train on, with a later goal, when the script's is reached."""
+        """There is no record for a script that was started by hand: its setup is not compared, and when its goal is
+        reached, a later attempt may train on with a later goal."""
         self._spec, self._owner, self._record = spec, owner, record
         self.config = config
         self.progress = Progress()
@@ -74,9 +67,9 @@ class LiveSession:
         self._measures = Measures()
         self._steps: Steps | None = None
         self._due: StepDue | None = None
-        self._prelude: Prelude | None = None
-        """Of the step that is being made; None where none is."""
-        self._batch: SessionBatch | None = None
+        self._step = StepInProgress(
+            self.progress, components=self.components, measures=self._measures, ranks=owner.ranks
+        )
         self._epoch: Epoch | None = None
         self._loop, self._goal = "", math.inf
         self._is_same_everywhere: Callable[[str], bool] = lambda _: False
@@ -84,12 +77,14 @@ class LiveSession:
         self._structure: Structure | None = None
         self.on_notice: Callable[[Notice], None] | None = None
         self._metric: tuple[int, float] | None = None
-        """With the number of steps after which it was measured."""
+        """The number of steps after which the metric was measured, and the metric."""
         self._finish_reason: str | None = None
         self.error: Exception | None = None
-        """What ended the attempt, also where the program caught it."""
+        """The error that ended the attempt, even if the program caught it."""
         self.reason: StopReason | None = None
         """Why the attempt ends; None while it trains, or when the program left its loop."""
+
+    is_active = True
 
     @property
     def step(self) -> int:
@@ -165,7 +160,7 @@ class LiveSession:
         return self._steps is None and self.progress.finish_reason is not None
 
     def finish(self, reason: str) -> None:
-        # Not before the state is restored, which would undo it, and compared, which would find it.
+        # Not before the state is restored, which would undo it, and compared, which would report it as a difference.
         self._finish_reason = self._finish_reason or reason
         if self._steps is not None:
             self.progress.finish_reason = self.progress.finish_reason or reason
@@ -177,7 +172,7 @@ class LiveSession:
     @property
     def should_stop(self) -> bool:
         if self._finish_reason is not None or self._owner.ranks.count > 1:
-            return self._finish_reason is not None  # Of a notice, each rank hears at another moment.
+            return self._finish_reason is not None  # Each rank learns of a notice at another moment.
         return self._owner.is_stopping(self._steps_so_far)
 
     @property
@@ -190,7 +185,7 @@ class LiveSession:
             yield
 
     def steps(self, numbers: range | None) -> Iterator[int]:
-        """The steps that are left; raises AttemptEnded where the attempt ends before the goal."""
+        """The steps that are left; raises AttemptEnded if the attempt ends before the goal."""
         self._enter("run.steps()", numbers)
         numbers = range(self._spec.steps) if numbers is None else numbers
         self._set_goal(len(numbers))
@@ -220,7 +215,7 @@ class LiveSession:
         self._leave()
 
     def conclude(self, error: BaseException | None) -> StopReason:
-        """Why the attempt ended, once the program has: by itself, or with `error`, which is raised again if it counts.
+        """Why the attempt ended, after the program ended by itself or with `error`, which is raised again if it counts.
 
         Raises:
             SessionError: the program ended before its goal.
@@ -230,7 +225,7 @@ class LiveSession:
             self._safe_point()  # The program left its loop in the last step, with `break`.
         if self.reason is None and error is not None and self._steps is not None:
             try:
-                self._steps.throw(error)  # The loop may go on without the program, if all is committed.
+                self._steps.throw(error)  # The loop may continue without the program, if all is committed.
             except StopIteration as end:
                 self.reason = end.value
         self._measures.close()
@@ -328,7 +323,8 @@ class LiveSession:
     def _add(self, name: str, found: dict[str, Component], *, call: str, target: Any = None) -> None:
         if self._steps is not None:
             raise SessionError(what=f"{call} came after the first step.", fix="call it before the loop.")
-        # A dot in a name would make it look like a part of another component, and the reserved are not compared.
+        # A name with a dot would look like a part of another component, and components of reserved names are not
+        # compared.
         taken = [each for each in found if each in self.components or each in NOT_STATE]
         if taken or not name.isidentifier():
             what = f"{call}: the name {(taken or [name])[0]!r} is taken or is no plain name."
@@ -374,15 +370,15 @@ class LiveSession:
 
     @property
     def _steps_so_far(self) -> int:
-        """Steps of the run, the one that is being made included."""
-        return self.progress.step + (self._prelude is not None)
+        """Steps of the run, including the one that is being made."""
+        return self.progress.step + self._step.is_open
 
     @property
     def _is_at_goal(self) -> bool:
         return self._steps_so_far >= self.goal
 
     def _pass(self, batches: BatchesComponent) -> Iterator[tuple[int, Any]]:
-        """One pass over a loader. Where no other loop makes the steps, each batch is one."""
+        """One pass over a loader. If no other loop makes the steps, each batch is one."""
         if self._loop == "run.steps()":
             yield from ((batches.batches - 1, batch.content) for batch in batches.one_pass())
             return
@@ -397,7 +393,7 @@ class LiveSession:
                 return
             batch = next(drawn, None)
             if batch is None:
-                # The step is due, and what follows the loop over the batches comes first.
+                # The step is due, but the code after the loop over the batches comes first.
                 self._has_own_code_run = True
                 return
             self._open(batch)
@@ -405,16 +401,19 @@ class LiveSession:
         batches.end(drawn)
 
     def _safe_point(self) -> bool:
-        """Close the step that was made, if there is one, and have the next one due. False: the attempt ends."""
+        """Close the step that was made, if there is one, and make the next one due. False: the attempt ends."""
         if self._is_at_goal and self._goal < self._spec.steps:
             self._finish_at_goal(f"all {self._goal} steps of the program are done")
         try:
-            self._due = self._first_due() if self._steps is None else self._steps.send(self._closed())
+            if self._steps is None:
+                self._due = self._first_due()
+            else:
+                self._due = self._steps.send(self._step.close(epoch=self.epoch))
         except StopIteration as end:
             self.reason = end.value
             return False
         except Exception as error:
-            self.error = error  # Kept: a program may catch what is raised here, and go on.
+            self.error = error  # Kept: a program may catch this exception, and go on.
             raise
         return True
 
@@ -431,7 +430,7 @@ class LiveSession:
         if self._record is not None:
             self.components |= self._record.components(self._objects)
         self.components[RESTORED] = RestoredValues(self.components)
-        # Everything, the random streams last: what the program did until here may have changed any of it.
+        # Everything, the random streams last: the program may have changed any part of it so far.
         self._owner.restore(self.components)
         if ranks.is_leader:
             names, loaders = self.components.keys(), self._loaders.by_name
@@ -448,49 +447,8 @@ class LiveSession:
     def _open(self, batch: SessionBatch | None) -> None:
         """Begin the step that is due."""
         assert self._due is not None
-        prelude = self._prelude_of(batch, with_fingerprints=self._due.needs_fingerprints)
         try:
-            self._due.check(prelude, compare_state=not self._has_own_code_run)
+            self._step.open(self._due, batch, compare_state=not self._has_own_code_run)
         except Exception as error:
             self.error = error
             raise
-        self._prelude, self._batch = prelude, batch
-        self._measures.begin(with_norms=self._due.needs_norms)
-
-    def _prelude_of(self, batch: SessionBatch | None, *, with_fingerprints: bool) -> Prelude:
-        step = self.progress.step + 1
-        if not with_fingerprints:
-            return Prelude(step, "", "", None)
-        held = {name: c.capture() for name, c in self.components.items() if name.startswith(RNG_PREFIX)}
-        ids = batch_fingerprint(batch.ids) if batch is not None and len(batch.ids) else ""
-        content = input_fingerprint(batch.content) if batch is not None else ""
-        # As in the rows of a recipe, which are the same on every rank.
-        streams = streams_fingerprint(held) if self._owner.ranks.count == 1 else None
-        return Prelude(step, ids, content, streams)
-
-    def _closed(self) -> StepMade | LateStep | None:
-        prelude, batch, due, ranks = self._prelude, self._batch, self._due, self._owner.ranks
-        if prelude is None:
-            return None
-        measured = self._measures.outcome(prelude.step)
-        self._prelude = self._batch = None
-        ids = batch.ids if batch is not None else _NO_IDS
-        # Where the samples of a step are not known, it counts as one.
-        start, samples, epoch = self.progress.samples_seen, max(len(ids), 1), self.epoch
-
-        def read(*, alone: bool = False) -> StepMade:
-            outcome, metrics = measured.read()
-            row = row_of(prelude, outcome) if alone else _row_on(ranks, prelude, outcome)
-            return StepMade(row, start, samples, ids, epoch, metrics)
-
-        is_late = measured.is_late and due is not None and due.may_be_late
-        return LateStep(start, samples, read, partial(read, alone=True)) if is_late else read()
-
-
-def _row_on(ranks: Ranks, prelude: Prelude, outcome: StepNumbers) -> StepRow:
-    """The row of a step, the same on every rank."""
-    if ranks.count > 1:
-        fingerprints = (prelude.batch_fingerprint, prelude.input_fingerprint)
-        outcome, (samples, content) = combined(ranks, outcome, weight=1.0, fingerprints=fingerprints)
-        prelude = prelude._replace(batch_fingerprint=samples, input_fingerprint=content)
-    return row_of(prelude, outcome)

@@ -39,7 +39,7 @@ class Loaders:
         """The position in a loader that was used before; equal ranges are one loader.
 
         Raises:
-            SessionError: another one has taken its place since, so that its generators and counters were not committed.
+            SessionError: another loader has taken its place since, so its generators and counters were not committed.
         """
         if any(each() is loader for each in self._replaced):
             what = "run.batches(loader) got a loader again that another one had replaced in an epoch between."
@@ -54,13 +54,13 @@ class Loaders:
         """A name and a component for a loader that was not used before; `put` makes it known.
 
         Raises:
-            SessionError: the loader cannot be resumed; names what would make it so.
+            SessionError: the loader cannot be resumed; names what would make it resumable.
         """
         count = len(self._slots)
         return f"batches_{count + 1}" if count else "batches", BatchesComponent(loader, seed=self._seed)
 
     def put(self, name: str, loader: Any, batches: BatchesComponent) -> None:
-        """Know the loader by this name from now on, and forget another one that had it."""
+        """Know the loader by this name from now on, and forget another loader that had the name."""
         self._slots[name] = _Slot(loader, batches)
         self.by_name[name] = loader
         self._used.add(name)
@@ -69,7 +69,7 @@ class Loaders:
         """The position in a loader that was made in this epoch: it takes the place of the one from an earlier epoch.
 
         Raises:
-            SessionError: there is none whose place it could take; or the loader cannot be resumed.
+            SessionError: there is no earlier loader whose place it could take; or the loader cannot be resumed.
         """
         name = next((name for name in self._slots if name not in self._used), None)
         if name is None:
@@ -79,7 +79,7 @@ class Loaders:
         batches.go_on_with(loader, seed=self._seed)
         self.put(name, loader, batches)
         self._replaced = [each for each in self._replaced if each() is not None]
-        if type(before).__weakrefoffset__:  # Not a range, for example, which has nothing of its own.
+        if type(before).__weakrefoffset__:  # Not a range, for example, which has no state of its own.
             self._replaced.append(weakref.ref(before))
         return batches
 

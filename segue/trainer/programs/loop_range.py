@@ -23,7 +23,7 @@ _MOST_NAMED = 3
 
 @dataclass(frozen=True)
 class LoopRange:
-    """What a program loops over."""
+    """The range over which a program loops."""
 
     loop: str
     """The call, without its arguments: `run.epochs()`."""
@@ -54,7 +54,7 @@ class LoopRange:
     def continues(self, before: LoopRange, *, may_extend: bool) -> bool:
         """Whether a position that was recorded in the range `before` is the same place in this one.
 
-        Another end is meant where the program's arguments or config have changed; a later one also with `may_extend`.
+        Another end is intended if the program's arguments or config have changed; a later end also with `may_extend`.
         """
         if (self.loop, self.start) != (before.loop, before.start):
             return False
@@ -67,14 +67,14 @@ class LoopRange:
 
 
 class RangeRecord:
-    """The range as a component: what was recorded is known after the restore, and never put back."""
+    """The range as a component: after the restore the recorded range is known, but never put back."""
 
     def __init__(self, now: LoopRange, *, at: datetime) -> None:
         self.now = now
         self.began_at = at
-        """When the run's first attempt began its loop; what the program writes later, training has written."""
+        """When the run's first attempt began its loop; files that the program writes later are written by training."""
         self.before: LoopRange | None = None
-        """That of the checkpoint; None in a new run, and where the checkpoint has none."""
+        """The range of the checkpoint; None in a new run, and if the checkpoint has none."""
 
     def capture(self) -> Any:
         return {"range": asdict(self.now), "began_at": self.began_at.isoformat()}
@@ -86,12 +86,12 @@ class RangeRecord:
 def require_continued(
     record: RangeRecord, own_files: Callable[[datetime], OwnFiles], *, may_extend: bool, compares_code: bool
 ) -> None:
-    """Pass if the recorded range goes on in the one that the program loops over now.
+    """Pass if the recorded range continues in the range that the program loops over now.
 
     `may_extend`: a later end alone is no mistake. `compares_code`: a changed program has to be accepted.
 
     Raises:
-        SessionError: another range; names the files of the run's own that the program has read.
+        SessionError: it is another range; names the files of the run's own that the program has read.
     """
     now, before = record.now, record.before
     if before is None:
@@ -103,7 +103,7 @@ def require_continued(
         return
     what = f"the program loops over {now.in_words}, and at the checkpoint over {before.in_words}"
     if own.read:
-        fix = f"{_fix_of_reading(own.read, compares_code=compares_code)}; {before.in_words} then goes on by itself."
+        fix = f"{_fix_of_reading(own.read, compares_code=compares_code)}; {before.in_words} then continues by itself."
         raise SessionError(what=f"{what}: {_reads(own.read)}.", fix=fix)
     again = f"let it loop over {before.in_words}, which goes on by itself after a resume"
     if own.written:

@@ -88,9 +88,9 @@ class LoopValues:
         return {path: now[path] for path in self._changed(now)}
 
     def look(self, trees: Mapping[str, Any]) -> tuple[Finding, ...]:
-        """Findings about what decides what follows and is in none of these components, each once.
+        """Findings about values that decide the further steps and are in none of these components, each once.
 
-        What the loop assigns counts before its value has changed: a best loss may not be known yet.
+        A value that the loop assigns counts before it has changed: a best loss may not be known yet.
         """
         now, names = self._marks(), self._names()
         is_changed = self._changed(now)
@@ -110,7 +110,7 @@ class LoopValues:
         return self._findings(fresh, before=self._begun, now=now)
 
     def lost(self, committed: Mapping[str, Any]) -> tuple[Finding, ...]:
-        """Findings about values that are not as they were at the commit, those that decide what follows first."""
+        """Findings about values that differ from the commit; values that decide the further steps come first."""
         now, names = self._marks(), self._names()
         self._reported |= committed.keys()
         lost = [names[path] for path, mark in committed.items() if path in names and now.get(path, UNREADABLE) != mark]
@@ -129,7 +129,7 @@ class LoopValues:
         return False
 
     def decides(self, name: str) -> bool:
-        """Whether what is said of this variable of the script is said here, because the script itself has the loop."""
+        """Whether this class makes the findings about a variable of the script, because the script has the loop."""
         for frame, names in self._loops():
             if frame.f_code.co_name == MODULE and (name in names.fresh or name in names.carried):
                 return name in names.fresh or is_data(looked_at(frame.f_globals.get(name)))
@@ -154,7 +154,7 @@ class LoopValues:
         )
 
     def of_packages(self) -> dict[str, Any]:
-        """The objects of installed packages that decide what follows, as an environment to learn in, by name."""
+        """The objects of installed packages that decide the further steps, such as an environment to learn in."""
         found: dict[str, Any] = {}
         for frame, names in self._loops():
             for name in names.carried.values():
@@ -164,7 +164,7 @@ class LoopValues:
         return found
 
     def unread(self) -> tuple[tuple[str, str], ...]:
-        """A sentence and a fix for each object that decides what follows and whose state cannot be compared."""
+        """A sentence and a fix for each object that decides the further steps and cannot be compared."""
         marks = self._marks()
         held = {
             name.path: (name, type_name(value))
@@ -198,7 +198,7 @@ class LoopValues:
         )
 
     def _is_made_of_tracked(self, name: CarriedName) -> bool:
-        """Whether the program computes it before the loop from what is restored: a resume shows if that is enough."""
+        """Whether the program computes it before the loop from restored state: a resume shows if this is enough."""
         frame = next((each for each in frames_of_the_user() if each.f_code.co_qualname == name.function), None)
         if frame is None or not name.derives_from:
             return False
@@ -211,7 +211,7 @@ class LoopValues:
         return is_restored or (is_attribute and bool(held))
 
     def _changed(self, now: Mapping[str, Mark]) -> set[str]:
-        """The paths of what has changed since the first step was due. Code that was made since is no change."""
+        """The paths of values that have changed since the first step was due. Code that was made since is no change."""
         code = {name.path for name, held in self._held() if isinstance(held, CODE)}
         made = {path for path in code if not isinstance(self._begun.get(path), str)}
         return {path for path, mark in now.items() if self._begun.get(path, UNREADABLE) != mark} - made
@@ -288,7 +288,7 @@ def _is_followed(name: str, names: LoopNames) -> bool:
 def _names_in(running: Running, flows: Flows) -> LoopNames | None:
     try:
         return names_in_loops(running, flows)
-    except Exception:  # Nothing that only looks may end an attempt; of this function nothing is said then.
+    except Exception:  # Nothing that only looks may end an attempt; there are then no findings about this function.
         log.warning("not looked at function=%s file=%s", running.name, running.file, exc_info=True)
         return None
 
@@ -303,7 +303,7 @@ def _value_of(frame: FrameType, name: str) -> Any:
 
 
 def name_of_session() -> str:
-    """What the program calls its session."""
+    """The program's name for its session."""
     for frame in frames_of_the_user():
         for name, value in {**frame.f_globals, **frame.f_locals}.items():
             if issubclass(type(value), Session):

@@ -20,7 +20,7 @@ from segue.trainer.workloads.steps.step_result import rates_of, scale_of
 
 
 class _Reported(NamedTuple):
-    """What the program said of a step, as of then."""
+    """What the program reported of a step, as of that moment."""
 
     loss: Number
     lr: tuple[Number, ...] | None
@@ -32,9 +32,9 @@ class Measured(NamedTuple):
     """A step as it was measured."""
 
     read: Callable[[], tuple[StepNumbers, Mapping[str, float]]]
-    """Waits for its numbers, and its further metrics."""
+    """Waits for the step's numbers and further metrics."""
     is_late: bool
-    """Whether an accelerator is still at work on them."""
+    """Whether an accelerator is still computing them."""
 
 
 class Measures:
@@ -62,7 +62,7 @@ class Measures:
         self._tracked = frozenset(tracked)
         held = nn.ModuleList(each for each in objects.values() if isinstance(each, nn.Module))
         self._parameters = list(held.parameters())
-        # What a framework wraps around an optimizer is one too, and the one within makes the steps.
+        # A framework's wrapper around an optimizer is an optimizer too, and the inner one makes the steps.
         self.optimizers = {
             name: getattr(each, "optimizer", each)
             for name, each in objects.items()
@@ -71,7 +71,7 @@ class Measures:
         self._scaler = next((each for each in objects.values() if isinstance(each, torch.amp.GradScaler)), None)
 
     def begin(self, *, with_norms: bool) -> None:
-        """A step begins. Without `with_norms` only those are known that the program reports itself."""
+        """Begin a step. Without `with_norms` only the norms that the program reports itself are known."""
         self._with_norms = with_norms
         self._reported, self._grad_norms = None, []
         self._rates = {}
@@ -160,7 +160,7 @@ class Measures:
 
 
 class PendingGradients:
-    """Gradients that are accumulated over several iterations, as a component: only where a safe point lies between."""
+    """Gradients that are accumulated over several iterations, as a component: only if a safe point lies between."""
 
     def __init__(self, measures: Measures) -> None:
         self._measures = measures

@@ -1,4 +1,4 @@
-"""A program on several ranks: what of its state all ranks share, and what each rank has for itself."""
+"""A program on several ranks: which state all ranks share, and which state each rank has for itself."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def refuse_changing_sums(name: str, target: Any, ranks: Ranks) -> None:
     By default DDP rearranges its buckets after the first step; `find_unused_parameters` keeps them.
 
     Raises:
-        SessionError: the module is such a one.
+        SessionError: the module is such a DDP.
     """
     if ranks.count <= _ANY_ORDER_IS_THE_SAME or not isinstance(target, DistributedDataParallel):
         return

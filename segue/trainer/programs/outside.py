@@ -37,11 +37,11 @@ _HOLDERS = (nn.Module, torch.optim.Optimizer, *STREAMS, dict, list, set, deque, 
 
 _MOST_ITEMS = 64
 _CARRIED = "carried"
-"""The part of what is recorded with the values that the loops carry."""
+"""The part of the record that has the values that the loops carry."""
 
 
 class ProgramOutside(OutsideState):
-    """What a program's loop reaches and does not track, with the variables that it carries."""
+    """The state that a program's loop reaches and does not track, with the variables that it carries."""
 
     def __init__(self, tracked: Mapping[str, Any], *, loaders: Mapping[str, Any], components: Collection[str]) -> None:
         flows = flows_of_program()
@@ -57,7 +57,7 @@ class ProgramOutside(OutsideState):
         return super().capture() | {_CARRIED: self._loops.recorded()}
 
     def look(self, trees: dict[str, Any]) -> tuple[Finding, ...]:
-        # Of these few values each save is worth a look: an average may only just have begun at the one before.
+        # These few values are worth a look at each save: an average may only have begun at the save before.
         return (*self._looked(trees), *self._advised(super().look(trees)))
 
     def lost(self, committed: Mapping[str, Any]) -> tuple[Finding, ...]:
@@ -73,7 +73,7 @@ class ProgramOutside(OutsideState):
     def _lost(self, committed: Mapping[str, Any]) -> tuple[Finding, ...]:
         try:
             return self._loops.lost(committed)
-        except Exception as error:  # The same; but then nothing is proven.
+        except Exception as error:  # It may not end an attempt here either, but then nothing is proven.
             log.warning("not compared what the loop carries", exc_info=True)
             sentence = f"what the loop carries could not be compared ({type(error).__name__}: {redacted(str(error))})"
             fix = "find the variable in the log of the attempt, which has the traceback, and let it hold plain data"
@@ -87,7 +87,7 @@ class ProgramOutside(OutsideState):
         return (*super().of_process(), *unread)
 
     def _advised(self, findings: tuple[Finding, ...]) -> Iterator[Finding]:
-        """The findings without those that the loops give; those about objects of packages with a fix that they have."""
+        """The findings without those that the loops make; findings about objects of packages get a fix for these."""
         packages = {name: type(each).__module__.partition(".")[0] for name, each in self._loops.of_packages().items()}
         for finding in findings:
             of_script = re.match(rf"{_HOME}\.(\w+)(\S?)", finding.sentence)
@@ -112,10 +112,10 @@ def _wrapped(name: str, package: str) -> str:
 
 
 def of_program(tracked: Mapping[str, Any], *, loaders: Mapping[str, Any], components: Collection[str]) -> OutsideState:
-    """What the program's loop can reach and does not track; to be called when its first step is due.
+    """The state that the program's loop can reach and does not track; to be called when its first step is due.
 
-    `loaders` are those that it has handed over so far, by the names of their components; `components` are the names of
-    all.
+    `loaders` are the loaders that the program has handed over so far, by the names of their components; `components`
+    are the names of all components.
     """
     return ProgramOutside(tracked, loaders=loaders, components=components)
 
@@ -161,7 +161,7 @@ def _owned_by(target: Any) -> Iterable[Any]:
 
 
 _CALLED = ("dataset", "collate_fn", "worker_init_fn")
-"""What no component has a state of. What a loader and its samplers count, and what is stateful, the loader's has."""
+"""Parts whose state is in no component. The loader's own component has its counters, its samplers' and any state."""
 
 
 def _parts_of(loader: Any) -> dict[str, Any]:
@@ -172,7 +172,7 @@ def _parts_of(loader: Any) -> dict[str, Any]:
 def _held_by_the_loop() -> dict[str, Any]:
     """The objects among the variables of the function with the loop, and of its module.
 
-    No plain values and no tensors: those of a loop are others in each step, and say nothing.
+    No plain values and no tensors: in a loop these differ in each step, and say nothing.
     """
     held: dict[str, Any] = {}
     for frame in frames_of_the_user():

@@ -1,4 +1,4 @@
-"""Files of a program that its run has written itself: no part of the run, and of another moment than its checkpoint."""
+"""Files that a program's run has written itself: no part of the run, and not of the same moment as its checkpoint."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ class OwnFiles(NamedTuple):
     """Files that a run wrote in its earlier attempts, by the paths that the program knows, the newest first."""
 
     read: tuple[str, ...] = ()
-    """Those that the program has read in this attempt."""
+    """The files that the program has read in this attempt."""
     written: tuple[str, ...] = ()
-    """Those in and below the working folder, where it has read none that is known: a library that opens files outside
-    of Python reads without a trace, and so does a script before its session begins."""
+    """The files in and below the working folder, if the program is not known to have read any file: a library that
+    opens files outside of Python reads without a trace, and so does a script before its session begins."""
 
 
 def own_files(*, since: datetime, until: datetime, folder: Path, apart: Sequence[Path]) -> OwnFiles:
     """The files of the run, as seen from the working folder; none below `apart`, where segue itself writes.
 
     `since` is when the run's first step was due, `until` when this attempt began. A file counts by the time at which it
-    changed: what a program prepares before its first step, as a cache of its data, is the same in each attempt.
+    changed: files that a program prepares before its first step, such as a cache of its data, are the same in each
+    attempt.
     """
     read = _changed(opened_files(), folder, since=since, until=until)
     if read:

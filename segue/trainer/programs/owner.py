@@ -1,4 +1,4 @@
-"""What a program's session asks of the attempt that trains it, and how the attempt ends the program."""
+"""The requests of a program's session to the attempt that trains it, and how the attempt ends the program."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Owner(Protocol):
         ...
 
     def restore(self, components: Mapping[str, Component]) -> None:
-        """Put the checkpoint's state into these, if there is one."""
+        """Put the checkpoint's state into these components, if there is a checkpoint."""
         ...
 
     @property

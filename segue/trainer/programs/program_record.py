@@ -1,6 +1,6 @@
 """The setup of a program, recorded in each checkpoint to be compared at a resume, never restored.
 
-As much of a recipe's setup as a program shows: its code, and the modules and optimizers that it tracks.
+A program shows only a part of a recipe's setup: its code, and the modules and optimizers that it tracks.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class ProgramRecord:
             HYPERPARAMETERS: self._settings,
         }
         if code := program_hashes(self._command, folder=Path.cwd()):
-            fixed[CODE] = code  # An installed program has none of the user's, and the verdict says so.
+            fixed[CODE] = code  # An installed program has no code of the user's, and the verdict says so.
         found: dict[str, Component] = {name: Looked(partial(_same, tree)) for name, tree in fixed.items()}
         optimizers = {name: each for name, each in objects.items() if isinstance(each, torch.optim.Optimizer)}
         return found | {BINDING: Looked(lambda: binding(_parameters(objects), optimizers))}

@@ -15,7 +15,7 @@ from segue.trainer.workloads.state import rng_components
 
 
 class ResumableLoader:
-    """A DataLoader that goes on with the next batch of an interrupted pass, in its own order.
+    """A DataLoader that continues with the next batch of an interrupted pass, in its own order.
 
     The first batch after a resume is fetched with the random streams as they were before it, so that transforms in the
     main process draw the same. The length and all else are the loader's own.
@@ -25,7 +25,7 @@ class ResumableLoader:
     """
 
     def __init__(self, loader: Any) -> None:
-        """The random streams of worker processes are seeded from torch's seed, so set that before, as scripts do."""
+        """The random streams of worker processes are seeded from torch's seed, so set it before, as scripts do."""
         self._loader, self._batches = loader, BatchesComponent(loader, seed=torch.initial_seed())
         self._streams: dict[str, Any] = {}
 
@@ -42,7 +42,7 @@ class ResumableLoader:
         return getattr(self._loader, name)
 
     def end_pass(self) -> None:
-        """The next batch is the first one of another pass, though nobody has asked whether this one has more."""
+        """The next batch is the first of another pass, though nobody has asked whether this pass has more batches."""
         self._batches.end_whole()
 
     def state_dict(self) -> dict[str, Any]:
@@ -53,7 +53,7 @@ class ResumableLoader:
         return {"values": encode_tree(tree, path="loader", tensors=tensors), "tensors": tensors}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there at the next pass."""
+        """Continue from this state at the next pass."""
         tree = decode_tree(state["values"], state["tensors"])
         self._batches.restore(tree["batches"])
         self._streams = tree["streams"]

@@ -1,4 +1,4 @@
-"""What a loader's samplers draw from and count: all of it that can be captured and put back."""
+"""The random streams and counters of a loader's samplers, as far as they can be captured and put back."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class _Counters:
 
 def streams_and_counters(loader: DataLoader[Any]) -> dict[str, Component]:
     """The global random streams, and the generators and counters of the loader and its samplers, by their path."""
-    own = frozenset(vars(DataLoader(TensorDataset())))  # What any loader has is no state.
+    own = frozenset(vars(DataLoader(TensorDataset())))  # Attributes that any loader has are no state.
     found: dict[str, Component] = dict(rng_components(Ranks(), nn.Module()))
     found["loader"] = _Counters(loader, own)
     found |= _generators("loader", loader)

@@ -1,4 +1,4 @@
-"""What a session tracks, as components: each kind of object with its way to be captured and restored."""
+"""The objects that a session tracks, as components: each kind with its way to be captured and restored."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Carried:
         self.namespace = self.begin(values)
 
     def begin(self, values: Mapping[str, Any]) -> SimpleNamespace:
-        """Begin again with these values, in a namespace of their own: the program may have kept the one before.
+        """Begin again with these values, in a new namespace: the program may have kept the previous one.
 
         Raises:
             SessionError: a value cannot be saved.
@@ -138,7 +138,7 @@ def _of_module(name: str, module: nn.Module) -> Iterator[tuple[str, Component]]:
 def _value_component(name: str, target: Any, *, call: str) -> Component | None:
     """
     Raises:
-        SessionError: something in it cannot be saved.
+        SessionError: something in the value cannot be saved.
     """
     try:
         return component_of_value(target, path=name)

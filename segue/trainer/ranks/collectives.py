@@ -75,7 +75,7 @@ class Ranks:
     def break_off(self) -> None:
         """End the collectives that wait for the accelerator of another rank: the calls that wait for them raise.
 
-        This itself may take as long as a collective may.
+        This call itself may take as long as a collective.
         """
 
     def close(self) -> None:
@@ -90,7 +90,7 @@ class TorchRanks(Ranks):
         self.rank, self.count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self.wait_seconds = wait_seconds
         self._is_on_host = device.type == "cpu"
-        # Otherwise NCCL's own watchdog ends every rank that is well when one is not, before any could say why.
+        # Otherwise, if one rank fails, NCCL's own watchdog ends every healthy rank before any rank could say why.
         os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
         self._join(device)
 
@@ -108,7 +108,7 @@ class TorchRanks(Ranks):
         dist.all_gather(found, mine)
 
     def limit_waiting(self, seconds: float) -> None:
-        """Apply it also to process groups that the user's code made, whose default is half an hour."""
+        """Apply the limit also to process groups that the user's code made, whose default is half an hour."""
         for group in self._keep_groups():
             distributed_c10d._set_pg_timeout(timedelta(seconds=seconds), group)
 
@@ -120,7 +120,7 @@ class TorchRanks(Ranks):
 
     @property
     def can_break_off(self) -> bool:
-        # Gloo, on the host, notices by itself when a rank is gone; it cannot be told to stop waiting.
+        # Gloo, on the host, notices by itself when a rank is gone; its waiting cannot be ended from outside.
         return not self._is_on_host and dist.is_initialized()
 
     def break_off(self) -> None:
@@ -136,7 +136,7 @@ class TorchRanks(Ranks):
 
 
 class RanksOfProgram(TorchRanks):
-    """The same for a program, which makes and destroys torch's default process group itself: a group beside it."""
+    """Ranks of a program, with a group of their own: the program makes and destroys torch's default group itself."""
 
     def _join(self, device: torch.device) -> None:
         store = distributed_c10d.PrefixStore("segue/ranks", connected(wait_seconds=self.wait_seconds))
@@ -151,7 +151,7 @@ class RanksOfProgram(TorchRanks):
         self._group.allgather([found], [mine]).wait()
 
     def close(self) -> None:
-        # All end with the process.
+        # All groups end with the process.
         self._keep_groups()
         _kept.add(self._group)
 

@@ -23,7 +23,7 @@ class StepNumbers(NamedTuple):
 
     loss: float
     grad_norm: float | None
-    """None where it was not measured, which is only so on one rank."""
+    """None if it was not measured, which happens only with one rank."""
     param_norm: float | None
     lr: tuple[float, ...]
     loss_scale: float | None
@@ -56,7 +56,7 @@ class Vote(NamedTuple):
 def merged(votes: Sequence[Vote]) -> Vote:
     """The leader's vote, except that a notice at any rank stops all, and a busy rank makes the result busy.
 
-    Of several notices the one that leaves the least time counts.
+    If several ranks have a notice, the one that leaves the least time counts.
     """
     leader = votes[0]
     notices = [vote.notice for vote in votes if vote.notice is not None]
@@ -82,7 +82,7 @@ def agree(ranks: Ranks, vote: Vote) -> Vote:
 def combined(
     ranks: Ranks, outcome: StepNumbers, *, weight: float, fingerprints: Sequence[str]
 ) -> tuple[StepNumbers, tuple[str, ...]]:
-    """Outcome and fingerprints of the whole batch, from those of each rank's share of it.
+    """Outcome and fingerprints of the whole batch, from those of each rank's share.
 
     The loss is the mean over the batch; each rank's loss is the mean over its share. The sum is in the order of the
     ranks, so that the same shares give the same bits.

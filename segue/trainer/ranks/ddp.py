@@ -18,7 +18,7 @@ from segue.trainer.ranks.collectives import Ranks
 
 _NAMED_PARAMETERS, _NAMED_MODULES = nn.Module.named_parameters, nn.Module.named_modules
 _USED_TWICE = "mark a variable ready only once"
-"""How torch's DDP says that it cannot tell when a gradient is complete."""
+"""DDP's message in torch that it cannot tell when a gradient is complete."""
 _COARSE = (torch.bfloat16, torch.float16)
 _PLAIN = (torch.Tensor, nn.Parameter)
 _layout_of = operator.attrgetter("layout")
@@ -88,7 +88,7 @@ def bare(model: nn.Module) -> nn.Module:
 
 
 def parameters_of(model: nn.Module) -> list[nn.Parameter]:
-    """What `model.parameters()` yields, in its order and in a fraction of its time; one that is shared, repeatedly."""
+    """The parameters in the order of `model.parameters()`, in a fraction of its time; shared ones are repeated."""
     if type(model).parameters is not nn.Module.parameters or type(model).named_parameters is not _NAMED_PARAMETERS:
         return list(model.parameters())
     found: list[nn.Parameter] = []
@@ -99,7 +99,7 @@ def parameters_of(model: nn.Module) -> list[nn.Parameter]:
         if module is None or module in seen:
             continue
         if type(module).named_modules is not _NAMED_MODULES or type(module._parameters) is not dict:
-            return list(model.parameters())  # This one walks in a way of its own.
+            return list(model.parameters())  # This model walks its parameters in its own way.
         seen.add(module)
         for parameter in module._parameters.values():
             if parameter is not None:
@@ -111,8 +111,8 @@ def parameters_of(model: nn.Module) -> list[nn.Parameter]:
 def norm_and_clip(parameters: list[torch.Tensor], *, limit: float | None) -> torch.Tensor:
     """Norm of the gradients of these parameters together; then they are scaled down to `limit`.
 
-    To the bit what `torch.nn.utils.clip_grad_norm_` returns and leaves. Where some are sharded, every rank must call
-    it.
+    Norm and gradients are those of `torch.nn.utils.clip_grad_norm_`, to the bit. If some are sharded, every rank must
+    call this.
     """
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     if not _are_plain_and_alike(gradients):
@@ -129,7 +129,7 @@ def norm_and_clip(parameters: list[torch.Tensor], *, limit: float | None) -> tor
 
 
 def total_norm(tensors: list[torch.Tensor]) -> torch.Tensor:
-    """Euclidean norm of all tensors together. Where some are sharded, every rank must call it."""
+    """Euclidean norm of all tensors together. If some are sharded, every rank must call it."""
     tensors = stored_values(tensors)
     if _are_plain_and_alike(tensors):
         return _norm_of_norms(tensors)
@@ -145,7 +145,7 @@ def total_norm(tensors: list[torch.Tensor]) -> torch.Tensor:
 def stored_values(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """The tensors, with the stored values of a sparse one in its place; torch measures no norm of sparse tensors.
 
-    A gradient may store the same row several times, which are to be summed before they are squared.
+    A gradient may store the same row several times; such rows are summed before they are squared.
     """
     if {torch.strided}.issuperset(map(_layout_of, tensors)):
         return tensors
@@ -158,7 +158,7 @@ def _are_plain_and_alike(tensors: list[torch.Tensor]) -> bool:
 
 
 def _norm_of_norms(tensors: list[torch.Tensor]) -> torch.Tensor:
-    """What `torch.nn.utils.get_total_norm` computes for plain tensors of one kind, to the bit, in half its time."""
+    """The result of `torch.nn.utils.get_total_norm` for plain tensors of one kind, to the bit, in half its time."""
     with torch.no_grad():
         norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(tensors)))
         return norm

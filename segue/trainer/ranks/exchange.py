@@ -24,12 +24,12 @@ class SilentStoreError(dist.DistNetworkError):
 class Exchange:
     """A connection to the store, usable at any time and from any thread.
 
-    Calls raise a RuntimeError where the store is gone, also where its machine has gone without a word: torch's own
-    timeout applies only to waits for a key. So a thread of its own makes the calls, and is left behind then.
+    Calls raise a RuntimeError if the store is gone, even if its machine has gone silently: torch's own timeout
+    applies only to waits for a key. So a separate thread makes the calls, and is abandoned in that case.
     """
 
     def __init__(self, *, wait_seconds: float, answer_seconds: float = _ANSWER_SECONDS) -> None:
-        """`wait_seconds` is the longest wait for the connection, `answer_seconds` that for an answer."""
+        """`wait_seconds` is the longest wait for the connection, `answer_seconds` the longest wait for an answer."""
         # A separate connection: the process group's is blocked while a thread waits for a key.
         self._notes = connected(wait_seconds=wait_seconds)
         self._answer_seconds = answer_seconds
@@ -83,6 +83,6 @@ class _Call:
         try:
             self.answer = self._make()
         except Exception as error:
-            # Any exception: it is raised where the call was asked for.
+            # Any exception: it is raised in the thread that asked for the call.
             self.error = error
         self.is_made.set()

@@ -1,4 +1,4 @@
-"""Failures of ranks: which rank raised, which one hangs, which one is gone.
+"""Failures of ranks: which rank raised, which rank hangs, which rank is gone.
 
 A rank that raises publishes how it ends. The other ranks see a broken or overdue collective. Before they raise, they
 read what was published and check which processes are alive, so that every rank reports the same cause.
@@ -41,8 +41,8 @@ _SETTLE_SECONDS = 5.0
 """How long ranks that noticed the end of an attempt wait for each other's published ending."""
 
 _SILENT_LOOKS = 240
-"""After so many looks without an answer, two minutes, the machine of the store is gone. Not by the clock, because this
-process may have stood still itself."""
+"""After this many looks without an answer, two minutes, the machine of the store is gone. Looks are counted, not time,
+because this process itself may have stood still."""
 _POLL_SECONDS = 0.05
 _OF_GLOO = re.compile("gloo|Application timeout caused pair closure")
 _STORAGE_OR_MACHINE = (
@@ -82,15 +82,15 @@ class RankFailures:
     def __init__(
         self, notes: CountedNotes, *, watched: Notes, rank: int, count: int, wait_seconds: float, clock: Clock
     ) -> None:
-        """`watched` are the same notes, for the watchdog's thread: by a connection that does not let it wait long."""
+        """`watched` are the same notes for the watchdog's thread, over a connection that never lets it wait long."""
         self._notes, self._watched, self._clock = notes, watched, clock
         self._rank, self._count, self._wait_seconds = rank, count, wait_seconds
         self.reporter = 0
-        """The rank that writes the attempt's report: the first that can."""
+        """The rank that writes the attempt's report: the first rank that can."""
         self.step = 0
         """Last step that this rank has done."""
         self.is_broken_off = False
-        """Whether this process has ended its collectives itself: what is raised then shows nothing but that."""
+        """Whether this process has ended its collectives itself: their exceptions then show nothing else."""
         self._is_settled = self._is_taken_over = False
         self._settling = threading.Lock()
         self._hung: tuple[int, ...] = ()
@@ -100,7 +100,7 @@ class RankFailures:
 
     @contextmanager
     def shared(self) -> Iterator[None]:
-        """Publish what is raised here to the other ranks; raise the cause instead where it is at another rank.
+        """Publish an exception raised here to the other ranks; raise the cause instead if it is at another rank.
 
         Raises:
             RankFailedError, HungRankError, RankLostError: in place of the exception of a broken collective.
@@ -120,7 +120,7 @@ class RankFailures:
             raise cause from error
 
     def ended_elsewhere(self) -> SegueError | None:
-        """What has ended the attempt at another rank, as long as the training thread here has not noticed.
+        """The error that has ended the attempt at another rank, until the training thread here has noticed.
 
         Called from the watchdog's thread.
         """
@@ -131,7 +131,7 @@ class RankFailures:
             self._presence.look(self._watched)
             endings, alive = self._look(self._watched)
             gone = [rank for rank, is_alive in alive.items() if not is_alive]
-            # Without an ending, a process is gone because it crashed, or because it has left when all was done.
+            # A process that is gone without an ending has crashed, or has left when all was done.
             dead = tuple(rank for rank in gone if self._watched.get(f"left/{rank}") is None)
         except RuntimeError as error:
             self._silent_looks += 1
@@ -141,16 +141,16 @@ class RankFailures:
             return _store_lost(error)
         self._silent_looks = 0
         has_cause = any(ending.is_cause for ending in endings.values())
-        # Those that were gone first: the others' watchdogs end them a little later. A machine may answer again.
+        # The ranks that were gone first: watchdogs end the others a little later. A machine may answer again.
         self._dead = (self._dead or dead) if dead else ()
         if self._is_settled or not (has_cause or dead):
             return None
         return cause_of(endings, hung=(), silent=self._dead, waited_seconds=self._wait_seconds, step=self.step)
 
     def take_over(self) -> bool | None:
-        """End the attempt from another thread than the one that trains; whether this rank has to write the report.
+        """End the attempt from a thread that does not train; return whether this rank has to write the report.
 
-        None: the training thread has noticed meanwhile, and ends it.
+        None: the training thread has noticed meanwhile, and ends the attempt.
         """
         with self._settling:
             if self._is_settled:
@@ -169,7 +169,7 @@ class RankFailures:
             self._put_ending(ending, self._watched)
         except RuntimeError as error:
             log.debug("the other ranks are gone, or what they share is error=%s", error)
-        # Of those that were gone first, as every rank sees it: others end from now on.
+        # Judged by the ranks that were gone first, as every rank sees them: others end from now on.
         self.reporter = min(rank for rank in range(self._count) if rank not in self._dead) if 0 in self._dead else 0
         return self._rank == self.reporter
 
@@ -213,7 +213,7 @@ class RankFailures:
             return self._cause_elsewhere()
         except RuntimeError as of_store:
             log.warning("the other ranks are gone, or what they share is error=%s", of_store)
-            # The ranks cannot agree on which one reports. Where none does, the heartbeat shows that all have ended.
+            # The ranks cannot agree on a rank that reports. If none reports, the heartbeat shows that all have ended.
             return _store_lost(of_store) if self.is_broken_off or is_broken_collective(error) else error
 
     def _cause_elsewhere(self) -> SegueError:
@@ -237,7 +237,7 @@ class RankFailures:
     def _look(self, notes: Notes) -> tuple[dict[int, RankEnding], dict[int, bool]]:
         """The endings that were published, and which ranks are alive or have published one."""
         ranks = range(self._count)
-        # Usually none has ended: one question instead of one for each rank.
+        # Usually no rank has ended: one read instead of one for each rank.
         texts = {rank: notes.get(f"ending/{rank}") for rank in ranks} if notes.get("ended") is not None else {}
         endings = {rank: RankEnding.model_validate_json(text) for rank, text in texts.items() if text is not None}
         return endings, {rank: rank in endings or self._presence.is_alive(rank, notes) for rank in ranks}
@@ -252,7 +252,7 @@ class RankFailures:
             if is_known:
                 return endings, alive
             if self._clock.monotonic() >= give_up_at:
-                # The counter of one that hangs on another machine has changed; that of one that is gone has not.
+                # On another machine, the counter of a rank that hangs has changed; if the rank is gone, it has not.
                 silent = [rank for rank in before if rank not in endings]
                 after = self._presence.counters(silent, self._notes)
                 return endings, alive | {rank: after[rank] != before[rank] for rank in after}
@@ -267,9 +267,9 @@ def cause_of(
     waited_seconds: float,
     step: int,
 ) -> SegueError:
-    """What ended the attempt, from what each rank published. Pure.
+    """The cause of the attempt's end, from what each rank published. Pure.
 
-    `silent` ranks published nothing; those of them that are alive are `hung`.
+    `silent` ranks published nothing; silent ranks that are alive are `hung`.
     """
     causes = sorted((ending for ending in endings.values() if ending.is_cause), key=lambda ending: ending.order)
     if causes:
@@ -297,7 +297,7 @@ def _store_lost(error: RuntimeError) -> RankLostError:
 
 
 def is_broken_collective(error: BaseException) -> bool:
-    """Whether an error only shows that another rank did not answer, also where a recipe re-raised it."""
+    """Whether an error only shows that another rank did not answer, even if a recipe re-raised it."""
     return any(
         isinstance(seen, dist.DistError) or (isinstance(seen, RuntimeError) and _OF_GLOO.search(str(seen)))
         for seen in _chain(error)
@@ -305,7 +305,7 @@ def is_broken_collective(error: BaseException) -> bool:
 
 
 def _silence_in(error: BaseException) -> SilentStoreError | None:
-    """The silence of the shared store that is the cause of this error, also where something re-raised it."""
+    """The silence of the shared store that caused this error, even if something re-raised it."""
     return next((seen for seen in _chain(error) if isinstance(seen, SilentStoreError)), None)
 
 

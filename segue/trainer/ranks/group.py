@@ -43,13 +43,13 @@ class RankGroup:
         """End the collectives in which this rank waits for an accelerator, once; returns at once."""
 
     def ended_elsewhere(self) -> SegueError | None:
-        """What has ended the attempt at another rank, as long as the training thread here has not noticed."""
+        """The error that has ended the attempt at another rank, until the training thread here has noticed."""
         return None
 
     def take_over(self) -> bool | None:
-        """End the attempt from another thread than the one that trains; whether this rank has to write the report.
+        """End the attempt from a thread that does not train; return whether this rank has to write the report.
 
-        None: the training thread has noticed meanwhile, and ends it.
+        None: the training thread has noticed meanwhile, and ends the attempt.
         """
         return True
 
@@ -105,7 +105,7 @@ class SeveralRanks(RankGroup):
         return self._failures.take_over()
 
     def writer(self, inner: ShardWriter) -> ShardWriter:
-        # A separate connection: the writer's thread polls often. It is as patient as a collective: only a save waits.
+        # A separate connection: the writer's thread polls often. It waits as long as a collective: only a save waits.
         notes = Exchange(wait_seconds=self._wait_seconds, answer_seconds=self._wait_seconds)
         return RankedWriter(inner, rank=self.ranks.rank, count=self.ranks.count, notes=notes)
 

@@ -1,7 +1,7 @@
 """Which ranks are there: on this machine by their processes, on others by a counter that their watchdogs increment.
 
-A process id says nothing on another machine or in another container. There, one rank of each machine stands for all of
-its ranks: when one rank is gone, torchrun ends the others of its machine.
+A process id says nothing on another machine or in another container. There, one rank stands for all ranks of its
+machine: when one rank is gone, torchrun ends the others on the same machine.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ _LOOKS_PER_READING = 20
 """A watchdog looks twice a second. It reads the counters of other machines every ten seconds: with many ranks, all of
 them ask one store."""
 SILENT_READINGS = 12
-"""A machine whose counter has not changed in so many readings is gone: two minutes. Counted in readings and not by the
-clock, because this process may have stood still itself."""
+"""A machine whose counter has not changed in this many readings, two minutes, is gone. Readings are counted, not time,
+because this process itself may have stood still."""
 _NOT_BEGUN = "0"
 """The counter of a rank whose watchdog does not run yet."""
 
@@ -58,18 +58,18 @@ class Presence:
         self._looks += 1
 
     def is_alive(self, rank: int, notes: Notes) -> bool:
-        """Whether this rank runs, as far as is known: one that has not shown itself yet does."""
+        """Whether this rank runs, as far as is known: a rank that has not shown itself yet counts as running."""
         process, machine = self._process(rank, notes)
         if process is None or machine == self._machine:
             return process is None or process.is_alive()
         return machine not in self._silent_machines
 
     def counters(self, ranks: Sequence[int], notes: Notes) -> dict[int, str | None]:
-        """The counters of those of these ranks that are on other machines."""
+        """The counters of the ranks among these that are on other machines."""
         return {rank: notes.get(f"beat/{rank}") for rank in ranks if self._is_elsewhere(rank, notes)}
 
     def kill(self, rank: int, notes: Notes) -> bool:
-        """Kill this rank, if it is on this machine; whether it was. Other machines are their launcher's to end."""
+        """Kill this rank if it is on this machine; return whether it was. Launchers end ranks on other machines."""
         process, machine = self._process(rank, notes)
         if process is None or machine != self._machine or not process.is_alive():
             return False

@@ -20,16 +20,16 @@ log = logging.getLogger(__name__)
 _END_SECONDS = 60.0
 """Longest time for the threads and exit functions of the process."""
 _LOCKED_SECONDS = 10.0
-"""How much later it is ended when no thread of it can run, because one keeps Python's lock."""
+"""How much later the process is ended if none of its threads can run, because one keeps Python's lock."""
 _STANDARD_ERROR = 2
 
 
 def end_process(code: int) -> NoReturn:
     """End this process as Python does, but leave its objects as they are; after 70 s in any case.
 
-    Threads that are no daemons are waited for, exit functions are called, and open files are closed. Main thread only.
+    It waits for threads that are no daemons, calls exit functions, and closes open files. Main thread only.
     """
-    # This one needs no thread of Python's, and no stream: the user may have replaced that.
+    # This timer needs no thread of Python's, and no stream: the user may have replaced the streams.
     faulthandler.dump_traceback_later(_END_SECONDS + _LOCKED_SECONDS, file=_STANDARD_ERROR, exit=True)
     force = threading.Timer(_END_SECONDS, _end_at_once, (code,))
     force.daemon = True
@@ -38,7 +38,7 @@ def end_process(code: int) -> NoReturn:
         try:
             step()
         except BaseException:
-            # Of any kind: Python shows it and goes on, too.
+            # Any exception: Python also shows it and continues.
             log.exception("the %s of this process did not end well", what)
     os._exit(code)
 
@@ -62,7 +62,7 @@ def close_files() -> None:
     kept = {id(stream) for stream in (*standard, *(getattr(stream, "buffer", None) for stream in standard))}
     for file in _open_files():
         if id(file) not in kept:
-            with suppress(Exception):  # Of any kind: it may be a class of the user's. The others must be closed.
+            with suppress(Exception):  # Any exception: a class of the user's may raise it. The others must be closed.
                 file.close()
     for stream in standard[1:3]:
         with suppress(OSError, ValueError, AttributeError):  # They may be replaced, or None.
@@ -71,9 +71,9 @@ def close_files() -> None:
 
 
 def _open_files() -> Iterator[Any]:
-    """Files, each before those into which it writes: text, then what compresses or uploads, then buffers.
+    """Files, each before the files into which it writes: text, then files that compress or upload, then buffers.
 
-    Of one kind the newest is first: what writes into another one was made after it.
+    Within a kind the newest is first: a file that writes into another one was made after it.
     """
     archive = getattr(sys.modules.get("zipfile"), "ZipFile", None)
     by_turn: tuple[list[Any], ...] = ([], [], [])
@@ -90,9 +90,9 @@ def _open_files() -> Iterator[Any]:
 
 
 def _is_written(file: Any) -> bool:
-    """Whether it may hold what is not written yet. Where another thread waits in a read, closing would wait as well."""
+    """Whether the file may hold unwritten data. If another thread waits in a read, closing would wait as well."""
     if isinstance(file, io.BufferedReader) or isinstance(getattr(file, "buffer", None), io.BufferedReader):
         return False
-    with suppress(Exception):  # Of any kind: it may be a class of the user's, or closed.
+    with suppress(Exception):  # Any exception: a class of the user's may raise it, or the file is closed.
         return not hasattr(file, "writable") or bool(file.writable()) or not file.readable()
     return False

@@ -1,7 +1,7 @@
 """Fresh processes that replay steps: started here, awaited, and their answers read back.
 
-Each replay needs a process of its own. State that no checkpoint has, in closures and globals, has moved on after the
-first replay of a process, and would look like noise in the second.
+Each replay needs a process of its own. State that no checkpoint has, in closures and globals, has changed after the
+first replay of a process, and would look like noise in the second replay.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ class FreshAnswer:
     """The setup of the recipe that it built: a tree by component."""
     unit: float = UNIT
     is_refused: bool = False
-    """Whether an operation has no deterministic kernel, where only those were allowed."""
+    """Whether an operation has no deterministic kernel, if only those were allowed."""
 
 
 ANSWER = TypeAdapter(FreshAnswer)
 
 
 class ReplayRequest(Record):
-    """Which steps a fresh process is to replay; with none it only builds the recipe and restores the checkpoint."""
+    """The steps for a fresh process to replay; with none it only builds the recipe and restores the checkpoint."""
 
     assignment: Assignment
     checkpoint: CheckpointRef
     steps: int = Field(ge=0)
-    only_deterministic: bool = Field(False, description="Allow deterministic kernels alone.")
+    only_deterministic: bool = Field(False, description="Allow only deterministic kernels.")
     copy_folder: str | None = Field(None, description="A store with a copy of the checkpoint, which is read first.")
 
 
@@ -64,16 +64,16 @@ class Replays(NamedTuple):
 
     rows: tuple[Rows, ...]
     is_complete: bool
-    """Whether more replays would tell nothing."""
+    """Whether more replays would show nothing new."""
     unit: float = UNIT
     """How much one rounding may change a value, relatively, in the coarsest format that a step computes in."""
 
 
 @dataclass(frozen=True)
 class FreshProcesses:
-    """Processes that replay what a request asks for, one after the other.
+    """Processes that make the replay of one request, one after the other.
 
-    Where a process fails, or `may_wait` ends the wait, there is no answer.
+    If a process fails, or `may_wait` ends the wait, there is no answer.
     """
 
     request: ReplayRequest
@@ -81,10 +81,10 @@ class FreshProcesses:
     clock: Clock
 
     def replays(self, *, own: Sequence[WitnessRow] | None, is_own_fresh: bool = False) -> Replays:
-        """Replays until more would tell nothing.
+        """Make replays until more would show nothing new.
 
-        `own` is the replay of this process; with `is_own_fresh` it was made as those of fresh processes are, and counts
-        as one.
+        `own` is the replay of this process; with `is_own_fresh` it was made like the replays of fresh processes, and
+        counts as one of them.
         """
         made: list[Rows] = []
         unit = UNIT
@@ -102,7 +102,7 @@ class FreshProcesses:
         return json.loads(answer.setup_json) if answer is not None else {}
 
     def has_other_kernels(self, usual: Sequence[WitnessRow]) -> bool:
-        """Whether deterministic kernels compute something else than the usual ones, or one is missing.
+        """Whether deterministic kernels compute something else than the usual kernels, or one is missing.
 
         Then some of the usual ones are not deterministic, though they may nearly always give the same bits.
         """

@@ -39,9 +39,9 @@ class SecondOpinion:
         is_noisy: bool,
         is_lost: bool,
     ) -> Noise | None:
-        """The noise that explains why the attempt's rows differ from the witness; none where nothing does.
+        """The noise that explains why the attempt's rows differ from the witness; none if nothing does.
 
-        None where a notice leaves no time to find out.
+        None if a notice leaves no time to find out.
         """
         if self._context.board.first_kind is not None:
             return None
@@ -67,7 +67,7 @@ class SecondOpinion:
         return found
 
     def process_values(self, checkpoint: Checkpoint, setup: Mapping[str, Any]) -> tuple[str, ...]:
-        """Values of the setup that a fresh process has otherwise than this one, which builds the same recipe."""
+        """Values of the setup that differ between a fresh process and this one, though both build the same recipe."""
         context = self._context
         if context.board.first_kind is not None or why_no_room(checkpoint.manifest.size_bytes):
             return ()
@@ -81,7 +81,7 @@ class SecondOpinion:
         return FreshProcesses(request, self._patience(), self._context.clock)
 
     def _patience(self) -> Callable[[], bool]:
-        """Whether to wait on: neither after a notice nor beyond the bounds."""
+        """Whether to keep waiting: not after a notice, and not beyond the bounds."""
         context, clock = self._context, self._context.clock
         give_up_at = clock.monotonic() + _LIMIT_SECONDS
         if context.plan.max_seconds is not None:
@@ -97,6 +97,6 @@ class SecondOpinion:
 def may_ask(assignment: Assignment) -> bool:
     """Whether fresh processes may be asked at all.
 
-    Not for programs, which would do again all that they do besides training; not where rehearsals are off.
+    Not for programs, which would repeat everything that they do besides training, and not if rehearsals are off.
     """
     return assignment.spec.recipe is not None and assignment.spec.continuity.rehearsal != "off"

@@ -18,10 +18,10 @@ _MOST_UNIT = 2.0**-7
 
 @dataclass
 class Formats:
-    """What was seen of number formats."""
+    """The number formats that were seen."""
 
     unit: float = UNIT
-    """Distance of 1 to the next number of the coarsest format: a rounding may change a value relatively by so much."""
+    """Distance of 1 to the next number of the coarsest format: the largest relative change of a value by a rounding."""
 
     def add(self, dtype: torch.dtype) -> None:
         if dtype.is_floating_point:

@@ -21,7 +21,7 @@ _OF_FREE_MEMORY = 0.5
 """Share of the free memory that a second copy of the state may take."""
 _OF_FREE_ON_DEVICE = 0.9
 _CONTEXT_BYTES = 2**30
-"""What a process takes of a device besides its tensors: its context, and workspaces of libraries."""
+"""Device memory of a process besides its tensors: its context, and workspaces of libraries."""
 
 
 def begin_beside(parent_pid: int) -> None:
@@ -35,7 +35,7 @@ def begin_beside(parent_pid: int) -> None:
 
 
 def leave(code: int) -> NoReturn:
-    """End this process at once: what it had to say is written, and a clean-up takes as long as some steps."""
+    """End this process at once: its answer is written, and a clean-up takes as long as some steps."""
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
@@ -44,10 +44,10 @@ def leave(code: int) -> NoReturn:
 
 
 def why_no_room(state_bytes: int) -> str:
-    """Which memory is too small for a second copy of a state, and for what else its process loads; empty: none is."""
+    """Which memory is too small for a second copy of a state and the other data of its process; empty: none is."""
     if torch.cuda.is_available() and torch.cuda.memory_allocated():
         free, _ = torch.cuda.mem_get_info()
-        # What is reserved, not only what is allocated: a second process cannot use the rest.
+        # Reserved memory, not only allocated memory: a second process cannot use the rest of it.
         needed = torch.cuda.max_memory_reserved() + _CONTEXT_BYTES
         if needed > _OF_FREE_ON_DEVICE * free:
             return f"the device has {free / 1e9:.1f} GB left, and a second process would take {needed / 1e9:.1f} GB"
@@ -58,7 +58,7 @@ def why_no_room(state_bytes: int) -> str:
 
 
 def cap_device_memory(device: torch.device) -> None:
-    """Let this process fail for want of memory before the trainer beside it does."""
+    """Let this process run out of memory before the trainer beside it does."""
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         torch.cuda.set_per_process_memory_fraction(_OF_FREE_ON_DEVICE * free / total, device)

@@ -37,12 +37,12 @@ class Replay:
     """The setup itself, by component."""
     untracked: tuple[Finding, ...]
     process_values: tuple[str, ...]
-    """Values of the setup that are another in this process: it built the same recipe as the one that trains."""
+    """Values of the setup that differ in this process, though it built the same recipe as the one that trains."""
     environment_changes: tuple[str, ...]
     left_out: frozenset[str]
     """Fingerprints of batches that this process skips: rows from the first of them on cannot be compared."""
     rows: tuple[WitnessRow, ...]
-    """None where the state was not restored."""
+    """None if the state was not restored."""
     unit: float
     """How much one rounding may change a value, relatively, in the coarsest format that a step computes in."""
 
@@ -56,7 +56,7 @@ def replay(
     copy: Store | None = None,
     with_formats: bool = False,
 ) -> Replay:
-    """Make so many steps from a checkpoint, in a recipe that is built for it. A store with a copy of it is read first.
+    """Make `steps` steps from a checkpoint, in a newly built recipe. A store with a copy of it is read first.
 
     With `with_formats`, one more step shows the number formats in which the recipe computes.
 
@@ -94,7 +94,7 @@ def replay(
             rows.append(row.as_witness())
             recipe.advance(group.start, group.samples)
         if with_formats and steps and recipe.progress.step < spec.steps:
-            # In a step of its own: no row that is compared is made any other way than in training.
+            # In a step of its own: rows that are compared are made in the same way as in training.
             with noting_formats() as formats:
                 group = next(groups)
                 recipe.step(group, recipe.prelude(group))

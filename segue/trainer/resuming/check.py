@@ -33,13 +33,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class StateCheck:
-    """Compares what was restored. All ranks must compare together."""
+    """Compares the restored state. All ranks must compare together."""
 
     runlog: RunLog
     ranks: Ranks
     terms: Terms
     opinion: SecondOpinion | None
-    """Whom to ask which settings are another in each process; None: nobody."""
+    """Finds out which settings differ between processes; None: nobody is asked."""
 
     def compare(
         self,
@@ -134,9 +134,9 @@ class StateCheck:
 
 
 def changed_by_another_hand(comparison: Comparison, components: Mapping[str, Component]) -> tuple[Finding, ...]:
-    """What somebody changed between the restore and now, immediately before the first step.
+    """Changes by somebody between the restore and now, immediately before the first step.
 
-    Every rank must call it: a sharded state may be captured by all together alone.
+    Every rank must call it: a sharded state can only be captured by all ranks together.
     """
     outside = components.get(UNTRACKED)
     if not isinstance(outside, OutsideState):

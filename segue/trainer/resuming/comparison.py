@@ -1,4 +1,4 @@
-"""What a resume is compared on, and the verdict that follows from it. Pure: nothing is read, written or waited for."""
+"""The facts that a resume is judged by, and the resulting verdict. Pure: nothing is read, written or waited for."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from segue.trainer.resuming.restored_state import RestoredState
 
 @dataclass(frozen=True)
 class Terms:
-    """What an attempt may differ in from the one before, and still continue the run."""
+    """The differences that an attempt may have from the one before, and still continue the run."""
 
     environment: Environment
-    """That of this process; known only after the recipe was built, which may change it."""
+    """The environment of this process; known only after the recipe was built, which may change it."""
     accept: Collection[str] = ()
     """Changes of the setup that the run spec accepts, by name."""
     is_order_of_sums_relevant: bool = True
     """Whether the run's numbers depend on the order in which the gradient norm is summed."""
 
     def changes_since(self, committed: Environment) -> tuple[str, ...]:
-        """What of the environment is another than at the commit, and may change the numbers."""
+        """The parts of the environment that differ from the commit and may change the numbers."""
         changes = committed.differs_from(self.environment)
         return tuple(name for name in changes if name != "arithmetic" or self.is_order_of_sums_relevant)
 
@@ -67,7 +67,7 @@ class Comparison:
         return next((row for row in self.witness if row.step == step), None)
 
     def noting(self, findings: Sequence[Finding]) -> Comparison:
-        """The same, with more that explains rows that differ."""
+        """The same comparison, with further findings that explain rows that differ."""
         return replace(self, setup=replace(self.setup, noted=(*findings, *self.setup.noted)))
 
     def verdict(self, replay: Sequence[WitnessRow], *, early: tuple[Finding, ...], noise: Noise) -> Verdict:

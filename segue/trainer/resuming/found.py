@@ -26,7 +26,7 @@ class Found:
 
     source: Restorable
     own: OwnSlices | None
-    """What this rank has read of a sharded state; None: everything."""
+    """The part of a sharded state that this rank has read; None: everything."""
     memory_bytes: int | None
 
     @property
@@ -72,7 +72,7 @@ class CheckpointSource:
     def newest(
         self, *, at_most: CheckpointRef | None, own: OwnSlices | None = None, memory_bytes: int | None = None
     ) -> Found | None:
-        """The newest valid checkpoint that is not newer than `at_most`, its bytes verified, or those of `own`.
+        """The newest valid checkpoint that is not newer than `at_most`; its bytes, or those of `own`, are verified.
 
         Raises what `newest_valid` raises.
         """
@@ -88,9 +88,9 @@ class CheckpointSource:
         return Found(source, own, memory_bytes) if source is not None else None
 
     def restore(self, found: Found, components: Mapping[str, Component]) -> Found | None:
-        """Restore the live objects, in order, the random streams last; return what they were restored from.
+        """Restore the live objects, in order, the random streams last; return the checkpoint as it was read for that.
 
-        That is read again, whole, if the state is sharded otherwise than it was; None if it is gone by then.
+        It is read again, whole, if the state is now sharded in another way; None if it is gone by then.
         """
         missing = ""
         try:

@@ -29,7 +29,7 @@ class Judge:
     ranks: Ranks
     terms: Terms
     opinion: SecondOpinion | None = None
-    """Whom to ask before a resume is called broken; None: nobody."""
+    """Asked before a resume is called broken; None: nobody is asked."""
 
     def verdict(self, replaying: Replaying) -> Verdict | None:
         """The verdict of all ranks; None if a notice leaves no time to find out what a difference means."""
@@ -65,7 +65,7 @@ class Judge:
         patiently(lambda: self.runlog.append(build, epoch=self.claim.epoch), what="verdict")
 
     def _noise_found(self, replaying: Replaying, *, known: Noise) -> Noise | None:
-        """What explains that the replay differs; None if there is no time to find out."""
+        """The noise that explains why the replay differs; None if there is no time to find out."""
         if self.opinion is None:
             return self._noise_of_earlier_attempts(replaying) if self.ranks.is_leader else NONE
         comparison = replaying.comparison
@@ -79,7 +79,7 @@ class Judge:
         )
 
     def _noise_of_earlier_attempts(self, replaying: Replaying) -> Noise:
-        """What attempts from the same checkpoint differ in: after a first broken resume there is a second one."""
+        """The noise among attempts from the same checkpoint: after a first broken resume there is a second one."""
         comparison = replaying.comparison
         if replaying.early or comparison.environment_changes:
             return NONE

@@ -20,14 +20,14 @@ from segue.trainer.workloads.state import BUFFERS, marked_parts, restore_all
 
 @dataclass(frozen=True)
 class MetricCheck:
-    """What evaluating the restored state once more has shown. As created: that nothing differs."""
+    """The result of evaluating the restored state once more. As created, it says that nothing differs."""
 
     finding: Finding | None = None
     away: float = math.inf
-    """How far the metric is from that of the commit, relatively."""
+    """Relative distance of the metric from that of the commit."""
 
     def findings(self, noise: Noise) -> tuple[Finding, ...]:
-        """What differs by more than noise explains."""
+        """The finding, if the metric differs by more than noise explains."""
         tolerance = tolerances(noise.floats, ())["loss"] if noise.floats else 0.0
         return () if self.finding is None or self.away <= tolerance else (self.finding,)
 
@@ -37,8 +37,8 @@ def check_metric(
 ) -> MetricCheck:
     """Evaluate the restored state, compare, and restore what `evaluate` changes in the state.
 
-    A metric that is another each time proves nothing, nor does one of other code. Every rank evaluates, as at a save;
-    the leader's numbers are the run's.
+    A metric that differs each time proves nothing, and neither does a metric of other code. Every rank evaluates, as at
+    a save; the leader's numbers are the run's.
     """
     expected, outside = found.checkpoint.manifest.metric, components.get(UNTRACKED)
     committed = found.source.snapshot.skeletons.get(UNTRACKED, {})

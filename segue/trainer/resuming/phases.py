@@ -21,13 +21,13 @@ class Replaying:
 
     comparison: Comparison
     rows: tuple[WitnessRow, ...] = ()
-    """Those that were made so far."""
+    """The rows of the steps made so far."""
     early: tuple[Finding, ...] = ()
     """What differed before a step, which was therefore not made."""
     other_hands: tuple[Finding, ...] = ()
-    """What somebody changed between the restore and the first step: the cause, if the replay differs."""
+    """Changes by somebody between the restore and the first step: the cause, if the replay differs."""
     is_undecided: bool = False
-    """Whether a notice left no time to find out what a difference means. It may be withdrawn, and time be left then."""
+    """Whether a notice left no time to find out what a difference means. If it is withdrawn, there may be time."""
 
     @property
     def parent(self) -> CheckpointRef:
@@ -50,7 +50,7 @@ class Replaying:
         return prelude_findings(expected, prelude, environment_changes=changes, is_first=not self.rows)
 
     def noting_other_hands(self) -> Replaying:
-        """The same, judged with what somebody changed before the first step as a cause."""
+        """The same phase, judged with somebody's changes before the first step as a cause."""
         return replace(self, comparison=self.comparison.noting(self.other_hands), other_hands=())
 
     def verdict(self, noise: Noise) -> Verdict:

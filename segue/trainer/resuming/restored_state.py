@@ -26,17 +26,17 @@ class RestoredState:
 
     digests: Digests
     looks: Looks
-    """A look at what an accelerator holds of the components that only a step changes."""
+    """A look at the tensors on an accelerator, of the components that only a step changes."""
 
     @classmethod
     def of(cls, live: Snapshot, components: Collection[str]) -> Self:
-        """That of the live state `live`, captured without a copy."""
+        """The restored state from the live state `live`, captured without a copy."""
         there = _on_device(live.tensors)
         fixed = {name: there[name] for name, owner in owners(there, components) if owner in _CHANGED_BY_STEP}
         return cls(digest(live), Looks.at(fixed))
 
     def changes(self, components: Mapping[str, Component]) -> tuple[Finding, ...]:
-        """What of it has changed since, in components that only a step changes."""
+        """The changes since the restore, in components that only a step changes."""
         before = self.digests
         fixed = {name: c for name, c in components.items() if name in _CHANGED_BY_STEP and name in before.components}
         live = self._digest_again(take(capture(fixed), copy=False, to_host=False))
@@ -47,7 +47,7 @@ class RestoredState:
         return state_findings(Digests(digests, tensors), live)
 
     def _digest_again(self, live: Snapshot) -> Digests:
-        """Digests of the same state a little later. What an accelerator holds is hashed only if it looks different."""
+        """Digests of the same state a little later. Tensors on an accelerator are hashed only if they look changed."""
         there = _on_device(live.tensors)
         is_same = self.looks.finds_same(there)
         return digest(live, known={name: self.digests.tensors[name] for name in there} if is_same else None)

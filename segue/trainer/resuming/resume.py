@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 class Resume:
     """Walks the phases of one resume, from the search for a checkpoint to the verdict.
 
-    Without a checkpoint there is no phase, and nothing to judge. What is not legal in a phase does nothing in it: a
+    Without a checkpoint there is no phase, and nothing to judge. A call that is not legal in a phase does nothing: a
     row that comes after the verdict is not compared, for example.
     """
 
@@ -57,7 +57,7 @@ class Resume:
         opinion: SecondOpinion | None = None,
         is_order_of_sums_relevant: bool = True,
     ) -> None:
-        """Judge on this environment, known only after the build. `opinion` is asked before a broken verdict."""
+        """Judge in this environment, known only after the build. `opinion` is asked before a broken verdict."""
         terms = Terms(environment, self._judge.terms.accept, is_order_of_sums_relevant)
         self._judge = replace(self._judge, terms=terms, opinion=opinion)
 
@@ -92,7 +92,7 @@ class Resume:
         return self._phase.ranks if isinstance(self._phase, Found) else None
 
     def is_pending_after(self, step: int) -> bool:
-        """Whether the verdict will still be missing when so many steps are made and compared."""
+        """Whether the verdict will still be missing when this many steps are made and compared."""
         phase = self._phase
         return self.is_pending and isinstance(phase, Replaying) and step < phase.comparison.last_witnessed
 
@@ -103,11 +103,11 @@ class Resume:
         own: OwnSlices | None = None,
         memory_bytes: int | None = None,
     ) -> CheckpointRef | None:
-        """Select the newest valid checkpoint that is not newer than `at_most`, and verify its bytes, or those of `own`.
+        """Select the newest valid checkpoint not newer than `at_most`, and verify its bytes, or only those of `own`.
 
         Raises:
             FencedError: a newer claim exists.
-            MachineTooSmallError: it needs more than `memory_bytes`.
+            MachineTooSmallError: the checkpoint needs more than `memory_bytes`.
             StoreReadError: the store could not be read.
         """
         self._phase = self._checkpoints.newest(at_most=at_most, own=own, memory_bytes=memory_bytes)
@@ -140,8 +140,8 @@ class Resume:
         """Compare the live state with the committed one, immediately before the first batch is drawn.
 
         `left_out` has fingerprints of batches that this attempt skips and the one before trained on. `evaluate`
-        computes the user's metric, which is compared with that of the commit; None: there is none. What it changes in
-        the state is restored again.
+        computes the user's metric, which is compared with that of the commit; None: there is no metric. Its changes of
+        the state are undone.
 
         Raises:
             BrokenResumeError: a component differs from the commit; the verdict is in the log.
@@ -202,7 +202,7 @@ class Resume:
         """Reach the verdict from the steps replayed so far and write it to the log.
 
         Raises:
-            BrokenResumeError: it is `broken`.
+            BrokenResumeError: the verdict is `broken`.
         """
         phase = self._phase
         if not isinstance(phase, Replaying):
@@ -223,7 +223,7 @@ class Resume:
 def _say(verdict: Verdict, *, step: int) -> None:
     """Log the verdict, and raise if it is broken."""
     is_broken = verdict.kind is VerdictKind.BROKEN
-    # What is broken, and the fix, is in the error that ends the attempt, and is shown once.
+    # The error that ends the attempt says what is broken, and the fix; these are shown only once.
     is_lost = not is_broken and any(finding.channel == CARRIED for finding in verdict.findings)
     said = verdict.kind if is_broken else verdict.sentence
     log.log(logging.WARNING if is_lost else logging.INFO, "resume judged step=%d verdict=%s", step, said)

@@ -1,4 +1,4 @@
-"""What a save needs no numbers of the last step for: it is done while a device still computes that step."""
+"""The part of a save that needs no numbers of the last step: it is done while a device still computes that step."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class _Found(NamedTuple):
     step: int
     untracked: tuple[Finding, ...]
     recorded: Any
-    """What is recorded of state outside the components."""
+    """The record of state outside the components."""
     encoded: Mapping[str, Encoded]
     """Components that only steps change."""
 
@@ -35,10 +35,10 @@ class LookAhead:
     def look(self) -> None:
         """Look at the state that the last step leaves behind.
 
-        Everything that the step does to the state is queued: the tensors that are captured here will hold it.
+        All changes of the state by the step are queued: the tensors that are captured here will hold them.
         """
         if self._live.structure_changes():
-            return  # The save refuses a changed structure, of which not even the state may be whole.
+            return  # The save refuses a changed structure; even its state may not be whole.
         trees = capture(self._components)
         with span("look outside"):
             untracked = self._live.look_outside(trees)
@@ -63,5 +63,5 @@ class LookAhead:
         return trees, found.untracked
 
     def _is_of_steps(self, name: str) -> bool:
-        """Whether a component is changed by steps alone, and not by what is read of them."""
+        """Whether a component is changed by steps alone, and not by the reading of their numbers."""
         return isinstance(self._components[name], (ModelState, OptimizerState))

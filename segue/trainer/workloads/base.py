@@ -1,4 +1,4 @@
-"""What an attempt trains, whoever wrote its loop: the interface between the two."""
+"""The interface between an attempt and the recipe or program that it trains, whoever wrote the loop."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class StepDue(NamedTuple):
     needs_norms: bool
     """Whether its row needs the norms of gradient and parameters."""
     check: Check
-    """To be called before the step is made; raises where a resume differs, and the step must not be made then."""
+    """To be called before the step is made; raises if a resume differs, and the step must not be made then."""
     before_update: Callable[[], None]
     """To be called when the gradient is there, before the state changes."""
     may_be_late: bool = False
-    """Whether its numbers may be read a step later, where that saves a wait for an accelerator."""
+    """Whether its numbers may be read a step later, if that saves a wait for an accelerator."""
 
 
 class StepMade(NamedTuple):
@@ -45,9 +45,9 @@ class StepMade(NamedTuple):
     start: int
     """Position of its first sample."""
     samples: int
-    """How many samples it used; 1 where they are not known."""
+    """How many samples it used; 1 if they are not known."""
     ids: Ids
-    """The samples themselves; none where they are not known."""
+    """The samples themselves; none if they are not known."""
     epoch: int
     """The pass over the data to which its samples belong."""
     metrics: Mapping[str, float] = NO_METRICS
@@ -61,9 +61,9 @@ class LateStep(NamedTuple):
     """Position of its first sample."""
     samples: int
     read: Callable[[], StepMade]
-    """Waits for its numbers, and of several ranks for the others'. To be called once, before the next save."""
+    """Waits for its numbers and, with several ranks, for the others' numbers. Call it once, before the next save."""
     read_alone: Callable[[], StepMade]
-    """Waits for this rank's own numbers alone: for where another step has failed."""
+    """Waits only for this rank's own numbers: for the case that another step has failed."""
 
 
 Steps = Generator[StepDue, StepMade | LateStep | None, StopReason]
@@ -95,7 +95,7 @@ class Workload(Protocol):
         ...
 
     def is_same_everywhere(self, tensor: str) -> bool:
-        """Whether all ranks hold the same values of this tensor of the state; if not, rank 0's are the run's."""
+        """Whether all ranks hold the same values of this tensor of the state; if not, rank 0's count."""
         ...
 
     @property
@@ -105,7 +105,7 @@ class Workload(Protocol):
 
     @property
     def is_save_of_this_step(self) -> bool:
-        """Whether a save that is due must be of this step: its metric is known, or it is in a folder of its own."""
+        """Whether a due save must be of this step, because its metric is known or its state is in a folder."""
         ...
 
     @property
@@ -148,13 +148,13 @@ class Workload(Protocol):
         ...
 
     def evaluate(self) -> float:
-        """The user's metric. Training state is afterwards as before."""
+        """The user's metric. The training state stays as it was."""
         ...
 
     def look_outside(self, trees: dict[str, Any]) -> tuple[Finding, ...]:
         """Findings about state that training has changed and none of these captured components holds, each once.
 
-        What is known of it is put among the `trees`.
+        The record of this state is put among the `trees`.
         """
         ...
 
@@ -183,7 +183,7 @@ def driven(steps: Steps, make: Callable[[StepDue], StepMade | LateStep]) -> Stop
             try:
                 made = make(due)
             except BaseException as error:
-                due = steps.throw(error)  # Raises it again, or goes on where nothing is lost by it.
+                due = steps.throw(error)  # Raises the error again, or continues if nothing is lost.
             else:
                 due = steps.send(made)
     except StopIteration as end:

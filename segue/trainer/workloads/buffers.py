@@ -1,4 +1,4 @@
-"""Buffers that are not as the model was built: registered, resized or removed by its own code while it trains."""
+"""Buffers that differ from the model as built: registered, resized or removed by its own code while it trains."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from torch import nn
 
 
 def fit(model: nn.Module, state: Mapping[str, Any], *, late: Iterable[str] = (), gone: Iterable[str] = ()) -> None:
-    """Make its buffers such that `load_state_dict(state)` can fill them.
+    """Change the model's buffers so that `load_state_dict(state)` can fill them.
 
-    `late` are those of the state that the model registers by itself later, `gone` those that it has and the state has
-    not. Parameters are left alone.
+    `late` are buffers of the state that the model registers by itself later; `gone` are buffers that the model has but
+    the state does not have. Parameters are left alone.
     """
     for path in gone:
         module, name = _at(model, path)
@@ -32,7 +32,7 @@ def fit(model: nn.Module, state: Mapping[str, Any], *, late: Iterable[str] = (),
 
 
 def register(model: nn.Module, path: str, value: torch.Tensor, *, persistent: bool) -> bool:
-    """Give it a buffer of this path, on the device of the module; False where there is no such module yet."""
+    """Give the model a buffer of this path, on the device of the module; False if there is no such module yet."""
     module, name = _at(model, path)
     if module is None or name in module._parameters or name in module._modules:
         return False
@@ -40,18 +40,18 @@ def register(model: nn.Module, path: str, value: torch.Tensor, *, persistent: bo
     if name in module._buffers:
         module._buffers[name] = value
         return True
-    vars(module).pop(name, None)  # As of `self.mask = None` before the buffer of that name is there.
+    vars(module).pop(name, None)  # For example, from `self.mask = None` before that buffer exists.
     module.register_buffer(name, value, persistent=persistent)
     return True
 
 
 def _is_unset(model: nn.Module, path: str) -> bool:
-    """Whether it has such a buffer, and that is None so far."""
+    """Whether the model has such a buffer, but the buffer is still None."""
     at: Any = model
     *where, name = path.split(".")
     for step in where:
         children = vars(at).get("_modules")
-        at = children.get(step) if isinstance(children, dict) else None  # One of TorchScript has all its buffers.
+        at = children.get(step) if isinstance(children, dict) else None  # A module of TorchScript has all its buffers.
         if at is None:
             return False
     table = vars(at).get("_buffers", {})

@@ -43,7 +43,7 @@ class Progress:
     finish_reason: str | None = None
     """Why the training code ended the run before its goal; None while it did not."""
     is_finish_kept: bool = True
-    """Whether a resume from here ends for this reason, too."""
+    """Whether a resume from here also ends for this reason."""
     owes_evaluation: bool = False
     """Whether an evaluation is due after the last step and was not made: a notice came before its end."""
 
@@ -51,7 +51,7 @@ class Progress:
         return self.step >= goal or self.finish_reason is not None
 
     def capture(self) -> Any:
-        # Stored only where spikes are watched for, which may begin at any checkpoint: an empty list must not differ.
+        # Stored only if there are some: watching for spikes may begin at any checkpoint; no list equals an empty one.
         recent = {"recent_losses": list(self.recent_losses)} if self.recent_losses else {}
         # Kept, so that a resume from the last checkpoint does not train on.
         is_kept = self.finish_reason is not None and self.is_finish_kept
@@ -78,7 +78,7 @@ class StatefulComponent:
     def restore(self, tree: Any) -> None:
         if isinstance(self._target, nn.Module) and isinstance(tree, Mapping):
             buffers.fit(self._target, tree)
-        # The live state is read only where ranks share tensors; elsewhere nothing has to be spread.
+        # The live state is read only if ranks share tensors; otherwise nothing has to be spread.
         self._target.load_state_dict(spread_like(tree, self._target.state_dict()) if self._is_spread else tree)
 
 
@@ -109,7 +109,7 @@ class OptimizerState:
 
 
 def _keep_tensors(groups: Sequence[dict[str, Any]], before: Sequence[Mapping[str, torch.Tensor]]) -> None:
-    """Put what was loaded into the tensors that the groups had: a recorded or compiled step reads those, as a rate."""
+    """Copy loaded values, such as a rate, into the groups' tensors, which a recorded or compiled step reads."""
     for group, live in zip(groups, before, strict=False):
         for name, tensor in live.items():
             loaded = group.get(name)
@@ -154,7 +154,7 @@ class ModelModes:
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._awaited: dict[str, bool] = {}
-        """Modes of all modules, once some were restored that the first forward pass creates again."""
+        """Modes of all modules, if some restored ones are of modules that the first forward pass creates again."""
 
     def capture(self) -> Any:
         training = {name: module.training for name, module in self._model.named_modules()}
@@ -174,16 +174,16 @@ class ModelModes:
 
 
 class UnsavedBuffers:
-    """Buffers that no state_dict holds, because the model can compute them, and training changes some of them anyway.
+    """Buffers that no state_dict holds, because the model can compute them; training changes some of them anyway.
 
-    Also the buffers and trained parameters that a state_dict of the user's own leaves out.
+    The class also covers buffers and trained parameters that a state_dict of the user's own leaves out.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._left_out = frozenset(_left_out(model))
         self._awaited: dict[str, torch.Tensor] = {}
-        """All buffers, once some were restored whose modules the first forward pass creates again."""
+        """All buffers, if some restored ones are of modules that the first forward pass creates again."""
 
     def is_needed(self) -> bool:
         return any(True for _ in self._names())

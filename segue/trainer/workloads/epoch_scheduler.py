@@ -1,4 +1,4 @@
-"""Schedulers whose length does not fit the run: a warning where one seems to count epochs, an error where it ends."""
+"""Schedulers whose length does not fit the run: a warning if one seems to count epochs, an error if it ends."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ class LiveRecipe:
         """
         watch_opened_files()
         build = import_build(spec.recipe_path)
-        config = config_with_data(spec)  # Before the streams are seeded: what reads over a network may draw from them.
+        config = config_with_data(spec)  # Before the streams are seeded: reads over a network may draw from them.
         seed_all(spec.seed)
         self.recipe = built_recipe(build, config)
         if self.recipe.step is not None and ranks.count > 1:
@@ -121,7 +121,7 @@ class LiveRecipe:
 
     @property
     def depends_on_order_of_sums(self) -> bool:
-        """Whether the gradient norm by parameter group has other bits than the one by the model's order."""
+        """Whether a gradient norm summed by parameter group has other bits than one summed in the model's order."""
         model = [id(parameter) for parameter in bare(self.recipe.model).parameters()]
         held = [id(parameter) for parameter in held_by_optimizers(self.recipe)]
         return held != [number for number in model if number in set(held)]
@@ -196,12 +196,12 @@ class LiveRecipe:
         return self.begin_marks()()
 
     def look_outside(self, trees: dict[str, Any]) -> tuple[Finding, ...]:
-        self._order.look_again()  # A resume from this save looks as well.
+        self._order.look_again()  # A resume from this save also looks at the order.
         return () if self.outside is None else self.outside.look(trees)
 
     @contextmanager
     def _between_steps(self) -> Iterator[None]:
-        """A block of the user's code that a replay need not repeat; what it changes is not compared after one."""
+        """A block of the user's code that a replay need not repeat; its changes are not compared after a replay."""
         before = self.state_marks()
         with unchanged(self.components):
             yield
@@ -234,7 +234,7 @@ class LiveRecipe:
         return StepMade(row, group.start, group.samples, group.ids, self.feed.order.epoch_of(group.start), metrics)
 
     def finish_step(self, *, evaluating: Callable[[], AbstractContextManager[None]]) -> Mapping[str, float]:
-        """What follows a step that counts: the evaluation that is due, an early stop, the end of an epoch."""
+        """Do what follows a step that counts: the evaluation that is due, an early stop, the end of an epoch."""
         seen = self.progress.samples_seen
         ends_epoch, self.progress.owes_evaluation = self.feed.order.is_epoch_over(seen), self._is_evaluation_due
         if not ends_epoch and not self.progress.owes_evaluation:
@@ -247,7 +247,7 @@ class LiveRecipe:
         return metrics
 
     def make_up(self, *, evaluating: Callable[[], AbstractContextManager[None]]) -> Mapping[str, float]:
-        """The evaluation that is owed after the last step, if one is, and what it decides."""
+        """Make the evaluation that is owed after the last step, if any, and act on its metric."""
         if not self.progress.owes_evaluation:
             return NO_METRICS
         with evaluating():

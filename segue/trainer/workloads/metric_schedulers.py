@@ -10,10 +10,10 @@ from segue.user_objects import step_by_metric
 
 
 class MetricSchedulers:
-    """Those of one recipe.
+    """The schedulers of one recipe that take a metric.
 
-    An evaluation is made between two steps, and a replay that only makes steps makes none. What it leaves out is owed,
-    and made up for before the next step: its learning rates depend on it.
+    An evaluation is made between two steps, and a replay, which only makes steps, makes none. The missing evaluation is
+    owed, and made up for before the next step, whose learning rates depend on it.
     """
 
     def __init__(self, recipe: Recipe, ranks: Ranks) -> None:
@@ -31,13 +31,13 @@ class MetricSchedulers:
         self._is_owed = is_evaluation_due and bool(self._schedulers)
 
     def step(self, metric: float) -> None:
-        """Step them with the number of the evaluation that is due now."""
+        """Step the schedulers with the number of the evaluation that is due now."""
         self._is_owed = False
         for scheduler in self._schedulers:
             step_by_metric(scheduler, metric)
 
     def make_up(self, evaluate: Callable[[], float]) -> None:
-        """Step them where a step is about to be made and they were not stepped since the last one."""
+        """Step the schedulers if a step is about to be made and they were not stepped since the last step."""
         if self._is_owed:
             self.step(shared_metric(evaluate(), self._ranks))
 

@@ -28,13 +28,13 @@ _OF_SECRETS = (".pem", ".key", ".p12", ".crt", "_rsa", "_ed25519")
 _opened: dict[str, None] = {}
 _written: set[str] = set()
 _read_back: set[str] = set()
-"""Of those that were written, the ones that were read after that."""
+"""The written files that were read after they were written."""
 _alike: Counter[tuple[str, str]] = Counter()
 _hooks: list[Any] = []
 
 
 def watch_opened_files() -> None:
-    """Note what the user's code opens from now on, in this process."""
+    """Note the files that the user's code opens from now on, in this process."""
     if not _hooks:
         _hooks.append(_hook)
         sys.addaudithook(_hook)
@@ -53,7 +53,7 @@ def is_only_written(path: str) -> bool:
 
 def _hook(event: str, args: tuple[Any, ...]) -> None:
     if event == "open":
-        # What a hook raises, the user's call raises.
+        # An exception of the hook would be raised by the user's call.
         with suppress(Exception):
             _note(*args)
 
@@ -98,7 +98,7 @@ def _is_telling(path: str) -> bool:
     is_of_system = path.startswith(_OF_SYSTEM) and not path.startswith("/dev/shm/")  # noqa: S108 - a name, not a place
     name = path.rpartition("/")[2]
     is_secret = name.startswith(".") or name.endswith(_OF_SECRETS) or names_secret(name)
-    is_ours = path == os.environ.get(CONFIG_VARIABLE)  # Another one in each process.
+    is_ours = path == os.environ.get(CONFIG_VARIABLE)  # A different file in each process.
     return path.isprintable() and not (is_of_system or is_secret or is_ours or path.endswith(_OF_CODE))
 
 

@@ -13,17 +13,17 @@ from segue.trainer.ranks.ddp import bare
 from segue.trainer.workloads.components import Component, OptimizerState
 
 _BOUND = "bound"
-"""Stored only where the groups are not as built, so that the bytes of all other states are as before."""
+"""Stored only if the groups are not as built, so that the bytes of all other states are as before."""
 
 
 def all_optimizers(recipe: Recipe) -> dict[str, Any]:
-    """Every optimizer of a recipe by the name of its component, also those in `extra`."""
+    """Every optimizer of a recipe by the name of its component, including those in `extra`."""
     further = {f"extra.{key}": each for key, each in recipe.extra.items() if isinstance(each, torch.optim.Optimizer)}
     return {**recipe.optimizers, **further}
 
 
 def regrouped(recipe: Recipe, components: Mapping[str, Component]) -> dict[str, Component]:
-    """The components of its optimizers of torch, such that each comes back with the groups that it has at a save."""
+    """The components of the recipe's torch optimizers, each of which is restored with its groups at the save."""
     modules = {f"extra.{key}.": each for key, each in recipe.extra.items() if isinstance(each, nn.Module)}
     roots = {"": bare(recipe.model)} | modules
 
@@ -38,7 +38,7 @@ def regrouped(recipe: Recipe, components: Mapping[str, Component]) -> dict[str, 
 
 
 class RegroupedOptimizerState(OptimizerState):
-    """The state of an optimizer, and its groups where they are not as they were when this was made."""
+    """The state of an optimizer, and its groups if they are not as they were when this was made."""
 
     def __init__(
         self, optimizer: torch.optim.Optimizer, *, parameters: Callable[[], Mapping[str, torch.Tensor]]
@@ -70,7 +70,7 @@ class RegroupedOptimizerState(OptimizerState):
         for number in range(len(groups), len(held)):
             settings = {name: value for name, value in stored_groups[number].items() if name != "params"}
             names = settings.pop("param_names", None)
-            # torch takes the names of parameters only together with them.
+            # torch takes the names of parameters only together with the parameters.
             given = held[number] if names is None else [*zip(names, held[number], strict=True)]
             self._optimizer.add_param_group({"params": given, **settings})
 

@@ -1,6 +1,6 @@
-"""What somebody changes between the restore and the first step: hooks, modules and settings that a resume cannot hold.
+"""Changes by somebody between the restore and the first step: hooks, modules and settings that a resume cannot hold.
 
-Looked at before the first step, and named only where the replay differs, as the cause.
+They are looked for before the first step, and named as the cause only if the replay differs.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _path(name: str) -> str:
 
 
 def _count(hooks: Any) -> int:
-    """How many of them are not segue's own, which measures a step with some."""
+    """How many of the hooks are not segue's own, with which it measures a step."""
     return sum(not _is_segues(hook) for hook in hooks.values()) if isinstance(hooks, Mapping) else 0
 
 

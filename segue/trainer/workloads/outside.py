@@ -48,8 +48,8 @@ class OutsideState:
     ) -> None:
         """`walk` follows everything that the training code leads to; it is called now, and again at some saves.
 
-        `use` knows which of it decides what follows; by default, by the code that was reached. `metric_code` has the
-        hashes of the code of `evaluate`; None where there is none that could be called again.
+        `use` knows which values decide the further steps; by default, it judges by the code that was reached.
+        `metric_code` has the hashes of the code of `evaluate`; None if there is no `evaluate` to call again.
         """
         self._opened: dict[str, Mark] = {}
         """Files that were opened by names made up at run time, with their marks when that was first known."""
@@ -68,7 +68,7 @@ class OutsideState:
         return recorded | ({_METRIC: self._metric_code} if self._metric_code is not None else {})
 
     def restore(self, tree: Any) -> None:
-        """Nothing of it is put back, but what the attempt before has read is read by this one, too."""
+        """Put nothing back, but also read the files and variables that the attempt before has read."""
         for name in tree.get(SURROUNDINGS, {}):
             read = reader_of(name) if name not in self._surroundings else None
             if read is not None and mark_of(read()) is not None and len(self._opened) < MOST_FILES:
@@ -76,10 +76,10 @@ class OutsideState:
                 self._opened[name] = mark_of(read())
 
     def look(self, trees: dict[str, Any]) -> tuple[Finding, ...]:
-        """Findings about what was changed and is in none of these captured components, each value once.
+        """Findings about values that have changed and are in none of these captured components, each once.
 
         Everything is looked at again at the saves 1, 2, 4, 8, ...: a change shows soon, and thousands of saves cost no
-        more than a dozen. What is then recorded is put among the trees.
+        more than a dozen. The new record is then put among the trees.
         """
         self._saves += 1
         if self._saves & (self._saves - 1):
@@ -103,7 +103,7 @@ class OutsideState:
     def by_another_hand(
         self, captured: Callable[[], Mapping[str, Any]], committed: Mapping[str, Any]
     ) -> tuple[Finding, ...]:
-        """Findings about what is not as built, and was as built at the commit; `captured` gives all components."""
+        """Findings about settings that are not as built, but were at the commit; `captured` gives all components."""
         if self._others is None:
             return ()
         trees = captured()
@@ -154,7 +154,7 @@ def parts_of_loader(loader: DataLoader[Any]) -> dict[str, Any]:
 
 
 def of_recipe(recipe: Recipe, *, build: Callable[..., Any]) -> OutsideState:
-    """What lies outside the components of a recipe that was just built."""
+    """The state outside the components of a recipe that was just built."""
     home = str(build.__module__).partition(".")[0]
     metric_code = code_hashes([recipe.evaluate], home=home) if recipe.evaluate is not None else None
     scopes = (build.__code__,) if isinstance(build, FunctionType) else ()
@@ -163,7 +163,7 @@ def of_recipe(recipe: Recipe, *, build: Callable[..., Any]) -> OutsideState:
 
 
 def reached(recipe: Recipe, *, home: str, scopes: tuple[CodeType, ...] = ()) -> Reach:
-    """Everything that the objects and functions of a recipe lead to, what belongs to a component under its name.
+    """Everything that the objects and functions of a recipe lead to; parts of a component are under its name.
 
     `scopes` has the code of the function that makes the recipe.
     """
@@ -175,7 +175,7 @@ def reached(recipe: Recipe, *, home: str, scopes: tuple[CodeType, ...] = ()) -> 
     extra = {f"extra.{key}": target for key, target in recipe.extra.items()}
     for name, target in {**components, **extra}.items():
         found.own(name, [target] if has(target, "state_dict", "load_state_dict") else parts_held(target))
-    # What `evaluate` reads is its own, so that a metric that differs can be told from steps that do.
+    # State that `evaluate` reads is kept apart, to distinguish a metric that differs from steps that differ.
     fields = {**extra, **components, "model": model, "evaluate": recipe.evaluate, "loss": recipe.loss}
     fields |= {"step": recipe.step, "after_step": recipe.after_step, "on_epoch": recipe.on_epoch}
     fields |= {f"data.{name}": target for name, target in parts_of_loader(recipe.data).items()}

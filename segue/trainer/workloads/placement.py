@@ -1,4 +1,4 @@
-"""Moving what takes part in a step to the attempt's device. What the user has placed or spread stays where it is."""
+"""Moving the objects of a step to the attempt's device. Objects that the user has placed or spread stay in place."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def place(recipe: Recipe, device: torch.device) -> None:
 
 
 def is_placed(module: nn.Module) -> bool:
-    """Whether its user has decided where it is: on an accelerator, sharded over ranks, or on several devices."""
+    """Whether the user has decided where the module is: on an accelerator, sharded, or on several devices."""
     tensors = [*module.parameters(), *module.buffers()]
     return attribute(module, "hf_device_map") is not None or any(
         is_sharded(tensor) or tensor.device.type not in ("cpu", "meta") for tensor in tensors

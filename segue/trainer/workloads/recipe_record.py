@@ -1,7 +1,7 @@
 """The setup of a run, recorded in each checkpoint to be compared at a resume, never restored.
 
-It is taken once, when the recipe has been built, because what training changes is state. Only the optimizer's tensors
-and the next samples are looked at again at each save and each resume.
+It is taken once, when the recipe has been built, because anything that training changes is state. Only the optimizer's
+tensors and the next samples are looked at again at each save and each resume.
 """
 
 from __future__ import annotations
@@ -138,13 +138,13 @@ def _inspected(recipe: Recipe) -> Inspection:
     found.add("scaler", recipe.scaler)
     for key, target in recipe.extra.items():
         found.add(f"extra.{key}", target)
-    # Last: an object that another path reaches too gets that path as its name.
+    # Last: if another path also reaches an object, the object is named by that path.
     found.add("after_step", recipe.after_step)
     return found
 
 
 def _restored(found: Inspection, extra: Mapping[str, Any]) -> Iterator[str]:
-    """Paths of what a resume restores, among the values that were found."""
+    """Paths of the found values that a resume restores."""
     for key, target in extra.items():
         if isinstance(target, Variables):
             yield from found.variables_at(target.places())
@@ -162,7 +162,7 @@ def _described(model: nn.Module) -> dict[str, Any]:
 
 
 def in_words(module: nn.Module) -> str:
-    """Its class, and a hash of its settings as it prints them."""
+    """The module's class, and a hash of its settings as it prints them."""
     name, text = type(module).__qualname__, settings_shown(module)
     if not is_telling("", text):
         text = "" if " at 0x" in text else xxhash.xxh3_64_hexdigest(text.encode())
@@ -176,7 +176,7 @@ def _spec(tensor: Any) -> str:
 
 
 def settings_of_optimizer(component: str, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Its class and the settings of each of its groups, by path."""
+    """The optimizer's class and the settings of each of its groups, by path."""
     found: dict[str, Any] = {component: type(optimizer).__qualname__}
     for number, group in enumerate(optimizer.param_groups):
         settings = Inspection()

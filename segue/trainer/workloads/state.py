@@ -38,7 +38,7 @@ from segue.trainer.workloads.values import component_of_value
 PROGRESS, EARLY_STOP = "progress", "early_stop"
 RNG_PREFIX = "rng."
 BUFFERS = ": buffers"
-"""Follows the name of a model whose buffers are meant, and not its parameters."""
+"""Follows the name of a model to mean its buffers, and not its parameters."""
 
 
 def rng_components(ranks: Ranks, model: nn.Module, *, device: torch.device | None = None) -> dict[str, Component]:
@@ -81,7 +81,7 @@ def components_of(
     if recipe.early_stop is not None:
         components[EARLY_STOP] = Stopper(recipe.early_stop)
     for key, target in recipe.extra.items():
-        # As for the recipe's own optimizer: before its first step no state of it shows how to spread the stored one.
+        # As for the recipe's own optimizer: before its first step, no live state shows how to spread the stored state.
         value = component_of_value(target, path=f"extra.{key}")
         if value is not None:
             components[f"extra.{key}"] = value
@@ -96,7 +96,7 @@ def components_of(
 def same_on_every_rank(recipe: Recipe) -> Callable[[str], bool]:
     """A predicate: whether all ranks hold the same values of a state tensor, because the optimizer changes it.
 
-    Buffers depend on each rank's own samples. Of them, and of all else a recipe keeps, rank 0's values are the run's.
+    Buffers depend on each rank's own samples. For them, and for all else a recipe keeps, rank 0's values are the run's.
     """
     same = {f"model.state.{name}" for name, _ in bare(recipe.model).named_parameters()}
     return lambda name: name in same or name.startswith("optimizer.")
@@ -104,7 +104,7 @@ def same_on_every_rank(recipe: Recipe) -> Callable[[str], bool]:
 
 @contextmanager
 def unchanged(components: Mapping[str, Component]) -> Iterator[None]:
-    """A block of the user's code after which random streams and the modes of modules are as before."""
+    """A block of the user's code that leaves random streams and the modes of modules as they were."""
     guarded = {name: c for name, c in components.items() if name == "modes" or name.startswith(RNG_PREFIX)}
     before = {name: component.capture() for name, component in guarded.items()}
     try:
@@ -117,7 +117,7 @@ def unchanged(components: Mapping[str, Component]) -> Iterator[None]:
 def marked_parts(components: Mapping[str, Component]) -> dict[str, Any]:
     """The state trees whose marks are compared after a replay; parameters and buffers of a model are two.
 
-    Not the position, which the batches show, and not what is only recorded.
+    The position is left out, because the batches show it, and so are components that are only recorded.
     """
     found: dict[str, Any] = {}
     for name, component in components.items():
@@ -149,7 +149,7 @@ class _Copies(Mapping[str, torch.Tensor]):
 
     def __getitem__(self, name: str) -> torch.Tensor:
         found = self._tensors[name]
-        # Of a tensor that was read in part, each slice is copied when it is put in its place.
+        # If a tensor was read only in part, each slice is copied when it is put in its place.
         return found if found.is_meta else found.clone()
 
     def __iter__(self) -> Iterator[str]:

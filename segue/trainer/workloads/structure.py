@@ -22,7 +22,7 @@ _FOREIGN = "a tensor that is no parameter of the model"
 
 
 class Structure:
-    """The structure of some modules and optimizers when this was made, to be compared with theirs at each save."""
+    """The structure of some modules and optimizers when this was made; it is compared with theirs at each save."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class Structure:
         self._has_settled = False
 
     def step_made(self) -> None:
-        """Accept modules without state as they are after the first step: a resume makes a first step, too.
+        """Accept modules without state as they are after the first step: a resume also makes a first step.
 
         Some models create a cache or a table at their first forward pass.
         """
@@ -59,7 +59,7 @@ class Structure:
         self._built = self._built._replace(modules=kept | made)
 
     def changes(self) -> tuple[str, ...]:
-        """What has changed that a resume would not build, in words."""
+        """The changes that a resume would not build, in words."""
         if self._watched.is_unchanged():
             return ()
         now = self._look()
@@ -136,8 +136,8 @@ def _of_modules(built: Shape, now: Shape) -> Iterator[tuple[str, str]]:
 def _is_layer(name: str, module: nn.Module | None, modules: Mapping[str, nn.Module]) -> bool:
     """Whether a resume would train otherwise without it: it has a state, or a container of torch calls all it holds.
 
-    Whether any other module of the user's makes and calls one more without a state is up to its own code, which is the
-    same after a resume.
+    If another module of the user's makes and calls a module without a state, its own code decides that, and this code
+    is the same after a resume.
     """
     parent = modules.get(name.rpartition(".")[0])
     has_state = module is not None and any(map(_has_state, module.modules()))
@@ -195,6 +195,6 @@ def _ids(groups: Groups) -> list[list[int]]:
 
 
 def _words(module: nn.Module) -> str:
-    """Its class, and its settings as it prints them."""
+    """The module's class, and its settings as it prints them."""
     settings = settings_shown(module)
     return f"{type(module).__qualname__}({'' if ' at 0x' in settings else settings})"

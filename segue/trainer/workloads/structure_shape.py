@@ -24,13 +24,13 @@ class Shape(NamedTuple):
 
     modules: dict[str, nn.Module]
     parameters: dict[str, nn.Parameter]
-    """By each of their names."""
+    """The parameters by each of their names."""
     buffers: frozenset[str]
-    """Names of those that a state_dict has."""
+    """Names of the buffers that a state_dict has."""
     specs: dict[str, str]
-    """Types and shapes of the parameters; none for those that have no shape before the first forward pass."""
+    """Types and shapes of the parameters, except those that have no shape before the first forward pass."""
     groups: dict[str, Groups]
-    """Of each optimizer."""
+    """The groups of each optimizer."""
 
     @classmethod
     def of(cls, roots: Mapping[str, nn.Module], optimizers: Mapping[str, Any]) -> Shape:
@@ -59,12 +59,12 @@ class Shape(NamedTuple):
 
 
 class Watched(NamedTuple):
-    """What shows a change in microseconds: the modules' own tables. All is held, so that no id is used again."""
+    """The modules' own tables, which show a change in microseconds. All is held, so that no id is used again."""
 
     attributes: list[dict[str, Any]]
     parameters: list[dict[str, Any]]
     buffers: list[dict[str, Any]]
-    """Of modules that are not restored with whatever buffers they have."""
+    """The buffers of modules that are not restored with whatever buffers they have."""
     optimizers: list[Any]
     held: list[Any]
     has_lazy: bool

@@ -1,6 +1,6 @@
-"""What a recipe's code reads while it runs besides its arguments: environment variables, files, settings of libraries.
+"""Inputs of a recipe's code besides its arguments: environment variables, files, and settings of libraries.
 
-Recorded in each checkpoint and never judged alone: where a replay differs, a difference here is its likely cause.
+Recorded in each checkpoint and never judged alone: if a replay differs, a difference here is its likely cause.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def surroundings(functions: Iterable[FunctionType], files: Iterable[str]) -> dic
     """Ways to read what these functions of the user's read by name; `files` are paths among the values they reach."""
     codes = [code for function in functions for code in codes_of(function.__code__)]
     names = {text for code in codes if _READ_VARIABLES.intersection(code.co_names) for text in _texts(code)}
-    # The file that SEGUE_CONFIG names is another in each process; what is in it belongs to the run's identity.
+    # The file that SEGUE_CONFIG names differs between processes; its content belongs to the run's identity.
     variables = [name for name in names if _VARIABLE.fullmatch(name) and name != CONFIG_VARIABLE]
     variables += [name for name in os.environ if name.startswith(_OF_LIBRARIES)]
     written = (text for code in codes if _READ_FILES.intersection(code.co_names) for text in _texts(code))
@@ -71,7 +71,7 @@ def path_in(name: str) -> str | None:
 
 
 def reader_of(name: str) -> Callable[[], Any] | None:
-    """How to read what is recorded under this name; None where it is not read by its name alone, or confidential."""
+    """How to read what is recorded under this name; None if it is not read by its name alone, or confidential."""
     if (path := path_in(name)) is not None:
         return _File(path)
     variable = name.removeprefix(_IS_VARIABLE)
@@ -96,7 +96,7 @@ def machine() -> dict[str, Any]:
 
 
 _DENORMAL = 4e-39
-"""Half of it is still no zero in float32, unless numbers as small as this are flushed."""
+"""Half of this number is not zero in float32, unless numbers this small are flushed to zero."""
 _SETTINGS: dict[str, Callable[[], Any]] = {
     "torch.get_default_dtype()": lambda: str(torch.get_default_dtype()),
     "torch.get_default_device()": lambda: str(torch.get_default_device()),

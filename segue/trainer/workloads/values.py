@@ -31,7 +31,7 @@ class LiveValue:
         return {path: tensor.device.type for path, tensor in self._encoded()[1].items() if tensor.device.type != "cpu"}
 
     def move(self, devices: Mapping[str, str]) -> None:
-        """Put tensors on these devices: a restored one that nothing here stood for is on the CPU."""
+        """Put tensors on these devices: a restored tensor that replaced no live one is on the CPU."""
         skeleton, tensors = self._encoded()
         moved = {path: tensor.to(devices.get(path, tensor.device)) for path, tensor in tensors.items()}
         put(self._value, decode_tree(skeleton, moved))
@@ -42,10 +42,10 @@ class LiveValue:
 
 
 class RestoredValues:
-    """What is known of registered values beside their contents: where tensors were, and which settings they are."""
+    """Facts about registered values besides their contents: where tensors were, and which settings they are."""
 
     def __init__(self, components: Mapping[str, Component], *, paths: Sequence[str] = ()) -> None:
-        """`paths` are those of registered values among the settings."""
+        """`paths` are the paths of registered values among the settings."""
         self._values = {name: each for name, each in components.items() if isinstance(each, LiveValue)}
         self._paths = list(paths)
 
@@ -60,7 +60,7 @@ class RestoredValues:
 
 
 def component_of_value(target: Any, *, path: str) -> Component | None:
-    """The component of a value that is restored in place; None for what has a state_dict, or no state at all.
+    """The component of a value that is restored in place; None for a value with a state_dict, or without any state.
 
     Raises:
         UnsupportedStateError: something in it cannot be saved; `path` is what it is called in messages.
@@ -68,5 +68,5 @@ def component_of_value(target: Any, *, path: str) -> Component | None:
     if has(target, "state_dict", "load_state_dict") or not is_registrable(target):
         return None
     component = LiveValue(target, path=path)
-    encode_tree(component.capture(), path=path, tensors={})  # What cannot be saved is said now.
+    encode_tree(component.capture(), path=path, tensors={})  # Raises now if something cannot be saved.
     return component

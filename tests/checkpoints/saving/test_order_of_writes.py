@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from segue.checkpoints.pruning import Pruner
-from segue.checkpoints.saving.committer import Metric, SaveJob, Writer
+from segue.checkpoints.saving.committer import IncrementalBase, Writer
+from segue.checkpoints.saving.save_job import Author, Metric, SaveJob
 from segue.checkpoints.saving.staging import StagingArea
 from segue.checkpoints.saving.writer_client import InlineWriter
 from segue.clock import SystemClock
@@ -38,18 +39,16 @@ class Saver:
         self.log, self.area = RunLog(store, RUN), StagingArea()
         retention = CheckpointSpec(keep=options.pop("keep", 5))
         self.pruner = Pruner(epoch=1, retention=retention, tiers=[store])
-        common = {"full_every": 1, "base_step": None, "shards": InlineWriter([store])}
         self.writer = Writer(
             self.log,
+            Author(ATTEMPT, 1, parent=None, environment=HERE),
+            shards=options.pop("shards", None) or InlineWriter([store]),
+            base=IncrementalBase(full_every=options.pop("full_every", 1)),
             pruner=self.pruner,
             release=self.area.release,
-            attempt_id=ATTEMPT,
-            epoch=1,
-            parent=None,
-            environment=HERE,
             clock=SystemClock(),
-            **(common | options),
         )
+        assert not options
 
     def _look(self, name, key):
         self.seen.append((name, key.rpartition("/")[2] if "/log/" not in key else "log"))

@@ -13,8 +13,8 @@ from segue.policy.rules.plan import Plan, QuickPlan, table_for
 from segue.policy.rules.plan_table import Table
 from segue.policy.rules.registry import named_policy
 from segue.policy.rules.view import Job, Mode
-from segue.simulation.comparison import Contender, outcome_on, synthetic_rows
 from segue.simulation.forecast import planned_policy
+from segue.simulation.rows import Contender, outcome_on, synthetic_rows
 from segue.simulation.simulator import Harshness, simulate
 from tests.policy.rules.test_heuristics import HOUR, IDLE, ON_DEMAND, SPOT, view
 from tests.simulation.test_forecast import here, job_ahead, spec

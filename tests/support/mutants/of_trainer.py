@@ -27,16 +27,20 @@ MUTANTS = (
         ),
     ),
     Mutants(
-        "segue/trainer/saving.py",
+        "segue/trainer/saves_in_flight.py",
         (_SAVING,),
         (
             ("        if waiting > (allowed / 2 if trouble else", "        if waiting > (allowed / 2 if False else"),
-            ("        if not self._taken or now - self._safe_at <= allowed:", "        if not self._taken:"),
-            ("max(2 * allowed, 4 * (self._meter.save_seconds or 0.0))):", "math.inf):"),
-            ("        self.delayed += not self._is_delaying", "        self.delayed += 1"),
+            ("        if not self._submitted or now - self._safe_at <= allowed:", "        if not self._submitted:"),
+            ("max(2 * allowed, 4 * (self._meter.save_seconds or 0.0))):", 'float("inf")):'),
             ("            in_flight = max(self._meter.save_seconds - passed, 0.0)", "            in_flight = None"),
-            ("            taken = replace(taken, evaluate_seconds=self._saved_at - started)", "            pass"),
+            ("replace(submitted, evaluate_seconds=seconds)", "submitted"),
         ),
+    ),
+    Mutants(
+        "segue/trainer/save_schedule.py",
+        (_SAVING,),
+        (("        self.delayed += not self._is_delaying", "        self.delayed += 1"),),
     ),
     Mutants(
         "segue/trainer/stopping.py",

@@ -21,7 +21,7 @@ class Numbers(NamedTuple):
     """Values that were asked for together."""
 
     read: Callable[[], list[float]]
-    """Waits until they are here, and returns them in the order in which they were asked for."""
+    """Waits until the values are here, and returns them in the order in which they were asked for."""
     is_late: bool
     """Whether there is something to wait for."""
 
@@ -43,7 +43,7 @@ def sent(numbers: Sequence[Number]) -> Numbers:
 
 
 def on_host(numbers: Sequence[Number]) -> list[float] | None:
-    """The values, where none of them is in the memory of an accelerator."""
+    """The values, if none of them is in the memory of an accelerator."""
     values = []
     for number in numbers:
         if isinstance(number, torch.Tensor):
@@ -55,7 +55,7 @@ def on_host(numbers: Sequence[Number]) -> list[float] | None:
 
 
 def as_of_now(numbers: Sequence[Number]) -> list[Number]:
-    """The numbers, apart from tensors that may be changed in place. Of sharded ones, all ranks must call this."""
+    """The numbers, copied from tensors that may be changed in place. If one is sharded, all ranks must call this."""
     return [number if type(number) is float else _apart(number) for number in numbers]
 
 

@@ -30,8 +30,8 @@ def begin_own_step(
 ) -> StepBegun:
     """Call the recipe's `step` on a batch, then its schedulers and `after_step`.
 
-    The gradient norm is the one that each optimizer saw at its update, over all of them. `before_update` is called
-    before each update.
+    The gradient norm is taken over all optimizers, each at its own update. `before_update` is called before each
+    update.
 
     Raises:
         LossError: `step` returned no number.
@@ -75,7 +75,7 @@ class _Seen:
 @contextmanager
 def _watched(recipe: Recipe, before_update: Callable[[], None], *, with_norms: bool) -> Iterator[_Seen]:
     seen = _Seen()
-    # What wraps an optimizer has it in `optimizer`, and the one within makes the updates.
+    # A wrapper has its optimizer in `optimizer`, and that inner optimizer makes the updates.
     own = {id(attribute(each, "optimizer", each)): id(each) for each in recipe.optimizers.values()}
 
     def after(optimizer: torch.optim.Optimizer, *_: Any) -> None:
@@ -97,7 +97,7 @@ def _watched(recipe: Recipe, before_update: Callable[[], None], *, with_norms: b
 
 
 def _named(value: Any) -> tuple[list[str], list[Number]]:
-    """The names of what `step` returns, and the numbers: the loss alone, or a dict with `loss`, or with its parts."""
+    """Names and values of the numbers that `step` returns: the loss alone, or a dict with `loss`, or with its parts."""
     if not isinstance(value, Mapping):
         return ["loss"], [_usable(value)]
     return [str(name) for name in value], [_usable(part) for part in value.values()]

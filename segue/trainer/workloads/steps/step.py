@@ -38,12 +38,12 @@ class ParameterOrder:
         return self._ordered
 
     def look_again(self) -> None:
-        """Walk the model at the next step: a resume from this one would do so, too."""
+        """Walk the model at the next step: a resume from this step would also do so."""
         self._held, self._ordered = [], []
 
 
 def do_step(recipe: Recipe, batches: Sequence[Any], **options: Any) -> StepResult:
-    """`begin_step`, and its result at once."""
+    """Call `begin_step`, and read its result at once."""
     return begin_step(recipe, batches, **options).read()
 
 
@@ -58,14 +58,14 @@ def begin_step(
     with_norms: bool = True,
     order: ParameterOrder | None = None,
 ) -> StepBegun:
-    """Forward and backward for each batch, then clip, update, schedule; `step` is the global step this makes.
+    """Forward and backward for each batch, then clip, update, schedule; `step` is the number of the global step.
 
-    On return everything is done or queued on the accelerator, which is not waited for, unless the recipe does so
-    itself, or takes the step's metrics.
+    On return everything is done or queued on the accelerator. There is no wait for the accelerator, unless the recipe
+    waits itself, or takes the step's metrics.
 
-    The gradient is the mean over the batches. `before_update` is called when it is there, also if a scaler then skips
-    the update. Without `with_norms` no norm is measured that the recipe does not use itself. With several ranks the
-    gradient becomes the mean over them; `weights`, one for each batch, make it the mean over their samples.
+    The gradient is the mean over the batches. `before_update` is called when the gradient is there, even if a scaler
+    then skips the update. Without `with_norms`, only norms that the recipe itself uses are measured. With several ranks
+    the gradient becomes the mean over them; `weights`, one for each batch, make it the mean over their samples.
 
     Raises:
         LossError: the loss function returned no scalar tensor with a gradient; no parameter was changed.
@@ -144,7 +144,7 @@ def _mean(losses: Sequence[float], weights: Sequence[float]) -> float:
 
 
 def _means(parts: Sequence[dict[str, torch.Tensor]], numbers: Sequence[float]) -> dict[str, float]:
-    """Of each part, by its name; `numbers` are their values in the same order."""
+    """The mean of each part, by its name; `numbers` are the values of `parts` in the same order."""
     found: dict[str, list[float]] = {}
     for name, number in zip((name for named in parts for name in named), numbers, strict=True):
         found.setdefault(name, []).append(number)
@@ -152,7 +152,7 @@ def _means(parts: Sequence[dict[str, torch.Tensor]], numbers: Sequence[float]) -
 
 
 def _parts(value: Any, recipe: Recipe) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """The loss itself, and its named parts where the loss function returns a dict."""
+    """The loss itself, and its named parts if the loss function returns a dict."""
     if not isinstance(value, dict):
         return _usable(value, recipe), {}
     tensors = {str(name): part for name, part in value.items() if isinstance(part, torch.Tensor) and part.numel() == 1}

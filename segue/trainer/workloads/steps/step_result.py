@@ -1,4 +1,4 @@
-"""What every kind of step has in common: its result, and what follows it."""
+"""The common parts of every kind of step: its result, and the work that follows it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from segue.user_objects import attribute
 
 
 class StepResult(NamedTuple):
-    """What one step looked like."""
+    """What one step looked like from outside."""
 
     outcome: StepNumbers
     parts: dict[str, float]
@@ -31,9 +31,9 @@ class StepBegun(NamedTuple):
     result: StepResult | None
     """None: its numbers are in the memory of an accelerator."""
     read_late: Callable[[], StepResult] | None = None
-    """Waits for them, then."""
+    """In that case, waits for the numbers."""
     is_late: bool = False
-    """Whether the accelerator may be still at work on them."""
+    """Whether the accelerator may still be computing them."""
 
     def read(self) -> StepResult:
         """Its result; waits for an accelerator."""
@@ -52,7 +52,7 @@ class Shown(NamedTuple):
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The same by name, for the recipe's `after_step`."""
+        """These numbers by name, for the recipe's `after_step`."""
         grad_norm = {} if self.grad_norm is None else {"grad_norm": self.grad_norm}
         return {"loss": self.loss} | grad_norm | self.parts
 
@@ -88,10 +88,10 @@ def ended(
     scale: Sequence[Number],
     measured: list[torch.Tensor] | None,
 ) -> StepBegun:
-    """What follows the update, and the reading of the step's numbers.
+    """Do what follows the update, and begin to read the step's numbers.
 
-    `asked` are what `shown` makes of them; `measured`: the parameters whose norm is measured, None for no norm. They
-    are read in one copy, and before `after_step` only where it takes them.
+    `shown` interprets the values of the numbers `asked`. `measured` are the parameters whose norm is measured; None: no
+    norm. All numbers are read in one copy, and the `asked` ones before `after_step` only if it takes metrics.
     """
     values = on_host(asked)
     if values is not None:
@@ -101,7 +101,7 @@ def ended(
         loss_scale = float(scale[0]) if scale else None
         outcome = StepNumbers(seen.loss, seen.grad_norm, param_norm, tuple(map(float, rates)), loss_scale)
         return StepBegun(StepResult(outcome, seen.parts))
-    if recipe.after_step is not None:  # It may change in place what the recipe gave.
+    if recipe.after_step is not None:  # It may change the recipe's tensors in place.
         asked = as_of_now(asked)
     early = shown(sent(asked).read()) if recipe.gives_metrics else None
     follow(recipe, step=step, ends_epoch=ends_epoch, metrics=None if early is None else early.metrics)
@@ -124,7 +124,7 @@ def ended(
 def follow(recipe: Recipe, *, step: int, ends_epoch: bool, metrics: dict[str, float] | None) -> None:
     """What follows an update: the schedulers that take no metric, then the recipe's `after_step`.
 
-    It gets the `metrics` where there are some.
+    `after_step` gets the `metrics` if there are some.
     """
     if ends_epoch or recipe.scheduler_every != "epoch":
         for name, scheduler in recipe.schedulers.items():

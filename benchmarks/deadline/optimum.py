@@ -15,7 +15,7 @@ from segue.policy.rules.view import Flags, Floats, Job
 
 
 def cheapest(job: Job, up: Flags, *, tick_seconds: float) -> Floats:
-    """The least cost for each row of `up` (runs, ticks), in spot seconds; infinite where the deadline cannot be met.
+    """The least cost for each row of `up` (runs, ticks), in spot seconds; infinite if the deadline cannot be met.
 
     The price ratio is rounded to the nearest fraction with a denominator of at most 20, so that costs form a grid.
     """

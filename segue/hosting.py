@@ -1,0 +1,270 @@
+"""The attempt that a program's session belongs to, and whether a program can train in this process at all."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Protocol
+
+from segue.errors import ProgramError, SessionError
+from segue.recipe import current_folder_first
+
+if TYPE_CHECKING:
+    import torch
+
+    from segue.records import Notice
+
+    OnePass = Callable[[], Iterator[tuple[int, Any]]]
+    Number = float | torch.Tensor
+    Rates = Number | Sequence[Number] | None
+
+
+class Host(Protocol):
+    """What stands behind a session: the attempt that it belongs to, or `Bare`."""
+
+    @property
+    def is_active(self) -> bool:
+        """Whether there is an attempt."""
+        ...
+
+    @property
+    def step(self) -> int:
+        """Steps that the run has made."""
+        ...
+
+    @property
+    def goal(self) -> int | None:
+        """The step at which the run ends, as far as it is known; None without a run."""
+        ...
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """The config that the program is given.
+
+        Raises:
+            SessionError: the config cannot be read.
+        """
+        ...
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether the attempt would end at the next safe point."""
+        ...
+
+    @property
+    def should_save(self) -> bool:
+        """Whether the run would save or end at the next safe point."""
+        ...
+
+    def measure(self, objects: Mapping[str, Any]) -> None:
+        """Measure these objects without saving them."""
+        ...
+
+    def restore_folder(self, path: Path) -> Path | None:
+        """Write the committed folder to this path."""
+        ...
+
+    def commit_folder(self, path: Path, *, instead: Mapping[str, bytes | Path], best: Mapping[str, str] | None) -> None:
+        """Make the folder the run's state at the next safe point, with these files in place of its own."""
+        ...
+
+    def track(self, objects: Mapping[str, Any]) -> None:
+        """Make these objects part of the run's state, and restore them if the run has a checkpoint."""
+        ...
+
+    def track_variables(self, namespace: dict[str, Any], names: tuple[str, ...]) -> None:
+        """Make these variables part of the run's state."""
+        ...
+
+    def carry(self, name: str, values: Mapping[str, Any]) -> SimpleNamespace:
+        """Make these values part of the run's state under a name of their own, or begin again with them."""
+        ...
+
+    def batches(self, loader: Any) -> OnePass:
+        """A function that makes one pass over the loader, or what is left of one: numbered batches."""
+        ...
+
+    def steps(self, numbers: range | None) -> Iterator[int]:
+        """The numbers that are left."""
+        ...
+
+    def epochs(self, numbers: range) -> Iterator[int]:
+        """The numbers that are left."""
+        ...
+
+    def report(self, loss: Number, *, lr: Rates, grad_norm: Number | None, metrics: Mapping[str, Number]) -> None:
+        """Record what the current step looked like."""
+        ...
+
+    def evaluating(self) -> AbstractContextManager[None]:
+        """A block that makes no step and leaves the random streams as they were."""
+        ...
+
+    def call_on_notice(self, function: Callable[[Notice], None]) -> None:
+        """Call this when the machine is about to be taken away."""
+        ...
+
+    def save_best(self, metric: float) -> None:
+        """Save at the next safe point, with this metric."""
+        ...
+
+    @property
+    def has_ended_early(self) -> bool:
+        """Whether the newest commit is that of a training that `finish` ended: no step is left."""
+        ...
+
+    def finish(self, reason: str) -> None:
+        """End the run at the next safe point."""
+        ...
+
+
+class Bare:
+    """Without an attempt, a session counts the steps; otherwise the script runs as if segue were not there."""
+
+    is_active = has_ended_early = should_save = False
+    goal = None
+
+    def __init__(self) -> None:
+        self.step, self.should_stop = 0, False
+        self._counts_batches = True
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        from segue.data.config import config_of_environment
+
+        return config_of_environment()
+
+    def steps(self, numbers: range | None) -> Iterator[int]:
+        require_training_here()
+        if numbers is None:
+            raise SessionError(what="run.steps() has no goal outside a segment.", fix="give it one: run.steps(1000).")
+        self._counts_batches = False
+        for number in self.epochs(numbers):
+            yield number
+            self.step += 1
+
+    def epochs(self, numbers: range) -> Iterator[int]:
+        require_training_here()
+        for number in numbers:
+            if self.should_stop:
+                return
+            yield number
+
+    def batches(self, loader: Any) -> OnePass:
+        def one_pass() -> Iterator[tuple[int, Any]]:
+            for numbered in enumerate(loader):
+                if self.should_stop:
+                    return
+                yield numbered
+                self.step += self._counts_batches
+
+        return one_pass
+
+    def carry(self, name: str, values: Mapping[str, Any]) -> SimpleNamespace:
+        return SimpleNamespace(**values)
+
+    def evaluating(self) -> AbstractContextManager[None]:
+        from segue.data.streams import streams_kept
+
+        return streams_kept()
+
+    def finish(self, reason: str) -> None:
+        self.should_stop = True
+
+    def track(self, objects: Mapping[str, Any]) -> None:
+        return
+
+    def track_variables(self, namespace: dict[str, Any], names: tuple[str, ...]) -> None:
+        return
+
+    def report(self, loss: Number, *, lr: Rates, grad_norm: Number | None, metrics: Mapping[str, Number]) -> None:
+        return
+
+    def restore_folder(self, path: Path) -> Path | None:
+        return None
+
+    def commit_folder(self, path: Path, *, instead: Mapping[str, bytes | Path], best: Mapping[str, str] | None) -> None:
+        return
+
+    def measure(self, objects: Mapping[str, Any]) -> None:
+        return
+
+    def call_on_notice(self, function: Callable[[Notice], None]) -> None:
+        return
+
+    def save_best(self, metric: float) -> None:
+        return
+
+
+_hosts: list[Host] = []
+"""The attempt in this process; one at most."""
+
+_refused: list[str] = []
+"""Why no program may train in this process; none if it may."""
+
+
+@contextmanager
+def hosted(host: Host) -> Iterator[None]:
+    """A block in which sessions belong to this attempt."""
+    _hosts.append(host)
+    try:
+        yield
+    finally:
+        _hosts.remove(host)
+
+
+@contextmanager
+def without_training(why: str) -> Iterator[None]:
+    """A block in which a training loop raises, for a process that only imports a program's functions."""
+    _refused.append(why)
+    try:
+        yield
+    finally:
+        _refused.remove(why)
+
+
+def require_training_here() -> None:
+    """Refuse to train in a process that may not.
+
+    Raises:
+        SessionError: names why, and how a script is imported without its loop.
+    """
+    if _refused:
+        fix = 'put the loop into `if __name__ == "__main__":`, or what is imported into another module.'
+        raise SessionError(what=f"{_refused[-1]}.", fix=fix)
+
+
+def require_program(command: Sequence[str]) -> None:
+    """Check that the script or module of a command exists, as seen from the current folder, without running it.
+
+    Raises:
+        ProgramError: there is no such script or module, or the script is not Python.
+    """
+    if command[1] == "-m":
+        with current_folder_first():
+            try:
+                found = importlib.util.find_spec(command[2])
+            except ModuleNotFoundError:
+                found = None
+        if found is None:
+            why = f"there is no module {command[2]!r}."
+            raise ProgramError(command=command, why=why, fix="check its name and the current folder.")
+        return
+    script = Path(command[1])
+    try:
+        compile(script.read_bytes(), script, "exec")
+    except OSError as error:
+        why = f"{script} cannot be read ({error.strerror})."
+        raise ProgramError(
+            command=command, why=why, fix="check the path; it is relative to the current folder."
+        ) from None
+    except (SyntaxError, ValueError) as error:
+        raise ProgramError(command=command, why=f"{script} is not Python ({error}).", fix="correct it.") from None
+
+
+def host_here() -> Host | None:
+    """The attempt that sessions of this process belong to; None outside of one."""
+    return _hosts[0] if _hosts else None

@@ -1,0 +1,73 @@
+"""Where a bucket is: what a URL names, which endpoints requests may travel to, and obstore's settings for them."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import urlsplit
+
+from segue.errors import StoreUnreachableError
+
+if TYPE_CHECKING:
+    from obstore.store import ClientConfig
+
+CONNECT_TIMEOUT = timedelta(seconds=5)
+CLIENT_TIMEOUT = timedelta(seconds=60)
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+
+class BucketPlace(NamedTuple):
+    """What the URL of a store in a bucket names."""
+
+    bucket: str
+    prefix: str
+
+
+def place_of(url: str, *, form: str) -> BucketPlace:
+    """The bucket and the prefix of a URL that has this form, such as s3://bucket/prefix.
+
+    Raises:
+        StoreUnreachableError: the URL is more or less than that.
+    """
+    parts = urlsplit(url)
+    fix = f"write it as {form}."
+    if not parts.netloc:
+        holder = urlsplit(form).netloc
+        raise StoreUnreachableError(url=url, why=f"the URL has no {holder}.", fix=fix)
+    if parts.query or parts.fragment:
+        raise StoreUnreachableError(url=url, why="the URL has a '?' or '#' after the prefix.", fix=fix)
+    return BucketPlace(parts.netloc, parts.path)
+
+
+def is_payload_exposed(endpoint_url: str | None) -> bool:
+    """Whether someone on the network path could read a request and change its bytes. Loopback has no such path."""
+    if endpoint_url is None:
+        return False
+    parts = urlsplit(endpoint_url)
+    return parts.scheme == "http" and parts.hostname not in _LOOPBACK
+
+
+def checked_endpoint(url: str, endpoint_url: str | None) -> str | None:
+    """The endpoint, if requests of a cloud whose signatures do not cover the bytes may travel to it.
+
+    Raises:
+        StoreUnreachableError: it is no URL, or `http://` and not on this machine.
+    """
+    if endpoint_url is not None and not endpoint_url.startswith(("http://", "https://")):
+        fix = "write it with https://."
+        raise StoreUnreachableError(url=url, why=f"the endpoint {endpoint_url!r} is not a URL.", fix=fix)
+    if is_payload_exposed(endpoint_url):
+        raise StoreUnreachableError(
+            url=url,
+            why=f"on the way to {endpoint_url} others could read the credentials and change the bytes.",
+            fix="give the endpoint with https://; http:// is for servers on 127.0.0.1.",
+        )
+    return endpoint_url
+
+
+def client_options(endpoint_url: str | None, timeout: timedelta = CLIENT_TIMEOUT) -> ClientConfig:
+    """obstore's settings for requests to an endpoint; `timeout` is that of one request with its body."""
+    options: ClientConfig = {"timeout": timeout, "connect_timeout": CONNECT_TIMEOUT}
+    if endpoint_url is not None:
+        options["allow_http"] = urlsplit(endpoint_url).scheme == "http"
+    return options

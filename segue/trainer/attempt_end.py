@@ -1,0 +1,93 @@
+"""The end of an attempt: its return value or exception becomes its report."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from segue.checkpoints.saving.committer import Writer
+from segue.errors import (
+    BrokenResumeError,
+    FencedError,
+    HungRankError,
+    PoisonedStepError,
+    RankLostError,
+    RehearsalError,
+    UnreadRecordError,
+    WorkAtRiskError,
+)
+from segue.records import SegmentReport, StopReason
+from segue.stores.base import StoreReadError, StoreWriteError
+from segue.trainer.health.failures import failure_of, stop_reason, without_traceback
+from segue.trainer.process.context import AttemptContext
+from segue.trainer.reporting import AttemptReporter
+from segue.trainer.time_left import REPORT_SECONDS
+
+log = logging.getLogger(__name__)
+
+
+class AttemptEnd:
+    """Reports how one attempt ended."""
+
+    def __init__(self, context: AttemptContext, *, reporter: AttemptReporter, writer: Writer) -> None:
+        self._context, self._reporter, self._writer = context, reporter, writer
+
+    def reported(self, train: Callable[[], StopReason], *, log_level: int) -> SegmentReport:
+        """Call `train`, then make and write the report of its return value or exception.
+
+        An exception of the user's code is logged with this level.
+
+        Raises:
+            BrokenResumeError: with verdict and report in the log.
+            StoreReadError, StoreWriteError, UnreadRecordError, WorkAtRiskError: without a report.
+        """
+        try:
+            return self._reported(train, log_level=log_level)
+        except FencedError as error:  # Also from the report of an attempt that ended for another reason.
+            log.warning("attempt fenced reason=%s", error)
+            return self._reporter.report(StopReason.FENCED, note=str(error))
+
+    def _reported(self, train: Callable[[], StopReason], *, log_level: int) -> SegmentReport:
+        try:
+            return self._reporter.append(self._reporter.report(train(), note=self._writer.trouble))
+        except FencedError:
+            raise
+        except BrokenResumeError as error:
+            self._reporter.append(self._reporter.report(StopReason.FAILED, failure=failure_of(error), note=str(error)))
+            raise
+        except PoisonedStepError as error:
+            report = self._reporter.report(StopReason.FAILED, failure=failure_of(error), note=self._writer.trouble)
+            return self._reporter.append(report.model_copy(update={"anomaly": error.anomaly}))
+        except RankLostError as error:
+            # That rank's part of a save will never be durable, so there is nothing to wait for.
+            self._context.activity.ending()
+            self._writer.give_up()
+            report = self._reporter.report(StopReason.LOST, note=str(error))
+            # torchrun signals the other ranks when one is gone; that signal is no notice from the provider.
+            return self._reporter.append(report.model_copy(update={"notice": None}))
+        except (StoreReadError, StoreWriteError, UnreadRecordError, WorkAtRiskError):
+            raise  # A fault of the storage, not of the recipe: no report, so the controller declares it lost.
+        except (Exception, SystemExit) as error:
+            # The user's code raised, in a step, a transform or a metric. The state may be half changed, so it is not
+            # saved. Saves that the writer already has are complete and may still be committed.
+            refusal = without_traceback(error)
+            if refusal is not None:
+                log.log(log_level, "the attempt ends step=%d reason=%s", self._reporter.progress.step, refusal)
+            else:
+                log.log(log_level, "the training code raised step=%d", self._reporter.progress.step, exc_info=error)
+            return self._failed(refusal or error)
+
+    def _failed(self, error: BaseException) -> SegmentReport:
+        self._context.activity.ending()
+        if isinstance(error, RehearsalError):
+            self._writer.give_up()  # Nothing is committed after that verdict.
+        else:
+            # A rank that hangs may never write its part of a save.
+            seconds = REPORT_SECONDS if isinstance(error, HungRankError) else self._context.spec.grace_seconds
+            try:
+                self._writer.wait(seconds)
+            except RuntimeError as of_writer:
+                # A device that fails a step also fails the copy of the save before it; the step is to be reported.
+                log.warning("the save that was under way is not complete reason=%s", of_writer)
+        reason = stop_reason(error, kills_before=self._context.kills.before)
+        return self._reporter.append(self._reporter.report(reason, failure=failure_of(error)))
