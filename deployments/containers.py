@@ -10,7 +10,7 @@ PoolName = Literal["spot", "on-demand", "parents"]
 POOLS: tuple[PoolName, ...] = get_args(PoolName)
 _SEGMENT_COMMAND, _PARENT_COMMAND = "python -m segue.flows.prefect_engine", "python -m prefect.engine"
 _IMAGES = "registry.example.com/segue"
-"""Stands for the user's images, in all files."""
+"""Placeholder for the user's images, in all files."""
 
 
 def command(pool: PoolName) -> dict[str, Any]:
@@ -26,7 +26,7 @@ def image(*, has_accelerators: bool) -> dict[str, Any]:
 
 
 def environment(event: str) -> dict[str, Any]:
-    """The environment variables; Prefect adds those of a deployment to the default. `event` ends a flow run early."""
+    """The environment variables; Prefect adds a deployment's own to the default. `event` ends a flow run early."""
     return {
         "type": "object",
         "title": "Env",

@@ -32,7 +32,7 @@ from segue.stores.base import StoreReadError, StoreWriteError
 _LOOK_SECONDS = 0.25
 _ASK_PREFECT_SECONDS = 1.0
 _MOST_RESTARTS = 5
-"""How often a command starts the parent of its run again."""
+"""How many times a command starts the parent of its run again."""
 
 Observer = Callable[[History, Heartbeat | None], str | None]
 """Called with each new state of the run; the text it returns is printed above the bar."""
@@ -84,7 +84,7 @@ def follow(
 ) -> State:
     """Show progress until the run has ended; returns the final state of its parent. Ctrl-C cancels the run.
 
-    A parent that dies meanwhile is started again, as the flow `recover` does it.
+    A parent that dies meanwhile is started again, as by the flow `recover`.
     """
     parent = _Parent(client, flow_run_id, runlog)
     try:
@@ -123,7 +123,7 @@ class _Parent:
             return None
 
     def recover(self) -> str | None:
-        """Start the parent again if it is dead; what was done, in words for the terminal.
+        """Start the parent again if it is dead; returns what was done, in words for the terminal.
 
         Raises:
             StoreReadError, StoreWriteError: look again later.
@@ -148,7 +148,7 @@ class _Parent:
 
 
 class StepBar(Progress):
-    """A progress bar on a terminal; in a file or pipe a line for each new thing that is done, and each tenth."""
+    """A progress bar on a terminal; in a file or pipe, a line for each new activity and each tenth of the steps."""
 
     def __init__(self, *columns: ProgressColumn) -> None:
         super().__init__(*columns, console=errors)

@@ -1,4 +1,4 @@
-"""Flow `recover`, run by a schedule: start the parents of open runs again that have died."""
+"""Flow `recover`, run by a schedule: start the dead parents of open runs again."""
 
 from __future__ import annotations
 

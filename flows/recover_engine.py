@@ -1,6 +1,6 @@
-"""The Prefect engine of a start of `recover`: `python -m segue.flows.recover_engine`. Loads Prefect when due.
+"""The Prefect engine of a start of `recover`: `python -m segue.flows.recover_engine`. Loads Prefect only when due.
 
-While no worker takes them, starts pile up, and then all begin together: hundreds, after a night. A worker whose clock
+While no worker takes them, starts pile up, hundreds in a night, and then all begin together. A worker whose clock
 is ahead also takes the starts of the next minutes at once. Prefect takes seconds of a core and 150 MB for each start,
 so a late start ends here, and a start that is early by the server's clock waits here. Nothing here prevents a look that
 is due: if the server cannot be asked, or shows no later start that a worker has taken, the engine runs.
@@ -25,7 +25,7 @@ from typing import Any
 from segue.process import FLOW_RUN_VARIABLE
 
 _LATE = timedelta(minutes=2)
-"""As in `segue.prefect.recovery.schedule`, which loads Prefect."""
+"""Same value as in `segue.prefect.recovery.schedule`, which loads Prefect."""
 _ANSWER_SECONDS = 5.0
 _LONGEST_WAIT_SECONDS = 60.0
 """The time after which the server is asked again: its clock may be set, and a person may cancel the start."""
@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def seconds_until_due(environment: Mapping[str, str]) -> float:
-    """Seconds until this start is due by the server's clock; 0 if it is due or cancelled, or if the time is unknown."""
+    """Seconds until this start is due by the server's clock; 0 if due, cancelled, or not known."""
     try:
         own, now = _Server(environment).ask("GET", f"/flow_runs/{environment[FLOW_RUN_VARIABLE]}")
         due = own.get("expected_start_time")
@@ -55,7 +55,7 @@ def seconds_until_due(environment: Mapping[str, str]) -> float:
 
 
 def ended_as_late(environment: Mapping[str, str]) -> bool:
-    """End this start if it is late and a worker has taken a later start of its deployment; whether that was done."""
+    """End this flow run if it is late and a worker has taken a later one of its deployment; return whether it ended."""
     try:
         server = _Server(environment)
         own, now = server.ask("GET", f"/flow_runs/{environment[FLOW_RUN_VARIABLE]}")

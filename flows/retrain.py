@@ -28,7 +28,7 @@ _MISSED = "no worker started it while it was the newest slot"
 
 
 def _name() -> str:
-    """Name of a flow run: that of its slot, if its parameters give one."""
+    """Name of a flow run: the name of its slot, if its parameters give a slot."""
     file = Path(str(flow_run.parameters.get("file", "retrain.toml")))
     try:
         spec = RetrainSpec.from_toml(file)

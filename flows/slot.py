@@ -52,7 +52,7 @@ Logger = logging.Logger | logging.LoggerAdapter[Any]
 
 
 class _LeftWaitingError(Exception):
-    """The candidate of an earlier slot waits for a person, whom a flow run of that slot asks."""
+    """The candidate of an earlier slot waits for a person's decision; a flow run of that slot asks for it."""
 
 
 class SlotRunner:
@@ -164,15 +164,15 @@ class SlotRunner:
 
         Raises:
             NoDataError: there is no window.
-            SameDataError: the slot is there for new data, and there is none.
-            SegueError: it could not be read or checked.
+            SameDataError: the slot was begun for new data, and there is none.
+            SegueError: the window could not be read or checked.
         """
         spec = self._spec
         check_functions(spec)
         window, local = choose_window(spec, slot)
         models = self.log.read()
         is_for_new_data = begins_for_data(spec, models, slot)
-        if is_for_new_data:  # Before its data is checked, and again when it begins.
+        if is_for_new_data:  # Checked here, and again when the slot begins.
             require_new_data(models, window, slot=slot)
         before = models.window_before(slot)
         gate, docs = check_data(spec, slot, window, local, folder=self._folder, before=before)
@@ -197,7 +197,7 @@ class SlotRunner:
         run = self._in_time(planned, history)
         if start.start_version is not None and not history.has_trained:
             begin_with_version(self._spec, start.model_copy(update={"run": run}))
-        # A stop after this is not undone: by a person, or by a later slot.
+        # A later stop, by a person or by a later slot, is not undone.
         asked_at = self._history(run).next_slot
         if self._is_superseded(start.slot):
             return _superseded(run.run_id)
@@ -220,7 +220,7 @@ class SlotRunner:
         return self._end(start.slot, outcome, why, Word.PROMOTED if version.is_promoted else Word.NOT_PROMOTED)
 
     def _decided(self, slot: datetime) -> State[Any]:
-        """The end of a slot about whose candidate a person decides. Suspends its flow run until the person has decided.
+        """End a slot that needs a person's decision about its candidate. Suspends its flow run until that decision.
 
         Raises:
             _LeftWaitingError: the flow run belongs to a later slot, which does not wait. Recovery starts a flow run
@@ -264,7 +264,7 @@ class SlotRunner:
         if not state.is_crashed():  # Otherwise the slot stays open: recovery starts it again.
             outcome: SlotOutcome = "cancelled" if state.is_cancelled() else "failed"
             self._finish(slot, outcome, state.message or state.name or outcome)
-        # A new one: Prefect would sum up the state of another flow run as "1/1 states failed".
+        # A new state: Prefect would sum up the state of another flow run as "1/1 states failed".
         return State(type=state.type, message=state.message)
 
     def _adopt(self, slot: datetime) -> None:
@@ -305,10 +305,10 @@ class SlotRunner:
 
     def _finish(self, slot: datetime, outcome: SlotOutcome, why: str) -> None:
         as_parent(lambda: self.log.end_slot(SlotEnd(slot=slot, outcome=outcome, why=why)), what="slot")
-        self._publish(slot)  # The end is that of another process, if it was faster.
+        self._publish(slot)  # If another process was faster, its end counts.
 
     def _publish(self, slot: datetime) -> None:
-        """Show in Prefect what the log has of a slot that has ended, or that waits for a decision."""
+        """Show in Prefect what the log holds about a slot that has ended or waits for a decision."""
         models = as_parent(self.log.read, what="log of the model")
         publish_model(self._spec, models.slots[slot].version, return_state=True)
         announce(self._spec, models, slot, log_id=self.log.log_id, logger=self._logger)

@@ -86,7 +86,7 @@ def _train(spec: RunSpec, *, accept_drift: bool, requested_at_slot: int | None, 
                 return _run(spec, parent)
         except EndedError as ended:
             return _leave(spec, parent, ended.why)
-    except EndedError as ended:  # Before this flow was the run's parent.
+    except EndedError as ended:  # Ended before this flow was the run's parent.
         return _left(ended.why)
     except ParentAliveError as error:
         return state_with(Word.DUPLICATE, str(error))
@@ -139,9 +139,9 @@ def _flow_run_id() -> UUID | None:
 
 
 def _conclude(spec: RunSpec, live: LiveRun, decision: Decision, *, has_resumed: bool) -> State[Any]:
-    """Publish a run that has ended; its final state."""
+    """Publish a run that has ended; returns its final state."""
     release_standby(spec)
-    live.finish()  # Before the last version is created, which has to be the newest.
+    live.finish()  # First: the version created last has to be the newest.
     publish_run(spec, return_state=True)  # The returned state is ignored: a failed artifact must not fail the run.
     if has_resumed:
         publish_resume(spec, return_state=True)

@@ -99,7 +99,7 @@ def _verified(runs: DrillRuns, kinds: Sequence[DisturbanceKind]) -> tuple[Verifi
 
 
 def _train_to_its_end(spec: RunSpec) -> tuple[History, str | None]:
-    """Train a run, or continue it; its history, and the message of its parent if that could not finish the run."""
+    """Train a run, or continue it; returns its history, and its parent's message if it could not be finished."""
     known = as_parent(lambda: _history_of(spec), what="log")
     if known is not None and known.is_over and (known.is_finished(spec) or known.decisions[-1].action == "broken"):
         return known, None  # A run that failed continues: the cause may have been corrected.
@@ -118,7 +118,7 @@ def _history_of(spec: RunSpec) -> History | None:
 
 
 def _await_end(spec: RunSpec) -> None:
-    """Wait for a run that another parent drives: one that `recover` started, when an earlier flow run had died."""
+    """Wait for a run with another parent: `recover` started that parent after an earlier flow run had died."""
     runlog, clock = open_log(spec), parent_clock()
     while not as_parent(lambda: read_history(runlog), what="log").is_over:
         clock.sleep(_LOOK_SECONDS)

@@ -1,7 +1,7 @@
-"""Credentials in what is stored and shown, such as the run spec, by the form and the names of values.
+"""Finds credentials in stored and shown texts, such as the run spec, by the form and the names of values.
 
-One set of forms serves both ways: a text that holds one is refused where it would be stored, and shown without it.
-A reference to a secret (`$NAME`, `env:NAME`) is none.
+One set of forms serves both uses: a text with a credential is not stored, and is shown without the credential. A
+reference to a secret (`$NAME`, `env:NAME`) is not a credential.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from urllib.parse import quote
 
 _CREDENTIALS = re.compile(r"[A-Za-z][\w+.-]+:(//?)[^/\s?#@]*@")
-"""Of a URL of any scheme, also if its slashes are forgotten."""
+"""Credentials in a URL of any scheme, even if its slashes are missing."""
 _IN_TEXT = re.compile(r"([A-Za-z][\w+.-]+:(?://?))[^/\s'\"]+@")
 _USER_INFO = re.compile(r"([A-Za-z][\w+.-]+):/{1,2}([^/\s?#'\"]*)@")
 _USER_ALONE = {"ssh", "git", "git+ssh", "sftp", "rsync", "hdfs", "abfs", "abfss", "wasb", "wasbs"}
@@ -25,7 +25,7 @@ _SIGNED_QUERY = re.compile(
     r"[?&;#]((?:x-(?:amz|goog|oss|cos|ms)-)?(?:signature|security-token)|sig|hmac|auth|code|key)=([^&#;\s'\"]+)", re.I
 )
 _RANDOM_QUERY = {"code", "key", "auth"}
-"""Such names also have harmless values: only what looks random counts."""
+"""Such names also have harmless values: only values that look random count."""
 _KNOWN_FORMS = re.compile(
     r"""
     -----BEGIN\ [A-Z ]*PRIVATE\ KEY (?:[^-]*-----[^-]*)? | AGE-SECRET-KEY-1\w{20,} | PuTTY-User-Key-File
@@ -75,10 +75,10 @@ _SECRET_PAIRS |= {("auth", "string"), ("basic", "auth")}
 _TOKEN_OF = {"access", "api", "auth", "bearer", "refresh", "session", "hf", "tracking", "wandb", "hub", "huggingface"}
 _TOKEN_OF |= {"github", "gitlab", "slack", "bot", "openai", "jwt", "sas", "security", "personal", "deploy", "neptune"}
 _TOKEN_OF |= {"comet", "vault", "npm", "pypi", "registry", "influx", "prefect", "service", "id"}
-"""What comes before `token` in the name of a secret; `pad_token` and `eos_token` are none."""
+"""Words before `token` in the name of a secret; `pad_token` and `eos_token` are no secrets."""
 _NAMES_OF_OTHERS = {"file", "path", "dir", "folder", "name", "arn", "env", "var", "variable", "column", "field"}
 _NAMES_OF_OTHERS |= {"profile", "length", "size", "dim", "provider", "scope", "manager", "type", "kind", "ref"}
-"""The last word of a name whose value is no secret, but tells where one is, or something about it."""
+"""Last words of names whose values are no secrets, but tell where a secret is, or something about it."""
 _PASSWORDS = ("password", "passwd", "passphrase", "pass", "pwd")
 _NO_PASSWORDS = {"none", "null", "true", "false", "prompt", "required", "optional", "undefined"}
 
@@ -86,7 +86,7 @@ _REFERENCE = re.compile(r"(env|file):.+")
 _INNER_REFERENCE = re.compile(
     r"\$\w+|\$\{[\w.:]+(?:[?+][^{}]*)?\}|\$\([^()]*\)|`[^`]*`|%\w+%|\{\{.*?\}\}|<[^<>]*>|\*{3,}|\.{3,}|\(hidden\)"
 )
-"""What stands for a value that is elsewhere: of a shell, of Hydra, of templates, of people."""
+"""Placeholders for a value that is elsewhere: of a shell, of Hydra, of templates, of people."""
 _LEAST_LENGTH, _LEAST_PASSWORD_LENGTH = 8, 4
 _LEAST_KEY_LENGTH = 16
 _MOST_REDACTED_BYTES = 64 * 1024
@@ -107,10 +107,10 @@ def holds_credentials(text: str) -> bool:
 
 
 def without_credentials(url: str) -> str:
-    """The same URL.
+    """The URL itself.
 
     Raises:
-        PydanticCustomError: it holds credentials.
+        PydanticCustomError: the URL holds credentials.
     """
     if holds_credentials(url) or any(_forms_in(url)):
         from pydantic_core import PydanticCustomError  # Not at the top: the writer process starts without pydantic.
@@ -121,14 +121,14 @@ def without_credentials(url: str) -> str:
 
 
 def masked(text: str) -> str:
-    """The text without what stands before the @ of URLs in it."""
+    """The text without the part before the @ of its URLs."""
     return _IN_TEXT.sub(r"\1...@", text)
 
 
 def redacted(text: str) -> str:
-    """The text without secrets of this process's environment, and without what has the form or name of a secret.
+    """The text without secrets of this process's environment, and without values that have a secret's form or name.
 
-    Those of the environment are the values of variables whose names say so, also if they are quoted or escaped.
+    Secrets of the environment are the values of variables whose names say so, even if they are quoted or escaped.
     """
     for secret in _secrets_of(tuple(os.environ.items())):
         text = text.replace(secret, HIDDEN)
@@ -148,7 +148,7 @@ def redacted_end(output: bytes, *, most_characters: int) -> str:
 
 
 def _forms_in(text: str) -> Iterator[tuple[int, int]]:
-    """Where in a text something has the form of a credential, or follows the name of one."""
+    """The places in a text where a value has the form of a credential, or follows the name of one."""
     for found in _USER_INFO.finditer(text):
         name, colon, password = found[2].partition(":")
         is_account = not colon and found[1].lower() in _USER_ALONE
@@ -169,7 +169,7 @@ def _forms_in(text: str) -> Iterator[tuple[int, int]]:
 
 
 def _named_in(text: str) -> Iterator[tuple[int, int]]:
-    """Where in a text the value of a named secret is: NAME=value, "name": "value", --name value."""
+    """The places of values of named secrets in a text: NAME=value, "name": "value", --name value."""
     for name in _NAME.finditer(text):
         if not names_secret(name[2]):
             continue
@@ -215,7 +215,7 @@ def _is_secret_variable(name: str, value: str) -> bool:
 
 
 def names_secret(name: str) -> bool:
-    """Whether a value of this name is a secret, as far as a name tells."""
+    """Whether a value with this name is a secret, as far as the name tells."""
     words = _words_of(name)
     if not words or words[-1] in _NAMES_OF_OTHERS:
         return False
@@ -226,7 +226,7 @@ def names_secret(name: str) -> bool:
 
 
 def _words_of(name: str) -> list[str]:
-    """The words of a name, in lower case; a plural of what names secrets counts as its singular."""
+    """The words of a name, in lower case; a plural of a word for secrets counts as its singular."""
     words = [word.lower() for word in _WORDS.findall(name)]
     plurals = {f"{word}s": word for word in (*_SECRET_WORDS, "key")}
     singular = [plurals.get(word, word) for word in words]
@@ -236,19 +236,19 @@ def _words_of(name: str) -> list[str]:
 
 
 def is_secret(name: str, value: object) -> bool:
-    """Whether a value under the name of a secret may be one: long enough, and no reference to one."""
+    """Whether a value under the name of a secret may be a secret: long enough, and no reference to a secret."""
     is_password = name.lower().rstrip("s").endswith(_PASSWORDS)
     if is_password and isinstance(value, int) and not isinstance(value, bool):
         return len(str(value)) >= _LEAST_PASSWORD_LENGTH
     if not isinstance(value, str) or value.lower() in _NO_PASSWORDS:
         return False
     if name.lower().rstrip("s").endswith("credential") and value.startswith(("/", "~", "./")):
-        return False  # A path of the file that has them.
+        return False  # The path of a file that holds the secrets.
     return _is_given(value, least=_LEAST_PASSWORD_LENGTH if is_password else _LEAST_LENGTH)
 
 
 def secrets_in(fields: Mapping[str, object]) -> tuple[str, ...]:
-    """What is wrong in the fields of a run spec, by the path of each; no value is in it."""
+    """The problems in the fields of a run spec, by the path of each field; they contain no value."""
     return tuple(dict.fromkeys(_found("", fields)))
 
 
@@ -271,7 +271,7 @@ def _found(path: str, value: object) -> Iterator[str]:
 
 
 def _found_in_list(path: str, values: Sequence[object]) -> Iterator[str]:
-    """The same for a list, which may be a command with options, or several secrets of one name."""
+    """The problems in a list, which may be a command with options, or several secrets of one name."""
     name, before = ".".join(path.split(".")[-2:]), ""
     for number, value in enumerate(values):
         option, equals, given = str(value).partition("=") if isinstance(value, str) else ("", "", "")
@@ -293,13 +293,13 @@ def _where_to(path: str) -> str:
 
 
 def _is_given(value: object, *, least: int = _LEAST_LENGTH) -> bool:
-    """Whether a value may be a secret itself: a text that is long enough, and no reference to one."""
+    """Whether a value may be a secret itself: a text that is long enough, and no reference to a secret."""
     if not isinstance(value, str) or _REFERENCE.fullmatch(value):
         return False
     return len(_INNER_REFERENCE.sub("", value)) >= least
 
 
 def _is_random(text: str) -> bool:
-    """Whether a text looks like no word: it has letters and digits, or both cases, or is long."""
+    """Whether a text does not look like a word: it has letters and digits, or both cases, or is long."""
     kinds = [any(map(is_kind, text)) for is_kind in (str.islower, str.isupper, str.isdigit)]
     return len(_INNER_REFERENCE.sub("", text)) >= _LEAST_LENGTH and (sum(kinds) > 1 or len(text) >= 24)

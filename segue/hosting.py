@@ -1,4 +1,4 @@
-"""The attempt that a program's session belongs to, and whether a program can train in this process at all."""
+"""The attempt to which a program's session belongs, and whether a program can train in this process at all."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Host(Protocol):
-    """What stands behind a session: the attempt that it belongs to, or `Bare`."""
+    """The object behind a session: the attempt to which it belongs, or `Bare`."""
 
     @property
     def is_active(self) -> bool:
@@ -84,7 +84,7 @@ class Host(Protocol):
         ...
 
     def batches(self, loader: Any) -> OnePass:
-        """A function that makes one pass over the loader, or what is left of one: numbered batches."""
+        """A function that makes one pass over the loader, or the rest of a pass, as numbered batches."""
         ...
 
     def steps(self, numbers: range | None) -> Iterator[int]:
@@ -96,7 +96,7 @@ class Host(Protocol):
         ...
 
     def report(self, loss: Number, *, lr: Rates, grad_norm: Number | None, metrics: Mapping[str, Number]) -> None:
-        """Record what the current step looked like."""
+        """Record the numbers of the current step."""
         ...
 
     def evaluating(self) -> AbstractContextManager[None]:
@@ -113,7 +113,7 @@ class Host(Protocol):
 
     @property
     def has_ended_early(self) -> bool:
-        """Whether the newest commit is that of a training that `finish` ended: no step is left."""
+        """Whether the newest commit belongs to a training that `finish` ended: no step is left."""
         ...
 
     def finish(self, reason: str) -> None:
@@ -122,7 +122,7 @@ class Host(Protocol):
 
 
 class Bare:
-    """Without an attempt, a session counts the steps; otherwise the script runs as if segue were not there."""
+    """The host without an attempt: it only counts the steps, and the script runs as if segue were not there."""
 
     is_active = has_ended_early = should_save = False
     goal = None
@@ -200,10 +200,10 @@ class Bare:
 
 
 _hosts: list[Host] = []
-"""The attempt in this process; one at most."""
+"""The attempt in this process, if there is one."""
 
 _refused: list[str] = []
-"""Why no program may train in this process; none if it may."""
+"""Why no program may train in this process; empty if one may."""
 
 
 @contextmanager
@@ -230,7 +230,7 @@ def require_training_here() -> None:
     """Refuse to train in a process that may not.
 
     Raises:
-        SessionError: names why, and how a script is imported without its loop.
+        SessionError: the message says why, and how a script is imported without its loop.
     """
     if _refused:
         fix = 'put the loop into `if __name__ == "__main__":`, or what is imported into another module.'
@@ -266,5 +266,5 @@ def require_program(command: Sequence[str]) -> None:
 
 
 def host_here() -> Host | None:
-    """The attempt that sessions of this process belong to; None outside of one."""
+    """The attempt to which sessions of this process belong; None outside of an attempt."""
     return _hosts[0] if _hosts else None

@@ -36,7 +36,7 @@ from segue.trainer.attempt import local_attempt
 RUN_ID = "local"
 """Name of the run in the folder of a local session."""
 _NO_GOAL = 2**53
-"""Steps of the run: the program sets the goal."""
+"""Goal of the run in steps, out of reach: the program sets the real goal."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -61,12 +61,12 @@ def training_in(folder: Path) -> Iterator[Host]:
             with local_attempt(assignment, runlog=runlog, board=board, clock=clock) as host:
                 yield host
             if read_history(runlog).is_finished(spec):
-                decide_next(runlog, spec, clock=clock)  # Logs that the run is finished; another start may train on.
+                decide_next(runlog, spec, clock=clock)  # Logs that the run is finished; a later start may extend it.
         except SystemExit as end:
             notice = board.read()
             if notice is None or end.code:
                 raise
-            # The save and the end that were asked for are done. The exit code is that of the signal.
+            # The requested save and end are done. The exit code is that of the signal.
             raise SystemExit(128 + signal.Signals[notice.kind.upper()]) from None
 
 
@@ -102,7 +102,7 @@ def _announced(runlog: RunLog, spec: RunSpec, folder: Path) -> SegmentPlan:
             log_id=runlog.log_id,
         )
         facts = {"plan": plan, "action": "run", "reason": "a script was started with a local session"}
-        with suppress(LogMovedError):  # Another process came first: read the log again.
+        with suppress(LogMovedError):  # Another process was first: read the log again.
             runlog.append(partial(_decision, facts), at=history.next_slot)
             return plan
 
@@ -142,7 +142,8 @@ def _stopped_by_signals(board: NoticeBoard, grace_seconds: float) -> Iterator[No
 
     def leave(number: int, frame: FrameType | None) -> None:
         if os.getpid() != process:
-            # A process that the script has forked and ends: it would not end, and the script would wait for ever.
+            # The script has forked this process and now ends it: without this it would not end, and the script would
+            # wait for ever.
             signal.signal(number, before[signal.Signals(number)])
             os.kill(os.getpid(), number)
             return

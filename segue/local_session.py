@@ -1,6 +1,6 @@
 """`segue.session`: in a segment, bare, or with a folder of its own in which the script saves and resumes.
 
-A script that runs bare pays for nothing else: the code that trains is imported when a local session is entered.
+A script that runs bare loads nothing else: the training code is imported only when a local session is entered.
 """
 
 from __future__ import annotations

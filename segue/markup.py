@@ -1,8 +1,8 @@
 """Markdown and HTML of pages. Everything that comes from data, specs, files or people's code passes through here.
 
-Prefect's UI, GitHub and browsers show these pages. A column, a file or an exception may be named so that it would break
-out of its table, add a heading, a link or an image: it is shown as the text that it is. `Markup` is text that is ready;
-tables and lists escape everything else.
+Prefect's UI, GitHub and browsers show these pages. The name of a column, a file or an exception could break out of its
+table, or add a heading, a link or an image: such names are shown as plain text. `Markup` is finished text; tables and
+lists escape everything else.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _MOST_OF_A_CELL = 1_000
 _ODD = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 """Controls of terminals and of the direction of writing, and halves of characters."""
 _SPAN = re.compile(r"(?<!`)`(?!`)([^`<>|]+)`(?!`)")
-"""Code between two backticks, as sentences of segue have it."""
+"""Code between two backticks, as in segue's sentences."""
 _SPECIAL = re.compile(
     r"""
     (?P<backslash>\\(?=[!-/:-@\[-`{-~]|$)) | (?P<entity>&(?=\#?\w+;)) | (?P<tag><(?=[A-Za-z/!?]))
@@ -26,19 +26,19 @@ _SPECIAL = re.compile(
     re.VERBOSE,
 )
 _BAR = re.compile(r"(?<!\\)((?:\\\\)*)\|")
-"""One that is not escaped: it would begin another cell."""
+"""A bar that is not escaped: it would begin another cell."""
 _BLOCK = re.compile(r"(#{1,6}(?:\s|$)|>|[-+*](?:\s|$)|[-=_*]{2,}\s*$|\d+(?=[.)](?:\s|$)))")
-"""What makes a heading, a quotation, a list or a rule of a line that begins with it."""
+"""Beginnings that make a line a heading, a quotation, a list or a rule."""
 
 
 class Markup(str):
-    """Markdown that is ready: what comes from elsewhere is escaped in it."""
+    """Finished markdown, in which all foreign text is escaped."""
 
     __slots__ = ()
 
 
 def inline(text: object) -> Markup:
-    """A text in one line that markdown shows as it is; code in single backticks stays code. Markup is left alone."""
+    """A text in one line that markdown shows unchanged; code in single backticks stays code. Markup is left alone."""
     if isinstance(text, Markup):
         return text
     shown = _line(text, most_characters=_MOST_CHARACTERS)
@@ -50,7 +50,7 @@ def inline(text: object) -> Markup:
 
 
 def _line(text: object, *, most_characters: int) -> str:
-    """The same, for a place at which no block begins."""
+    """The same text, for a place where no block begins."""
     line = _ODD.sub("?", " ".join(str(text).split()))
     if len(line) > most_characters:
         line = f"{line[:most_characters]} ..."
@@ -94,7 +94,7 @@ def blocks(*parts: object) -> Markup:
 
 
 def html(text: object) -> str:
-    """A text as HTML shows it, also in an attribute."""
+    """A text that HTML shows unchanged, even in an attribute."""
     return _html.escape(_ODD.sub("?", str(text)))
 
 

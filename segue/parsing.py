@@ -1,4 +1,4 @@
-"""Plain data as a model, and what is wrong with it in words."""
+"""Plain data as a model, and errors in the data in words."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def parsed(model: type[_Model], data: object, *, source: str) -> _Model:
     """The data as a model.
 
     Raises:
-        SpecError: some fields are wrong; it names each by its path, with the remedy.
+        SpecError: some fields are wrong; the error names each field by its path, with the remedy.
     """
     try:
         return model.model_validate(data)
@@ -35,7 +35,7 @@ _PATTERNS = {
     "market": ("must be an instance type and a zone", "g5.xlarge us-east-1a"),
     "endpoint_url": ("must be a URL", "http://127.0.0.1:9000"),
 }
-"""What a text must be, and an example, by the name of the field."""
+"""The required form of a text, and an example, by the name of the field."""
 
 
 def _problem(model: type[BaseModel], item: Any) -> str:
@@ -44,12 +44,12 @@ def _problem(model: type[BaseModel], item: Any) -> str:
 
 
 def _what_is_wrong(model: type[BaseModel], item: Any) -> str:
-    """In one form: what is wrong (got the value); the remedy."""
+    """One field's error, always in this form: what is wrong (got the value); the remedy."""
     where, given = item["loc"], _shown(item["loc"], item["input"])
     match item["type"]:
         case "extra_forbidden":
             return _unknown_field(str(where[-1]), known=_fields_at(model, where[:-1]))
-        # Not what was given: the options of a tracker or a command may be secret.
+        # Without the given value: the options of a tracker or a command may be secret.
         case "recipe_or_program" | "ray" | "tracker" | "window" | "data" | "prices" | "budget" | "secret":
             return str(item["msg"])
         case "missing":
@@ -71,7 +71,7 @@ def _what_is_wrong(model: type[BaseModel], item: Any) -> str:
 
 
 def _shown(where: tuple[int | str, ...], value: object) -> str:
-    """A value as messages show it: nothing of one that may be secret."""
+    """A value as messages show it; a value that may be secret is not shown at all."""
     return "a value that is not shown" if any(names_secret(str(name)) for name in where) else masked(repr(value))
 
 

@@ -25,16 +25,16 @@ def plan(
     runs: int = 200,
     seed: int = 0,
 ) -> Plan:
-    """What to expect of the rest of a run, by simulation: cost, lateness, preemptions, lost work. Nothing is run.
+    """The expected rest of a run, by simulation: cost, lateness, preemptions, lost work. Nothing is run.
 
-    A run that the spec's store knows is planned from where it is, with what it has measured. `traces` is a trace file
-    or a folder of them; without it, synthetic traces are drawn from published hazards.
+    A run that the spec's store knows is planned from its current step, with its own measurements. `traces` is a trace
+    file or a folder of them; without it, synthetic traces are drawn from published hazards.
 
     Raises:
-        DeadlinePassedError, HopelessPlanError: the run cannot be done as asked, with the reason.
-        SpecError: the time of a step is not known: give `step_seconds` or `policy.step_seconds`.
+        DeadlinePassedError, HopelessPlanError: the run cannot be done as requested; the message gives the reason.
+        SpecError: the time of a step is not known: set `step_seconds` or `policy.step_seconds`.
         StoreUnreachableError: the store cannot be read.
-        PriceSourceError: the source of current prices does not give them.
+        PriceSourceError: the source of current prices gives no prices.
     """
     from segue.simulation.plan_ahead import plan_ahead
     from segue.simulation.traces import read_traces

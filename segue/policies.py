@@ -1,4 +1,4 @@
-"""What each policy declares of itself: name, parameters, whether it comes back from on-demand.
+"""The declaration of each policy: its name, its parameters, and whether it returns from on-demand to spot.
 
 The run spec checks names and parameters against these declarations; `segue.policy.rules` adds to each the rule by which
 it chooses. A new policy is one class here and one rule in `segue.policy.rules.registry`.
@@ -18,9 +18,9 @@ class PolicyParameters:
 
     name: ClassVar[str]
     comes_back: ClassVar[bool] = False
-    """Whether it ever leaves on-demand for spot again: only then is a standby sent."""
+    """Whether the policy ever leaves on-demand for spot again: a standby is sent only in that case."""
     as_published: ClassVar[bool] = True
-    """Whether comparisons run it as its authors did: spot is observed at all times, and nothing is handed over."""
+    """Whether comparisons run the policy as its authors did: spot is always observed, and nothing is handed over."""
 
     @property
     def preemption_bound(self) -> int | None:
@@ -30,14 +30,14 @@ class PolicyParameters:
 
 @dataclass(frozen=True)
 class PlanParameters(PolicyParameters):
-    """The cheapest expectation over what spot may do next, by dynamic programme."""
+    """The lowest expected cost over the possible futures of spot, by dynamic programming."""
 
     name: ClassVar[str] = "plan"
     comes_back: ClassVar[bool] = True
     as_published: ClassVar[bool] = False
 
     prior_weight: float = 16.0
-    """How many ended intervals the published hazards count for against the run's own."""
+    """The weight of the published hazards against the run's own, as a number of ended intervals."""
     reach: float = field(default=4.0, metadata={"least": 1.0})
     """The largest factor by which a run's own hazards may differ from the published ones."""
 
@@ -53,7 +53,7 @@ class SlackAgeParameters(PolicyParameters):
     wait_share: float = 1.0
     """Share of the slack that the expected rest of a wait may take."""
     pays_for: float = 3.0
-    """How many changeovers an up interval must save before it leaves on-demand for it."""
+    """How many changeovers an up interval must save before the policy leaves on-demand for it."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class ThresholdParameters(PolicyParameters):
 
     preemptions: int = 3
     slack_share: float = 0.1
-    """Of the time left."""
+    """The share of the time left."""
 
     @property
     def preemption_bound(self) -> int | None:
@@ -130,7 +130,7 @@ def declaration(name: str) -> type[PolicyParameters]:
     """The declaration of a policy.
 
     Raises:
-        ValueError: no policy has this name; the message lists those there are.
+        ValueError: no policy has this name; the message lists the existing policies.
     """
     if name not in POLICIES:
         raise ValueError(f"no such policy; known are {', '.join(POLICIES)}")
@@ -159,7 +159,7 @@ def checked_parameters(name: str, given: Mapping[str, float]) -> dict[str, Any]:
 
 
 def declared_policy(name: str, given: Mapping[str, float]) -> PolicyParameters:
-    """A policy's parameters: those given, and the defaults of the others.
+    """A policy's parameters: the given ones, and the defaults of the others.
 
     Raises:
         ValueError: as for `checked_parameters`.

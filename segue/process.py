@@ -1,4 +1,4 @@
-"""Whether another process or process group still runs, and what this one shows of itself. Light to import."""
+"""Whether another process or process group still runs, and what `ps` shows of this process. Light to import."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FLOW_RUN_VARIABLE = "PREFECT__FLOW_RUN_ID"
 
 
 def this_machine() -> str:
-    """What tells this machine's process ids from those of every other machine and container; empty if not known."""
+    """What distinguishes this machine's process ids from those of other machines and containers; empty if unknown."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
@@ -33,7 +33,7 @@ def this_machine() -> str:
 class ProcessRef:
     """One process on this machine. A later process with the same id is not mistaken for it.
 
-    A process that has ended and was not reaped (a zombie) is not alive. If there is no /proc it counts as alive
+    A process that has ended and was not reaped (a zombie) is not alive. Without /proc, such a process counts as alive
     until it is reaped, and a reused id is not recognised.
     """
 
@@ -54,7 +54,7 @@ class ProcessRef:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """The reference that `str` was called on, in any process of this machine; means nothing on another one."""
+        """The reference from its text by `str`, in any process of this machine; it means nothing on another machine."""
         pid, _, start_ticks = text.partition(" ")
         return cls(int(pid), int(start_ticks) if start_ticks else None)
 
@@ -84,7 +84,7 @@ class Parent:
     """
 
     def __init__(self, pid: int | None = None) -> None:
-        """Give `pid` if the parent may have ended before this call: the parent passes its own id on."""
+        """`pid` is needed if the parent may have ended before this call: the parent then passes its own id."""
         self.pid = os.getppid() if pid is None else pid
 
     def is_alive(self) -> bool:
@@ -95,7 +95,7 @@ class Parent:
 def end_with(parent: Parent, *, poll_seconds: float) -> None:
     """Watch `parent` in a thread, and end this process without clean-up soon after it has ended.
 
-    A pipe or socket to the parent does not show that: another process that the parent forked may hold its end open.
+    A pipe or socket to the parent does not show its end: another process that the parent forked may hold its end open.
     """
 
     def watch() -> None:
@@ -110,7 +110,7 @@ def end_with(parent: Parent, *, poll_seconds: float) -> None:
 def go_on_without_parent() -> None:
     """Have the system continue this process, if it is suspended, when the process that started it ends.
 
-    Otherwise the one that suspended it may be gone, and nobody knows of it. Only Linux does that.
+    Otherwise the process that suspended it may be gone, and nobody would continue this one. Only Linux offers this.
     """
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
     if prctl is not None:
@@ -128,7 +128,7 @@ def has_members(group: int) -> bool:
         return False
     except PermissionError:
         return True
-    # One that has ended and was not reaped still counts above.
+    # A process that has ended and was not reaped still counts above.
     pids = [int(entry.name) for entry in Path("/proc").glob("[0-9]*")]
     members = [fields for fields in map(_stat, pids) if fields and int(fields[_GROUP]) == group]
     return not pids or any(fields[_STATE] not in "ZX" for fields in members)
@@ -140,7 +140,7 @@ def _stat(pid: int) -> list[str]:
         text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:
         return []
-    return text.rpartition(")")[2].split()  # The name itself may contain anything, parentheses too.
+    return text.rpartition(")")[2].split()  # The name itself may contain anything, even parentheses.
 
 
 def _takes_signals(pid: int) -> bool:
@@ -149,14 +149,14 @@ def _takes_signals(pid: int) -> bool:
     except ProcessLookupError:
         return False
     except PermissionError:
-        return True  # It is there, and belongs to another user.
+        return True  # The group exists, and belongs to another user.
     return True
 
 
 def set_shown_variable(name: str, value: str) -> None:
-    """Set an environment variable of this process, also if /proc and `ps` show it to others.
+    """Set an environment variable of this process, even if /proc and `ps` show it to others.
 
-    They show the memory that the process started with: a value of another length is set, and not shown.
+    They show the memory with which the process started: a value of another length is set, but not shown.
     """
     if len(os.environ.get(name, "")) == len(value):
         getenv = ctypes.CDLL(None).getenv

@@ -48,7 +48,7 @@ class EarlyStop:
     patience: int
     """Evaluations in a row without a better metric after which the run ends."""
     min_delta: float = 0.0
-    """By how much a metric has to be better."""
+    """The least amount by which a metric has to be better."""
     mode: Literal["min", "max"] = "min"
     """Whether a lower or a higher metric is better."""
 
@@ -65,16 +65,17 @@ class Recipe:
     optimizer: Any
     """A `torch.optim.Optimizer`, or several by name, which need a `step` that uses them."""
     data: torch.utils.data.DataLoader[Any]
-    """Dataset, batch size, collation and workers. segue draws the order itself: shuffled by (seed, epoch) if the
-    loader shuffles, in sequence if not."""
+    """Dataset, batch size, collation and workers. segue draws the order itself: shuffled by (seed, epoch) if the loader
+    shuffles, otherwise in sequence."""
     loss: Callable[[nn.Module, Any], Any] = None  # type: ignore[assignment]
     """Called with the model and a batch on the model's device; returns a scalar tensor, or a dict of them.
 
-    From a dict, training uses `loss`, or the sum of all if there is no `loss`; the others go to the loss curve."""
+    From a dict, training uses `loss`, or the sum of all values if there is no `loss`; the others go to the loss
+    curve."""
     step: Callable[[nn.Module, Any, Any], Any] | None = None
     """Makes a whole step itself, in place of `loss`: called with the model, a batch and `optimizer` as given here.
 
-    It clears gradients, computes, clips and updates as it likes, and returns what `loss` would return, as tensors or
+    It clears gradients, computes, clips and updates as it likes, and returns the same as `loss` would, as tensors or
     numbers. Schedulers are stepped after it. It works in one process only."""
     accumulate: int = 1
     """Batches per step: the gradient is the mean of their gradients. The last step of an epoch may have fewer."""
@@ -82,16 +83,16 @@ class Recipe:
     """Stepped once after every step, or after every epoch; several by name are all stepped. If its `step` needs
     a metric (`ReduceLROnPlateau`), it is stepped with the result of `evaluate` whenever `evaluate_every` calls it."""
     scheduler_every: Literal["step", "epoch"] | None = None
-    """What the scheduler counts; None: steps, with a warning if it looks as if it were meant to count epochs."""
+    """The unit that the scheduler counts; None: steps, with a warning if the scheduler seems to be meant for epochs."""
     scaler: torch.amp.GradScaler | None = None
     evaluate: Callable[[nn.Module], float] | None = None
     """The user's metric, called in eval mode before every commit; must not touch training state."""
     evaluate_every: int | Literal["epoch"] | None = None
-    """Call `evaluate` also every so many steps, or after every epoch; results are in the curve as `metric.evaluate`."""
+    """Also call `evaluate` every so many steps, or after every epoch; results are in the curve as `metric.evaluate`."""
     early_stop: EarlyStop | None = None
     """Ends the run when the metric of `evaluate_every` has not become better for some time."""
     epochs: int | None = None
-    """Ends the run after this many passes over the data, if its goal in steps is not reached before."""
+    """Ends the run after this many passes over the data, if its goal in steps is not reached earlier."""
     clip_grad_norm: float | None = None
     """Largest norm of the gradient, as `torch.nn.utils.clip_grad_norm_(model.parameters(), ...)` clips it."""
     extra: Mapping[str, Any] = field(default_factory=dict)
@@ -133,7 +134,8 @@ def import_build(path: str) -> Build:
     """The function that `package.module:function` names, found from the current folder as `python -m` would.
 
     Raises:
-        RecipeError: no such module, no such function, or the import itself failed; names which, and where.
+        RecipeError: there is no such module or function, or the import itself failed; the message says which, and
+            where.
     """
     module_name, _, function_name = path.partition(":")
     if not module_name or not function_name:
@@ -148,7 +150,7 @@ def import_build(path: str) -> Build:
             why = f"importing it needs {error.name!r}, which is not installed."
             raise RecipeError(recipe=path, why=why, fix=f"install {error.name}.") from None
         except (Exception, SystemExit) as error:
-            # Importing runs the user's module, which may raise anything; for the command it is one condition.
+            # Importing runs the user's module, which may raise anything; the command reports all of that in one way.
             place = users_line("".join(traceback.format_exception(error)))
             why = f"importing it{f' ({place})' if place else ''} raised {type(error).__name__}: {text_of(error)}."
             raise RecipeError(recipe=path, why=why, fix="correct the module.") from error
@@ -160,9 +162,9 @@ def import_build(path: str) -> Build:
 
 
 def built_recipe(build: Build, config: Mapping[str, Any]) -> Recipe:
-    """The Recipe that `build` makes from a copy of `config`, checked: its fields can be trained with.
+    """The Recipe that `build` makes from a copy of `config`, after a check that training can use its fields.
 
-    Exceptions of `build` itself pass unchanged. Seed the generators before the call.
+    Exceptions of `build` itself are passed on unchanged. Seed the generators before the call.
 
     Raises:
         RecipeError: `build` takes no config, did not return a Recipe, or a field has a wrong type.
@@ -176,7 +178,7 @@ def built_recipe(build: Build, config: Mapping[str, Any]) -> Recipe:
     if not isinstance(recipe, Recipe):
         fix = "Fix: return segue.Recipe(model=..., optimizer=..., data=..., loss=...)."
         raise RecipeError(recipe=path, why=f"{name} returned {in_words(recipe)}, not a segue.Recipe.", fix=fix)
-    recipe.__post_init__()  # Its fields may have been set since it was made.
+    recipe.__post_init__()  # Its fields may have been set since the recipe was made.
     problems = list(_problems(recipe))
     if problems:
         why = " ".join(f"{field} is {in_words(getattr(recipe, field))}: {what}." for field, what, _ in problems)
@@ -185,7 +187,7 @@ def built_recipe(build: Build, config: Mapping[str, Any]) -> Recipe:
 
 
 def _problems(recipe: Recipe) -> Iterator[tuple[str, str, str]]:
-    """Fields that cannot be trained with: the field, what is wrong with its value, and the fix."""
+    """Fields that training cannot use: the field, what is wrong with its value, and the fix."""
     from torch import nn
     from torch.utils.data import DataLoader
 
@@ -269,7 +271,7 @@ def _problems_of_numbers(recipe: Recipe) -> Iterator[tuple[str, str, str]]:
 
 
 def _is_word(value: object, *words: str) -> bool:
-    # Of other types `==` may raise, or give an array.
+    # For other types, `==` may raise, or return an array.
     return isinstance(value, str) and value in words
 
 
@@ -315,7 +317,7 @@ def _has_groups(optimizer: Any) -> bool:
 
 
 def in_words(value: object) -> str:
-    """What a value is, for an error: None, a class, or one of a class."""
+    """A description of a value for an error: None, a class, or an object of a class."""
     if value is None:
         return "None"
     if isinstance(value, type):
@@ -327,7 +329,7 @@ def in_words(value: object) -> str:
 def users_line(text: str) -> str:
     """File, line and function of the last frame in the user's own code, from the text of a traceback.
 
-    Empty when the text has no frame. If all frames are of installed packages, the last of them.
+    Empty when the text has no frame. If all frames belong to installed packages, it is the last of them.
     """
     frames = [found.groups() for found in _FRAME.finditer(text) if not found[1].startswith("<")]
     if not frames:

@@ -1,7 +1,7 @@
 """Records: frozen values that reach disk or another process.
 
-A `Record` is a whole document with a schema version; a `Value` is a part of one. Both refuse unknown fields, because a
-field that is silently dropped is a setting that silently does nothing.
+A `Record` is a whole document with a schema version; a `Value` is a part of a record. Both refuse unknown fields,
+because a setting in a silently dropped field would have no effect.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from segue.units import MOST_COUNT, Count, Moment, Seconds, SecondsAboveZero, Se
 class Value(BaseModel):
     """A frozen part of a record. Non-finite floats survive JSON as the strings NaN and Infinity.
 
-    A renamed field keeps its first name as its alias and is stored under it, because stores outlive versions.
+    A renamed field keeps its first name as its alias and is stored under that name, because stores outlive versions.
     """
 
     model_config = ConfigDict(
@@ -36,8 +36,8 @@ class Value(BaseModel):
 class FiniteValue(Value):
     """A part of a run spec, whose numbers are finite; measured values, such as a loss, may be nan."""
 
-    # JSON has no infinity: the log and Prefect would return it as a string, and no policy can plan with it.
-    # A URL with a password that is refused must not be in the error that refuses it.
+    # JSON has no infinity: the log and Prefect would return it as a string, and no policy can plan with it. If a URL
+    # with a password is refused, the error must not contain the URL.
     model_config = ConfigDict(allow_inf_nan=False, hide_input_in_errors=True)
 
 
@@ -107,7 +107,7 @@ class CheckpointRef(Value):
 
 
 def _of_accelerator(default: Any, description: str) -> Any:
-    """A field that only environments with an accelerator have; the records of others stay as they were."""
+    """A field that only environments with an accelerator have; records of other environments do not change."""
     return Field(default, exclude_if=lambda value: value == default, description=description)
 
 
@@ -126,9 +126,9 @@ class Environment(Value):
     )
     deterministic: bool = Field(
         False,
-        # Left out if it is not set: names of environments stay as they were, and older versions read the record.
+        # Left out if it is not set: so names of environments do not change, and older versions can read the record.
         exclude_if=lambda is_set: not is_set,
-        description="Whether torch was limited to deterministic kernels, which may compute other bits.",
+        description="Whether torch was limited to deterministic kernels; the bits of results may then differ.",
     )
 
     device_processors: int = _of_accelerator(
@@ -145,15 +145,15 @@ class Environment(Value):
     )
 
     def differs_from(self, other: Environment) -> tuple[str, ...]:
-        """Names of the fields that differ; bitwise comparison is valid when there are none.
+        """Names of the fields that differ; bitwise comparison is valid if there are none.
 
-        `packages` is not one of them: most packages compute nothing that training depends on.
+        `packages` is not among them, because training does not depend on most packages.
         """
         names = (name for name in type(self).model_fields if name != "packages")
         return tuple(name for name in names if getattr(self, name) != getattr(other, name))
 
     def other_packages(self, other: Environment) -> tuple[str, ...]:
-        """Packages that both have, in different versions, as "numpy 2.4.5 (now 2.4.6)"; `other` is now."""
+        """Packages that both have, in different versions, as "numpy 2.4.5 (now 2.4.6)"; `other` is the current one."""
         names = [name for name in self.packages if self.packages[name] != other.packages.get(name, self.packages[name])]
         return tuple(f"{name} {self.packages[name]} (now {other.packages[name]})" for name in names)
 
@@ -214,7 +214,7 @@ class Manifest(Value):
 
     @property
     def origin(self) -> str | None:
-        """Where its state comes from, if no step of this run led to it."""
+        """The origin of its state, if no step of this run led to it."""
         if self.forked_from is not None:
             return f"forked from {self.forked_from.name}"
         return None if self.imported_from is None else f"imported from {self.imported_from.name}"
@@ -267,7 +267,7 @@ class Finding(Value):
 
     @property
     def with_fix(self) -> str:
-        """The sentence, followed by what to do."""
+        """The sentence, followed by the fix."""
         return f"{self.sentence}. Fix: {self.fix}" if self.fix else self.sentence
 
 
@@ -275,7 +275,7 @@ _MOST_LOST = 4
 
 
 class Verdict(Value):
-    """The answer whether a resume continued the run, and how much was compared for it."""
+    """The answer to whether a resume continued the run, and how much was compared for it."""
 
     kind: VerdictKind
     findings: tuple[Finding, ...] = ()
@@ -286,8 +286,8 @@ class Verdict(Value):
     noise: dict[str, float] = Field(
         default_factory=dict,
         exclude_if=lambda noise: not noise,
-        description="Largest relative difference by channel between replays from one state, as far as it was measured: "
-        "the tolerances follow from it. Empty: kernels are deterministic as far as is known.",
+        description="Largest measured relative difference between replays from one state, by channel; the tolerances "
+        "follow from it. Empty: no difference is known, and kernels count as deterministic.",
     )
 
     @property
@@ -301,7 +301,7 @@ class Verdict(Value):
         unknown = f"; not compared: {', '.join(self.not_compared)}" if self.not_compared else ""
         counts = f"{self.components_compared} components and {self.rows_compared} steps compared"
         if self.kind is VerdictKind.UNVERIFIED and not self.rows_compared:
-            why = "the attempt before recorded none after the checkpoint, or this one ended before it repeated one"
+            why = "the previous attempt recorded no step after the checkpoint, or this one ended before it repeated one"
             counts = f"{self.components_compared} components compared, but no step: {why}"
         noisy = "; within the noise of kernels that are not deterministic" if self.noise else ""
         return f"{self.kind}: {counts}{noisy}{changed}{unknown}"
@@ -340,14 +340,16 @@ class Anomaly(Value):
     kind: Literal["non_finite", "spike"]
     channel: Literal["loss", "grad_norm", "param_norm", "loss_scale"]
     value: float
-    limit: float | None = Field(None, description="Limit that the value exceeded; None: the value had to be finite.")
+    limit: float | None = Field(
+        None, description="Limit that the value exceeded; None: there was no limit, and the value was not finite."
+    )
     batch: Skip = Field(description="Position of the batch in the sample order.")
     sample_ids: tuple[int, ...] = Field((), description="Sample ids of the batch; only the first of a very large one.")
 
     @property
     def sentence(self) -> str:
         """The value and its position."""
-        # Without sample ids a program was trained, whose batches have no place in an order.
+        # Without sample ids, it was a program that trained: its batches have no place in an order.
         batch = f", {self.batch.in_words}" if self.sample_ids else ""
         return f"{self.channel} was {self.value:.6g}{self._limit_in_words} at step {self.step}{batch}"
 
@@ -405,7 +407,7 @@ class CodeFailure(Value):
 
 
 class SegmentReport(Record):
-    """How one attempt ended, and what it did."""
+    """The end of one attempt, and its results."""
 
     segment: int = Field(ge=0)
     attempt: int = Field(ge=1)

@@ -52,7 +52,8 @@ _HEARTBEAT_SECONDS = 0.2
 _BUDGETS = ("max_failures", "max_transient_failures", "max_out_of_memory", "max_hung")
 
 Progress = Callable[[str, int], None]
-"""Called while the drill works, with the name of a run (reference or killed) and the step it has committed."""
+"""Called while the drill works, with the name of a run (reference or killed) and the step that the run has
+committed."""
 
 
 def _no_progress(run: str, step: int) -> None:
@@ -60,7 +61,7 @@ def _no_progress(run: str, step: int) -> None:
 
 
 class _Output:
-    """What the training processes print: into the log, and the last lines of it kept."""
+    """The output of the training processes: it is logged, and its last lines are kept."""
 
     def __init__(self) -> None:
         self.last: deque[str] = deque(maxlen=_LINES_KEPT)
@@ -72,7 +73,7 @@ class _Output:
 
 @dataclass
 class _Observer:
-    """Reports how far the run has come."""
+    """Reports the progress of the run."""
 
     progress: Callable[[int], None]
 
@@ -85,12 +86,13 @@ def drill(
 ) -> DrillReport:
     """Train `recipe` twice for `steps` steps, once with so many SIGKILLs and notices, and compare the two final states.
 
-    `recipe` is package.module:function, found from the current folder; `config` is what the function gets. Both runs
+    `recipe` is package.module:function, found from the current folder; `config` is passed to the function. Both runs
     use processes and a temporary folder of their own. Blocks until both have ended; see `DrillReport.passed`.
 
     Raises:
-        SpecError, RecipeError: it cannot be drilled as asked; nothing was started.
-        DrillFailedError: the recipe does not reach its goal even without a kill; shows what it raised, and where.
+        SpecError, RecipeError: it cannot be drilled as requested; nothing was started.
+        DrillFailedError: the recipe does not reach its goal even without a kill; the error shows what the recipe
+            raised, and where.
     """
     fields = {"run_id": "drill", "recipe": recipe, "steps": steps, "config": dict(config or {})}
     return drill_spec(RunSpec.parse(fields, source="the call of segue.drill"), kills=kills, notices=notices)
@@ -107,16 +109,16 @@ def drill_spec(
 ) -> DrillReport:
     """Run `spec` twice, the second time with kills and notices, and report whether the resumes continued the run.
 
-    Both runs have the spec's own settings, except that they save by steps: so often that a commit is before and after
-    each disturbance. They commit in `folder` (a temporary one by default), or below a prefix of their own in `store`,
-    which is emptied again when the drill has passed; never in the spec's own runs. A program works in the current
-    folder both times, as it does by hand, and finds there what it has left; what it wrote there is hidden from every
-    second resume, the last one included, as if that were on another machine.
+    Both runs have the spec's own settings, except that they save by steps: so often that there is a commit before and
+    after each disturbance. They commit in `folder` (a temporary one by default), or below a prefix of their own in
+    `store`, which is emptied again when the drill has passed; never in the spec's own runs. A program works in the
+    current folder both times, as if it were started by hand, and finds there the files that it has left. From every
+    second resume, including the last one, these files are hidden, as if that resume were on another machine.
 
     Raises:
         RecipeError, ProgramError: there is no such recipe or program; nothing was started.
         StoreUnreachableError: the store cannot be used; nothing was started.
-        DrillFailedError: it does not reach its goal even without a kill.
+        DrillFailedError: the run does not reach its goal even without a kill.
     """
     if spec.program is not None:
         require_program(spec.program.command)
@@ -210,14 +212,14 @@ def _report(
 
 
 def _of_folder(*runs: RunSpec) -> tuple[str, ...]:
-    """In what the folders of the newest checkpoints of two runs differ."""
+    """The differences between the folders of the newest checkpoints of two runs."""
     states = (load_checkpoint(run.run_id, store=run.store) for run in runs)
     one, other = (state.get(FOLDER, {}).get("files", {}) for state in states)
     return folder_differences(*({name: file.numpy().tobytes() for name, file in each.items()} for each in (one, other)))
 
 
 def _with_noise(report: DrillReport, reference: RunSpec, *, clock: Clock) -> DrillReport:
-    """The report, with what replays of the undisturbed run show about the difference of the final states."""
+    """The report, with the evidence of the undisturbed run's replays about the difference of the final states."""
     if reference.recipe is None or report.unreproducible is not None:
         return report
     runlog = open_log(reference, clock=clock)
@@ -248,10 +250,10 @@ def _prepared(spec: RunSpec, place: RunPlace, name: str, *, count: int) -> RunSp
             "run_id": name,
             "store": place.store,
             "deadline": None,
-            # It buys nothing: neither a budget nor the user's source of prices is any of its business.
+            # A drill buys nothing, so it needs no budget and no source of prices.
             "pools": PoolSpec(),
             "budget": BudgetSpec(),
-            # By the clock, slow steps would have a commit after each, and the kill no step to compare.
+            # By the clock, each slow step would have a commit after it, and the kill would leave no step to compare.
             "checkpoints": given.model_copy(
                 update={"every_steps": every, "every_seconds": None, "fast_folder": place.fast_folder}
             ),
@@ -277,7 +279,7 @@ def _final(history: History, spec: RunSpec, *, why: str, output: _Output) -> Non
     if history.newest is None or not history.is_finished(spec):
         failure = failure_in(history)
         if failure is None:
-            # Processes that end without a report leave nothing but what they printed.
+            # Processes that end without a report leave only their output.
             raise DrillFailedError(workload=spec.workload, why=why, traceback="\n".join(output.last))
         if not is_raised(failure):
             raise DrillFailedError(workload=spec.workload, why=failure.message, fix="")

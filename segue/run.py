@@ -85,7 +85,7 @@ class Run:
         return curve(self._runlog)
 
     def reload(self) -> Self:
-        """Read what was appended to the log since; return this run.
+        """Read the records that were appended to the log since then; return this run.
 
         Raises:
             StoreReadError: the store could not be read.

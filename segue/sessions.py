@@ -1,4 +1,4 @@
-"""A training loop of the user's own: `segue.session()` gives it what a recipe gets from segue's loop.
+"""A training loop of the user's own: `segue.session()` gives it the features that recipes get from segue's loop.
 
 Outside a segment a session changes nothing and writes nothing: the script runs as if segue were not there.
 """
@@ -36,7 +36,7 @@ class Session:
 
     @property
     def is_active(self) -> bool:
-        """Whether this is a segment of a run; outside one, every method only lets the script go on."""
+        """Whether this is a segment of a run; outside a segment, every method only lets the script continue."""
         return self._host.is_active
 
     @property
@@ -63,7 +63,7 @@ class Session:
 
     @property
     def should_stop(self) -> bool:
-        """Whether the next safe point is the last one: a long evaluation may be cut short then."""
+        """Whether the next safe point is the last one: a long evaluation may be cut short in that case."""
         return self._host.should_stop
 
     def track(self, **objects: Any) -> None:
@@ -72,8 +72,8 @@ class Session:
         It takes objects with `state_dict` and `load_state_dict` (modules, optimizers, schedulers, scalers, loaders with
         a state, your own), dicts of plain values (restored in place), and random generators of torch, NumPy and
         `random`. The global random streams of these three are tracked without a name. Before the first step everything
-        is restored again: changes that the script makes to these objects after this call are undone if a run is
-        resumed.
+        is restored again: if a run is resumed, changes that the script makes to these objects after this call are
+        undone.
 
         Raises:
             SessionError: an object has no state that can be saved, a name is taken, or training has begun.
@@ -84,7 +84,7 @@ class Session:
         """Make variables part of the run's state: plain values and tensors that the loop carries to the next iteration.
 
         For a loop at the top level of a script: `run.track_variables(globals(), "best_loss", "x", "y")`. After a resume
-        they are assigned before the first step. Variables of a function cannot be assigned from outside; use
+        the variables are assigned before the first step. Variables of a function cannot be assigned from outside; use
         `run.carry` for them.
 
         Raises:
@@ -97,7 +97,7 @@ class Session:
 
         Write `sums = run.carry("sums", total=0.0, count=0)` before the loop, and `sums.total += loss.item()` in it. The
         values are numbers, strings, tensors, tuples and collections of these. After a resume they are restored before
-        the first step. The same call in the next epoch begins again with the values that it is given.
+        the first step. The same call in the next epoch begins again with the values that are passed to it.
 
         Raises:
             SessionError: a value cannot be saved, the name is taken, or it is new and training has begun.
@@ -105,11 +105,11 @@ class Session:
         return self._host.carry(name, values)
 
     def steps(self, start: int | None = None, stop: int | None = None) -> Iterator[int]:
-        """Yield the number of each step that is left, of those that `range` would give for the same arguments.
+        """Yield the remaining step numbers, out of those that `range` would give for the same arguments.
 
-        The safe point is the top of an iteration: there the run is saved, and there it ends when the machine is taken
-        away. The program then ends inside this call, and code after the loop runs only when the goal is reached: the
-        goal of the run or that of the program, whichever comes first.
+        The safe point is the top of an iteration: there the run is saved, and there it ends if the machine is taken
+        away. In that case the program ends inside this call, and code after the loop runs only when the goal of the run
+        or of the program is reached, whichever comes first.
 
         Raises:
             SessionError: a step reported nothing, there is no number, or the checkpoint was made in another range.
@@ -117,11 +117,11 @@ class Session:
         return self._host.steps(None if start is None else _numbers(start, stop))
 
     def epochs(self, start: int, stop: int | None = None) -> Iterator[int]:
-        """Yield the number of each epoch that is left, of those that `range` would give for the same arguments.
+        """Yield the remaining epoch numbers, out of those that `range` would give for the same arguments.
 
-        The steps are the batches that `run.batches(loader)` gives inside. After a resume in the middle of an epoch the
-        loop begins with that epoch, and its batches with the first that is left; everything is restored once more
-        before that batch, so code before the inner loop runs again without an effect on tracked objects.
+        The steps are the batches that `run.batches(loader)` gives inside. After a resume in the middle of an epoch, the
+        loop begins with that epoch, and the batches begin with the first one that is left. Before that batch everything
+        is restored once more, so code before the inner loop runs again without an effect on tracked objects.
 
         Raises:
             SessionError: an epoch had no batch of `run.batches`, a step reported nothing, there is no number, or the
@@ -130,19 +130,19 @@ class Session:
         return self._host.epochs(_numbers(start, stop))
 
     def batches(self, loader: Any) -> Batches:
-        """The loader with its position as part of the run's state; its own order and its length do not change.
+        """The loader, with its position as part of the run's state; the loader's own order and length do not change.
 
-        Inside `run.epochs` each batch is a step, with the safe point before it is drawn. With `run.steps`, call it
-        before the loop, and take batches by `next(batches)`, which begins another pass when one ends.
+        Inside `run.epochs` each batch is a step, with the safe point before it is drawn. With `run.steps`, call
+        `run.batches` before the loop, and take batches by `next(batches)`, which begins another pass when one ends.
 
         A plain DataLoader's sampler draws the order of an interrupted pass again, from the random streams as they were
-        when the pass began, and the samples of the batches that were used are not fetched. Worker processes get a seed
-        for each batch, so that random transforms are the same after a resume. Anything with `state_dict` (torchdata's
-        StatefulDataLoader, a data set without workers) continues by itself. A `range` is a loader of its numbers. If a
-        loader is made again in each epoch, it takes the place of the one before it.
+        at the beginning of the pass; samples of batches that were already used are not fetched. Worker processes get a
+        seed for each batch, so that random transforms are the same after a resume. A loader or data set with
+        `state_dict` (torchdata's StatefulDataLoader, or a data set without workers) continues by itself. A `range` is a
+        loader of its numbers. If a loader is made again in each epoch, it takes the place of the previous one.
 
         Raises:
-            SessionError: the loader has no position that could be resumed; names the ways out.
+            SessionError: the loader has no position that could be resumed; the message names the ways out.
         """
         return Batches(loader, self._host.batches(loader))
 
@@ -162,26 +162,26 @@ class Session:
         grad_norm: Number | None = None,
         **metrics: Number,
     ) -> None:
-        """Report what this step looked like, once in each iteration: a resume must give the same numbers.
+        """Report the numbers of this step, once in each iteration: a resume must give the same numbers.
 
-        `lr` is read from the tracked optimizers, and `grad_norm` measured at their steps, unless they are given.
+        Unless they are given, `lr` is read from the tracked optimizers, and `grad_norm` is measured at their steps.
         Further numbers go to the loss curve only, under their names; a step may leave them out.
         """
         self._host.report(loss, lr=lr, grad_norm=grad_norm, metrics=metrics)
 
     def evaluating(self) -> AbstractContextManager[None]:
-        """A block that evaluates: afterwards the random streams are as before, and a long one is not taken for a hang.
+        """A block that evaluates: it leaves the random streams unchanged, and a long block is not taken for a hang.
 
-        The streams are kept outside a segment too, so that the script trains the same there.
+        Outside a segment, the streams are also kept, so that the script trains in the same way there.
         """
         return self._host.evaluating()
 
     def restore_folder(self, path: Path | str) -> Path | None:
         """Write the checkpoint folder of the newest commit to `path`; None in a new run, and outside a segment.
 
-        For a framework that saves and loads a folder of its own. Call it before the loop, even in a new run: the state
-        of such a run is the folder that `commit_folder` hands over, the global random streams, and all that is tracked
-        besides. The bytes are verified; files of this run that `path` holds are replaced.
+        This is for frameworks that save and load their own folder. Call it before the loop, even in a new run: the
+        state of such a run is the folder that `commit_folder` hands over, the global random streams, and all tracked
+        objects. The bytes are verified; files of this run that `path` holds are replaced.
 
         Raises:
             SessionError: the folder has files that are not of this run.
@@ -203,12 +203,11 @@ class Session:
         """Commit this folder at the next safe point: atomically, each file with its digest, fenced, kept by retention.
 
         Call it at the end of an iteration in which `should_save` is true; the folder may change or go after the next
-        iteration has begun. If it was not called, that safe point saves nothing, and a stop waits for one step.
-        `instead` has other content to commit for files, by their path in the folder: for example without the times of
-        day in them, which would make every run different. The content is given as bytes, or as the path of a file
-        elsewhere. Names that the folder does not have are added.
-        `best` names the committed files of the best model so far, by the names that
-        `segue checkpoints export --best` gives them: `{"model.pt": "best/model.pt"}`.
+        iteration has begun. Without this call, that safe point saves nothing, and a stop waits for one step. `instead`
+        has other content to commit for some files, by their path in the folder: for example, content without times of
+        day, which would make every run different. The content is given as bytes, or as the path of a file elsewhere.
+        Names that the folder does not have are added. `best` names the committed files of the best model so far, by the
+        names that `segue checkpoints export --best` gives them: `{"model.pt": "best/model.pt"}`.
 
         Raises:
             SessionError: there is no such folder, or `restore_folder` was not called before the loop.
@@ -220,7 +219,7 @@ class Session:
         self._host.measure(objects)
 
     def on_notice(self, function: Callable[[Notice], None]) -> None:
-        """Call this function with each notice, in a thread and for a few seconds at most, before the last save is made.
+        """Call this function with each notice before the last save is made, in a thread and for a few seconds at most.
 
         It works like `on_notice` of a recipe: docs/recipes.md. It is never called if the script runs bare.
 
@@ -232,23 +231,24 @@ class Session:
     def save_best(self, metric: float) -> None:
         """Save at the next safe point and note this metric there: retention keeps the best checkpoint.
 
-        The metric is of the weights at that safe point, so training waits there while the save before is being written.
+        The metric is of the weights at that safe point, so training waits there while the previous save is being
+        written.
         """
         self._host.save_best(metric)
 
     @property
     def has_ended_early(self) -> bool:
-        """Whether `finish` ended the training in an earlier attempt, which was lost in the code after the loop.
+        """Whether `finish` ended the training in an earlier attempt that was lost in the code after the loop.
 
-        No step is left: the loops of a session make none. A framework's loop has to ask for this.
+        In that case no step is left: a session's loops make none, and a framework's loop has to check this.
         """
         return self._host.has_ended_early
 
     def require_restored(self, step: int, *, call: str) -> None:
-        """Refuse a framework's trainer that begins again, at this step, in a run that has made steps.
+        """Refuse a framework's trainer that begins again at this step in a run that has made steps.
 
         Raises:
-            SessionError: names the `call` with which the trainer loads its checkpoint.
+            SessionError: the message names the `call` with which the trainer loads its checkpoint.
         """
         if self._host.is_active and step == 0 < self._host.step:
             what = f"the run has made {self._host.step} steps, and the Trainer begins at step 0."

@@ -1,4 +1,4 @@
-"""One stored blob of a checkpoint. Not among the other records: the writer process must start without pydantic."""
+"""One stored blob of a checkpoint. Apart from other records: the writer process must start without pydantic."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from annotated_types import Ge, Gt
 
 @dataclass(frozen=True)
 class Shard:
-    """One stored blob of a checkpoint, with a checksum for every chunk of it."""
+    """One stored blob of a checkpoint, with a checksum for each of its chunks."""
 
     key: str
     """Object key relative to the run's folder."""
@@ -22,15 +22,15 @@ class Shard:
     """SHA-256 of each chunk, if the manifest is signed: a checksum shows accidents, not forgery."""
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
-    """As a field of a record it is validated like one."""
+    """As a field of a record, a shard is validated like a record."""
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data, for another process and for manifests."""
+        """The shard as plain data, for another process and for manifests."""
         # Left out if there are none: older versions refuse a record with a field that they do not know.
         return {name: value for name, value in asdict(self).items() if name != "chunk_sha256" or value}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """From the data of `to_json`; nothing is checked."""
+        """The shard from the data of `to_json`; nothing is checked."""
         lists = {name: tuple(data.get(name, ())) for name in ("chunk_crc32c", "chunk_sha256")}
         return cls(**(dict(data) | lists))

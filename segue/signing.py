@@ -1,8 +1,8 @@
 """Signatures with a key that is named by reference: `env:NAME` or `file:/path`; the key itself is never stored.
 
 A secret text signs with HMAC-SHA256, by the standard library. A key in PEM form signs with ed25519 (extra `signing`); a
-public one only verifies. Whoever signs begins the bytes with what they are, so that a signature for one purpose is
-none for another.
+public key only verifies. Signed bytes begin with their purpose, so that a signature for one purpose is not valid for
+another.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ class Signer(Protocol):
 
     @property
     def key_id(self) -> str:
-        """What tells this key from others, for messages; it does not reveal the key."""
+        """A text that distinguishes this key from others, for messages; it does not reveal the key."""
         ...
 
     def sign(self, data: bytes) -> str:
         """The signature of these bytes; always the same for the same bytes.
 
         Raises:
-            SigningKeyError: the key is a public one.
+            SigningKeyError: the key is a public key.
         """
         ...
 
     def verify(self, data: bytes, signature: str) -> None:
-        """Return if `signature` is that of these bytes under this key.
+        """Return if `signature` is the signature of these bytes under this key.
 
         Raises:
             BadSignatureError: it is not.
@@ -57,11 +57,11 @@ def open_signer(reference: str) -> Signer:
     """The key that a reference names: `env:NAME`, a variable of this process, or `file:/path`.
 
     Raises:
-        SigningKeyError: there is none, it cannot be read, or it is not a key.
+        SigningKeyError: the key does not exist or cannot be read, or it is not a key.
         MissingExtraError: it is an ed25519 key, and the extra `signing` is not installed.
     """
     if not REFERENCE.fullmatch(reference):
-        # Not shown: it may be the key itself.
+        # The reference is not shown: it may be the key itself.
         fix = "write env:NAME or file:/path; the key itself does not belong there."
         raise SigningKeyError(reference="(not shown)", why="it is not a reference to a key", fix=fix)
     content = _content(reference).strip()
@@ -74,7 +74,7 @@ def open_signer(reference: str) -> Signer:
 
 
 class HmacSigner:
-    """HMAC-SHA256: whoever can verify can also sign."""
+    """HMAC-SHA256: anyone who can verify can also sign."""
 
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
@@ -89,7 +89,7 @@ class HmacSigner:
     def verify(self, data: bytes, signature: str) -> None:
         found = _parsed(signature, scheme="hmac-sha256", key_id=self.key_id)
         if not hmac.compare_digest(found.encode(), self._tag(data).encode()):
-            raise BadSignatureError(why="the signature is not that of these bytes", key_id=self.key_id)
+            raise BadSignatureError(why="the signature does not match these bytes", key_id=self.key_id)
 
     def _tag(self, data: bytes) -> str:
         return hmac.new(self._secret, data, hashlib.sha256).hexdigest()
@@ -118,7 +118,7 @@ class Ed25519Signer:
         try:
             self._public.verify(bytes.fromhex(found), data)
         except (InvalidSignature, ValueError):
-            raise BadSignatureError(why="the signature is not that of these bytes", key_id=self.key_id) from None
+            raise BadSignatureError(why="the signature does not match these bytes", key_id=self.key_id) from None
 
 
 def _content(reference: str) -> bytes:
@@ -138,7 +138,7 @@ def _content(reference: str) -> bytes:
 
 
 def _parsed(signature: str, *, scheme: str, key_id: str) -> str:
-    """The digits of a signature by this key."""
+    """The digits of a signature, which must be by this key."""
     found_scheme, _, rest = signature.partition(":")
     found_id, _, digits = rest.partition(":")
     if (found_scheme, found_id) != (scheme, key_id):

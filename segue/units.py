@@ -1,9 +1,9 @@
 """Numbers with a unit: their bounds where records are read, and how they are written for people.
 
 Records come from other processes. A clock that jumped, a broken disk or another writer can leave a time of 1e12
-seconds, nan, infinity, or less than nothing. Such a record still says what happened; refused as damaged it would be
-missing. So its numbers are brought within bounds, and nobody who calculates with them has to think of them. Durations
-that people write are parsed by `segue.cli.durations`.
+seconds, nan, infinity, or less than nothing. Such a record still says what happened; if it were refused as damaged, it
+would be missing. So its numbers are brought within bounds, and code that calculates with them need not consider such
+values. Durations that people write are parsed by `segue.cli.durations`.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from pydantic import AfterValidator, AwareDatetime
 
 _MINUTE, _HOUR, _DAY = 60.0, 3600.0, 86400.0
 MOST_SECONDS = 10 * 366 * 86_400.0
-"""Ten years: no attempt takes longer, and any moment of the clock can be moved by it."""
+"""Ten years: no attempt takes longer, and any time of the clock can be moved by it."""
 LEAST_SECONDS = 1e-3
 MOST_COUNT = 2**53
-"""Beyond it floating point does not tell whole numbers apart."""
+"""Beyond this number, floating point does not distinguish whole numbers."""
 MOST_MONEY = 1e12
 EARLIEST, LATEST = datetime(2000, 1, 1, tzinfo=UTC), datetime(2100, 1, 1, tzinfo=UTC)
-"""Of a clock."""
+"""Bounds for the time of a clock."""
 
 
 def duration(seconds: float) -> str:
@@ -42,7 +42,7 @@ DEFAULT_CURRENCY = "USD"
 
 
 def money(amount: float, currency: str) -> str:
-    """An amount with its currency, in digits that show small amounts too. Old records name no currency."""
+    """An amount with its currency, in enough digits to show small amounts. Old records name no currency."""
     digits = 2 if abs(amount) >= 1 or not amount else 4
     return f"{amount:.{digits}f} {currency or DEFAULT_CURRENCY}"
 
@@ -56,12 +56,12 @@ def size(count_bytes: float) -> str:
 
 
 def later(moment: datetime, seconds: float) -> datetime:
-    """The moment so many seconds later, of whatever size they are: ten years at most, which no run lasts."""
+    """The moment so many seconds later; more than ten years, which no run lasts, count as ten years."""
     return moment + timedelta(seconds=within(seconds, least=-MOST_SECONDS, most=MOST_SECONDS))
 
 
 def within(value: float, *, least: float, most: float) -> float:
-    """The nearest number that is within these bounds; the least one for what is none."""
+    """The nearest number within these bounds; the least one for nan."""
     return least if math.isnan(value) else min(max(value, least), most)
 
 
@@ -99,7 +99,7 @@ def _figure(name: str, value: float) -> float:
 
 
 def _prices(values: dict[str, float]) -> dict[str, float]:
-    # One that is none is not known: the pool keeps the price of its spec.
+    # A price that is not a positive number is not known: the pool keeps the price of its spec.
     return {name: min(price, MOST_MONEY) for name, price in values.items() if price > 0}
 
 
@@ -110,6 +110,6 @@ Count = Annotated[int, AfterValidator(_count)]
 Money = Annotated[float, AfterValidator(_money)]
 Moment = Annotated[AwareDatetime, AfterValidator(_moment)]
 Figures = Annotated[dict[str, float], AfterValidator(_figures)]
-"""Numbers behind a decision, by name; those whose names end in `seconds` may be negative, as a slack is."""
+"""Numbers behind a decision, by name; numbers whose names end in `seconds` may be negative, such as a slack."""
 Prices = Annotated[dict[str, float], AfterValidator(_prices)]
 """Prices per hour, by deployment."""

@@ -32,8 +32,9 @@ from segue.spec import RunSpec
 from segue.testing.metadata import FakeMetadataService
 
 RECIPE = "examples.flights:build"
-STEPS = 1000
-SAVE_EVERY = STEPS // 20
+STEPS, STEPS_WITH_SERVICE = 1000, 2000
+"""A metadata service is asked every 5 s: after the notice, training must last longer than that on a fast machine."""
+_SAVES = 20
 
 
 class DemoFailedError(SegueError):
@@ -45,7 +46,7 @@ class DemoFailedError(SegueError):
 
 
 def run_demo(stack: LocalStack, service: FakeMetadataService | None = None) -> None:
-    """Everything from an empty folder to the table, the comparison and the plot, on a stack that begins.
+    """Run everything, from an empty folder to the table, the comparison and the plot, on a stack that is starting.
 
     With a metadata service the machines are those of its cloud, and the notice comes through it.
 
@@ -60,47 +61,48 @@ def run_demo(stack: LocalStack, service: FakeMetadataService | None = None) -> N
         stack.start()
         with stack.settings():
             console.rule("reference: the same run, undisturbed", align="left")
-            reference, before = _reference(stack)
+            steps = STEPS if service is None else STEPS_WITH_SERVICE
+            reference, before = _reference(stack, steps)
             console.rule("main job: spot, a kill, a notice, a deadline", align="left")
             # The platform is found by its metadata service. Without a service there is no platform to look for.
-            spec = _main_spec(folder, before, notices=() if service is None else None)
+            spec = _main_spec(folder, before, steps, notices=() if service is None else None)
             outcome = _main_job(spec, service)
             _show(stack, reference=reference, outcome=outcome, spec=spec, before=before)
 
 
-def _spec(folder: Path, run_id: str, **fields: object) -> RunSpec:
+def _spec(folder: Path, run_id: str, steps: int, **fields: object) -> RunSpec:
     common = {
         "run_id": run_id,
         "recipe": RECIPE,
-        "steps": STEPS,
-        "config": {"schedule_steps": STEPS},
+        "steps": steps,
+        "config": {"schedule_steps": steps},
         "threads": 1,
         "seed": 2013,
         "store": {"url": str(folder / "demo")},
-        "checkpoints": {"every_steps": SAVE_EVERY},
+        "checkpoints": {"every_steps": steps // _SAVES},
         "liveness": {"heartbeat_seconds": 0.5, "heartbeat_timeout_seconds": 10},
         "notices": (),
     }
     return RunSpec.parse(common | fields, source="the demo's spec")
 
 
-def _reference(stack: LocalStack) -> tuple[RunLog, Measured]:
-    """The same run without a deadline and without disturbances, and what its start through Prefect took."""
-    spec = _spec(stack.folder, _new_name("undisturbed"))
+def _reference(stack: LocalStack, steps: int) -> tuple[RunLog, Measured]:
+    """The same run without a deadline and without disturbances, and how long its start through Prefect took."""
+    spec = _spec(stack.folder, _new_name("undisturbed"), steps)
     with open_client() as client:
         runlog, requested_at = open_run(spec, clock=SystemClock()), datetime.now(UTC)
         state = follow(client, trigger(client, spec), runlog, spec)
     history = read_history(runlog)
-    if history.committed_step < STEPS:
+    if history.committed_step < steps:
         raise DemoFailedError(f"the undisturbed run ended as {state.name}: {state.message}.", logs=stack.logs)
     return runlog, measured(history, requested_at=requested_at)
 
 
-def _main_spec(folder: Path, before: Measured, *, notices: tuple[str, ...] | None) -> RunSpec:
-    """The same training with a deadline that the kill, the notice and a wait for spot bring near."""
-    seconds = before.seconds_to_deadline(steps=STEPS, save_every=SAVE_EVERY)
+def _main_spec(folder: Path, before: Measured, steps: int, *, notices: tuple[str, ...] | None) -> RunSpec:
+    """The spec of the same training with a deadline that the kill, the notice and a wait for spot bring near."""
+    seconds = before.seconds_to_deadline(steps=steps, save_every=steps // _SAVES)
     deadline = datetime.now(UTC) + timedelta(seconds=seconds)
-    return _spec(folder, _new_name("flights"), deadline=deadline, policy=before.policy(), notices=notices)
+    return _spec(folder, _new_name("flights"), steps, deadline=deadline, policy=before.policy(), notices=notices)
 
 
 def _new_name(name: str) -> str:
@@ -173,7 +175,7 @@ def _show(stack: LocalStack, *, reference: RunLog, outcome: _Outcome, spec: RunS
 
 
 def _notices(history: History) -> str:
-    """What ended attempts, and how long before their machine would have gone."""
+    """The notices that ended attempts, and how long before the end of the machine each of them came."""
     reports = [report for report in history.last_reports() if report.stop_reason is StopReason.NOTICE]
     found = [report.notice for report in reports if report.notice is not None]
     return "; ".join(f"{notice.kind}, {notice.grace_seconds:.0f} s before the end of the machine" for notice in found)
@@ -195,7 +197,7 @@ def _final_losses(reference: RunLog, runlog: RunLog) -> str:
 
 
 def _compare(reference: RunLog, runlog: RunLog) -> tuple[bool, int]:
-    # Here, because these import torch: the stack is to be up soon.
+    # Imported here, because these modules import torch and the stack should be up soon.
     from segue.checkpoints.format.snapshot import raw_bytes
     from segue.checkpoints.loading.snapshot import read_checkpoint
 

@@ -1,4 +1,4 @@
-"""The stack of the demo, and its provider of spot: one machine fails, the next is taken back, then there is none."""
+"""The stack of the demo, and its provider of spot: one machine fails, the next is taken back, then there is no spot."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from segue.testing.metadata import FAKES, FakeMetadataService
 _KILL_AT = 0.35
 """Share of the steps at which the first spot machine fails."""
 _NOTICE_AFTER = 0.1
-"""Share of the steps that the second one trains before it is taken back: early, while the slack is large."""
+"""Share of the steps that the second machine trains before it is taken back: early, while the slack is large."""
 
 
 @contextmanager
 def begun_stack(
     folder: Path, *, home: Path, cloud: str | None
 ) -> Iterator[tuple[LocalStack, FakeMetadataService | None]]:
-    """A local Prefect that begins to start, and ends with the block; with a cloud, its machines have its service.
+    """A local Prefect that begins to start, and ends with the block, and the metadata service of the cloud, if any.
 
     Does not import Prefect, so that the server starts before Prefect is imported.
     """
@@ -48,7 +48,7 @@ class Provider:
 
     steps: int
     set_spot: Callable[[bool], None]
-    """Called with whether the spot pool starts machines."""
+    """Called with True if the spot pool is to start machines, and with False if not."""
     service: FakeMetadataService | None = None
     """The metadata service of the spot machines; without one, SIGTERM is their notice."""
     done: list[str] = field(default_factory=list)
@@ -88,7 +88,7 @@ class Provider:
             os.kill(attempt.claim.segment_pid, signal.SIGTERM)
 
     def _replace_machine(self, history: History) -> None:
-        """Once the machine is gone: the next attempt is on another one, which has no notice."""
+        """Once the machine is gone, withdraw the notice: the next attempt is on another machine, which has none."""
         plan = self.struck
         if plan is None or history.report_of(plan.segment, plan.attempt) is None:
             return

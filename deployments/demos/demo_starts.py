@@ -9,17 +9,17 @@ from pathlib import Path
 from segue.runlog.history import Attempt, History
 
 _MARGIN = 1.5
-"""How much longer than measured a start in the main job may take."""
+"""Factor by which a start in the main job may take longer than measured."""
 _WORK_MARGIN = 1.35
-"""The same of a step."""
+"""Factor by which a step may take longer than measured."""
 _SLACK_CHANGEOVERS = 2.5
-"""Time to the deadline beyond what on-demand alone needs, in changeovers.
+"""Time to the deadline beyond the time that on-demand alone needs, in changeovers.
 
-The kill and the notice use about one of them, more on a machine that becomes busier; the wait for spot uses the rest.
-A changeover is measured by the first start of all, which takes longer than those that find its processes waiting.
+The kill and the notice use about one changeover, more on a machine that becomes busier; the wait for spot uses the
+rest. The changeover is measured at the very first start, which takes longer than starts that find processes waiting.
 """
 _DETECTION_SECONDS = 3.0
-"""From a death, or from the last step, to the parent's next decision."""
+"""Time from a death, or from the last step, to the parent's next decision."""
 
 
 @dataclass(frozen=True)
@@ -27,16 +27,16 @@ class Measured:
     """One undisturbed run through Prefect, in seconds."""
 
     to_decision: float
-    """From the request for the run to its parent's first decision."""
+    """Time from the request for the run to its parent's first decision."""
     to_claim: float
-    """From the decision to the claim of its attempt: worker, engine, trainer."""
+    """Time from the decision to the claim of its attempt: worker, engine, trainer."""
     to_first_step: float
-    """From the claim to the first new step."""
+    """Time from the claim to the first new step."""
     step: float
 
     @property
     def changeover_seconds(self) -> float:
-        """From a decision to the first new step, as the deadline counts it."""
+        """Time from a decision to the first new step, as the deadline counts it."""
         return _MARGIN * (self.to_claim + self.to_first_step)
 
     def policy(self) -> dict[str, float]:
@@ -67,14 +67,14 @@ def measured(history: History, *, requested_at: datetime) -> Measured:
 
 
 def why_late(history: History, before: Measured, *, logs: Path) -> str:
-    """What took how much longer than before, the longest first, and what was measured before."""
+    """The parts that took longer than before and by how much, the longest first, with the earlier figures."""
     usual = before.to_claim + before.to_first_step
     measured_before = f"{usual:.0f} s from a decision to the first step were measured before"
     return "; ".join([*what_took_longer(history, before, logs=logs), measured_before])
 
 
 def what_took_longer(history: History, before: Measured, *, logs: Path) -> tuple[str, ...]:
-    """Which wait or stretch of training took how much longer than before, the longest first, and where to look."""
+    """The waits and stretches of training that took longer than before, the longest first, and where to look."""
     usual = before.to_claim + before.to_first_step
     causes = []
     for attempt in history.attempts:
@@ -97,7 +97,7 @@ def what_took_longer(history: History, before: Measured, *, logs: Path) -> tuple
 
 
 def _start_seconds(attempt: Attempt, history: History) -> float | None:
-    """From the decision to the first new step; None for an attempt that made none."""
+    """Time from the decision to the first new step; None for an attempt that made no new step."""
     decided = history.decision_of(attempt.claim.segment, attempt.claim.attempt)
     if decided is None or attempt.report is None or not attempt.report.train_steps:
         return None

@@ -44,16 +44,16 @@ _LOOK_SECONDS = 0.2
 
 
 WriteMonth = Callable[[int, Path, bool], object]
-"""Writes the file of a month into a folder; spoiled, if the last is true."""
+"""Writes the file of a month into a folder; a spoiled file if the last argument is true."""
 
 
 class Delivery(NamedTuple):
-    """A month whose file arrives, and what its slot has to show."""
+    """A month whose file arrives, and the outcome that its slot has to show."""
 
     month: int
     says: str
     outcome: Word | None
-    """The word of the flow run's state; None: any."""
+    """The expected word of the flow run's state; None: any."""
     is_spoiled: bool = False
     is_preempted: bool = False
     corrects: int | None = None
@@ -86,7 +86,7 @@ class Slot(NamedTuple):
 
 
 def run_retrain_demo(stack: LocalStack, *, write_month: WriteMonth) -> None:
-    """Everything from an empty folder to six slots, a rollback, and where to look at them, on a stack that begins.
+    """Run everything, from an empty folder to six slots and a rollback, on a stack that is starting; say where to look.
 
     Raises:
         DemoFailedError: a slot did not end as it should.
@@ -102,7 +102,7 @@ def run_retrain_demo(stack: LocalStack, *, write_month: WriteMonth) -> None:
 
 
 class RetrainDemo:
-    """Six slots of the example on a Prefect that runs."""
+    """Six slots of the example on a running Prefect."""
 
     def __init__(self, client: SyncPrefectClient, stack: LocalStack, *, write_month: WriteMonth) -> None:
         folder = stack.folder / "retrain-demo"
@@ -131,7 +131,7 @@ class RetrainDemo:
         self._roll_back()
 
     def show(self, *, url: str, seconds: float) -> None:
-        """Print what became of the slots, and where to look."""
+        """Print the outcomes of the slots, and where to look."""
         models = self.log.read()
         console.print(rows_table([self._row(slot) for slot in self.slots]))
         docs = fetch_docs(self.store, self._newest_docs(), self._folder / "data-docs")

@@ -17,7 +17,7 @@ RUN_GRACE_SECONDS = STOP_SECONDS - SIGTERM_SECONDS
 """`grace_seconds` of run specs for these pools."""
 NOTICES: Mapping[Kind, tuple[str, ...]] = {"fargate": (), "ec2": ("aws",)}
 """Metadata services that segments watch. When a spot machine is taken back, ECS stops only tasks of services, and the
-tasks of flow runs belong to none: on EC2 they learn of it from the machine's metadata.
+tasks of flow runs belong to none: on EC2 they learn of the loss from the machine's metadata.
 """
 
 

@@ -12,7 +12,7 @@ from segue.deployments.containers import PoolName, command, environment, image, 
 Kind = Literal["fargate", "ec2"]
 CONTAINER = "segue"
 STOP_SECONDS = 120
-"""Seconds from SIGTERM to SIGKILL: as long as the notice before a spot machine is taken back, and Fargate's longest.
+"""Seconds from SIGTERM to SIGKILL: as long as the notice before a spot machine is taken back; also Fargate's maximum.
 
 https://docs.aws.amazon.com/AmazonECS/latest/APIReference/API_ContainerDefinition.html (stopTimeout).
 """
@@ -59,8 +59,8 @@ def _task_definition(kind: Kind, pool: PoolName) -> dict[str, Any]:
         "executionRoleArn": "{{ execution_role_arn }}",
         "taskRoleArn": "{{ task_role_arn }}",
         "requiresCompatibilities": ["FARGATE" if _is_fargate(kind, pool) else "EC2"],
-        # Fargate has no other mode. On EC2, Prefect would ask for a public address with it, which AWS refuses there.
-        # With `bridge` tasks use the network of their machine, and several fit on one.
+        # Fargate has no other mode. In this mode on EC2, Prefect would ask for a public address, which AWS refuses
+        # there. With `bridge`, tasks use the network of their machine, and several tasks fit on one machine.
         "networkMode": "awsvpc" if _is_fargate(kind, pool) else "bridge",
         "containerDefinitions": [_container(kind, pool)],
     }
@@ -71,10 +71,10 @@ def _container(kind: Kind, pool: PoolName) -> dict[str, Any]:
         "name": CONTAINER,
         "image": "{{ image }}",
         "essential": True,
-        # The task's; without it in the container, ECS refuses the task on EC2.
+        # As for the task; without these values in the container, ECS refuses the task on EC2.
         "cpu": "{{ cpu }}",
         "memory": "{{ memory }}",
-        # The first process passes SIGTERM on and reaps what ended; segue's images bring their own too.
+        # This first process passes SIGTERM on and reaps ended processes; segue's images also bring one of their own.
         "linuxParameters": {"initProcessEnabled": True},
         "stopTimeout": "{{ stop_seconds }}",
     }

@@ -13,7 +13,7 @@ CloudName = Literal["eks", "gke", "aks"]
 
 @dataclass(frozen=True)
 class Cloud:
-    """One Kubernetes service, as far as a pod has to know it."""
+    """The facts about one Kubernetes service that pods depend on."""
 
     title: str
     spot_label: tuple[str, str]
@@ -21,8 +21,8 @@ class Cloud:
     other_label: tuple[str, str] | None
     """Label and value of nodes that are not spot; None: they lack the label of spot nodes."""
     is_spot_tainted: bool
-    """Whether spot nodes can also have their label as a taint. On AKS all have it; on GKE those of node pools that GKE
-    creates by itself, and of those for which a person set it."""
+    """Whether spot nodes can also have their label as a taint. On AKS all spot nodes have this taint; on GKE the nodes
+    of pools that GKE creates by itself have it, and those of pools for which a person set it."""
     grace_seconds: int
     """Longest time a pod on a spot node has between SIGTERM and SIGKILL when the machine is taken back."""
     accelerator_label: str
@@ -32,7 +32,7 @@ class Cloud:
     notices: tuple[str, ...]
     """Metadata services that segments watch beside SIGTERM."""
     annotations: Mapping[PoolName, Mapping[str, str]]
-    """What keeps the cluster's own optimizers from moving a pod that works, by pool."""
+    """Annotations that keep the cluster's own optimizers from moving a working pod, by pool."""
     pod_labels: Mapping[str, str] = field(default_factory=dict)
     """Further labels of all pods."""
     accelerator_taints: tuple[Mapping[str, str], ...] = ()
@@ -69,7 +69,8 @@ CLOUDS: Mapping[CloudName, Cloud] = {
         annotations=dict.fromkeys(POOLS, _AUTOSCALER),
     ),
     # https://learn.microsoft.com/azure/aks/spot-node-pool: an eviction is announced 30 s before. AKS then cordons and
-    # drains the node if it can in time, so SIGTERM comes seconds later or never; the metadata service tells it at once.
+    # drains the node if it can in time, so SIGTERM comes seconds later or never; the metadata service announces it at
+    # once.
     "aks": Cloud(
         title="Azure AKS",
         spot_label=("kubernetes.azure.com/scalesetpriority", "spot"),
@@ -80,7 +81,7 @@ CLOUDS: Mapping[CloudName, Cloud] = {
         store_extra="azure",
         notices=("azure",),
         annotations=dict.fromkeys(POOLS, _AUTOSCALER),
-        # Without it a pod gets no identity, whatever the annotations of its service account.
+        # Without this label a pod gets no identity, whatever the annotations of its service account say.
         pod_labels={"azure.workload.identity/use": "true"},
         # https://learn.microsoft.com/azure/aks/use-nvidia-gpu
         accelerator_taints=({"key": "sku", "operator": "Equal", "value": "gpu", "effect": "NoSchedule"},),
@@ -101,7 +102,7 @@ def placement(cloud: Cloud, pool: PoolName) -> dict[str, Any]:
 
 
 def node_rules(cloud: Cloud, pool: PoolName) -> dict[str, Any]:
-    """Which labels a node must have for a pod of this pool, and which it must not have."""
+    """The labels that a node must have for a pod of this pool, and those that it must not have."""
     key, value = cloud.spot_label
     if pool == "spot":
         return {"nodeSelector": {key: value}}
@@ -112,7 +113,7 @@ def node_rules(cloud: Cloud, pool: PoolName) -> dict[str, Any]:
     else:
         unwanted.append(key)
     if pool == "parents":
-        # Nodes with accelerators need not have a taint, and a parent must not keep one from being removed.
+        # Nodes with accelerators need not have a taint, and a parent must not keep such a node from being removed.
         unwanted.append(cloud.accelerator_label)
     if unwanted:
         without = {"matchExpressions": [{"key": label, "operator": "DoesNotExist"} for label in unwanted]}
@@ -122,7 +123,7 @@ def node_rules(cloud: Cloud, pool: PoolName) -> dict[str, Any]:
 
 
 def tolerations(cloud: Cloud, pool: PoolName) -> list[dict[str, str]]:
-    """The taints that a pod of this pool accepts: of accelerators, and of spot."""
+    """The taints that a pod of this pool accepts: those of nodes with accelerators, and those of spot nodes."""
     if pool == "parents":
         return []
     accepted = [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]

@@ -11,10 +11,10 @@ NAMESPACE = "segue"
 
 _PARENT_GRACE_SECONDS = 30
 _IMAGE_USER = 1000
-"""The user that images/Dockerfile.* end with."""
+"""The user that images/Dockerfile.* set at their end."""
 _RUN_ACCOUNT = "segue-run"
 _KEPT_SECONDS = 3600
-"""How long an ended job stays to be looked at."""
+"""How long an ended job is kept for inspection."""
 
 
 def job_template(name: CloudName, pool: PoolName) -> dict[str, Any]:
@@ -42,8 +42,9 @@ def _manifest(cloud: Cloud, pool: PoolName) -> dict[str, Any]:
             # A job never starts its pod again: only the policy decides on another attempt, and on which capacity. With
             # any other number Prefect also ignores the SIGTERM behaviour below.
             "backoffLimit": 0,
-            # Without it a pod counts as failed as soon as it gets SIGTERM. Prefect would then end the flow run as
-            # Crashed while the last checkpoint is being written, and refuse the state that the segment ends with.
+            # Without this policy, a pod counts as failed as soon as it gets SIGTERM. Prefect would then end the flow
+            # run as Crashed while the last checkpoint is being written, and refuse the state that the segment ends
+            # with.
             "podReplacementPolicy": "Failed",
             "ttlSecondsAfterFinished": "{{ finished_job_ttl }}",
             "template": {
@@ -59,7 +60,7 @@ def _manifest(cloud: Cloud, pool: PoolName) -> dict[str, Any]:
 
 def _pod(cloud: Cloud, pool: PoolName) -> dict[str, Any]:
     return {
-        "parallelism": 1,  # The worker wants both of these here, where Kubernetes ignores them.
+        "parallelism": 1,  # The worker requires these two here; Kubernetes ignores them here.
         "completions": 1,
         "restartPolicy": "Never",
         "serviceAccountName": "{{ service_account_name }}",
@@ -104,7 +105,8 @@ def _container(pool: PoolName) -> dict[str, Any]:
 
 def _volumes() -> list[dict[str, Any]]:
     return [
-        # Containers get 64 MiB of it: too little for loaders with workers, and for NCCL. It counts as their memory.
+        # By default, containers get 64 MiB: too little for loaders with workers, and for NCCL. It counts as their
+        # memory.
         {"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": "{{ shared_memory }}"}},
         {"name": "fast", "emptyDir": {"sizeLimit": "{{ fast_folder }}"}},
     ]

@@ -20,7 +20,7 @@ def template_file() -> Path:
 
 
 def copy_template(database: Path, *, template: Path) -> bool:
-    """Create a database from the template; whether there is one that can be read."""
+    """Create a database from the template; returns False if no template can be read or copied."""
     database.parent.mkdir(parents=True, exist_ok=True)
     partial = database.with_name(f"{database.name}.new")
     try:
@@ -39,7 +39,7 @@ def keep_template(database: Path, *, template: Path) -> None:
     own = template.with_name(f"{template.name}.{os.getpid()}")
     try:
         template.parent.mkdir(parents=True, exist_ok=True)
-        # Of a server on PostgreSQL there is no file, and none is to be made.
+        # A server on PostgreSQL has no such file, and none must be created here.
         with closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode=rw", uri=True)) as connection:
             connection.execute("VACUUM INTO ?", (str(own),))  # One file, without the write-ahead log.
         own.replace(template)

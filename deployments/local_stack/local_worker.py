@@ -1,6 +1,7 @@
 """The worker of a pool of a local stack, as a fork of the stack's supervisor: `main` with the arguments POOL and NAME.
 
-What takes most of the start of a worker is done once for all of them, when the supervisor imports this module.
+The imports, which take most of a worker's start, are made once for all workers, when the supervisor imports this
+module.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from prefect.workers.process import ProcessWorker
 
 from segue.deployments.workers.warm_worker import warm
 
-load_prefect_collections()  # A worker tells the server which of them are installed, and imports all for that.
+load_prefect_collections()  # A worker imports all of them, to report to the server which are installed.
 
 
 def main() -> None:

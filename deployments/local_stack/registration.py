@@ -1,7 +1,7 @@
 """Pools and deployments of a local Prefect, registered through its API from the files that `segue init` writes.
 
-Through the API it takes three seconds, and next to nothing if they are known; `prefect deploy --all` takes seven,
-and needs a prefect.yaml in the folder.
+Through the API this takes three seconds, and next to nothing if the server knows them already; `prefect deploy --all`
+takes seven, and needs a prefect.yaml in the folder.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Described(NamedTuple):
     deployment: Registered
     flow: Flow[..., Any]
     schema: dict[str, Any]
-    """Of the flow's parameters."""
+    """The schema of the flow's parameters."""
 
     @property
     def version(self) -> str:
@@ -136,7 +136,7 @@ def describe_deployments() -> list[Described]:
 
 
 def register_deployments(client: SyncPrefectClient, described: Iterable[Described]) -> bool:
-    """Create or update those without a schedule that the server does not have so; whether there were any."""
+    """Create or update the deployments without a schedule that the server lacks or has otherwise; whether any were."""
     known = {(found.entrypoint, found.name, found.version) for found in client.read_deployments()}
     missing = [
         each
@@ -158,7 +158,7 @@ def schedule_recovery(client: SyncPrefectClient, described: Iterable[Described])
 
 def crash_leftovers(client: SyncPrefectClient) -> None:
     """Set flow runs of an earlier start in the same folder to Crashed: their processes ended with that server."""
-    with suppress(ObjectNotFound):  # All that were scheduled ahead go with it, by one request.
+    with suppress(ObjectNotFound):  # One request: the runs scheduled ahead are deleted with it.
         client.delete_deployment(client.read_deployment_by_name("recover/recover").id)
     unfinished = FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=list(UNFINISHED))))
     while runs := client.read_flow_runs(flow_run_filter=unfinished):

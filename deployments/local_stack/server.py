@@ -68,7 +68,7 @@ def main() -> None:
         database = dependencies.MODELS_DEPENDENCIES["database_config"] = ImmediateSqlite(connection_url=url)
         if (file := make_url(url).database) and not database.is_inmemory():
             prepare(Path(file), template=template_file())
-    from prefect.server.api.server import create_app  # After the database is set.
+    from prefect.server.api.server import create_app  # Only once the database is set.
 
     settings = get_current_settings().server
     config = uvicorn.Config(

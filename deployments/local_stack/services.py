@@ -27,7 +27,7 @@ class Service(NamedTuple):
 
 
 class Services:
-    """All of them end with this process, whatever ends it."""
+    """Services that all end with this process, whatever ends it."""
 
     def __init__(self, *, logs: Path, environment: Mapping[str, str], cwd: Path, kept_open: int) -> None:
         """Each process writes its output to a file of its name in `logs`. `kept_open`: a file that it keeps open."""
@@ -71,7 +71,7 @@ class Services:
 
     def import_for_forks(self, module: str) -> None:
         """Let the supervisor import a module of forked services now. Returns at once; orders wait for it."""
-        with suppress(OSError):  # It has ended, as the next order says.
+        with suppress(OSError):  # The supervisor has ended; the next order reports that.
             self._order(imported=module)
 
     def _order(self, **order: object) -> None:
@@ -106,7 +106,7 @@ class Services:
 
 
 def is_alive(process: psutil.Process) -> bool:
-    """Whether a process runs. The supervisor need not have taken note of its end yet."""
+    """Whether a process runs. The supervisor may not have noticed its end yet."""
     try:
         return bool(process.is_running()) and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

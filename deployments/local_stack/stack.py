@@ -73,7 +73,7 @@ class LocalStack:
 
     @property
     def logs(self) -> Path:
-        """One file for each process of the stack."""
+        """The folder with a log file for each process of the stack."""
         return self.folder / f"logs{self._suffix}"
 
     @property
@@ -96,14 +96,14 @@ class LocalStack:
         self._start_server()
 
     def start(self) -> Self:
-        """Server, pools, deployments, workers.
+        """Start the server, pools, deployments and workers.
 
         Raises:
             OrchestratorError: one of them did not come up; names its log.
         """
         if self._services is None:
             self.begin()
-        # While the server starts: these take three seconds.
+        # Imported while the server starts: these imports take three seconds.
         from prefect.client.orchestration import get_client
 
         from segue.deployments.local_stack import registration
@@ -170,7 +170,7 @@ class LocalStack:
                 "PREFECT_HOME": str(self._home_of_prefect),
                 "PREFECT_API_URL": self.api_url,
                 "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-                # The new database has the blocks; to compare them, the server would import every collection.
+                # The new database already has the blocks; to compare them, the server would import every collection.
                 "PREFECT_API_BLOCKS_REGISTER_ON_START": "false",
                 "PREFECT_MEMOIZE_BLOCK_AUTO_REGISTRATION": "false",
                 "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "false",

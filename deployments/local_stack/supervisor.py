@@ -23,13 +23,13 @@ import psutil
 
 _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 15, 36
 _SERVICE_SECONDS = 3.0
-"""From SIGTERM to SIGKILL, for a server or a worker."""
+"""Time from SIGTERM to SIGKILL, for a server or a worker."""
 _ROUNDS = 5
 """How often the supervisor looks again for processes that were started while it ended the others."""
 
 
 def main() -> None:
-    """Read one JSON order a line from standard input, answer with the id of the process; at its end, end everything.
+    """Read one JSON order per line from standard input and answer with the process id; at the end of input, end all.
 
     An order starts a process, in a fork of this process if the order says so, or imports the modules that forked
     processes need.
@@ -56,7 +56,7 @@ def _supervise(*, grace_seconds: float) -> Callable[[], None] | None:
             if pid == 0:
                 return partial(_become, **order)
             services.append(pid)
-            with contextlib.suppress(BrokenPipeError):  # Then the owner is gone, and the next read ends the loop.
+            with contextlib.suppress(BrokenPipeError):  # The owner is gone then; the next read ends the loop.
                 os.write(sys.stdout.fileno(), f"{pid}\n".encode())
     finally:
         if os.getpid() == supervisor:
@@ -97,7 +97,7 @@ def _start(module: str, arguments: list[str], log: str) -> int:
 
 
 def _fork(module: str) -> int:
-    """A copy of this process; 0 in the copy. What the module imports takes two seconds, once for all copies."""
+    """A copy of this process; 0 in the copy. The module's imports take two seconds, once for all copies."""
     importlib.import_module(module)
     return os.fork()
 

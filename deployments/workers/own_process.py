@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 PARENT_ENTRYPOINT = "segue.flows.train.train"
 _USUAL_COMMANDS = (None, "python -m prefect.engine")
-"""None of a pool's own template, and the command of segue's templates."""
+"""None, as in a pool's own template, and the command of segue's templates."""
 
 
 class ProcessJob(NamedTuple):
-    """What a process pool was asked to start for a flow run."""
+    """The job that a process pool was asked to start for a flow run."""
 
     entrypoint: str | None
     """The deployment's; None for a flow run without a deployment."""

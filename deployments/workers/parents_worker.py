@@ -38,9 +38,9 @@ from segue.prefect.api import quick_client
 from segue.prefect.refused_requests import repeat_refused_requests
 
 _ASK_SECONDS = 2.0
-"""How often it is asked whether a parent is being cancelled: one request for all of them."""
+"""How often the worker asks which parents are being cancelled: one request for all of them."""
 _LEAVE_SECONDS = 20.0
-"""How long the end of this process waits for its parents to report theirs. Kubernetes kills after 30 s."""
+"""How long this process, when it ends, waits for its parents to report their ends. Kubernetes kills after 30 s."""
 _CANCELLED = FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.CANCELLING, StateType.CANCELLED]))
 
 
@@ -145,7 +145,7 @@ class ParentsWorker(ProcessWorker, ABC):
         return await super()._submit_scheduled_flow_runs(chosen)
 
     async def _is_parent(self, run: FlowRun, known: dict[UUID, bool]) -> bool:
-        """Whether it is a parent, by its deployment. Without its deployment it is none: Prefect cancels it."""
+        """Whether a flow run is a parent, by its deployment. One without its deployment is not: Prefect cancels it."""
         if run.deployment_id is None:
             return False
         if run.deployment_id not in known:

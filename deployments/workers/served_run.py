@@ -30,7 +30,7 @@ class ServedRun:
 
     def __init__(self, flow_run_id: UUID) -> None:
         self.ended: Future[int] = Future()
-        """Done when the thread has ended: 0, or 1 if the engine failed, which may not have set the state."""
+        """Done when the thread has ended, with 0, or with 1 if the engine failed: it may not have set the state."""
         self._flow_run_id, self._ending = flow_run_id, Ending()
         # A daemon: a parent that waits for a store or a server that is away does not hold the process up.
         # With this context it talks to the same server.
@@ -86,7 +86,7 @@ def _run(flow_run_id: UUID) -> int:
 
 
 def _settle_cancelled(flow_run_id: UUID) -> None:
-    """Conclude the cancellation of a parent that ended before it had begun; a worker does it for a process."""
+    """Conclude the cancellation of a parent that ended before it had begun; for a process, a worker does this."""
     with get_client(sync_client=True) as client:
         state = client.read_flow_run(flow_run_id).state
         if state is not None and state.is_cancelling():

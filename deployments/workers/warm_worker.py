@@ -33,9 +33,9 @@ _ENGINE = "segue.flows.prefect_engine"
 _OF_ONE_RUN = "PREFECT__"
 """The prefix of the variables that Prefect sets for one flow run."""
 _NO_RUN = str(UUID(int=0))
-"""As long as any id, so that the process can show its own later."""
+"""A placeholder as long as any id, so that the process can show the id of its flow run later."""
 _BOOT_AFTER_SECONDS = 10.0
-"""How long after a segment has begun the next processes boot: its own first step comes first."""
+"""Seconds from the start of a segment to the boot of the next processes: the segment's own first step comes first."""
 
 RunProcess = Callable[..., Awaitable[anyio.abc.Process]]
 

@@ -1,4 +1,4 @@
-"""Pruning: deletes what retention no longer keeps, and what killed attempts left behind."""
+"""Pruning: deletes the checkpoints that retention no longer keeps, and the objects that killed attempts left behind."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Pruner:
         self._epoch, self._retention, self._tiers = epoch, retention, tiers
         self._has_swept = False
         self._left: set[str] = set()
-        """Objects that could not be deleted, or some of them: their delete is tried again."""
+        """All or some of the objects that could not be deleted: their delete is tried again."""
 
     def prune(self, runlog: RunLog) -> None:
         """Delete the checkpoints that nothing keeps; after the first commit, also objects that nothing refers to.
@@ -70,7 +70,7 @@ class Pruner:
         return retention.slots_to_prune(history.checkpoints, kept=kept)
 
     def drop_earlier_tries(self, runlog: RunLog, commit: CheckpointRef) -> None:
-        """Delete what earlier tries of this committed save stored. After its commit no attempt can adopt them."""
+        """Delete the objects of earlier tries of this committed save. After its commit no attempt can adopt them."""
         history = read_history(runlog)
         used = names_in_use(history)
         for store in self._tiers if not history.damage else ():
@@ -85,7 +85,7 @@ class Pruner:
         """Delete shards of earlier attempts that no record names: those attempts are fenced, so no record ever will.
 
         Raises:
-            FencedError, UnreadRecordError: a newer claim exists, or may exist, whose attempt adopts what it finds.
+            FencedError, UnreadRecordError: a newer claim exists, or may exist; its attempt may adopt such shards.
             StoreReadError: the log could not be read.
         """
         if history.damage:

@@ -19,8 +19,8 @@ def slots_to_keep(
 ) -> frozenset[int]:
     """Log slots to keep: the newest `keep`, the best by metric, the last verified parent, the newest independent one.
 
-    Quarantined ones are evidence and always kept. A verified parent is kept until a later one is verified: if
-    everything after it proves bad, it is the last state known to be good.
+    Quarantined checkpoints are evidence and always kept. A verified parent is kept until a later one is verified: if
+    all checkpoints after the parent prove bad, the parent is the last state known to be good.
     """
     usable = [c for c in checkpoints if c.quarantined is None and not c.is_pruned]
     kept = {checkpoint.ref.slot for checkpoint in usable[-keep:]}
@@ -44,7 +44,7 @@ def best_of(usable: Sequence[Checkpoint], best: Literal["min", "max"]) -> Checkp
 
 
 def _independent_of_newest(usable: Sequence[Checkpoint]) -> frozenset[int]:
-    """The newest that shares no shard with the newest of all: a bad byte damages all checkpoints that share a shard."""
+    """The newest that shares no shard with the very newest: a bad byte damages all checkpoints with its shard."""
     if not usable:
         return frozenset()
     needed = {shard.key for shard in usable[-1].manifest.shards}

@@ -23,7 +23,7 @@ _LIST = "list"
 
 
 class ListingGroup(DefaultCommandGroup):
-    """A group that lists when its first word is none of its commands: `segue checkpoints RUN`."""
+    """A group that lists checkpoints if its first word is no command of the group: `segue checkpoints RUN`."""
 
     default = _LIST
 
@@ -107,7 +107,7 @@ def import_file(
     recipe: Annotated[str | None, typer.Option(help="package.module:function, found from the current folder.")] = None,
     steps: Annotated[int | None, typer.Option(help="Optimizer steps to the goal.")] = None,
     config: Annotated[Path | None, typer.Option(help="TOML run spec; options override it.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seeds weights, data order and every random stream.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of weights, data order and every random stream.")] = None,
     step: Annotated[int, typer.Option(min=0, help="Step of the first checkpoint; the run counts from it.")] = 0,
     partial: Annotated[
         bool, typer.Option("--partial", help="Keep the recipe's own weights if the file has none.")

@@ -96,7 +96,7 @@ def check(
         raise typer.Exit(3)
 
 
-@app.command("seam", hidden=True)  # Its name before; scripts call it so.
+@app.command("seam", hidden=True)  # The old name; scripts use it.
 @app.command()
 def resume(
     run: str,

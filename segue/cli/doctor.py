@@ -43,7 +43,7 @@ def doctor(
     run spec it trains three steps and saves them, below a prefix of their own in the store.
     Exit code 0: no check failed. 1: at least one did.
     """
-    # All parts of a run are looked at, and other commands need few of them.
+    # Imported here: the doctor needs the modules of all parts of a run, and other commands need few of them.
     from segue.doctor.check import examine
     from segue.doctor.registry import all_items
     from segue.doctor.report import facts, has_failed, summary, table
@@ -70,7 +70,7 @@ def doctor(
 
 
 def _subject(path: Path | None, workload: list[str] | None) -> Subject:
-    """What is examined. A run spec that is not valid is a check that fails, not the end of the others."""
+    """The subject of the checks. A run spec that is not valid is a failed check, and does not end the others."""
     from segue.doctor.subject import Subject
 
     if path is None:
@@ -86,7 +86,7 @@ def _subject(path: Path | None, workload: list[str] | None) -> Subject:
 
 
 def _in_words(error: Exception) -> str:
-    """What an error says, without the values that were given: they may be credentials."""
+    """The message of an error, without the given values, which may be credentials."""
     if not isinstance(error, ValidationError):
         return redacted(f"{type(error).__name__}: {error}")
     wrong = error.errors(include_input=False, include_url=False, include_context=False)

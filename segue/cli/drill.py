@@ -69,7 +69,7 @@ def drill(
     began = SystemClock().now()
     junit = junit or (Path(_JUNIT_FILE) if ci else None)
     if junit is not None:
-        with writing(junit):  # Not after minutes of training.
+        with writing(junit):  # Checked now, not after minutes of training.
             junit.parent.mkdir(parents=True, exist_ok=True)
     try:
         with ends_cleanly(hint="The drill was ended before it could compare anything; its processes are ended too."):
@@ -102,7 +102,7 @@ def _drilled(spec: RunSpec, kills: int, notices: int, *, store: StoreSpec | None
             lines: list[StepLines] = []
 
             def tell(name: str, committed: int) -> None:
-                if not lines:  # What is refused before has nothing to say but that.
+                if not lines:  # A drill that is refused shows no progress.
                     plain = progress("reference run, starting", console=Console(file=sys.stderr, force_terminal=False))
                     lines.append(StepLines(ending.enter_context(plain)))
                 lines[0](_RUNS[name], committed, spec.steps)

@@ -61,7 +61,7 @@ def _moment(text: str, *, now: datetime) -> datetime:
     if seconds is not None:
         return now + timedelta(seconds=seconds)
     if clock := _CLOCK.fullmatch(text):
-        # Without an offset until the end: there may be a change to or from summer time before the next 06:00.
+        # Computed without an offset until the end: summer time may begin or end before the next 06:00.
         today = now.astimezone().replace(tzinfo=None, hour=int(clock[1]), minute=int(clock[2]), second=0, microsecond=0)
         days = (today, today + timedelta(days=1))
         return next(moment for day in days if (moment := day.astimezone(UTC)) > now)

@@ -28,7 +28,7 @@ def parse_source(text: str) -> Source:
         return run, "best"
     if run and step.isascii() and step.isdigit():
         return run, int(step)
-    problem = f"--from: {text!r} is no checkpoint of a run; write RUN, RUN@STEP or RUN@best"
+    problem = f"--from: {text!r} names no checkpoint of a run; write RUN, RUN@STEP or RUN@best"
     raise SpecError(source=COMMAND_LINE, problems=(problem,))
 
 

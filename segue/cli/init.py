@@ -46,7 +46,7 @@ _RECOVER_IN_CONTAINERS = """\
 
 
 class Pools(StrEnum):
-    """What the work pools start segments and parents on."""
+    """The platform on which the work pools start segments and parents."""
 
     PROCESS = "process"
     EKS = "eks"
@@ -107,7 +107,7 @@ def texts_of(pools: Pools) -> dict[str, str]:
     changed = {
         "prefect.yaml": _GRACE.sub(rf"{grace}\n\1notices: {named}", _in_containers(texts["prefect.yaml"], folder)),
         "run.toml": _GRACE.sub(grace, _SERVICES.sub(lines, texts["run.toml"])),
-        "retrain.toml": texts["retrain.toml"] + of_slots,  # Its last section is that of the run spec.
+        "retrain.toml": texts["retrain.toml"] + of_slots,  # The run spec is its last section.
     }
     return texts | changed | {".dockerignore": _packaged("dockerignore")} | of_pools
 

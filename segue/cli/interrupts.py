@@ -18,7 +18,7 @@ class Terminated(KeyboardInterrupt):
 
 @contextmanager
 def ends_cleanly(*, hint: str) -> Iterator[None]:
-    """A block that SIGTERM leaves as Ctrl-C does, by an exception, so that what it started is ended.
+    """A block that SIGTERM ends as Ctrl-C does, by an exception, so that processes started in it are ended.
 
     Raises:
         typer.Exit: with 130 after Ctrl-C and 143 after SIGTERM, once `hint` was printed on standard error.

@@ -28,7 +28,7 @@ Store = Annotated[
 DEFAULT_SPEC = Path("run.toml")
 """The run spec that `segue init` writes."""
 SIGNING_KEY_FROM = "SEGUE_SIGNING_KEY_FROM"
-"""Names the reference to the key of signed logs, for commands that read no run spec."""
+"""The variable that holds the reference to the key of signed logs, for commands that read no run spec."""
 Endpoint = Annotated[str | None, typer.Option(help="Endpoint of the bucket; default: the cloud's own.")]
 
 
@@ -129,8 +129,8 @@ def with_workload(fields: Mapping[str, Any], words: list[str] | None) -> dict[st
 def read_settings(config: Path | None, words: list[str] | None) -> tuple[dict[str, Any], str]:
     """The fields of the run spec that a command gets, and their source for messages.
 
-    Without --config and a workload it is the file that `segue init` writes, if this folder has one. If that file is
-    there and not used, this is said on standard error.
+    Without --config and a workload it is the file that `segue init` writes, if this folder has one. If that file exists
+    and is not used, a line on standard error says so.
     """
     is_there = config is None and DEFAULT_SPEC.is_file()
     if is_there and words:

@@ -58,7 +58,7 @@ def recover(
 
 
 def _silence(store: StoreSpec) -> str | None:
-    """That the schedule does not look at a store any more, before this command's own look hides it."""
+    """A warning if the schedule no longer looks at this store; made before this command's look, which would hide it."""
     try:
         seconds = seconds_without_look(open_store(store), now=SystemClock().now())
     except StoreError:

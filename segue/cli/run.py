@@ -103,7 +103,7 @@ def run(
 
 
 def _checked(spec: RunSpec, *, accept_drift: bool) -> RunLog:
-    """The log of the run, once all has been checked that can be without a server; nothing of the run is written."""
+    """The log of the run, after every check that needs no server; nothing of the run is written."""
     from segue.hosting import require_program
     from segue.interop.code_check import refuse_changed_code
     from segue.launch.ray.checks import has_ray, require_ray
@@ -115,7 +115,7 @@ def _checked(spec: RunSpec, *, accept_drift: bool) -> RunLog:
         require_program(spec.program.command)
         for note in notes_on_files(spec.program, folder=Path.cwd()) if spec.data is not None else ():
             errors.print(f"note: {note}", markup=False)
-    if has_slurm():  # Elsewhere only the segments know the cluster.
+    if has_slurm():  # On other machines, only the segments know the cluster.
         require_slurm(spec)
     if has_ray():
         require_ray(spec)

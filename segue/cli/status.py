@@ -66,7 +66,7 @@ def _facts(run: str, runlog: RunLog, history: History, *, beat: Heartbeat | None
 
 
 def _show(run: str, runlog: RunLog, history: History, *, beat: Heartbeat | None, now: datetime) -> None:
-    """The run for people."""
+    """The run as text for people."""
     spec, last = history.spec, history.decisions[-1] if history.decisions else None
     summary = summarize(run, history, now=now, beat=beat)
     parent = _parent(runlog, history)
@@ -165,11 +165,11 @@ def _waiting(parent: ParentRecord | None) -> str | None:
 
 
 def _unguarded(runlog: RunLog, parent: ParentRecord | None, *, now: datetime) -> str | None:
-    """Why nothing would start the parent of an open run again; None if recovery looks, or there is no parent."""
+    """Why nothing would start the parent of an open run again; None if recovery would, or if there is no parent."""
     if parent is None:
         return None
     if parent.unguarded is not None or now - parent.beat_at < _ALIVE:
-        return parent.unguarded  # It watches the looks by their counter, whatever the clocks say.
+        return parent.unguarded  # The parent watches the looks by their counter, not by clocks.
     seconds = seconds_without_look(runlog.store, now=now)
     return f"{silence_sentence(seconds)}. {SILENCE_FIX}" if seconds is not None else None
 

@@ -1,1 +1,1 @@
-"""Did this resume really continue the run? Fingerprints, witness rows, verdicts and the drill."""
+"""Decides whether a resume continued the run: fingerprints, witness rows, verdicts and the drill."""

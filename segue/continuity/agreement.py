@@ -17,17 +17,17 @@ TOLERANCES = {"loss": 1e-4, "grad_norm": 1e-3, "param_norm": 1e-3}
 """Largest relative difference if the environment changed (fp32, at most 8 steps; see docs/continuity.md)."""
 
 STATE_TOLERANCE, _STATE_FLOOR = 5e-3, 1e-6
-"""The same for the norms of the parts of the state after the replayed steps."""
+"""The same tolerance for the norms of the parts of the state after the replayed steps."""
 
 NO_TOLERANCES: Mapping[str, float] = MappingProxyType({})
-"""Those of kernels that are deterministic."""
+"""The tolerances of deterministic kernels: none."""
 
 FLOORS = {"loss": 1e-6, "grad_norm": 1e-6, "param_norm": 0.0}
-"""Absolute differences below these are rounding: a loss near 0 is the difference of larger terms."""
+"""Absolute differences below these values are rounding: a loss near 0 is the difference of larger terms."""
 
 
 def compared_parts(before: dict[str, StateMark], after: dict[str, StateMark], *, exact: bool) -> list[str]:
-    """The names of the parts of the state that both have and that can be compared."""
+    """The names of the parts of the state that both rows have and that can be compared."""
     # How much a kernel draws from a stream depends on its instructions.
     return [name for name in before if name in after and (exact or not name.startswith("rng."))]
 

@@ -26,7 +26,7 @@ _LEAST_SPREAD = 0.01
 
 
 class Symptom(NamedTuple):
-    """What is wrong with a step."""
+    """The anomaly of a step."""
 
     kind: Literal["non_finite", "spike"]
     channel: Literal["loss", "grad_norm", "param_norm", "loss_scale"]
@@ -34,15 +34,15 @@ class Symptom(NamedTuple):
     limit: float | None = None
 
     def on(self, batch: Skip, *, step: int, sample_ids: Sequence[int]) -> Anomaly:
-        """The same as a record, with the batch it was seen on."""
+        """The anomaly as a record, with the batch on which it was seen."""
         return Anomaly(step=step, batch=batch, sample_ids=tuple(sample_ids[:MOST_SAMPLE_IDS]), **self._asdict())
 
 
 def symptom(row: StepRow, *, spec: AnomalySpec, recent_losses: Sequence[float]) -> Symptom | None:
-    """What is wrong with a step; None when nothing is, or the spec turns the check off.
+    """The anomaly of a step; None if there is none, or if the spec turns the check off.
 
-    `recent_losses` are those of the steps before it, at most `spike_window_steps`. Spikes are judged once there are
-    that many.
+    `recent_losses` are the losses of the steps before it, at most `spike_window_steps`. Spikes are judged once there
+    are that many losses.
     """
     is_finite = row.loss_scale is None and math.isfinite(row.loss + (row.grad_norm or 0.0) + (row.param_norm or 0.0))
     if not is_finite and spec.non_finite != "off":
@@ -59,7 +59,7 @@ def symptom(row: StepRow, *, spec: AnomalySpec, recent_losses: Sequence[float]) 
 def spike_limit(losses: Sequence[float], *, factor: float) -> float | None:
     """The highest loss that is no spike after these, by median and median absolute deviation, which ignore outliers.
 
-    None when all are zero: they have no spread to compare with.
+    None if all losses are zero: they have no spread to compare with.
     """
     level = median(losses)
     deviation = _MAD_TO_DEVIATION * median([abs(loss - level) for loss in losses])

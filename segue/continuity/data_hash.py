@@ -1,7 +1,7 @@
-"""Hashes of data: whether a data set holds what it held.
+"""Hashes of data: whether a data set still has the same content.
 
-Large arrays are sampled evenly, always at the same places. A change in a few rows of many may be
-missed here; the witness shows it when they are drawn.
+Large arrays are sampled evenly, always at the same places. A change in a few rows of many may be missed here; the
+witness shows the change when these rows are drawn.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ WHOLE_BYTES = 64 * 2**20
 _BLOCK_BYTES = 16 * 2**10
 _ITEMS = 10_000
 _MOST_PERMUTED = 200_000
-"""Longest collection of which all items are hashed, so that it can be recognized in another order."""
+"""Longest collection whose items are all hashed, so that the collection can be recognized in another order."""
 
 
 def data_hashes(leaves: Iterable[Leaf]) -> dict[str, str]:
@@ -38,7 +38,7 @@ def data_hashes(leaves: Iterable[Leaf]) -> dict[str, str]:
         try:
             _feed(leaf.value, hasher, depth=0)
         except (TypeError, ValueError, RuntimeError):
-            continue  # Its kind cannot be read like this; the witness compares the samples drawn from it.
+            continue  # Values of this kind cannot be read like this; the witness compares the samples drawn from them.
         hashes[leaf.path] = hasher.hexdigest()
         if isinstance(leaf.value, (list, tuple, deque)) and len(leaf.value) <= _MOST_PERMUTED:
             # A list made from a set has another order in each process.
@@ -97,7 +97,7 @@ def _feed_tensor(tensor: torch.Tensor, hasher: Any) -> None:
 
 
 def _thinned(array: Any) -> Any:
-    """Evenly spaced rows of an object that would have to be copied whole to be read."""
+    """Evenly spaced rows of an object that can otherwise be read only by copying all of it."""
     is_contiguous = array.flags.c_contiguous if isinstance(array, np.ndarray) else array.is_contiguous()
     is_here = isinstance(array, np.ndarray) or array.device.type == "cpu"
     if array.nbytes <= WHOLE_BYTES or (is_contiguous and is_here) or array.shape[0] < 2:

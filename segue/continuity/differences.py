@@ -1,4 +1,4 @@
-"""How far two replays of the same steps lie apart, by channel. Pure."""
+"""How much two replays of the same steps differ, by channel. Pure."""
 
 from __future__ import annotations
 

@@ -16,10 +16,10 @@ from segue.checkpoints.format.snapshot import raw_bytes
 from segue.data.order import Ids, mix
 
 _MOST_DEPTH = 4
-"""Of objects in objects: a batch of graphs holds storages, which hold its tensors."""
+"""Most levels of objects within objects: a batch of graphs holds storages, which hold its tensors."""
 
 _NO_DATA = (type, ModuleType, FunctionType, nn.Module, Dataset)
-"""Types of objects that a batch may refer to and does not consist of."""
+"""Types of objects to which a batch may refer, but which are no part of its data."""
 
 _NUMPY_HAS = (torch.float32, torch.int64, torch.uint8, torch.float64, torch.int32, torch.bool)
 
@@ -37,7 +37,7 @@ _PARTS_OF_SPARSE = {
 def batch_fingerprint(ids: Ids) -> str:
     """Order-free hash of the sample ids: the sum of their mixed values, 64 bits, in hex.
 
-    Order-free, because another world size deals the same global batch out in another order.
+    It is order-free, because another world size distributes the same global batch in another order.
     """
     # A sum of an array wraps around without a warning.
     return f"{int(mix(ids).sum(dtype=np.uint64)):016x}"
@@ -51,7 +51,7 @@ def streams_fingerprint(streams: Mapping[str, Any]) -> dict[str, str]:
 def input_fingerprint(content: Any) -> str:
     """Hash of a batch's content: every tensor's bytes, type and shape, in the order of its structure.
 
-    Of an object that is no collection, only the tensors and arrays count: they are data in any process; its other
+    In an object that is no collection, only tensors and arrays count: they are data in any process, but its other
     values may not be.
     """
     hasher = xxhash.xxh3_64()
@@ -101,7 +101,7 @@ def _feed_tensor(tensor: torch.Tensor, hasher: Any) -> None:
 
 
 def _has_plain_bytes(tensor: torch.Tensor) -> bool:
-    """Whether NumPy sees all its values in order, where they are."""
+    """Whether NumPy can view all values of the tensor in order, without a copy."""
     return (
         tensor.device.type == "cpu"
         and tensor.dtype in _NUMPY_HAS

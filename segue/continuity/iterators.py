@@ -1,4 +1,4 @@
-"""Positions of Python's own iterators, whose items are the same in each process: how many were drawn."""
+"""Positions (the number of drawn items) of Python's own iterators, whose items are the same in each process."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _MOST_DRAWN = 100_000_000
 
 
 def is_iterator(value: Any) -> bool:
-    """Whether it is an iterator of Python's own, or a running generator function."""
+    """Whether the value is one of Python's own iterators, or a running generator function."""
     if isinstance(value, types.GeneratorType):
         return True
     return isinstance(value, Iterator) and type(value).__module__ in ("builtins", "itertools")
 
 
 def position_of(iterator: Any) -> int | float | None:
-    """A number that grows with each item drawn; None of an iterator that does not show it, such as a generator.
+    """A number that grows with each item drawn; None for an iterator without a visible position, such as a generator.
 
-    Of an iterator over a sequence it is the negative number of items that are left.
+    For an iterator over a sequence, it is the negative number of items that are left.
     """
     kind = type(iterator)
     if kind.__module__ == "builtins" and kind.__name__ in SEQUENCES:
@@ -33,7 +33,7 @@ def position_of(iterator: Any) -> int | float | None:
     if kind not in (itertools.count, itertools.cycle, enumerate):
         return None
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Copies of some will not be possible in later versions of Python.
+        warnings.simplefilter("ignore")  # Later versions of Python will not allow copies of some.
         try:
             parts: Any = iterator.__reduce__()
         except (TypeError, AttributeError):
@@ -49,7 +49,7 @@ def position_of(iterator: Any) -> int | float | None:
 
 
 def draw_until(iterator: Iterator[Any], position: float) -> None:
-    """Draw items until the iterator is at a position that another one of its kind had."""
+    """Draw items until the iterator is at the position that another iterator of its kind had."""
     now = position_of(iterator)
     left = round(position - now) if now is not None else 0
     for _ in itertools.islice(iterator, max(0, min(left, _MOST_DRAWN))):

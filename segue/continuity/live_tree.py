@@ -42,7 +42,7 @@ def tree_of(value: Any, *, path: str, depth: int = 0) -> Any:
     """The value as a tree of data, its tensors and arrays the live ones.
 
     Raises:
-        UnsupportedStateError: something in it is neither data nor has a state_dict; names it by its path.
+        UnsupportedStateError: something in it is no data and has no state_dict; the message names its path.
     """
     if depth > _DEEPEST:
         raise UnsupportedStateError(path=path, type_name=f"{type(value).__qualname__} that holds itself")
@@ -94,7 +94,7 @@ def _tree_of_items(value: Any, path: str, depth: int) -> Any:
     if isinstance(value, deque):
         return deque(items, value.maxlen)
     if isinstance(value, (set, frozenset)):
-        # What cannot be hashed any more, such as the fields of an object, has another message.
+        # Items that can no longer be hashed, such as the fields of an object, have another message.
         if any(isinstance(each, Fields) for each in items):
             raise UnsupportedStateError(path=path, type_name="set of objects", fix="keep them in a list")
         return frozenset(items) if isinstance(value, frozenset) else set(items)
@@ -104,7 +104,7 @@ def _tree_of_items(value: Any, path: str, depth: int) -> Any:
 def put(live: Any, saved: Any) -> Any:
     """Put the tree that `tree_of` gave into the live value, and return the value that now stands for it.
 
-    This is the live value itself if it can hold the other one.
+    This is the live value itself if it can hold the saved value.
     """
     if _put_by_its_own_way(live, saved):
         return live
@@ -129,7 +129,7 @@ def put(live: Any, saved: Any) -> Any:
 
 
 def _put_by_its_own_way(live: Any, saved: Any) -> bool:
-    """Whether the live value was one that takes its state back by itself."""
+    """Whether the live value takes its state back by itself; if so, it has done that."""
     if isinstance(live, STREAMS):
         set_state_of_stream(live, saved)
     elif isinstance(saved, Fields) and saved.kind == _ITERATOR:
@@ -176,7 +176,7 @@ def _put_mapping(live: Any, saved: Mapping[Any, Any]) -> Any:
 
 def _put_items(live: Any, saved: Any) -> Any:
     is_ordered = isinstance(live, (list, tuple, deque))
-    # Items that were added since are like the last item that is there, as in a list of objects of one class.
+    # Items that were added since then are like the last existing item, as in a list of objects of one class.
     now = list(live) if is_ordered else []
     items = [put(now[number] if number < len(now) else None, each) for number, each in enumerate(saved)]
     if isinstance(live, list) and isinstance(saved, list):
@@ -228,7 +228,7 @@ def _name_of(kind: type) -> str:
 
 
 def _class_of(name: str) -> type | None:
-    """The class of this name among those that are loaded, if it holds data; nothing is imported or called for it."""
+    """The class of this name among the loaded classes, if it holds data; nothing is imported or called to find it."""
     module, _, path = name.partition(":")
     found: Any = sys.modules.get(module)
     for part in path.split("."):

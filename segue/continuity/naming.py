@@ -1,4 +1,4 @@
-"""Names for what a resume has lost: the root cause before its consequences, and what to do about it. Pure."""
+"""Names for state that a resume has lost: the root cause before its consequences, and the fix. Pure."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from segue.records import Finding
 UNREGISTERED = "unregistered state"
 """The component of values that training changes and no component holds."""
 CARRIED = "carried"
-"""The channel of values that a resume has lost although they decide what follows: no verdict is exact then."""
+"""The channel of lost values that decide what follows: with such values lost, no verdict is exact."""
 OUTSIDE = "outside the checkpoint"
-"""The component of a difference whose cause is in none of the things that were compared."""
+"""The component of a difference whose cause is not among the compared values."""
 
 NO_BATCHES_FIX = (
     "batches are seen only where run.epochs loops over run.batches: if they can be others, give a framework a loader "
@@ -21,7 +21,7 @@ NO_BATCHES_FIX = (
 """The fix of a loss that differs in a framework, or in a program without `run.batches`."""
 
 PROCESS = "values of the process"
-"""The component of times and unseeded randomness, which no two processes have alike, so that nobody compares them."""
+"""The component of times and unseeded randomness, which differ between any two processes and are never compared."""
 UNREAD = "unread"
 """The channel of findings about objects whose state cannot be compared."""
 
@@ -37,7 +37,7 @@ REACHED_FROM = "reached from "
 """Precedes the field of the recipe that leads to an untracked value, if the value's path does not begin with it."""
 _MOST_CAUSES, _MOST_FIXES = 6, 6
 _OF_DATA = ("data.", "batches")
-"""Of a recipe, and of the loaders of a program."""
+"""Beginnings of the components of data: of a recipe, and of the loaders of a program."""
 _NEAREST = {
     "batch_fingerprint": _OF_DATA,
     "streams": _OF_DATA,
@@ -73,7 +73,7 @@ _FIXES = {
 
 
 def fix_of(component: str, channel: str) -> str:
-    """What to do about a finding."""
+    """The fix for a finding."""
     if component in CHANGEABLE:
         return f"undo the change, or accept it by naming {component} in continuity.accept"
     if component == NEXT_BATCHES:
@@ -97,7 +97,7 @@ def explained(
     noted: Sequence[Finding],
     compared: Collection[str],
 ) -> tuple[Finding, ...]:
-    """The findings of a replay, the first one named after its root cause, each with its fix.
+    """The findings of a replay, the first one named after its root cause, and each with its fix.
 
     Everything in `compared` has been found equal, so the cause lies elsewhere: in `untracked` values, or in `noted`
     differences of the setup. A stray draw from a stream, and samples in another order, are causes themselves.
@@ -132,7 +132,7 @@ def explained(
 
 
 def unreplayed(*, untracked: Sequence[Finding], noted: Sequence[Finding]) -> tuple[Finding, ...]:
-    """The finding about a resume of which no step was replayed: what is not as it was recorded at the commit."""
+    """The finding about a resume without a replayed step: the values that differ from the record of the commit."""
     known = [*untracked, *(finding for finding in noted if finding.component != PROCESS)]
     if not known:
         return ()
@@ -147,7 +147,7 @@ def _rank_of(finding: Finding, channel: str) -> tuple[bool, bool]:
 
 
 def _by_carried(first: Finding, untracked: Sequence[Finding], noted: Sequence[Finding]) -> Finding:
-    """The finding of a replay whose cause is known: values that decide what follows, and were lost."""
+    """The finding of a replay with a known cause: lost values that decide what follows."""
     causes = [finding for finding in untracked if finding.channel == CARRIED]
     more = [f"{len(causes) - _MOST_CAUSES} more"] if len(causes) > _MOST_CAUSES else []
     said = "; ".join([cause.sentence for cause in causes[:_MOST_CAUSES]] + more)
@@ -158,7 +158,7 @@ def _by_carried(first: Finding, untracked: Sequence[Finding], noted: Sequence[Fi
 
 
 def with_causes(finding: Finding, *, untracked: Sequence[Finding], noted: Sequence[Finding]) -> Finding:
-    """The finding about a recipe that no two processes run alike, with the values that differ in each."""
+    """The finding about a recipe that every process runs differently, with the values that differ in each process."""
     causes = [cause.sentence for cause in (*noted, *untracked)]
     if not causes:
         return finding
@@ -179,11 +179,11 @@ def _cause_of(first: Finding, untracked: Sequence[Finding], noted: Sequence[Find
     elif first.channel == "input_fingerprint" or (first.channel == "streams" and first.step is not None):
         candidates = list(untracked)
     else:
-        # A number other than the loss has a cause of its own, unless something changed where it is made.
+        # A number other than the loss has a cause of its own, unless something changed at the place where it is made.
         candidates = [finding for finding in (*untracked, *noted) if _is_near(finding, first.channel)]
     return with_fix(candidates[0]) if candidates else None
 
 
 def with_fix(finding: Finding) -> Finding:
-    """The finding, with what to do about it."""
+    """The finding with its fix."""
     return finding if finding.fix else finding.model_copy(update={"fix": fix_of(finding.component, finding.channel)})

@@ -1,4 +1,4 @@
-"""Kernels that are not deterministic: how far replays from one state lie apart, and what that means. Pure.
+"""Kernels that are not deterministic: how much replays from one state differ, and what that means. Pure.
 
 A replay that differs from its witness proves a loss of state only if replays agree among themselves. Fresh processes
 therefore replay the same steps from the same checkpoint, and the differences between them are the noise of the recipe.
@@ -28,24 +28,26 @@ from segue.records import Environment, Finding, Verdict, VerdictKind, WitnessRow
 from segue.runlog.history import History
 
 REPLAYS = 4
-"""Replays from which noise is measured. Two are too few: in 162,000 comparisons of simulated replays the difference to
-another one was up to 29 times that between two, and at most 8 times the largest difference among four."""
+"""Replays from which noise is measured. Two are too few: in 162,000 comparisons of simulated replays a further replay
+differed by up to 29 times the difference between two replays, and by at most 8 times the largest difference among
+four."""
 _OF_FEW = 3.0
-"""Multiple of a difference that fewer replays show: a third was up to 29 times as far away as those two."""
+"""Multiple of a difference that fewer replays show: a third replay differed by up to 29 times as much as those two."""
 SAFETY_FACTOR = 10.0
 """Tolerance of a channel, as a multiple of the largest difference among the replays."""
 STATE_FACTOR = 30.0
-"""The same for parts of the state: they are compared after one step of a window, so less is known of their noise."""
+"""The same multiple for parts of the state: they are compared after one step of a window, so their noise is less
+known."""
 
 LARGEST = {"loss": 5e-3, "grad_norm": 5e-2, "param_norm": 1e-3, STATE: 5e-2}
-"""Largest relative difference between two replays that may come from kernels: some units of bf16. Above it the recipe
-itself draws, reads or computes something else in each process."""
+"""Largest relative difference between two replays that may come from kernels: some units of bf16. Above it, the recipe
+itself draws, reads or computes something different in each process."""
 RARE = {"loss": 1e-5, "grad_norm": 1e-4, "param_norm": 1e-3, STATE: 1e-3}
-"""The same for one replay that differs while two others agree. Weights differ by more than losses: an optimizer that
-divides by the size of gradients makes whole steps of those that are nothing but rounding, as before a BatchNorm."""
+"""The same limit for one replay that differs while two others agree. Weights differ by more than losses: an optimizer
+that divides by the size of gradients makes whole steps from gradients that are only rounding, as before a BatchNorm."""
 
 LEAST = {"loss": 1e-6, "grad_norm": 1e-5, "param_norm": 1e-4, STATE: 1e-4}
-"""Smallest tolerances of a recipe that is known to have noise: some channels may not have shown it yet."""
+"""Smallest tolerances of a recipe that is known to have noise: some channels may not have shown their noise yet."""
 
 MOST = {"loss": 5e-2, "grad_norm": 0.5, "param_norm": 1e-2, STATE: 0.5}
 """Largest tolerances."""
@@ -53,17 +55,17 @@ MOST = {"loss": 5e-2, "grad_norm": 0.5, "param_norm": 1e-2, STATE: 0.5}
 UNIT = 2.0**-23
 """Distance of 1 to the next number of float32; of bf16 it is 2**-7, of float16 and TF32 2**-10."""
 _COARSE_UNITS = {"loss": 2.0, "grad_norm": 4.0, STATE: 0.125}
-"""By how many units of a coarse format a value may differ that one rounding has changed. A loss near its minimum, and
-its gradient, are differences of larger terms. What is kept of a batch, such as its mean, differs by a part of it."""
+"""By how many units of a coarse format one rounding may change a value. A loss near its minimum, and its gradient, are
+differences of larger terms. A value that is kept of a batch, such as its mean, differs by a part of a unit."""
 
 _UNITS = 4
-"""Differences up to so many units in the last place of float32 are rounding, once a recipe is known to have noise. Of a
-coarser type it is one unit."""
+"""Differences up to so many units in the last place of float32 are rounding, once a recipe is known to have noise. For
+a coarser type, it is one unit."""
 _BFLOAT16_BITS, _FLOAT16_BITS, _FLOAT32_BITS = 8, 11, 24
 
 FIX = "set deterministic = true in the run spec, if every resume must be equal bit for bit"
 NOT_REPRODUCIBLE = "recipe"
-"""The component of everything that a recipe does not do the same way twice."""
+"""The component of everything that a recipe does differently each time."""
 
 _ADVICE = {
     "batch_fingerprint": "draws other samples: seed its sampler or shuffle in build, from the config",
@@ -81,12 +83,12 @@ _OF_FLOATS = (
 
 @dataclass(frozen=True)
 class Noise:
-    """What is known of the differences between replays from one state."""
+    """The known differences between replays from one state."""
 
     floats: Mapping[str, float] = field(default_factory=dict)
     """Largest relative difference by channel; empty: none was seen."""
     unreproducible: Finding | None = None
-    """The part that two fresh processes do differently, if it is more than rounding."""
+    """The part of the recipe that two fresh processes do differently, if the difference is more than rounding."""
 
     def __or__(self, other: Noise) -> Noise:
         names = dict.fromkeys([*self.floats, *other.floats])
@@ -100,7 +102,7 @@ NONE = Noise()
 def needs_more(
     fresh: Sequence[Sequence[WitnessRow]], *, attempt: Sequence[WitnessRow] | None, is_attempt_fresh: bool = False
 ) -> bool:
-    """Whether another fresh process would tell more: no longer once two replays are equal, and only up to a limit."""
+    """Whether another fresh process would show more: not once two replays are equal, and only up to a limit."""
     known = [*fresh, *([attempt] if attempt is not None else [])]
     if any(are_equal(one, other) for one, other in combinations(known, 2)):
         return False
@@ -118,22 +120,23 @@ def noise_of(
     is_lost: bool = False,
     unit: float = UNIT,
 ) -> Noise:
-    """The noise that explains why `attempt` differs from its witness; none if it is a loss of state.
+    """The noise that explains why `attempt` differs from its witness; empty if the difference is a loss of state.
 
-    `fresh` are replays of the same steps by fresh processes. With `is_attempt_fresh`, the attempt's replay is one as
-    well, as in a rehearsal. The replay of an attempt that trains is not: a fault of its own would be taken for noise.
-    With `is_noisy`, earlier replays of the run have shown noise; with `is_lost`, values outside the checkpoint are not
-    as they were, so that replays that agree on something else than the witness prove a loss, however small. `unit` is
-    the largest relative rounding of the formats that the recipe computes in: a value at the edge of two numbers of bf16
-    falls to another side in one of dozens of replays, so four replays do not show how far that goes.
+    `fresh` are replays of the same steps by fresh processes. With `is_attempt_fresh`, the attempt's replay is one of
+    them, as in a rehearsal. The replay of an attempt that trains does not count: a fault of that attempt would be taken
+    for noise. With `is_noisy`, earlier replays of the run have shown noise; with `is_lost`, values outside the
+    checkpoint have changed, so that replays that agree with each other but not with the witness prove a loss, however
+    small. `unit` is the largest relative rounding of the formats that the recipe computes in: a value at the edge of
+    two numbers of bf16 falls to another side in one of dozens of replays, so four replays do not show how far that
+    goes.
     """
     if is_lost:
-        unit = UNIT  # What is lost is known; a rare rounding need not explain the difference.
+        unit = UNIT  # The lost values are known; a rare rounding need not explain the difference.
     replays = [attempt, *fresh] if is_attempt_fresh else list(fresh)
     known = [attempt, *fresh] if is_whole else list(fresh)
     if any(are_equal(one, other) for one, other in combinations(known, 2)) and not spread(replays):
-        # They agree. If they agree on the witness, or on something a few units in the last place away from it, then
-        # differences by rounding are noise; if they agree on anything else, state is lost.
+        # The replays agree with each other. If they agree with the witness, up to a few units in the last place, then
+        # differences by rounding are noise; otherwise state is lost.
         usual = fresh[0]
         is_odd = not is_lost and (is_noisy or _begins_as_rounding(usual, witness))
         unit = unit if is_noisy else UNIT
@@ -146,7 +149,7 @@ def noise_of(
     unlike = content_difference(replays)
     if unlike is not None:
         channel, step = unlike
-        # If a replay has the content of the witness, the other one lost it.
+        # If a replay has the content of the witness, the other replay has lost it.
         is_everywhere = all(content_difference([witness, replay]) for replay in replays)
         return Noise(unreproducible=_finding(channel, step)) if is_everywhere and not is_far else NONE
     too_large = _too_large(floats, witness, unit)
@@ -165,7 +168,7 @@ def noise_of_attempts(
     is_lost: bool = False,
 ) -> Noise:
     """The noise that earlier attempts from the same checkpoint show, if no other process can replay, as for a program
-    or several ranks. None without an earlier attempt, or if all agree."""
+    or several ranks. Empty without an earlier attempt, or if all agree."""
     if not earlier:
         return NONE
     found = noise_of(witness, attempt, earlier, is_attempt_fresh=True, is_lost=is_lost)
@@ -180,10 +183,10 @@ def may_be_rare(
     *,
     unit: float = UNIT,
 ) -> bool:
-    """Whether replays agree on something that is no further from the witness than noise that shows rarely.
+    """Whether replays agree on values that are no further from the witness than rare noise.
 
-    Two threads may add in the same order hundreds of times. Then a loss can be told from noise only by whether the
-    recipe has such kernels; if it has, the caller sets `is_noisy`.
+    Two threads may add in the same order hundreds of times. Then only one fact distinguishes a loss from noise: whether
+    the recipe has such kernels. If it has, the caller sets `is_noisy`.
     """
     agreed = next((one for one, other in combinations([attempt, *fresh], 2) if are_equal(one, other)), None)
     return agreed is not None and not spread(fresh) and bool(_rare(agreed, witness, unit).floats)
@@ -197,7 +200,7 @@ def unreproducible_of(verdict: Verdict) -> Finding | None:
 
 
 def known_noise(history: History, environment: Environment) -> Noise:
-    """What rehearsals and resumes of this run measured in an environment equal to this one."""
+    """The noise that rehearsals and resumes of this run measured in an environment equal to this one."""
     measured = [(entry.checkpoint, entry.verdict) for entry in history.drills]
     measured += [(entry.parent, entry.verdict) for entry in history.resumes]
     found = NONE
@@ -219,7 +222,7 @@ def tolerances(noise: Mapping[str, float], rows: Sequence[WitnessRow]) -> dict[s
 
 
 def rounding_of(values: Sequence[float | None]) -> float:
-    """What rounding may change in these values, relatively: a loss or norm in bf16 has only eight bits."""
+    """The relative change of these values that rounding may cause: a loss or norm in bf16 has only eight bits."""
     used = [_significant_bits(value) for value in values if value is not None]
     bits = min(max([*used, _BFLOAT16_BITS] if used else [_FLOAT32_BITS]), _FLOAT32_BITS)
     units = _UNITS if bits > _FLOAT16_BITS else 1
@@ -227,13 +230,13 @@ def rounding_of(values: Sequence[float | None]) -> float:
 
 
 def in_words(noise: Mapping[str, float]) -> str:
-    """The noise, for a person."""
+    """The noise in words, for a person."""
     parts = ", ".join(f"{name} {value:.1e}" for name, value in noise.items())
     return f"kernels are not deterministic: replays from one state may differ by up to {parts}"
 
 
 def _at_least(floats: dict[str, float], unit: float) -> dict[str, float]:
-    """The noise of a recipe that computes in a coarser format than float32: at least what one rounding explains."""
+    """The noise of a recipe that computes in a coarser format than float32: at least the effect of one rounding."""
     if not floats or unit <= UNIT:
         return floats
     names = dict.fromkeys([*floats, "loss", "grad_norm"])
@@ -241,12 +244,12 @@ def _at_least(floats: dict[str, float], unit: float) -> dict[str, float]:
 
 
 def _coarse(channel: str, unit: float) -> float:
-    """What one rounding may change, relatively, if the format is coarser than float32."""
+    """The relative change that one rounding may cause, if the format is coarser than float32."""
     return unit * _COARSE_UNITS.get(kind_of(channel), 0.0) if unit > UNIT else 0.0
 
 
 def _rare(usual: Sequence[WitnessRow], odd: Sequence[WitnessRow], unit: float) -> Noise:
-    """How one window differs from another that two processes agree on; none if it is more than rounding."""
+    """The differences of one window from another on which two processes agree; empty if they are more than rounding."""
     away = differences(usual, odd)
     largest = {name: max(value, _coarse(name, unit)) for name, value in RARE.items()}
     is_tiny = all(value <= largest[kind_of(name)] for name, value in away.items())
@@ -256,13 +259,13 @@ def _rare(usual: Sequence[WitnessRow], odd: Sequence[WitnessRow], unit: float) -
 def _is_far(
     witness: Sequence[WitnessRow], replays: Sequence[Sequence[WitnessRow]], floats: Mapping[str, float]
 ) -> bool:
-    """Whether the closest replay is further from the witness than replays are from each other."""
+    """Whether even the closest replay differs more from the witness than replays differ from each other."""
     away = [differences(witness, replay) for replay in replays]
     return any(min(each.get(name, 0.0) for each in away) > SAFETY_FACTOR * floats.get(name, 0.0) for name in FLOATS)
 
 
 def _is_lost_alike(witness: Sequence[WitnessRow], replays: Sequence[Sequence[WitnessRow]]) -> bool:
-    """Whether all replays have the same content at some step, and it is not that of the witness."""
+    """Whether all replays have the same content at some step, and the witness has other content there."""
     for row in witness:
         made = [other for replay in replays for other in replay if other.step == row.step]
         for channel in (*CONTENT, STATE):

@@ -54,7 +54,7 @@ _MOST_PLAIN = 20_000
 
 @dataclass(frozen=True)
 class Leaf:
-    """One thing that objects are made of."""
+    """One value of which objects are made."""
 
     path: str
     value: Any
@@ -62,7 +62,7 @@ class Leaf:
 
 @dataclass
 class Inspection:
-    """The leaves of some objects, by what they are."""
+    """The leaves of some objects, by kind."""
 
     plain: dict[str, Any] = field(default_factory=dict)
     arrays: list[Leaf] = field(default_factory=list)
@@ -70,7 +70,7 @@ class Inspection:
     code: list[Leaf] = field(default_factory=list)
     """Functions and classes."""
     paths: dict[int, str] = field(default_factory=dict)
-    """Where each object was found, by its id."""
+    """The path at which each object was found, by its id."""
     _seen: dict[int, Any] = field(default_factory=dict)
     """Visited objects by id; held, because a new object could get the id of a freed one."""
 
@@ -83,7 +83,7 @@ class Inspection:
         self._take(path, root, 0)
 
     def variables_at(self, places: Iterable[tuple[int, str]]) -> Iterator[str]:
-        """Paths of variables, each given by the id of what holds it and its name there, or by that of a cell."""
+        """Paths of variables, each given by its holder's id and its name there, or by the id of a cell."""
         for holder, name in places:
             if name and holder in self.paths:
                 middle = "defaults." if isinstance(self._seen[holder], types.FunctionType) else ""
@@ -122,9 +122,9 @@ class Inspection:
 
 
 def parts_of(value: Any) -> Iterator[tuple[str, Any]]:
-    """What an object directly holds, by name."""
+    """The values that an object holds directly, by name."""
     if isinstance(value, _MAPPINGS):
-        # Other mappings may load what they are asked for. A copy: other threads may be filling it.
+        # Other mappings may load the items that are read. A copy: other threads may be filling the dict.
         yield from ((str(key), item) for key, item in list(value.items()) if is_telling_key(key))
     elif isinstance(value, (list, tuple)):
         yield from ((str(number), item) for number, item in enumerate(value))
@@ -155,9 +155,9 @@ def is_telling_key(key: Any) -> bool:
 
 
 def settings_of(module: torch.nn.Module) -> Iterator[tuple[str, Any]]:
-    """What a module holds, without its tensors, its submodules and torch's own attributes.
+    """The values that a module holds, without its tensors, its submodules and torch's own attributes.
 
-    Entries whose names each process makes up are also left out: FSDP keeps its state in a module under a UUID.
+    Entries with names that each process makes up are also left out: FSDP keeps its state in a module under a UUID.
     """
     for name, value in vars(module).items():
         if name not in _OF_MODULES and is_telling_key(name):
@@ -207,7 +207,7 @@ def _is_data(value: Any) -> bool:
         return True
     if type(value).__module__.partition(".")[0] in ("pandas", "pyarrow", "polars"):
         return True
-    # By their types alone: any other object with a length may load, or draw, the items it is asked for.
+    # By their types alone: any other object with a length may load, or draw, the items that are read.
     return isinstance(value, (list, tuple, set, frozenset, deque, *_MAPPINGS)) and len(value) > LONG_ITEMS
 
 
@@ -223,7 +223,7 @@ def _parts_of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]
 def attributes_of(value: Any) -> Iterator[tuple[str, Any]]:
     """The attributes of one object, those in slots included, without going through a class of the user's."""
     try:
-        # Not through a class of the user's, which may load something.
+        # Do not go through a class of the user's, which may load something.
         held = object.__getattribute__(value, "__dict__")
     except AttributeError:
         held = {}

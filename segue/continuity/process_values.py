@@ -1,7 +1,7 @@
-"""Values that belong to a process or its machine: they differ in each, and are no part of a run. Pure.
+"""Values that belong to a process or its machine: they differ between processes, and are no part of a run. Pure.
 
-Run ids, temporary names, ports, counts of restarts, numbers of processors, the order of a set: a resume has others, and
-that alone loses nothing. If such a value changes what is trained, the replayed steps show it.
+Run ids, temporary names, ports, counts of restarts, numbers of processors, the order of a set: after a resume these
+differ, and that alone loses nothing. If such a value changes what is trained, the replayed steps show it.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 ANY_ORDER = " in any order"
-"""Ends the path of a hash that does not depend on the order of a collection; the path without it does."""
+"""Ends the path of a hash that does not depend on the order of a collection; a hash whose path lacks this ending does
+depend on it."""
 
 
 class Change(NamedTuple):
-    """One value of a setup that is not as at the commit."""
+    """One value of a setup that differs from the commit."""
 
     path: str
     before: Any
@@ -47,7 +48,7 @@ _DERIVED: tuple[Callable[[float], float], ...] = (
     lambda n: min(n, 16),
     lambda n: min(n, 8),
 )
-"""How programs compute numbers of threads and workers from the number of processors."""
+"""The ways in which programs compute numbers of threads and workers from the number of processors."""
 
 
 def belongs_to_process(
@@ -61,8 +62,8 @@ def belongs_to_process(
 ) -> frozenset[str]:
     """Paths of the changes that say nothing about the run.
 
-    `known` are values that differed in a second process that built the same recipe; `machines` are the facts about
-    the machine of the commit and about this one. `permuted` are collections with the same items in another order.
+    `known` are values that differed in a second process that built the same recipe; `machines` are the facts about the
+    commit's machine and about this machine. `permuted` are collections with the same items in another order.
     `has_names`: the values are plain, and their names and values count.
     """
     own = {change.path for change in changes if f"{component} {change.path}" in known}
@@ -75,12 +76,12 @@ def belongs_to_process(
 
 
 def _name(path: str) -> str:
-    """The last part of a path that is no number."""
+    """The last part of a path that is not a number."""
     return next((part for part in reversed(path.split(".")) if not part.isdigit()), path)
 
 
 def _in_another_order(changes: Sequence[Change]) -> set[str]:
-    """Items of collections that hold the same values in another order, as the items of a set come in a list."""
+    """Items of collections that hold the same values in another order, such as lists that were made from a set."""
     groups: dict[str, list[Change]] = defaultdict(list)
     for change in changes:
         parent, _, item = change.path.rpartition(".")
@@ -97,7 +98,7 @@ def _is_permuted(items: Sequence[Change]) -> bool:
 
 
 def _follows_from(change: Change, before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Whether a value follows in the same way from one fact about each machine."""
+    """Whether both values follow in the same way from the same fact about their machines."""
     differing = ((before[name], now[name]) for name in before.keys() & now.keys() if before[name] != now[name])
     return any(_follows(change, one, other) for one, other in differing)
 

@@ -1,7 +1,8 @@
 """Hashes of the code of a program: its script and the modules of the user's that it imports, read from their files.
 
-By bytecode, as for recipes, so that comments, docstrings and formatting do not count. Nothing is run or imported: which
-module a file imports is found by its import statements. Comparable between processes of the same Python version.
+They cover bytecode, as for recipes, so that comments, docstrings and formatting do not count. Nothing is run or
+imported: import statements show which modules a file imports. Hashes are comparable between processes of the same
+Python version.
 """
 
 from __future__ import annotations
@@ -23,15 +24,16 @@ from segue.spec import RunSpec
 from segue.user_objects import installed_folders
 
 _MOST_FILES = 500
-"""Files that are read of one program; a larger one is compared as far as these."""
+"""Most files that are read of one program; of a larger program, only so many are compared."""
 
 
 def program_hashes(command: Sequence[str], *, folder: Path) -> dict[str, str]:
-    """A hash for each function of a program and for what each of its files and classes does outside of functions.
+    """A hash for each function of a program, and for the code outside of functions in each of its files and classes.
 
     The names are those of files, relative to where they were found, and of functions. Modules count if they lie beside
     the script, in `folder` (where the command runs) or on this process's path, and import statements lead to them;
-    installed packages do not count. A file that cannot be read or compiled is left out: running it will say why.
+    installed packages do not count. A file that cannot be read or compiled is left out: the error appears when the file
+    is run.
     """
     hashes: dict[str, str] = {}
     for source in sources_of(command, folder=folder):
@@ -52,7 +54,7 @@ class SourceFile(NamedTuple):
 
 
 def sources_of(command: Sequence[str], *, folder: Path) -> Iterator[SourceFile]:
-    """The files of the user's that a command leads to, as `program_hashes` says."""
+    """The user's files that a command reaches, as `program_hashes` describes."""
     waiting, places = _run_by(command, folder=folder)
     read: set[Path] = set()
     while waiting and len(read) < _MOST_FILES:
@@ -70,7 +72,7 @@ def sources_of(command: Sequence[str], *, folder: Path) -> Iterator[SourceFile]:
 
 
 def passed_to_program(spec: RunSpec) -> dict[str, str]:
-    """What the run spec passes to its program, as the setup of its checkpoints has it: command, config, files."""
+    """The values that the run spec passes to its program, as in its checkpoints' setup: command, config, files."""
     assert spec.program is not None
     passed: dict[str, Any] = {"command": list(spec.program.command)}
     passed |= {f"config.{name}": value for name, value in spec.config.items()}
@@ -80,7 +82,7 @@ def passed_to_program(spec: RunSpec) -> dict[str, str]:
 
 
 def script_of(command: Sequence[str], *, folder: Path) -> Path | None:
-    """The file with the code that a command runs; None if none of the user's is found."""
+    """The file with the code that a command runs; None if no file of the user's is found."""
     files, _ = _run_by(command, folder=folder)
     return files[-1][0] if files else None
 
@@ -97,7 +99,7 @@ def _run_by(command: Sequence[str], *, folder: Path) -> tuple[list[tuple[Path, P
 
 
 def _files_of(module: str, places: Sequence[Path], *, runs: bool = False) -> list[tuple[Path, Path]]:
-    """The files that an import of this module runs, with the place that each was found in. `runs`: as a program."""
+    """The files that an import of this module runs, each with the place that has it. `runs`: it is run as a program."""
     parts = module.split(".")
     if parts[0] == "segue":
         return []
@@ -114,7 +116,7 @@ def _files_of(module: str, places: Sequence[Path], *, runs: bool = False) -> lis
 
 
 def _imported(tree: ast.Module, *, file: Path, place: Path) -> Iterator[str]:
-    """Full names of the modules that a file's import statements name, and of what they may take out of packages."""
+    """Full names of the modules that a file imports, or may import by `from package import name`."""
     package = file.relative_to(place).parent.parts
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -128,7 +130,7 @@ def _imported(tree: ast.Module, *, file: Path, place: Path) -> Iterator[str]:
 
 
 def _compiled(file: Path) -> tuple[ast.Module, types.CodeType]:
-    """The file without its docstrings, parsed and compiled. Warnings are left to its import, which gives them too."""
+    """The file without its docstrings, parsed and compiled. Its import gives any warnings."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         tree = _without_docstrings(ast.parse(file.read_bytes()))

@@ -1,6 +1,6 @@
 """The setup of a run, compared between a checkpoint and the process that resumes from it. Pure.
 
-The setup is what a recipe or a program is before it has any state: modules, settings, code, data, and what comes next.
+The setup describes a recipe or a program before it has any state: modules, settings, code, data, and the next batches.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from segue.records import Finding
 MODEL = "setup.model"
 """Each module's class and settings, each tensor's type and shape."""
 HYPERPARAMETERS = "setup.hyperparameters"
-"""Plain values of everything the recipe is made of, as built."""
+"""Plain values of all objects of the recipe, as built."""
 CODE = "setup.code"
 """The user's functions and classes, by bytecode; of a program, its files."""
 DATA = "setup.data"
@@ -26,19 +26,23 @@ BINDING = "setup.binding"
 NEXT_BATCHES = "data.next"
 """The samples of the next four batches."""
 MACHINE = "setup.machine"
-"""The part of it with facts about the process and its machine, by which a value that follows from them is known."""
+"""The part of the setup with facts about the process and its machine; they identify values that follow from them."""
 CONFIG = "setup.config"
-"""What the run spec passes to the recipe or the program. A change of it has been accepted before (`--accept-drift`)."""
+"""The values that the run spec passes to the recipe or the program. Their changes were accepted before
+(`--accept-drift`)."""
 RANGE = "setup.range"
-"""The object that a program loops over. It is compared where the loop begins, and another range is refused there."""
+"""The object that a program loops over. It is compared at the beginning of the loop, and another range is refused
+there."""
 RESTORED = "setup.restored"
-"""Paths of registered values among the settings: how they begin is no setting, since a resume restores them."""
+"""Paths of registered values among the settings: their initial values are no settings, because a resume restores
+them."""
 UNTRACKED = "loose"
 """Untracked state: values that training changed and no component holds. They explain a replay that differs."""
 VALUES = "values"
-"""The part of it with the marks of these values, by path."""
+"""The part of the untracked state with the marks of these values, by path."""
 SURROUNDINGS = "setup.surroundings"
-"""The part of it about what code reads while it runs: environment variables, files, global settings of libraries."""
+"""The part of the setup about inputs that code reads at run time: environment variables, files, libraries' global
+settings."""
 
 GLOBALS = "globals of "
 """First words of the name of each global value that a function reads; it may be the machine's."""
@@ -52,7 +56,7 @@ NOT_STATE = frozenset((*COMPARED, CONFIG, RANGE, RESTORED, UNTRACKED))
 """Components that are compared and not restored: their digests are not judged like those of state."""
 
 PACKAGES = "packages"
-"""Stands among the changes of the environment for packages in another version."""
+"""The name of a change of package versions, among the changes of the environment."""
 _OF_VERSIONS = ("torch", "python", PACKAGES)
 _MOST_SHOWN = 3
 _ABSENT = "absent"
@@ -67,7 +71,8 @@ class SetupChanges:
     accepted: tuple[Finding, ...] = ()
     """Changed on purpose: with a new config, or named in the run spec."""
     noted: tuple[Finding, ...] = ()
-    """Differences that may come from the process or the machine; they explain rows that differ, and count only then."""
+    """Differences that may come from the process or the machine; they count only if rows differ, and then explain
+    that."""
 
 
 def setup_changes(
@@ -83,13 +88,14 @@ def setup_changes(
     `process_values` are the values, as component and path, that are known to differ in each process.
 
     A checkpoint without a setup gives no findings. With another version of torch, Python or an imported package,
-    entries that only one side has are not compared, and with another Python no code: the versions decide which entries
-    and which bytecode exist.
+    entries that only one side has are not compared; with another version of Python, no code is compared: the versions
+    decide which entries and which bytecode exist.
     """
     other_versions = not set(_OF_VERSIONS).isdisjoint(environment_changes)
     other_config = CONFIG in committed and committed[CONFIG] != live.get(CONFIG)
     found: dict[str, list[Finding]] = {"findings": [], "accepted": [], "noted": []}
-    # What training changes is state: how it begins is no setting, and the replay shows whether it matters.
+    # Values that training changes are state: their initial values are no settings, and the replay shows whether they
+    # matter.
     states = {*committed.get(UNTRACKED, {}).get(VALUES, {}), *live.get(RESTORED, {}).get("paths", ())}
     committed, live = _with_parts(committed), _with_parts(live)
     for component in (*COMPARED, SURROUNDINGS):
@@ -98,7 +104,7 @@ def setup_changes(
         if component == CODE and "python" in environment_changes:
             continue
         changes = list(_changes(committed[component], live[component], both_only=other_versions))
-        if component == CODE:  # Which values a function reads is part of its code; older checkpoints have them as one.
+        if component == CODE:  # Which values a function reads is part of its code; older ones have a single entry.
             changes = [
                 each for each in changes if not (each.path.startswith(GLOBALS) and _ABSENT in (each.before, each.now))
             ]
@@ -138,7 +144,7 @@ def noted_packages(others: Collection[str]) -> tuple[Finding, ...]:
 
 
 def _is_below(path: str, places: Collection[str]) -> bool:
-    """Whether a value is at one of these places, or a part of what is there."""
+    """Whether a value is at one of these places, or below one of them."""
     parts = path.split(".")
     return any(".".join(parts[:count]) in places for count in range(1, len(parts) + 1))
 
@@ -161,7 +167,7 @@ _DEFAULT, _NUMBERED_DEFAULT, _NO_PATH = (re.compile(text) for text in (r"\.defau
 
 
 def _permuted(before: Any, now: Any) -> list[str]:
-    """Of long collections there are two hashes: equal ones of the items in any order."""
+    """Paths of long collections, which have two hashes, if their hashes of the items in any order are equal."""
     if not isinstance(before, dict) or not isinstance(now, dict):
         return []
     found = (path.removesuffix(ANY_ORDER) for path in before if path.endswith(ANY_ORDER))
@@ -179,12 +185,12 @@ _OF_HANDLERS = ("data.dataset.", "data.collate_fn.", "data.worker_init_fn.", "af
 
 
 def differences(before: Any, now: Any, *, both_only: bool = False) -> list[str]:
-    """What differs between two trees of plain data, each by its path, with both values."""
+    """The differences between two trees of plain data, each by its path, with both values."""
     return [change.text for change in _changes(before, now, both_only=both_only)]
 
 
 def differing_paths(committed: Mapping[str, Any], live: Mapping[str, Any]) -> tuple[str, ...]:
-    """What differs between the setups of two processes that built the same recipe: component and path of each value."""
+    """The values that differ between the setups of two processes with the same recipe: component and path of each."""
     names = (name for name in (MODEL, HYPERPARAMETERS, CODE, DATA) if name in committed and name in live)
     return tuple(f"{name} {each.path}" for name in names for each in _changes(committed[name], live[name]))
 
@@ -221,7 +227,7 @@ def _sentence(component: str, changes: list[str]) -> str:
 
 
 def _in_words(change: str) -> str:
-    """Two hashes tell a reader no more than that they differ."""
+    """Two hashes only tell a reader that they differ."""
     return _HASHES.sub(lambda found: f" is {_NEWS.get((found[1][:1], found[2][:1]), 'changed')}", change)
 
 

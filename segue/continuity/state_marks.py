@@ -1,7 +1,7 @@
 """Marks of a state after a step: a few bytes for each part, by which a replay shows that the state came out the same.
 
-The rows of a witness hold what a step computes. What a step leaves behind and no later step of the window reads (batch
-statistics, an average, a mode, a scheduler's count) shows only here.
+The rows of a witness hold the numbers that a step computes. State that a step leaves behind and that no later step of
+the window reads (batch statistics, an average, a mode, a scheduler's count) shows only here.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from segue.errors import UnsupportedStateError
 from segue.records import StateMark
 
 WHOLE_ELEMENTS = 16_384
-"""A tensor with more elements is sampled evenly: what updates a tensor changes all of it, and reading gigabytes after
+"""A tensor with more elements is sampled evenly: an update of a tensor changes all of it, and reading gigabytes after
 each commit would cost more than the commit."""
 _SAMPLED = 4_096
 
@@ -33,12 +33,12 @@ Marks = Callable[[], dict[str, StateMark]]
 
 
 def state_marks(parts: Mapping[str, Any]) -> dict[str, StateMark]:
-    """A mark for each part of the state; `parts` are state trees by name. One that cannot be stored has no mark."""
+    """A mark for each part of the state; `parts` are state trees by name. A part that cannot be stored has no mark."""
     return begin_marks(parts)()
 
 
 def begin_marks(parts: Mapping[str, Any]) -> Marks:
-    """The same in two parts: copies are queued behind the work of a device, and the returned call waits for them."""
+    """The same marks in two stages: copies are queued behind a device's work, and the returned call waits for them."""
     begun = {}
     for name, tree in parts.items():
         try:
@@ -52,7 +52,7 @@ def mark_of(tree: Any) -> StateMark:
     """The mark of one state tree.
 
     Raises:
-        UnsupportedStateError: it holds something that is not data.
+        UnsupportedStateError: the tree holds something that is not data.
     """
     return _begin(tree)()
 
@@ -101,7 +101,7 @@ def _without_floats(tree: Any, numbers: list[float]) -> Any:
 
 
 def _by_kind(tensors: Mapping[str, torch.Tensor]) -> dict[tuple[torch.dtype, torch.device], list[torch.Tensor]]:
-    """Samples of all tensors, in the order of their names, by what can be joined."""
+    """Samples of all tensors, in the order of their names, grouped so that each group can be joined."""
     found: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = defaultdict(list)
     for name in sorted(tensors):
         tensor = local_tensor(tensors[name]).detach()
@@ -113,13 +113,13 @@ def _sampled(tensor: torch.Tensor) -> torch.Tensor:
     flat = tensor.resolve_conj().resolve_neg().reshape(-1)
     if flat.numel() <= WHOLE_ELEMENTS:
         return flat
-    # An odd stride, so that a matrix with an even number of columns is not sampled in one of them.
+    # An odd stride, so that a matrix with an even number of columns is not sampled in one column only.
     return flat[:: flat.numel() // _SAMPLED | 1]
 
 
 def _joined(group: list[torch.Tensor]) -> torch.Tensor:
     """The samples as one tensor, apart from the state."""
-    if group[0].element_size() == 1:  # Of some types of eight bits, torch joins none.
+    if group[0].element_size() == 1:  # Torch cannot join some types of eight bits.
         group = [tensor.contiguous().view(torch.uint8) for tensor in group]
     return group[0].contiguous().clone() if len(group) == 1 else torch.cat(group)
 

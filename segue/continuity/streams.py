@@ -21,7 +21,7 @@ def state_of_stream(stream: Any) -> Any:
 
 
 def set_state_of_stream(stream: Any, state: Any) -> None:
-    """Give a generator the state that `state_of_stream` returned for one of its kind."""
+    """Give a generator the state that `state_of_stream` returned for a generator of its kind."""
     if isinstance(stream, (torch.Generator, np.random.RandomState)):
         stream.set_state(state)
     elif isinstance(stream, np.random.Generator):

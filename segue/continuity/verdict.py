@@ -66,7 +66,7 @@ _UNSEEN = "the loss differs with the same weights, on a batch that is not seen h
 
 
 class Prelude(NamedTuple):
-    """What is known of a step before it is made."""
+    """The known facts about a step before it is made."""
 
     step: int
     batch_fingerprint: str
@@ -91,17 +91,18 @@ def judge(
 
     `committed` are the digests of the checkpoint, `restored` those of the live objects after the restore. `witness` has
     the rows of the steps that followed the commit, `replay` the same steps as the resumed attempt made them. Rows are
-    matched by step; a row that only one side has is not compared, and `rows_compared` counts those that were. `setup`
+    matched by step; a row that only one side has is not compared, and `rows_compared` counts the compared rows. `setup`
     are the differences between the recipe and the checkpoint's: after an accepted change, rows that differ prove
     nothing. `untracked` are findings about values that no component holds and that are not as they were at the commit:
-    they may explain rows that differ. `early` has the findings about a step that was therefore not made, `metric` has
-    those about the user's metric, evaluated again. `noise` has the differences that replays from one state show anyway.
+    they may explain rows that differ. `early` has the findings about a step that was not made because of them; `metric`
+    has the findings about the user's metric, which is evaluated again. `noise` has the differences that replays from
+    one state show anyway.
     """
     pairs = _pairs(witness, replay)
     found = digest_findings(committed, restored, environment_changes=environment_changes)
     before_steps = (*map(with_fix, found), *map(with_fix, setup.findings))
     allowed = tolerances(noise.floats, witness)
-    # Rows decide before differences at a later step. The metric decides last: it follows from all else.
+    # Rows decide before differences at a later step. The metric decides last, because it follows from everything else.
     of_rows = _row_findings_of(pairs, environment_changes, allowed) or early or metric
     is_unreproducible = noise.unreproducible is not None and bool(of_rows)
     if noise.unreproducible is not None and of_rows:
@@ -146,7 +147,7 @@ def _unread(noted: Sequence[Finding]) -> Iterator[str]:
 
 
 def _not_compared(committed: Digests, pairs: Sequence[tuple[WitnessRow, WitnessRow]]) -> tuple[str, ...]:
-    """What a resume of this training code cannot show: programs and frameworks hand over less than recipes."""
+    """The parts that no resume of this code can compare: programs and frameworks hand over less than recipes."""
     rows = [row for row, _ in pairs]
     is_seen = {
         "the code": CODE in committed.components,
@@ -162,7 +163,7 @@ def _not_compared(committed: Digests, pairs: Sequence[tuple[WitnessRow, WitnessR
 def digest_findings(
     committed: Digests, restored: Digests, *, environment_changes: Container[str] = ()
 ) -> tuple[Finding, ...]:
-    """One finding for each component whose live state is not the committed one.
+    """One finding for each component whose live state differs from the committed state.
 
     Another device has none of the streams of the earlier device; this by itself loses nothing.
     """
@@ -274,7 +275,7 @@ def _of_randomness(environment_changes: Collection[str]) -> tuple[str, ...]:
     prove nothing.
 
     Dropout and batch statistics depend on which rank has which samples, masks of dropout depend on the number of the
-    device's processors, and sums in bf16 and TF32 depend on the order of its additions.
+    device's processors, and sums in bf16 and TF32 depend on the order of the additions.
     """
     if _WORLD_SIZE in environment_changes:
         return (*TOLERANCES, "loss_scale")

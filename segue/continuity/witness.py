@@ -7,8 +7,8 @@ from typing import NamedTuple
 from segue.records import StateMark, WitnessRow
 
 NORMS_EVERY_STEPS = 10
-"""Norms are measured at every such step, besides those that are compared: reading all weights and gradients takes
-several per cent of a step on a CPU."""
+"""Norms are measured once per this many steps, and at the steps that are compared: reading all weights and gradients
+takes several per cent of a step on a CPU."""
 
 
 class StepRow(NamedTuple):
@@ -26,7 +26,7 @@ class StepRow(NamedTuple):
     state: dict[str, StateMark] | None = None
 
     def as_witness(self) -> WitnessRow:
-        """The same as a record; its norms must be measured."""
+        """The row as a record; its norms must be measured."""
         return WitnessRow.model_validate(self._asdict())
 
 
@@ -86,6 +86,6 @@ class Witness:
 
     def unsealed_rows(self) -> tuple[WitnessRow, ...]:
         """The rows so far for saves whose seal may not be written yet, by step."""
-        # Copied first: the training loop changes it from its own thread.
+        # Copied first: the training loop changes the dict from its own thread.
         windows = [*self._newest_full.values(), *map(tuple, list(self._windows.values()))]
         return tuple(sorted({row.step: row for rows in windows for row in rows}.values(), key=lambda row: row.step))

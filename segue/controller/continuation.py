@@ -1,6 +1,6 @@
-"""Planned ends: the segment after one continues on the same machine, in a trainer that booted beside the one before.
+"""Planned ends: the next segment continues on the same machine, in a trainer that booted beside the previous one.
 
-The machine's process looks for the next plan in the run's log and takes it; the parent gives it some seconds for that
+The machine's process looks for the next plan in the run's log and takes it; the parent allows some seconds for this
 before it submits the plan as usual. Neither needs the other: whoever is late finds the run claimed, and ends.
 """
 
@@ -25,8 +25,8 @@ _KEEP_SECONDS = 30.0
 _OFFER_SECONDS = 30.0
 """How long the parent waits until the kept machine has claimed its plan.
 
-The kept machine waits as long for a plan: it ends if it does not take the plan, and a flow run submitted meanwhile
-would be for nothing.
+As long as the kept machine waits for a plan: it may still claim the plan in this time, and a flow run that was
+submitted meanwhile would be useless.
 """
 _POLL_SECONDS, _REMOTE_POLL_SECONDS = 0.1, 0.5
 
@@ -39,7 +39,7 @@ class NextTrainer:
         self._trainer: StandbyTrainer | None = None
 
     def prepare(self) -> None:
-        """Boot it beside the trainer that runs, unless that was done before."""
+        """Boot the next trainer beside the running one, unless that was done before."""
         if self._trainer is None:
             log.info("booting the trainer of the next segment")
             self._trainer = self._boot()
@@ -89,7 +89,7 @@ def await_plan(
 
 
 def await_claim(runlog: RunLog, plan: SegmentPlan, *, has_left: Callable[[str], bool], clock: Clock) -> str | None:
-    """Wait, for at most 30 s, until the machine kept for a plan claims it; the id of that machine's flow run.
+    """Wait, for at most 30 s, until the machine kept for a plan claims it; return the id of its flow run.
 
     None when no machine was kept, or it does not answer: the plan has to be submitted. `has_left` says whether the flow
     run of the kept machine has ended.

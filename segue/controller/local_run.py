@@ -30,7 +30,7 @@ Watch = Callable[[Trainer, RunLog, SegmentPlan], None]
 """Called repeatedly while an attempt runs; may send signals to it."""
 
 Before = Callable[[], None]
-"""Called before each attempt, when no process of the one before runs."""
+"""Called before each attempt, when no process of the previous attempt runs any more."""
 
 _PERIOD = Period(poll_seconds=0.02, ask_seconds=0.0, patience_seconds=60.0)
 

@@ -1,4 +1,4 @@
-"""Looks of recovery: one at a time if that saves work, and the watch that looks continue to end.
+"""Looks of recovery: one at a time if that saves work, and a watch over whether looks continue to end.
 
 Nothing that a dead look leaves behind prevents the next one: its age is judged by the clock of the store alone,
 and a look beside another one does no harm.
@@ -29,9 +29,9 @@ from segue.units import duration
 log = logging.getLogger(__name__)
 
 _FRESH_SECONDS = 10.0
-"""A look that ended less long ago makes the next one needless: starts that were late come all at once."""
+"""A look that ended more recently than this makes the next one needless: late starts come all at once."""
 _LEASE_SECONDS = 20.0
-"""How long a look that began keeps others away. One that takes longer gets company; one that died delays nobody."""
+"""How long a look keeps others away. If it takes longer, others begin beside it; a dead look delays nobody."""
 LEAST_SILENCE_SECONDS = 180.0
 """Shortest time without the end of a look after which somebody is warned."""
 _SILENT_INTERVALS = 3.0
@@ -51,7 +51,7 @@ def is_needless(*, begun_seconds_ago: float | None, ended_seconds_ago: float | N
 
 
 def silence_limit_seconds(interval_seconds: float | None) -> float:
-    """How long no look may end before somebody is warned, for a schedule with this interval."""
+    """The time without the end of a look after which somebody is warned, for a schedule with this interval."""
     return max(LEAST_SILENCE_SECONDS, _SILENT_INTERVALS * (interval_seconds or 0.0))
 
 
@@ -65,7 +65,7 @@ class Look:
     interval_seconds: float | None
 
     def end(self) -> None:
-        """Leave word that this look has ended. Best effort: if it fails, parents say that none ended."""
+        """Record that this look has ended. Best effort: if it fails, parents report that no look ended."""
         try:
             before = read_look(self.store)
             known_seconds = before.interval_seconds if before is not None else None
@@ -111,7 +111,7 @@ def _age(now: datetime | None, then: datetime | None) -> float | None:
 
 
 def seconds_without_look(store: Store, *, now: datetime) -> float | None:
-    """How long no look at the store has ended, if that is too long; None otherwise, and if none ever ended.
+    """Seconds since a look at the store last ended, if these are too many; else None, also if none ever ended.
 
     For a single look from outside, by the clock of this machine; a parent has a `SilenceWatch`.
 
@@ -126,19 +126,19 @@ def seconds_without_look(store: Store, *, now: datetime) -> float | None:
 
 
 def silence_sentence(seconds: float) -> str:
-    """What it means that no look has ended for so long."""
+    """A sentence that says what it means if no look has ended for so long."""
     return f"no look of `recover` has ended for {duration(seconds)}: a parent that dies is not started again"
 
 
 class SilenceWatch:
-    """Whether looks at a store continue to end, by their counter and the monotonic clock of the watcher."""
+    """Watches whether looks at a store continue to end, by their counter and the watcher's monotonic clock."""
 
     def __init__(self, store: Store, *, clock: Clock) -> None:
         self._store, self._clock = store, clock
         self._timeout = HeartbeatTimeout(LEAST_SILENCE_SECONDS)
 
     def look(self, *, interval_seconds: float | None) -> float | None:
-        """How long no look has ended, if that is too long for a schedule with this interval; None otherwise.
+        """Time since a look last ended, if that is too long for a schedule with this interval; None otherwise.
 
         Raises:
             StoreReadError: the store could not be read.

@@ -63,7 +63,7 @@ class Orchestrator(Protocol):
         ...
 
     def queues(self, spec: RunSpec, handle: str) -> Queues | None:
-        """The waits of this spot attempt, and of one on on-demand, behind others; None: not known. Must not block."""
+        """The queues in which this spot attempt, or one on on-demand, would wait; None: not known. Must not block."""
         ...
 
     def refusal(self, handle: str) -> str | None:

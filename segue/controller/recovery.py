@@ -33,7 +33,7 @@ _LOOK_SECONDS, _REMOTE_LOOK_SECONDS = 0.5, 2.5
 
 
 class ParentHeartbeat:
-    """The heartbeat of this process as a run's parent. At most one living parent holds a run's record."""
+    """The heartbeat of this process as the parent of a run. At most one living parent holds a run's record."""
 
     def __init__(
         self,
@@ -118,13 +118,14 @@ class ParentHeartbeat:
     def show_guard(self, *, server_id: str, unguarded: str | None) -> None:
         """Show with the next heartbeat which server starts this parent again and, if nothing would, why.
 
-        A server that lost its database has another id. An empty `server_id` is not known, and changes nothing.
+        A server that lost its database has another id. An empty `server_id` means that the server is not known, and
+        changes nothing.
         """
         self._server_id = server_id or self._server_id
         self._unguarded = unguarded
 
     def close(self) -> None:
-        """The run has ended: remove the record. Best effort: recovery removes it otherwise."""
+        """The run has ended: remove the record. Best effort: if this fails, recovery removes it."""
         try:
             remove_parent(self._store, self._record)
         except (StoreReadError, StoreWriteError) as error:

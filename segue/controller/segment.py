@@ -42,7 +42,7 @@ _patiently = partial(patiently, patience_seconds=OUTAGE_SECONDS)
 
 
 class Requests(Protocol):
-    """What the orchestrator asks of a segment while it runs."""
+    """Requests of the orchestrator to a segment while it runs."""
 
     def look(self) -> None:
         """Forward a cancellation that was requested; called several times a second, and must not block."""
@@ -58,7 +58,7 @@ class TrainerEnd:
     """How a trainer process ended."""
 
     exit_code: int | None
-    """None: it is gone, and its exit code is not known."""
+    """The exit code; None: the process is gone, and its exit code is not known."""
     was_out_of_memory: bool = False
     """Whether one of its processes was killed for memory."""
     evidence: str | None = None
@@ -66,9 +66,9 @@ class TrainerEnd:
     elsewhere: Ending | None = None
     """The end that was reported to its launcher, if it was on another machine."""
     notice: Notice | None = None
-    """The notice that was passed on to it; if it wrote no report, it has not answered that."""
+    """The notice that was passed on to it; if it wrote no report, it has not answered the notice."""
     printed: str = ""
-    """What it printed at its end about why it ended."""
+    """The lines that it printed at its end about the cause."""
 
     @classmethod
     def of(cls, exit_code: int, *, kills: RecentKills, elsewhere: Ending | None = None) -> Self:
@@ -88,7 +88,7 @@ class TrainerEnd:
 
     @property
     def reason(self) -> StopReason:
-        """The reason of an attempt that ended so, without a report of its own."""
+        """The reason of an attempt that ended this way, without a report of its own."""
         if self.was_out_of_memory or self.exit_code == ExitCode.OUT_OF_MEMORY:
             return StopReason.OUT_OF_MEMORY
         if self.elsewhere is not None and self.elsewhere.refusal is not None:
@@ -97,13 +97,13 @@ class TrainerEnd:
 
     @property
     def failure(self) -> CodeFailure | None:
-        """Why it can never start as requested; None otherwise."""
+        """Why the trainer can never start as requested; None if it can."""
         refusal = self.elsewhere.refusal if self.elsewhere is not None else None
         return None if refusal is None else CodeFailure(type=type(refusal).__name__, message=str(refusal), traceback="")
 
     @property
     def why(self) -> str:
-        """The note of a report that it did not write itself."""
+        """The note of a report that the trainer did not write itself."""
         printed = f"; it printed: {self.printed}" if self.printed and self._crashed else ""
         if self.elsewhere is None:
             return f"the trainer {self.in_words} without a report{printed}"
@@ -113,7 +113,7 @@ class TrainerEnd:
 
     @property
     def _crashed(self) -> bool:
-        """Whether its own code ended it, and nobody from outside."""
+        """Whether the trainer was ended by its own code, and not from outside."""
         return self.exit_code is not None and (self.exit_code > 0 or -self.exit_code in _CRASHES)
 
     @property
@@ -213,8 +213,8 @@ def conclude(
 ) -> SegmentReport | None:
     """The report of an attempt whose trainer has ended: its own, or one made from its `end` when it wrote none.
 
-    None when another process, which may be alive, holds the same attempt: its trainer ended for this reason, or another
-    start than this `flow_run_id` has claimed it, or may still do so.
+    None when another process, which may be alive, holds the same attempt: its trainer ended for this reason, or a start
+    with another `flow_run_id` has claimed the attempt or may still claim it.
 
     Raises:
         StoreWriteError, StoreReadError: the outcome is not known; a retry is safe.

@@ -22,16 +22,16 @@ log = logging.getLogger(__name__)
 JUMP_SECONDS = 2.0
 """A clock that moved against monotonic time by more than this between two looks has jumped."""
 _WRONG_SECONDS = 5.0
-"""Difference from the reference at the start from which a person is warned; smaller ones are only corrected."""
+"""A person is warned if the reference differs by this much at the start; smaller differences are only corrected."""
 _SLEW = 0.05
-"""By how much of the time since the last reading the clock follows a reference that nothing else confirms."""
+"""The clock follows a reference that nothing else confirms by at most this share of the time since the last reading."""
 _LOOK_SECONDS = 1.0
 _REFERENCE_SECONDS, _FIRST_REFERENCE_SECONDS = 60.0, 5.0
-"""How often the reference is read; and until it has answered for the first time."""
+"""Time between two reads of the reference, and between two reads until it has first answered."""
 
 
 class Reading(NamedTuple):
-    """What a reference clock showed."""
+    """A time that a reference clock showed."""
 
     at: datetime
     uncertainty_seconds: float
@@ -45,10 +45,10 @@ Reference = Callable[[], Reading | None]
 
 @dataclass(frozen=True)
 class Correction:
-    """What a reading of the reference means."""
+    """The correction that follows from a reading of the reference."""
 
     seconds: float
-    """By how much the clock is moved."""
+    """The seconds by which the clock is moved."""
     kind: Literal["agrees", "first", "slept", "follows"]
 
 
@@ -59,16 +59,16 @@ def correction(
     local_jump_seconds: float,
     passed_seconds: float | None,
 ) -> Correction:
-    """How a clock is corrected that a reference contradicts by `error_seconds`. Pure.
+    """The correction of a clock that a reference contradicts by `error_seconds`. Pure.
 
-    `local_jump_seconds` is by how much this machine's clock has jumped since the two agreed, and `passed_seconds` the
-    time since the reading before; None for the first one.
+    `local_jump_seconds` is by how much this machine's clock has jumped since the two agreed, and `passed_seconds` is
+    the time since the previous reading; None for the first reading.
     """
     if abs(error_seconds) <= uncertainty_seconds:
         return Correction(0.0, "agrees")
     if passed_seconds is None:
         return Correction(error_seconds, "first")
-    # Both clocks say that time has passed that monotonic time does not count: this machine slept.
+    # By both clocks, more time has passed than monotonic time has counted: this machine slept.
     if local_jump_seconds and abs(error_seconds - local_jump_seconds) <= uncertainty_seconds + JUMP_SECONDS:
         return Correction(error_seconds, "slept")
     most = _SLEW * passed_seconds
@@ -80,7 +80,7 @@ class SteadyClock:
 
     def __init__(self, base: Clock, *, reference: Reference) -> None:
         self.base, self._reference = base, reference
-        """`base`: the clock whose monotonic time and sleeps it has."""
+        """`base`: the clock that gives it monotonic time and sleeps."""
         local, at = base.now().timestamp(), base.monotonic()
         self._offset = self._local_offset = local - at
         self._local_jump = 0.0
@@ -89,7 +89,7 @@ class SteadyClock:
         self._is_reference_off = False
         self._looking = threading.Lock()
         self.trouble: str | None = None
-        """What is wrong with a clock, for the run's page; None: nothing is known to be."""
+        """What is wrong with a clock, for the run's page; None: nothing is known to be wrong."""
 
     def now(self) -> datetime:
         return datetime.fromtimestamp(self.base.monotonic() + self._offset, UTC)

@@ -46,7 +46,7 @@ CANCELLED = "its flow run was cancelled"
 _PHASES = {"starting": "build", "restoring": "restore", "training": "step", "stopping": "end"}
 """Phases of a heartbeat, as notices name them."""
 _MEMORY_LIMIT_SHARE = 0.95
-"""Share of its memory limit from which an attempt that vanished is taken to have run out of memory."""
+"""A vanished attempt is taken to have run out of memory if it used at least this share of its memory limit."""
 
 
 def open_run(
@@ -67,8 +67,8 @@ def open_run(
     requested = history.next_slot if requested_at_slot is None else requested_at_slot
     cancelled = cancelled_at_slot(runlog)
     if history.stop is None and cancelled is not None and cancelled < requested:
-        ended = decide(spec, history, now=clock.now())  # The parent that had to end the run for it is gone.
-        with suppress(LogMovedError):  # Another start of the run does the same.
+        ended = decide(spec, history, now=clock.now())  # The parent that had to end the run is gone.
+        with suppress(LogMovedError):  # Another start of the run has done this.
             runlog.append(lambda stamp: _entry(ended, stamp), at=history.next_slot)
         history = read_history(runlog)
     is_stopped_since = history.stop_slot is not None and history.stop_slot >= requested
@@ -111,7 +111,7 @@ def check_start(spec: RunSpec, *, clock: Clock, accept_drift: bool = False, know
     store = runlog.store
     is_new = not known_slots and _is_new_store(runlog)
     if is_new:
-        # Before the store's check, which creates the folder: a request that is refused must leave nothing behind.
+        # Done before the check of the store, which creates the folder: a refused request must leave nothing behind.
         spec.require_future_deadline(clock.now())
         refuse_cost(None, spec, History(), clock=clock)
     if known_slots and runlog.reload().next_slot < known_slots:
@@ -277,7 +277,7 @@ class _NothingToAddError(Exception):
 
 
 def _tidy(runlog: RunLog) -> None:
-    """Remove what killed writers of a finished run left half written."""
+    """Remove half-written objects that killed writers of a finished run left behind."""
     try:
         runlog.store.drop_unfinished(keys.run_prefix(runlog.run_id))
     except (StoreReadError, StoreWriteError) as error:

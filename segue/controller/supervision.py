@@ -168,7 +168,7 @@ class _Supervisor:
         if left is None:
             return
         self.outcome.is_end_near = left <= _END_NEAR_SECONDS
-        # Half of the time until then: the pace may change.
+        # Wait half of the time until then: the pace may change.
         self._beat_at = math.inf if self.outcome.is_end_near else at + (left - _END_NEAR_SECONDS) / 2
 
     def _heartbeat_counter(self) -> int | None:

@@ -33,15 +33,15 @@ class CommittedRow:
 
 
 class CommittedRows:
-    """Reads a run's curve as it grows. A stored file that is read to its end and stays as it is is not read again."""
+    """Reads a run's curve as it grows. A stored file that was read to its end and has not changed is not read again."""
 
     def __init__(self, runlog: RunLog) -> None:
         self._runlog = runlog
         self._read: dict[str, tuple[int, int]] = {}
-        """Of each file: its size when it was read, and its last step."""
+        """For each file: its size when it was read, and its last step."""
 
     def after(self, step: int, history: History) -> Iterator[CommittedRow]:
-        """The rows after a step up to the newest checkpoint, from the attempts that it descends from.
+        """The rows after a step up to the newest checkpoint, from the attempts from which the checkpoint descends.
 
         Raises:
             StoreReadError: the store could not be read.
@@ -60,7 +60,7 @@ class CommittedRows:
             if size == item.size_bytes and last <= after:
                 continue
             rows = self._rows_in(item.key)
-            # One that cannot be read is not tried again until it is written again.
+            # A file that cannot be read is not tried again until it is written again.
             self._read[item.key] = (item.size_bytes, rows[-1].step if rows else after)
             yield from (row for row in rows if after < row.step <= to)
 

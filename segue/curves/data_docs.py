@@ -1,8 +1,8 @@
 """Data Docs that are complete without internet.
 
-Great Expectations' pages load their style, icons and the table of their index from other servers, and the pages are
-read where these servers cannot be reached: in a store, on a machine of a pool. So the parts that they would load are
-taken out, and style, signs and table are written into the pages.
+Great Expectations' pages load their style, icons and the table of their index from other servers, but the pages are
+read in places without access to these servers: in a store, on a machine of a pool. So the parts that the pages would
+load are removed, and style, signs and table are written into the pages.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SIGNS = {
     "times": ("failed", "&#10007;", "failed"),
     "exclamation-triangle": ("failed", "!", "error"),
 }
-"""By Great Expectations' icon: the class of its style, the sign, and the word after it."""
+"""For each icon of Great Expectations: the class of its style, the sign, and the word after it."""
 _TABLE = re.compile(r"\$\('#([\w-]+)'\)\.bootstrapTable\(.*?\bcolumns: (\[.*?\]),\n\s*data: (\[.*?\]),\n", re.DOTALL)
 
 
@@ -65,7 +65,7 @@ def _sign(found: re.Match[str]) -> str:
 
 
 def _table(columns: str, rows: str) -> str:
-    """The table of an index, which a script would build. Cells are text: what a script shows as HTML is not trusted."""
+    """The table of an index, which a script would build. Cells are text: HTML in them is not trusted."""
     fields = [column.get("field") for column in ast.literal_eval(columns)]
     found = ast.literal_eval(rows)
     if "validation_success" not in fields:

@@ -1,4 +1,4 @@
-"""The style of Data Docs: the part that their pages need of the style that they would load, light and dark."""
+"""The style of Data Docs: the part of the style they would load that the pages need, light and dark."""
 
 STYLE = """
 :root { --ink: #1b1f24; --paper: #fff; --soft: #f3f4f6; --line: #d5d9de; --link: #1f5fa8; --met: #1a7f37;

@@ -1,6 +1,6 @@
 """Expectations of a run's loss curve, checked by Great Expectations.
 
-A range of loss values would let a threefold jump and a gap of three rows pass. So the expectations are of derived
+A range of loss values would let a threefold jump and a gap of three rows pass. So the expectations are about derived
 frames: the distance between steps, and every step with more than one record (`segue.curves.repeated_steps`).
 """
 
@@ -32,7 +32,7 @@ Schedule = Callable[[int], float]
 """The planned learning rate of a step; steps count from 1."""
 
 SCHEDULE_TOLERANCE = 1e-6
-"""Relative difference: a scheduler that multiplies step by step rounds otherwise than a formula."""
+"""Relative difference: a scheduler that multiplies step by step rounds differently than a formula."""
 
 _MOST_NAMED = 6
 
@@ -48,7 +48,7 @@ class Met(Value):
 
 
 class CurveReport(Record):
-    """What a check of a loss curve found."""
+    """The result of a check of a loss curve."""
 
     run_id: str
     first_step: int = Field(description="First step of the run, or after an import or a fork.")
@@ -65,7 +65,7 @@ class CurveReport(Record):
 
     @property
     def passed(self) -> bool:
-        """Whether nothing failed. Expectations may also be not measured: see `expectations`."""
+        """Whether no expectation failed. Some may not have been measured: see `expectations`."""
         return not self.failed
 
     @property
@@ -84,7 +84,7 @@ class CurveReport(Record):
 
 
 class _Check(NamedTuple):
-    """An expectation, and what a person reads when it fails."""
+    """An expectation, and the text that a person reads if it fails."""
 
     expected: Expected
     violation: str
@@ -124,7 +124,7 @@ def check_frame(
     docs: Path | None = None,
     clock: Clock | None = None,
 ) -> CurveReport:
-    """`check_curve` of a frame from `segue.curves.frame.curve_frame`."""
+    """`check_curve` for a frame from `segue.curves.frame.curve_frame`."""
     clock = clock or SystemClock()
     started_at = clock.monotonic()
     first, last = _span(history, run_id=run_id)
@@ -148,7 +148,7 @@ def check_frame(
 
 
 def _span(history: History, *, run_id: str) -> tuple[int, int]:
-    """First and last step that must have a row, by the log: a curve does not show what is missing at its ends."""
+    """First and last step that must have a row, by the log: a curve does not show missing rows at its ends."""
     newest = root = history.newest
     if newest is None:
         raise NoCheckpointError(run_id=run_id)
@@ -229,7 +229,7 @@ _REPEATED = {
     "grad_norm": ("gradient norms", "the loss or clipping code changed"),
     "param_norm": ("parameter norms", "the optimizer's state or settings changed"),
 }
-"""Of each channel: its plural, and why it differs at a step that was executed again."""
+"""For each channel: its plural, and why it differs at a step that was executed again."""
 
 
 def _of_repeats() -> list[_Check]:
@@ -272,7 +272,7 @@ def _met(check: _Check, outcomes: dict[str, Validation]) -> Met:
     expected, found = check.expected, outcomes.get(check.expected.name)
     facts: dict[str, Any] = {"name": expected.name}
     if found is None:
-        why = "not measured, which is not passed: no step has two records that could be compared"
+        why = "not measured, so not passed: no step has two records to compare"
         return Met(**facts, outcome="not measured", observed="nothing", sentence=f"{expected.promise}: {why}.")
     if found.met:
         return Met(**facts, outcome="met", observed=found.observed, sentence=f"{expected.promise}.")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 NEW_START, NOT_REACHED = "first", "not reached"
-"""The column `verdict` of an attempt that did not resume, and of one that ended before its verdict."""
+"""Values of the column `verdict`: for an attempt that did not resume, and for one that ended before its verdict."""
 
 
 def curve(
@@ -77,7 +77,7 @@ def curve_frame(runlog: RunLog, history: History) -> pd.DataFrame:
 
 
 def steps_of_lineage(history: History) -> dict[str, tuple[int, int]]:
-    """For each attempt the run's newest checkpoint descends from: the steps (after, to) that it contributed."""
+    """For each attempt from which the newest checkpoint descends: the steps (after, to) that it contributed."""
     spans: dict[str, tuple[int, int]] = {}
     checkpoint = history.newest
     while checkpoint is not None:
@@ -88,7 +88,7 @@ def steps_of_lineage(history: History) -> dict[str, tuple[int, int]]:
 
 
 def parents_of(history: History) -> dict[str, CheckpointRef]:
-    """The checkpoint that each attempt resumed from; an attempt that did not resume is not in it."""
+    """The checkpoint from which each attempt resumed; attempts that did not resume are left out."""
     judged = {entry.attempt_id: entry.parent for entry in history.resumes}
     committed = {c.ref.attempt_id: c.manifest.parent for c in history.checkpoints if c.manifest.parent is not None}
     return judged | committed

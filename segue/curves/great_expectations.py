@@ -22,7 +22,7 @@ SITE = "segue"
 """Name of the site of Data Docs."""
 _MOST_SHOWN = 20
 _CHATTY = ("great_expectations", "great_expectations.data_context.types.base")
-"""The second has a level of its own."""
+"""The second logger has its own level."""
 _WARNED_OF_AT_IMPORT = ("module 'sre_(constants|parse)' is deprecated",)
 
 
@@ -33,16 +33,16 @@ class Expected(NamedTuple):
     kind: str
     arguments: Mapping[str, Any]
     promise: str
-    """What is expected, in the words of the Data Docs."""
+    """The expectation in the words of the Data Docs."""
 
 
 class Validation(NamedTuple):
-    """What Great Expectations found."""
+    """The outcome that Great Expectations found."""
 
     met: bool
     observed: str
     steps: tuple[int, ...]
-    """The first steps at which it is not met, if it is about steps."""
+    """The first steps at which the expectation is not met, if it is about steps."""
 
 
 def validate(
@@ -86,8 +86,8 @@ def validate(
 def build_docs(context: Any, folder: Path) -> None:
     """Write the Data Docs of a context with a site into its folder, complete without internet.
 
-    What the context holds is shown as text from here on: Great Expectations writes names and values into its pages as
-    they are, so a column could be named to run a script there.
+    From here on, the content of the context is shown as text: Great Expectations writes names and values into its pages
+    as they are, so the name of a column could run a script there.
     """
     _escape_texts(context)
     context.build_data_docs(site_names=[SITE])
@@ -120,7 +120,7 @@ def _outcome(found: Any, frame: pd.DataFrame) -> Validation:
     result = found.result
     if found.success:
         return Validation(met=True, observed="as expected", steps=())
-    if not result:  # It could not be evaluated; Great Expectations keeps the exception.
+    if not result:  # The expectation could not be evaluated; Great Expectations keeps the exception.
         return Validation(met=False, observed=str(found.exception_info)[:300], steps=())
     if "unexpected_count" not in result:
         return Validation(met=False, observed=str(result.get("observed_value")), steps=())
@@ -147,7 +147,7 @@ def ephemeral_context(docs: Path | None, *, needed_for: str) -> Iterator[tuple[A
     """The package and a context of it that is gone after the block; `build_docs` fills `docs`.
 
     Raises:
-        MissingExtraError: great-expectations is not installed; it names what it is needed for.
+        MissingExtraError: great-expectations is not installed; the error names its use.
         OutputError: `docs` cannot be written.
     """
     with _without_analytics(), _without_info_logs():
@@ -173,7 +173,7 @@ def ephemeral_context(docs: Path | None, *, needed_for: str) -> Iterator[tuple[A
 
 def _import(needed_for: str) -> Any:
     with warnings.catch_warnings():
-        # From its own and its plotting library's imports; no user of segue could fix them.
+        # Warnings from its own imports and those of its plotting library; no user of segue could fix them.
         for text in _WARNED_OF_AT_IMPORT:
             warnings.filterwarnings("ignore", message=text, category=DeprecationWarning)
         try:
@@ -199,7 +199,7 @@ def _without_analytics() -> Iterator[None]:
 
 @contextmanager
 def _without_info_logs() -> Iterator[None]:
-    """Without its log lines about its own folders; warnings still come through."""
+    """A block without the package's log lines about its own folders; its warnings are still shown."""
     loggers = [logging.getLogger(name) for name in _CHATTY]
     before = [logger.level for logger in loggers]
     for logger in loggers:

@@ -1,7 +1,7 @@
 """Steps with more than one record, as a pandas frame for the expectations.
 
-A step has another record when it was replayed after a resume (the witness has it too), when a seal and the curve both
-have it, and when an attempt whose work was superseded executed it. Only such steps can be compared with anything.
+A step has another record if it was replayed after a resume (the witness has it too), if a seal and the curve both have
+it, or if an attempt whose work was superseded executed it. Only such steps can be compared.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _CHANNELS = tuple(TOLERANCES)
 
 
 class _Record(NamedTuple):
-    """Another record of a step of the accepted attempt `attempt_id`."""
+    """A further record of a step of the accepted attempt `attempt_id`."""
 
     attempt_id: str
     step: int
@@ -44,7 +44,7 @@ class _Record(NamedTuple):
     def of(
         cls, row: Any, lr: float, *, by: str, attempt_id: str, here: Environment, there: Environment, fork: int
     ) -> Self:
-        """The record that a row of another attempt or of a witness is, made `here`, of a step repeated `there`."""
+        """The record from a row of another attempt or of a witness, made `here`, of a step repeated `there`."""
         allowed = _allowed(here, there, steps_after_fork=row.step - fork)
         changes = ", ".join(here.differs_from(there))
         return cls(attempt_id, row.step, by, changes, allowed, row.loss, row.grad_norm, row.param_norm, lr)
@@ -53,12 +53,12 @@ class _Record(NamedTuple):
 def repeats(frame: pd.DataFrame, history: History) -> pd.DataFrame:
     """One row for each accepted step and each other record of it.
 
-    `frame` is that of `curve_frame`. Columns: step, attempt_id, recorded_by, changes (in which fields the
-    environments differ), lr and lr_before, and for each of loss, grad_norm and param_norm its value, the one
-    `_before`, their relative `_difference` and the `_allowed` one. On equal environments no difference is allowed.
-    On others the verdict's tolerances apply for eight steps; after that, and with another number of ranks, any
-    difference is allowed (infinite). A learning rate must be equal everywhere. After an accepted change of the recipe
-    only the records that the verdict found equal are compared.
+    `frame` is the result of `curve_frame`. Columns: step, attempt_id, recorded_by, changes (in which fields the
+    environments differ), lr and lr_before, and for each of loss, grad_norm and param_norm its value, the value
+    `_before`, their relative `_difference` and the `_allowed` difference. On equal environments no difference is
+    allowed. On different environments the verdict's tolerances apply for eight steps; after that, and with another
+    number of ranks, any difference is allowed (infinite). A learning rate must be equal everywhere. After an accepted
+    change of the recipe only the records that the verdict found equal are compared.
     """
     import pandas as pd
 
@@ -112,7 +112,7 @@ def _of_superseded(frame: pd.DataFrame, history: History) -> Iterator[_Record]:
 
 
 def _fork(parent: CheckpointRef | None, *, other_id: str, other_parent: CheckpointRef | None) -> int | None:
-    """The step at which two attempts diverged; None when it is further back, with other attempts in between."""
+    """The step at which two attempts diverged; None if it is further back, with other attempts in between."""
     if parent == other_parent:
         return parent.step if parent is not None else 0
     return parent.step if parent is not None and parent.attempt_id == other_id else None
@@ -140,7 +140,7 @@ def _environments(history: History) -> dict[str, Environment]:
 
 
 def _difference(after: float, before: float, *, is_each_step: bool) -> float:
-    """The relative difference; none if one was not measured: norms are not measured at each step."""
+    """The relative difference; 0 if one was not measured, because norms are not measured at each step."""
     if after == before or (math.isnan(after) and math.isnan(before)):
         return 0.0
     if not is_each_step and (math.isnan(after) or math.isnan(before)):

@@ -51,7 +51,7 @@ def draw(point: ResumePoint, *, run_id: str) -> bytes:
 
 
 def title(point: ResumePoint, *, run_id: str) -> str:
-    """Which resume it is and its verdict, in lines that fit the plot."""
+    """The name of the resume and its verdict, in lines that fit the plot."""
     which = f"segment {point.segment}" + (f" attempt {point.attempt}" if point.attempt > 1 else "")
     text = f"{run_id}: {which} resumed from step {point.parent.step}; {point.verdict.sentence}"
     return "\n".join(textwrap.wrap(text, width=84))
@@ -60,7 +60,7 @@ def title(point: ResumePoint, *, run_id: str) -> str:
 def _panel(axes: Any, point: ResumePoint, channel: str) -> None:
     for rows, style in (
         (point.before, {"color": _BEFORE, "marker": ".", "lw": 1.2, "label": "before"}),
-        # Circles around the replay's dots: where the two agree, every dot is in its circle.
+        # Circles around the replay's dots: if the two agree, every dot is in its circle.
         (
             point.witness,
             {"color": _WITNESS, "marker": "o", "ms": 8, "mfc": "none", "ls": "", "label": "witness"},

@@ -30,9 +30,9 @@ class ResumePoint:
     parent: CheckpointRef
     verdict: Verdict
     before: pd.DataFrame
-    """The steps up to the committed one, by the attempt that committed it."""
+    """The steps up to the committed step, by the attempt that committed it."""
     witness: pd.DataFrame
-    """The steps after it, by that attempt; empty when nothing was sealed."""
+    """The steps after it, by that attempt; empty if nothing was sealed."""
     replay: pd.DataFrame
     """The steps after it, by the attempt that resumed; beyond the witness if the curve has more."""
 
@@ -77,7 +77,7 @@ def _witness(log: RunLog, history: History, parent: CheckpointRef) -> Sequence[W
     checkpoint = history.checkpoint(parent)
     if checkpoint is not None and checkpoint.rows:
         return checkpoint.rows
-    # Killed between the commit and its seal: the resume took the rows of the last heartbeat.
+    # The attempt was killed between the commit and its seal: the resume took the rows of the last heartbeat.
     beat = last_heartbeat(log, history.attempt_named(parent.attempt_id))
     return tuple(row for row in beat.rows if row.step > parent.step) if beat is not None else ()
 

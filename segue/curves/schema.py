@@ -55,7 +55,7 @@ _ROW_TYPE = np.dtype(
 """A row as it is packed until its part is stored: the columns of `SCHEMA` that vary within an attempt."""
 
 METRIC_PREFIX = "metric."
-"""Begins the name of a column that holds a metric of the training code's own."""
+"""The beginning of the name of a column with one of the training code's own metrics."""
 
 NO_METRICS: Mapping[str, float] = MappingProxyType({})
 
@@ -69,10 +69,10 @@ class CurvePart:
     rows: bytes
     """Rows of the columns that vary, packed."""
     metrics: Mapping[str, array[Any]] = field(default_factory=dict)
-    """Columns of the training code's own, by name."""
+    """Columns of the training code's own metrics, by name."""
 
     def to_parquet(self) -> bytes:
-        """All its rows as one file."""
+        """All rows of the part as one file."""
         rows = np.frombuffer(self.rows, _ROW_TYPE)
         arrays = [
             _repeated(field, self.constants[field.name], len(rows))
@@ -88,7 +88,7 @@ class CurvePart:
 
 
 class Curve:
-    """Rows of the steps this attempt has done, in parts: only the last one is ever stored again."""
+    """Rows of the steps this attempt has done, in parts: only the last part is ever stored again."""
 
     def __init__(self, **constants: Any) -> None:
         self._constants = constants
@@ -123,7 +123,7 @@ class Curve:
             self._add_metrics(metrics)
 
     def amend(self, metrics: Mapping[str, float]) -> None:
-        """Add these to the metrics of the newest row, which is not in a full part yet."""
+        """Add these metrics to the newest row, which is not in a full part yet."""
         count = self._count
         for name, value in metrics.items():
             column = self._metrics.setdefault(name, array("d", [math.nan]) * count)
@@ -138,7 +138,7 @@ class Curve:
             column.append(metrics.get(name, math.nan))
 
     def take(self) -> tuple[CurvePart, ...]:
-        """The part that is being filled, as it stands; a full one is taken for the last time."""
+        """The part that is being filled, as it stands; a full part is taken for the last time."""
         metrics = {name: column[:] for name, column in self._metrics.items()}
         part = CurvePart(self._number, self._constants, bytes(self._rows), metrics)
         if self._count >= ROWS_PER_PART:

@@ -19,8 +19,8 @@ CONFIG_VARIABLE = "SEGUE_CONFIG"
 
 
 def config_with_data(spec: RunSpec) -> dict[str, Any]:
-    """The config of the recipe or program: the spec's config, and with data its files as `data`, a list of paths, and
-    how they are read as `reading`, for `segue.data_frame`.
+    """The config of the recipe or program: the spec's config, and, for a run with data, `data` (a list of the files'
+    paths) and `reading` (how `segue.data_frame` reads them).
 
     Raises:
         DataChangedError, DataUnreadableError, MissingExtraError: as `checked_copies`.

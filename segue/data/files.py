@@ -20,7 +20,7 @@ _DEFAULT = DataAccess()
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure", "abfss": "azure"}
 """The extra whose file system reads the URLs of a scheme: s3fs, gcsfs or adlfs."""
 _CLIENTS = ("botocore.", "aiobotocore.", "gcsfs.", "google.", "azure.", "aiohttp.")
-"""Packages below those, whose errors have no type in common with the rest."""
+"""Packages below these file systems, whose errors share no type with the other errors."""
 _MARKS = ("ETag", "etag", "generation", "mtime", "LastModified", "last_modified", "updated")
 """Facts of a listing that change with a file's content, as the file systems name them."""
 _TIMES = ("mtime", "LastModified", "last_modified", "updated", "created")
@@ -35,8 +35,8 @@ def is_remote(path: str) -> bool:
 def checked_copies(data: DataSpec) -> list[Path]:
     """Every file of the run on this machine, in order. Each has been read in full, and has the content of the spec.
 
-    A local file stays where it is. Of a remote one there is a copy in the cache folder, named by its hash, which other
-    runs and later segments use again; a crash leaves no copy with other content under that name.
+    A local file stays where it is. A remote file is copied into the cache folder under its hash, and other runs and
+    later segments use this copy again; a crash leaves no copy with other content under that name.
 
     Raises:
         DataChangedError: a file has other content than when the run began.
@@ -47,7 +47,7 @@ def checked_copies(data: DataSpec) -> list[Path]:
 
 
 def find(pattern: str, access: DataAccess = _DEFAULT) -> list[str]:
-    """The files that a path, a glob, or a folder that ends with '/' stands for, sorted; none if there are none.
+    """The files for which a path, a glob, or a folder that ends with '/' stands, sorted; empty if there are none.
 
     Files whose names begin with '_' or '.', such as _SUCCESS, are left out.
 
@@ -64,11 +64,11 @@ class Listed(NamedTuple):
     path: str
     size_bytes: int
     mark: str
-    """What changes with its content: an entity tag, a generation, or the time of the last write."""
+    """A fact that changes with its content: an entity tag, a generation, or the time of the last write."""
 
 
 def listed(pattern: str, access: DataAccess = _DEFAULT) -> list[Listed]:
-    """The files that `find` finds, with what tells whether they have changed since.
+    """The files that `find` finds, each with a mark that shows whether it has changed since.
 
     Raises:
         DataUnreadableError: what is there could not be listed, or a file's name is not safe to open.
@@ -90,14 +90,14 @@ def listed(pattern: str, access: DataAccess = _DEFAULT) -> list[Listed]:
     def named(name: str) -> str:
         if not is_remote(pattern):
             return name
-        # With the scheme that was given: adlfs has several, and names only one of them.
+        # With the scheme that was given: adlfs has several schemes, and names only one of them.
         return f"{pattern.partition('://')[0]}://{system.unstrip_protocol(name).partition('://')[2]}"
 
     return sorted(Listed(named(name), int(info.get("size") or 0), _mark(info)) for name, info in files.items())
 
 
 def written_at(folder: str, access: DataAccess = _DEFAULT) -> dict[str, datetime | None]:
-    """When each file of a folder was last written, by its name, those that `find` leaves out included.
+    """When each file of a folder was last written, by its name, including files that `find` leaves out.
 
     None if its file system does not say.
 
@@ -126,7 +126,7 @@ def _mark(info: Mapping[str, Any]) -> str:
 
 
 def fetch(path: str, access: DataAccess = _DEFAULT) -> tuple[DataFile, Path]:
-    """What a file holds now, and where it is on this machine: a remote one is copied into the cache folder.
+    """The current content of a file, and its path on this machine: a remote file is copied into the cache folder.
 
     Raises:
         DataUnreadableError: it is missing, could not be read, or was written to meanwhile.
@@ -184,7 +184,7 @@ def opened(path: str, access: DataAccess = _DEFAULT) -> Iterator[IO[bytes]]:
     """A file for reading, wherever it is.
 
     Raises:
-        DataUnreadableError: it is missing, or could not be read; also if the block finds that out.
+        DataUnreadableError: it is missing, or could not be read; also if only the block notices this.
         MissingExtraError: the package that reaches such files is not installed.
     """
     with readable(path):
@@ -215,13 +215,13 @@ def file_system(path: str, access: DataAccess) -> Any:
 
 @contextmanager
 def readable(path: str) -> Iterator[None]:
-    """Turn what reading a path raises into a DataUnreadableError that names it."""
+    """Turn the errors of reading a path into a DataUnreadableError that names the path."""
     try:
         yield
     except (OSError, ValueError) as error:  # fsspec raises a ValueError for a protocol that it does not know.
         raise DataUnreadableError(path=path, why=_why(error)) from error
     except Exception as error:
-        # Such as for missing credentials, before a request.
+        # For example, for missing credentials, before a request.
         if not type(error).__module__.startswith(_CLIENTS):
             raise
         raise DataUnreadableError(path=path, why=_why(error)) from error

@@ -1,4 +1,4 @@
-"""The one reader of Parquet and CSV files: what they hold, and their rows as a pandas frame."""
+"""The one reader of Parquet and CSV files: it gives the facts about them, and their rows as a pandas frame."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from segue.data.tables.facts import FileFacts
 
 _OF_CONTENT = (ArithmeticError, AttributeError, LookupError, NotImplementedError, RecursionError, TypeError)
-"""What pandas and pyarrow raise for files whose parts contradict each other."""
+"""Errors that pandas and pyarrow raise for files whose parts contradict each other."""
 _USUAL = Reading()
 
 
 def facts_of(path: Path, *, name: str, reading: Reading = _USUAL) -> FileFacts:
-    """What a local file holds: its rows, and the type of each column by all of its values. Errors call it by this name.
+    """Facts about a local file: its rows, and the type of each column by all of its values. Errors call it `name`.
 
     Raises:
         DataContentError: its content breaks a rule of the reader.
@@ -33,7 +33,7 @@ def facts_of(path: Path, *, name: str, reading: Reading = _USUAL) -> FileFacts:
     from segue.data.tables.facts import csv_facts
     from segue.data.tables.parquet import parquet_facts
 
-    with _as_data(name):  # What pyarrow raises for a damaged file is a ValueError.
+    with _as_data(name):  # For a damaged file, pyarrow raises a ValueError.
         return (
             parquet_facts(path, name=name)
             if is_parquet(path, name=name)
@@ -52,7 +52,9 @@ def is_parquet(path: Path, *, name: str) -> bool:
     if ".csv" in path.suffixes[-2:]:
         return False
     why = "its name does not end with .parquet, .csv, .csv.gz or .csv.zst"
-    raise DataUnreadableError(path=name, why=why, fix="name files by their format, or leave it out by data.files.")
+    raise DataUnreadableError(
+        path=name, why=why, fix="give it the suffix of its format, or leave it out by data.files."
+    )
 
 
 def read_frame(
@@ -63,10 +65,10 @@ def read_frame(
     reading: Reading = _USUAL,
     names: Mapping[Path, str] | None = None,
 ) -> pd.DataFrame:
-    """The rows of local files, in order, with a new index from 0 on; all columns, or these.
+    """The rows of local files, in order, with a new index from 0 on; all columns, or only these.
 
-    `types` are those of a layout, so that a part of a window has the types of the whole; None: those of these files.
-    Rows of a file that lacks a column have no value there. `names` are what errors call the files.
+    `types` are the types of a layout, so that a part of a window has the types of the whole; None: the types of these
+    files. Rows of a file that lacks a column have no value there. `names` are what errors call the files.
 
     Raises:
         DataContentError: the content of a file breaks a rule of the reader.
@@ -128,12 +130,12 @@ def column_names(path: Path, *, name: str, reading: Reading = _USUAL) -> tuple[s
 
 
 def place_of(files: Iterable[tuple[str, int]], row: int) -> str:
-    """Where a row of files, one after the other, is: the file and its row, counted from 0.
+    """The place of a row in files that follow one another: the file and its row, counted from 0.
 
     The files are given by path and number of rows.
 
     Raises:
-        IndexError: they have fewer rows.
+        IndexError: the files have fewer rows.
     """
     for path, rows in files:
         if row < rows:
@@ -175,13 +177,13 @@ def _series(column: pa.ChunkedArray, kind: str) -> pd.Series:
 
 @contextmanager
 def _as_data(name: str) -> Iterator[None]:
-    """Turn what reading a file raises into a DataUnreadableError that names it. Nothing in a file is run."""
+    """Turn the errors of reading a file into a DataUnreadableError that names it. Nothing in a file is run."""
     try:
         with readable(name):
             try:
                 yield
             except _OF_CONTENT as error:
-                why = f"its content is not that of such a file ({type(error).__name__}: {error})"
+                why = f"its content does not match its suffix ({type(error).__name__}: {error})"
                 raise DataUnreadableError(path=name, why=why, fix=_DAMAGED) from error
     except DataUnreadableError as error:
         if isinstance(error.__cause__, ValueError) and not isinstance(error.__cause__, OSError):

@@ -22,7 +22,8 @@ class Batch(NamedTuple):
     """A collated batch and the ids of its samples, over all ranks."""
 
     start: int
-    """Position of its first sample in the sample order. After skipped batches this is not where the last one ended."""
+    """Position of its first sample in the sample order. After skipped batches this is not the end of the previous
+    batch."""
     ids: Ids
     content: Any
     """The collated samples of this rank."""
@@ -136,7 +137,7 @@ class _Planned(Dataset[Any]):
 
 
 def samples_of(dataset: Dataset[Any], ids: list[int]) -> list[Any]:
-    """The samples with these indices: at once if the data set can, one after the other if not."""
+    """The samples with these indices: all at once if the data set supports that, otherwise one after the other."""
     many = attribute(dataset, "__getitems__")
     return many(ids) if many is not None else [dataset[index] for index in ids]
 

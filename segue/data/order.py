@@ -2,8 +2,8 @@
 
 The shuffle is a keyed bijection of 0..n-1 (a balanced Feistel network over the next power of four, walking along the
 cycle until the result is below n: Black and Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002). So the
-sample at any position is known without drawing those before it, costs no memory, does not depend on the world size,
-and does not change when a library changes its shuffle.
+sample at any position is known without drawing the samples before it. The order costs no memory, does not depend on the
+world size, and does not change when a library changes its shuffle.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def shuffled(positions: Ids, *, count: int, seed: int, epoch: int) -> Ids:
 def _block(number: int, size: int, stop: int, epoch: tuple[int, int, int]) -> Ids:
     """The sample ids at `size` positions of a shuffled epoch that ends at `stop`. Not writable: it is shared.
 
-    `epoch` are the number of samples, the seed and the number of the epoch.
+    `epoch` holds the number of samples, the seed and the number of the epoch.
     """
     positions = np.arange(number * size, min((number + 1) * size, stop), dtype=np.uint64)
     count, seed, which = epoch
@@ -121,7 +121,7 @@ class SampleOrder:
         return epochs * self.samples_per_epoch + more * self.batch_size
 
     def epoch_of(self, samples_seen: int) -> int:
-        """The pass that the next sample belongs to."""
+        """The pass to which the next sample belongs."""
         return samples_seen // self.samples_per_epoch
 
     def batch_length(self, samples_seen: int) -> int:
@@ -130,7 +130,7 @@ class SampleOrder:
         return min(self.batch_size, left)
 
     def end_of_epoch(self, samples_seen: int) -> int:
-        """The position after the last sample of the pass that the next sample belongs to."""
+        """The position after the last sample of the pass to which the next sample belongs."""
         return (self.epoch_of(samples_seen) + 1) * self.samples_per_epoch
 
     def is_epoch_over(self, samples_seen: int) -> bool:

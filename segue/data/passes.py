@@ -1,7 +1,7 @@
 """Passes over a user's DataLoader, from any batch on, in the order in which the loader itself draws them.
 
-A sampler draws its order from random streams at the beginning of a pass. With these streams as they were then, the same
-order is drawn again, and the batches that were used are left out before any sample of them is fetched.
+A sampler draws its order from random streams at the beginning of a pass. If these streams are restored to that moment,
+the sampler draws the same order again, and the used batches are left out before any of their samples is fetched.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class Drawn(NamedTuple):
     """One batch of a pass."""
 
     content: Any
-    """What the loader gives."""
+    """The batch as the loader gives it."""
     ids: Ids
-    """The samples in it; none if the sampler does not draw integers."""
+    """The samples in it; empty if the sampler does not draw integers."""
     order: str
     """Hash of everything that the sampler drew in this pass so far."""
 
@@ -44,7 +44,7 @@ class Passes(Protocol):
 
     @property
     def skipped_order(self) -> str | None:
-        """Hash of what the sampler drew for the batches that were left out; None if it is not known."""
+        """Hash of the sampler's draws for the batches that were left out; None if it is not known."""
         ...
 
 
@@ -73,12 +73,13 @@ class LoaderPasses:
         self._again = _again(loader, self._sampler, seed)
 
     def begin(self, number: int, *, skip: int = 0) -> Iterator[Drawn]:
-        """The batches of pass `number` without the first `skip`, for which nothing but the sampler is used.
+        """The batches of pass `number` without the first `skip`, for which only the sampler is used.
 
         Draws from the random streams what the loader itself would draw at the beginning of the pass.
         """
         if number == 0 or not self._loader.persistent_workers:
-            # A loader seeds its workers with it. Here each batch has its own seed, and only the draw is repeated.
+            # A loader seeds its workers with this number. Here each batch has its own seed, and only the draw is
+            # repeated.
             torch.empty((), dtype=torch.int64).random_(generator=self._loader.generator)
         self._sampler.rewind(number, skip=skip)
         batches = iter(self._again)
@@ -88,7 +89,7 @@ class LoaderPasses:
 
     @property
     def skipped_order(self) -> str | None:
-        """Hash of what the sampler drew for the batches that were left out."""
+        """Hash of the sampler's draws for the batches that were left out."""
         return self._sampler.skipped_order
 
     def _drawn(self, batches: Iterator[Any]) -> Iterator[Drawn]:
@@ -101,7 +102,7 @@ class _DrawnBatch(NamedTuple):
     number: int
     """The batch's place in the run: its pass and its number there, mixed."""
     drawn: Any
-    """What the sampler drew: an index, or a list of them."""
+    """The sampler's draw: an index, or a list of indices."""
 
 
 class _FromBatch:
@@ -113,7 +114,7 @@ class _FromBatch:
         self._pass = self._next = 0
         self._skip = 0
         self.drawn: deque[tuple[Ids, str]] = deque()
-        """Of each batch that was drawn and not used yet: its samples, and the hash of the pass up to it."""
+        """For each batch that was drawn but not used yet: its samples, and the hash of the pass up to that batch."""
         self.skipped_order = self._order = ""
 
     def __len__(self) -> int:
@@ -125,7 +126,7 @@ class _FromBatch:
         self.drawn.clear()
 
     def start(self) -> None:
-        """Draw for the batches that are left out, if that was not done."""
+        """Draw for the batches that are left out, unless that was done already."""
         if self._rest is not None:
             return
         self._rest = iter(self._inner)
@@ -151,7 +152,7 @@ class _FromBatch:
 
 
 class _Fetched(Dataset[Any]):
-    """Fetches what a plan names; in worker processes it seeds each batch by its place in the run.
+    """Fetches the samples that a plan names; in worker processes it seeds each batch by its place in the run.
 
     Otherwise a worker's random augmentation would depend on how many batches that worker has served, which a resume
     cannot know.

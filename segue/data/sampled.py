@@ -1,4 +1,4 @@
-"""The order of a sampler of the user's own, as a function of seed and epoch.
+"""The order of the user's own sampler, as a function of seed and epoch.
 
 A sampler draws from random streams. Seeded for each epoch, it draws the same order in every attempt, so any position
 can be resumed; the order of one epoch is held in memory.
@@ -45,7 +45,7 @@ class Draws:
         """Draw the first epoch, twice.
 
         Raises:
-            RecipeError: the sampler's order is no function of seed and epoch, or not one of sample numbers.
+            RecipeError: the sampler's order is no function of seed and epoch, or does not consist of sample numbers.
         """
         self._recipe, self._seed = recipe, seed
         self._is_batched = loader.batch_size is None
@@ -141,7 +141,7 @@ class SampledOrder(SampleOrder):
 
 
 def has_own_sampler(loader: DataLoader[Any]) -> bool:
-    """Whether its order is more than what `shuffle` says."""
+    """Whether the loader has another order than the ones that `shuffle` selects."""
     if loader.batch_size is None:
         return loader.batch_sampler is not None
     sampler = loader.sampler
@@ -151,7 +151,7 @@ def has_own_sampler(loader: DataLoader[Any]) -> bool:
 
 
 def _generators(sampler: Any, depth: int = 4) -> Iterator[Any]:
-    """The random generators that a sampler and the samplers in it hold."""
+    """The random generators of a sampler and of the samplers in it."""
     for value in attribute(sampler, "__dict__", {}).values():
         if isinstance(value, (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)):
             yield value

@@ -12,7 +12,7 @@ import torch
 
 @contextmanager
 def streams_kept() -> Iterator[None]:
-    """A block after which the global random streams are as before, those of CUDA devices in use included."""
+    """A block after which the global random streams are as before, including the streams of CUDA devices in use."""
     numbers = np.random.get_state(legacy=False)
     python, cpu = random.getstate(), torch.get_rng_state()
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]

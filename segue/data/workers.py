@@ -18,15 +18,15 @@ _BEFORE_THE_JOIN = 100
 
 _workers: weakref.WeakSet[BaseProcess] = weakref.WeakSet()
 _ended_at_exit: set[int] = set()
-"""The processes that end their workers at their exit: a process inherits this set, and none of what it stands for."""
+"""The processes that end their workers at their exit: a child process inherits this set, but not the finalizers."""
 
 
 class Loader(DataLoader[Any]):
     """A DataLoader whose workers ignore SIGTERM, SIGUSR1 and Ctrl-C; if they are forked, from their first moment on.
 
-    Platforms signal every process of a machine, and a terminal every process in its foreground. A worker killed by
-    that would raise in the middle of a training step, and a preemption would look like a bug; the trainer acts on the
-    notice and ends its workers itself: also those of an iterator that a script still holds when it ends.
+    Platforms signal every process of a machine, and a terminal every process in its foreground. A worker killed by such
+    a signal would raise in the middle of a training step, and a preemption would look like a bug; the trainer acts on
+    the notice and ends its workers itself, even those of an iterator that a script still holds when it ends.
     """
 
     def __init__(self, dataset: Any, *, worker_init_fn: Callable[[int], None] | None = None, **fields: Any) -> None:
@@ -36,8 +36,8 @@ class Loader(DataLoader[Any]):
     def __iter__(self) -> Any:
         if not self.num_workers:
             return super().__iter__()
-        # Workers inherit the mask, and would die of a signal before they ignore it. This process still hears it: in
-        # another thread, or when the workers have started.
+        # Workers inherit the mask, and would die of a signal before they ignore it. This process still receives the
+        # signal: in another thread, or after the workers have started.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _NOTICES)
         try:
             batches = super().__iter__()

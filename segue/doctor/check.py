@@ -1,4 +1,4 @@
-"""Checks: the result of one, and how to make a list of them so that one that fails or hangs does not end the others."""
+"""Checks: their results, and how to make a list of checks so that one that fails or hangs does not end the others."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class CheckOutcome(StrEnum):
 
 
 class Result(NamedTuple):
-    """What a check found."""
+    """The result of a check."""
 
     outcome: CheckOutcome
     reason: str
@@ -49,12 +49,12 @@ def ok(reason: str) -> Result:
 
 
 def warn(reason: str, *, fix: str) -> Result:
-    """A run can work, but worse than it could."""
+    """The result if a run can work, but worse than it could."""
     return Result(CheckOutcome.WARN, reason, fix)
 
 
 def fail(reason: str, *, fix: str) -> Result:
-    """A run cannot work, or loses what it should not lose."""
+    """The result if a run cannot work, or loses what it should not lose."""
     return Result(CheckOutcome.FAIL, reason, fix)
 
 
@@ -83,7 +83,7 @@ class Item:
 def examine(items: Iterable[Item], *, on_begin: Callable[[str], None] | None = None) -> list[Check]:
     """Make the checks, one after the other, in their order. `on_begin` is called with the name of each.
 
-    What a check raises is its failure, and a check that exceeds its limit has failed: its thread is left behind.
+    A check that raises an exception has failed, and so has one that exceeds its limit: its thread is left behind.
     """
     results: dict[str, Result] = {}
     for item in items:
@@ -137,7 +137,7 @@ def _result_of(item: Item) -> Result:
     if found:
         return found[0]
     reason = f"no answer within {duration(item.limit_seconds)}"
-    return fail(reason, fix="look at what this check asks: the disk, the network or the service may hang.")
+    return fail(reason, fix="check the disk, the network or the service that this check uses: it may hang.")
 
 
 def _look(item: Item, found: list[Result]) -> None:

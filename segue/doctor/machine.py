@@ -27,14 +27,14 @@ _SHARED = Path("/dev/shm")  # noqa: S108 - a mount that every Linux has
 _SHARED_BYTES = 2**30
 _DESCRIPTORS, _DESCRIPTORS_AT_ALL = 1024, 256
 _BESIDE = 1.05
-"""Memory for state and its copies, and a twentieth for what is neither: with one staging buffer 2.1 times the state."""
+"""Memory for the state and its copies, and a twentieth on top: with one staging buffer, 2.1 times the state."""
 _MEMORY_SHARE = 0.8
 _CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
 _CUBLAS_DETERMINISTIC = (":4096:8", ":16:8")
 """The two values that PyTorch's notes on reproducibility name."""
 _GROUPS = Path("/sys/fs/cgroup")
 _GPU_DEVICES = "nvidia[0-9]*"
-"""Files in /dev of NVIDIA's accelerators. AMD's are not told from graphics in a processor."""
+"""Files in /dev of NVIDIA's accelerators. AMD's cannot be told from the graphics unit of a processor."""
 
 
 def items(subject: Subject) -> list[Item]:
@@ -169,7 +169,7 @@ def _stored_bytes(folder: Path) -> int:
     found = 0
     for above, _, names in os.walk(folder):
         for name in names:
-            with suppress(OSError):  # A run that trains removes files.
+            with suppress(OSError):  # A run that trains removes files meanwhile.
                 found += Path(above, name).stat().st_size
     return found
 
@@ -208,7 +208,7 @@ def judge_accelerator(spec: RunSpec, history: History, *, accelerators: int, has
 
 
 def determinism(subject: Subject) -> Result:
-    """Whether the environment leaves the deterministic kernels that the run asks for as they are."""
+    """Whether the environment does not change the deterministic kernels that the run asks for."""
     assert subject.spec is not None
     if not subject.spec.deterministic:
         return skipped("deterministic is not set")
@@ -216,7 +216,7 @@ def determinism(subject: Subject) -> Result:
 
 
 def judge_determinism(environ: Mapping[str, str]) -> Result:
-    """Whether no variable is set to another value than deterministic kernels need; unset ones are set. Pure."""
+    """Whether no variable has another value than deterministic kernels need; segue sets those that are unset. Pure."""
     given = {name: environ[name] for name in DETERMINISTIC_VARIABLES if name in environ}
     if given.get(_CUBLAS, _CUBLAS_DETERMINISTIC[0]) not in _CUBLAS_DETERMINISTIC:
         return fail(

@@ -54,7 +54,7 @@ def metadata(subject: Subject, *, dmi: Path = _DMI) -> Result:
 
 
 def hop_limit(subject: Subject, *, answer_seconds: float = _ANSWER_SECONDS) -> Result:
-    """Whether the tokens of AWS's service reach this container; waits so long for each answer."""
+    """Whether the tokens of AWS's service reach this container; waits this long for each answer."""
     wanted = subject.spec.notices if subject.spec is not None else None
     if wanted is not None and not wanted:
         return skipped(_UNWATCHED)

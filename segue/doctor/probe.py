@@ -36,7 +36,7 @@ class TorchFacts(NamedTuple):
 
 
 class Probed(NamedTuple):
-    """What the child said; `torch` is None if it could not be imported, for the reason in `why`."""
+    """The answer of the child; `torch` is None if it could not be imported, for the reason in `why`."""
 
     torch: TorchFacts | None
     recipe: Result | None
@@ -68,7 +68,7 @@ def understood(said: list[Any], how: str, recipe: str | None) -> Probed:
     facts = TorchFacts(**said[0])
     if recipe is None:
         return Probed(facts, None)
-    unsaid = fail(f"importing it failed: {how}", fix="correct the module: what it does at import must end.")
+    unsaid = fail(f"importing it failed: {how}", fix="correct the module: its import must end.")
     return Probed(facts, _result(said[1]) if len(said) > 1 else unsaid)
 
 
@@ -110,7 +110,7 @@ def main() -> None:
     )
     if sys.argv[2:]:
         _say(answers, _imported(sys.argv[2])._asdict())
-    os._exit(0)  # A thread that the recipe has started must not keep this process.
+    os._exit(0)  # A thread that the recipe has started must not keep this process alive.
 
 
 def _imported(recipe: str) -> Result:

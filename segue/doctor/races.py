@@ -34,7 +34,7 @@ class Round:
     winners: tuple[str, ...]
     """The bytes of every racer to which the store said that it created the object."""
     failed: int
-    """Racers whose put failed: it may have been done nevertheless."""
+    """Racers whose put failed; the store may have done it nevertheless."""
     stored: str | None
     """The bytes that are there now; None for no object."""
     racers: tuple[str, ...] = ()
@@ -78,7 +78,7 @@ def race(store: Store, spec: StoreSpec, scratch: Scratch) -> Result:
             for process in processes:
                 _say(process, spec.model_dump_json())
             for process in processes:
-                _heard(process)  # It is ready: all start together.
+                _heard(process)  # The process is ready: all start together.
             rounds = [_round(store, processes, key) for key in keys]
     finally:
         # If the right to delete is missing, its own check says so.

@@ -1,4 +1,4 @@
-"""Checks of what is trained: that the run can begin, imports, data files, a rehearsal, and the time of a save."""
+"""Checks of the recipe or program: the begin of the run, imports, data files, a rehearsal, and the time of a save."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def imports(subject: Subject) -> Result:
 
 
 def data_files(subject: Subject) -> Result:
-    """Whether every file of the run is there with its size. Each attempt reads and hashes them before it trains."""
+    """Whether every file of the run exists and has its size. Each attempt reads and hashes them before it trains."""
     assert subject.spec is not None
     data = subject.spec.data
     if data is None:

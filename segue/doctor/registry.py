@@ -33,7 +33,7 @@ def all_items(subject: Subject, of_server: Sequence[Item]) -> list[Item]:
 
 
 def unusable_server(why: str, *, fix: str) -> list[Item]:
-    """The same if the first check fails for this reason, so that the others cannot be made."""
+    """The checks of the server if the first one fails for this reason, so that the others cannot be made."""
     first, *others = OF_SERVER
     failed = Item(first, lambda: fail(" ".join(why.split()), fix=fix))
     return [failed, *(Item(name, lambda: skipped(f"{first} failed")) for name in others)]

@@ -35,7 +35,7 @@ class _TimeOver(Exception):
 
 
 def rehearse(subject: Subject, *, limit_seconds: float = LIMIT_SECONDS) -> Result:
-    """Train and save; leave what was measured in `subject.rehearsed`.
+    """Train and save; leave the measurements in `subject.rehearsed`.
 
     It works below a prefix of its own in the store, which is emptied afterwards, and reaches neither trackers nor
     metadata services. The trainer is killed if it takes longer than the limit.
@@ -109,7 +109,7 @@ def rehearsal_spec(spec: RunSpec, place: RunPlace) -> RunSpec:
 
 
 def measured(history: History) -> Rehearsed:
-    """What a finished rehearsal has measured."""
+    """The measurements of a finished rehearsal."""
     report = history.last_reports()[-1]
     newest = history.newest
     return Rehearsed(
@@ -120,7 +120,7 @@ def measured(history: History) -> Rehearsed:
 
 
 class _Limit:
-    """Ends the rehearsal if it takes too long: what this raises kills the trainer."""
+    """Ends the rehearsal if it takes too long: the exception that this raises gets the trainer killed."""
 
     def __init__(self, clock: Clock, limit_seconds: float) -> None:
         self._clock, self._at = clock, clock.monotonic() + limit_seconds

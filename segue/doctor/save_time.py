@@ -20,8 +20,8 @@ _AWS_SECONDS = 120.0
 def notice_seconds(spec: RunSpec, *, platform: str | None = None, kept_seconds: float | None = None) -> float:
     """Seconds from a notice to the kill.
 
-    If the run spec names no metadata services, that of `platform` is watched. `kept_seconds` is the time that the pools
-    give after SIGTERM; None if that is not known.
+    If the run spec names no metadata services, the service of `platform` is watched. `kept_seconds` is the time that
+    the pools give after SIGTERM; None if that is not known.
     """
     here = () if spec.trains_elsewhere else (platform,)  # This machine is no node of the cluster.
     watched = spec.notices if spec.notices is not None else here
@@ -30,10 +30,10 @@ def notice_seconds(spec: RunSpec, *, platform: str | None = None, kept_seconds: 
 
 
 def judge_save(seconds: float, *, step_seconds: float, notice_seconds: float, where: str, unless: str = "") -> Result:
-    """Whether a save of so many seconds is made after a notice that leaves so many.
+    """Whether a save of this length can be made in the time that a notice leaves.
 
-    An attempt ends its step first, and begins a last save only if that is expected to take at most 70% of what is left.
-    `unless` says in which case a notice gives more time.
+    An attempt ends its step first, and begins a last save only if that is expected to take at most 70% of the time that
+    is left. `unless` says in which case a notice gives more time.
     """
     took = f"a save takes {duration(seconds)} (measured {where})"
     given = f"a notice gives {duration(notice_seconds)}{unless}"
@@ -49,9 +49,9 @@ def judge_save(seconds: float, *, step_seconds: float, notice_seconds: float, wh
 
 
 def newly_measured(spec: RunSpec, history: History) -> Result | None:
-    """What is wrong with the time of saves, if the newest attempt has measured one; None if nothing is wrong.
+    """The problem with the time of saves, if the newest attempt has measured one; None if there is no problem.
 
-    An attempt that measured none says nothing new, so a wait for capacity does not repeat it.
+    An attempt that measured none says nothing new, so a wait for capacity does not repeat the warning.
     """
     reports, seconds = history.last_reports(), save_seconds(history)
     if seconds is None or reports[-1].save_seconds is None:

@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 _CLEAR_SECONDS = 10.0
 PREFIX = ".segue-check/"
-"""Below it all invocations write; `segue runs` does not list it."""
+"""All invocations write below it; `segue runs` does not list it."""
 
 
 class Scratch:
@@ -34,7 +34,7 @@ class Scratch:
         """Held from the start of a child until it is known: `clear` kills those that are known."""
 
     def new_key(self) -> str:
-        """A key that no object has. What is put there must be removed with `forget`."""
+        """A key that no object has. An object that is put there must be removed with `forget`."""
         self._require_open()
         key = f"{self.prefix}{uuid.uuid4().hex}"
         self._keys.add(key)

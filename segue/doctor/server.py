@@ -37,7 +37,7 @@ class Recovery(StrEnum):
     PAUSED = "paused"
     INACTIVE = "inactive"
     IDLE = "idle"
-    """Its schedule is active, and the server creates no flow runs for it."""
+    """Its schedule is active, but the server creates no flow runs for it."""
     LIMITED = "limited"
     """It has a concurrency limit, whose slot a look that dies with the server keeps."""
     ALIVE = "alive"
@@ -60,7 +60,7 @@ def judge_version(found: str | None) -> Result:
 
 
 def judge_database(kind: Database | None, *, open_parents: int) -> Result:
-    """Whether the server's database is made for so many runs at once, with one more."""
+    """Whether the server's database is made for this many runs at once, and one more."""
     if kind is None:
         return skipped("the server does not show what its database is")
     runs = f"{kind}, {open_parents} open runs"
@@ -115,7 +115,7 @@ def judge_recovery(found: Recovery) -> Result:
         case Recovery.IDLE:
             return fail(
                 f"the server creates no flow runs for the schedule of recover/recover: {lost}",
-                fix="look into the server's log; for `bulk DML` there, install `sqlalchemy<2.0.38` beside it.",
+                fix="if the server's log contains `bulk DML`, install `sqlalchemy<2.0.38` beside the server.",
             )
         case Recovery.LIMITED:
             return fail(
@@ -128,7 +128,7 @@ def judge_recovery(found: Recovery) -> Result:
 
 
 def judge_verifications(is_limited: bool | None) -> Result:
-    """Whether scheduled verifications of resumes can go on after one died; None: there is no deployment for them."""
+    """Whether scheduled verifications of resumes can continue after one died; None: there is no deployment for them."""
     if is_limited is None:
         return skipped("there is no deployment verify-resume/verify-resume")
     if not is_limited:

@@ -21,7 +21,7 @@ _PUTS = 5
 _SKEW_WARN_SECONDS, _SKEW_FAIL_SECONDS = 5.0, 60.0
 """S3 itself refuses a request that is 15 minutes off. AWS announces an interruption two minutes ahead, by its clock."""
 _WHOLE_SECONDS = 1.0
-"""By how much a store that counts whole seconds may seem to be off."""
+"""The seconds by which a store that counts whole seconds may seem to be off."""
 _RIGHTS = {
     "write": "s3:PutObject on S3, storage.objects.create and delete on Google Cloud",
     "read": "s3:GetObject on S3, storage.objects.get on Google Cloud",
@@ -137,7 +137,7 @@ def right_to_delete(store: Store, scratch: Scratch) -> Result:
 
 
 def read_after_write(store: Store, scratch: Scratch) -> Result:
-    """Whether a reader sees what was just written and replaced: heartbeats and recalls are read so."""
+    """Whether a reader sees what was just written and replaced: heartbeats and recalls are read this way."""
     key = scratch.new_key()
     try:
         store.put(key, b"first")
@@ -159,7 +159,7 @@ def read_after_write(store: Store, scratch: Scratch) -> Result:
 
 
 def latency(store: Store, scratch: Scratch, *, liveness: LivenessSpec, clock: Clock) -> Result:
-    """Seconds of a small durable put, against the heartbeat that is put as often."""
+    """Compare the seconds of a small durable put with the heartbeat interval: each heartbeat is such a put."""
     key, seconds = scratch.new_key(), []
     try:
         for _ in range(_PUTS):
@@ -189,7 +189,7 @@ def judge_latency(seconds: float, liveness: LivenessSpec) -> Result:
 
 
 def clock_skew(store: Store, scratch: Scratch, *, clock: Clock) -> Result:
-    """By how much this machine's clock and the store's differ."""
+    """The difference between this machine's clock and the store's."""
     if not isinstance(store, Examinable):
         return skipped("this kind of store does not show when an object was written")
     key = scratch.new_key()
@@ -205,7 +205,7 @@ def clock_skew(store: Store, scratch: Scratch, *, clock: Clock) -> Result:
 
 
 def judge_skew(seconds: float, *, is_ahead: bool) -> Result:
-    """Whether clocks that differ by so much do harm. Pure.
+    """Whether a difference of this size between the clocks does harm. Pure.
 
     An attempt compares the time at which AWS or Azure take the machine with its own clock, and S3 refuses requests that
     are far off. The parent goes by the clock of its Prefect server, and falls back on its own; whether an attempt lives

@@ -1,4 +1,4 @@
-"""The subject of the checks: a store, perhaps a run, this machine; and facts that they find out for each other."""
+"""The subject of the checks: a store, perhaps a run, this machine; and facts that checks find out for each other."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PLATFORM_SECONDS = 2.0
 
 
 class Rehearsed(NamedTuple):
-    """What the rehearsal of a few steps has measured."""
+    """The measurements of the rehearsal of a few steps."""
 
     save_seconds: float | None
     step_seconds: float
@@ -34,7 +34,7 @@ class Rehearsed(NamedTuple):
 
 @dataclass
 class Subject:
-    """What the checks look at. They run one after the other; a later one may use what an earlier one left here."""
+    """The subject of the checks. They run one after the other; a later one may use what an earlier one left here."""
 
     spec: RunSpec | None = None
     problem: SegueError | None = None
@@ -65,7 +65,7 @@ class Subject:
 
     @cached_property
     def history(self) -> History:
-        """What the run has done so far; empty for a new run, and without one."""
+        """The history of the run so far; empty for a new run, and without a run."""
         return History() if self.spec is None else read_history(open_log(self.spec, clock=self.clock).reload())
 
     @cached_property

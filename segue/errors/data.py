@@ -39,7 +39,7 @@ class DataUnreadableError(SegueError):
 
 
 def printable(name: str) -> str:
-    """A name of somebody else as part of a sentence: on one line, and visible."""
+    """A name that someone else chose, as part of a sentence: on one line, and visible."""
     return name if name.isprintable() and name.strip() == name != "" else repr(name)
 
 

@@ -69,7 +69,7 @@ class ScoresError(SegueError):
 
 
 class PublishError(SegueError):
-    """What a run trained cannot be published as a version of its model."""
+    """The result of a run cannot be published as a version of its model."""
 
     exit_code = 2
 
@@ -142,7 +142,7 @@ class SlotEndedError(SegueError):
 
 
 class SameDataError(SegueError):
-    """A slot that new data begins has the same data as another slot that trains, or has trained, on it."""
+    """A slot that was begun for new data has the same data as another slot, which trains or has trained on it."""
 
     def __init__(self, *, name: str, slot: datetime) -> None:
         self.name, self.slot = name, slot

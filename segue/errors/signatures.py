@@ -24,7 +24,7 @@ class SigningKeyError(UsageError):
 
 
 class BadSignatureError(SegueError):
-    """A signature is not that of these bytes under this key."""
+    """A signature does not match these bytes and this key."""
 
     def __init__(self, *, why: str, key_id: str) -> None:
         self.why, self.key_id = why, key_id

@@ -70,7 +70,7 @@ class LogReplacedError(FencedError):
 
 
 class LogCutError(StoreError):
-    """The beginning of a run's log is gone, and later records are there: the run was deleted, and not all of it."""
+    """The beginning of a run's log is gone, but later records are there: only a part of the run was deleted."""
 
     def __init__(self, *, run_id: str, url: str, begins_with: int | None) -> None:
         self.run_id, self.url, self.begins_with = run_id, url, begins_with
@@ -84,7 +84,7 @@ class LogCutError(StoreError):
 
 
 class UnreadRecordError(StoreError):
-    """A record after the own claim cannot be read, and may be a newer claim. The attempt stops without committing."""
+    """An attempt stops without committing: a record after its claim cannot be read, and may be a newer claim."""
 
     def __init__(self, *, key: str, epoch: int, why: str) -> None:
         self.key, self.epoch, self.why = key, epoch, why
@@ -144,7 +144,7 @@ class MissingShardError(CheckpointError):
 
 
 class TruncatedShardError(CheckpointError):
-    """A shard's size is not that of its manifest."""
+    """A shard's size differs from the size in its manifest."""
 
     def __init__(self, *, key: str, expected_bytes: int, found_bytes: int) -> None:
         self.key, self.expected_bytes, self.found_bytes = key, expected_bytes, found_bytes

@@ -165,7 +165,7 @@ class LossError(SegueError):
 class DrillFailedError(SegueError):
     """A drill could not be made: the recipe or program does not reach its goal even without a kill.
 
-    `traceback` is that of the user's code, if it raised.
+    `traceback` is the traceback of the user's code, if that code raised.
     """
 
     def __init__(

@@ -58,7 +58,7 @@ class DeadlinePassedError(UsageError):
 
 
 class SessionError(UsageError):
-    """A program uses its session in a way in which it cannot be trained."""
+    """A program uses its session in a way in which the program cannot be trained."""
 
     def __init__(self, *, what: str, fix: str) -> None:
         self.what = what
@@ -66,7 +66,7 @@ class SessionError(UsageError):
 
 
 class ProgramError(UsageError):
-    """There is no such program as the command names."""
+    """The program that the command names does not exist."""
 
     def __init__(self, *, command: Sequence[str], why: str, fix: str) -> None:
         self.command, self.why = tuple(command), why
@@ -80,7 +80,7 @@ class RecipeError(UsageError):
         "give it as package.module:function, importable from the current folder, "
         "where function(config) returns a segue.Recipe."
     )
-    """For a path that does not lead to a function."""
+    """The fix for a path that does not lead to a function."""
 
     def __init__(self, *, recipe: str, why: str, fix: str | None = None) -> None:
         self.recipe, self.why = recipe, why
@@ -100,7 +100,7 @@ class DriftError(UsageError):
 
 
 class RanksChangedError(UsageError):
-    """A program is being resumed on another number of ranks than made its newest checkpoint."""
+    """A program is being resumed on another number of ranks than the number that made its newest checkpoint."""
 
     def __init__(self, *, run_id: str, step: int, before: int, now: int) -> None:
         self.run_id, self.step, self.before, self.now = run_id, step, before, now
@@ -112,7 +112,7 @@ class RanksChangedError(UsageError):
 
 
 class CodeChangedError(UsageError):
-    """A run is being resumed with other code than its newest checkpoint was made with."""
+    """A run is being resumed with other code than the code that made its newest checkpoint."""
 
     def __init__(self, *, run_id: str, step: int, names: tuple[str, ...]) -> None:
         self.run_id, self.step, self.names = run_id, step, names
@@ -127,7 +127,7 @@ class RunNotFoundError(UsageError):
     """The store holds no such run."""
 
     def __init__(self, *, run_id: str, store: str, known: tuple[str, ...] = ()) -> None:
-        """`known` are the runs that there are; the nearest ones by name are listed."""
+        """`known` are the runs that exist; the nearest ones by name are listed."""
         self.run_id, self.store, self.known = run_id, store, known
         nearest = sorted(known, key=lambda name: -SequenceMatcher(None, run_id, name).ratio())[:_MOST_NAMES]
         more = f" and {len(known) - len(nearest)} more" if len(known) > len(nearest) else ""

@@ -29,9 +29,10 @@ class SegueCallback(lightning.Callback):
 
     `trainer = Trainer(..., callbacks=[callback])`, then `trainer.fit(model, ResumableLoader(loader),
     ckpt_path=callback.checkpoint)`. The state is the checkpoint that the Trainer writes, and the random streams.
-    A step is one update by the optimizers, of however many batches. Outside a segment the callback does nothing.
+    A step is one update by the optimizers, over any number of batches. Outside a segment the callback does nothing.
 
-    The best file of each `ModelCheckpoint` is committed with it, and a resume writes it if it is not on its machine.
+    The best file of each `ModelCheckpoint` is committed with it, and a resume writes the file if its machine does not
+    have it.
     """
 
     def __init__(self, folder: Path | str = "segue-lightning") -> None:
@@ -68,7 +69,7 @@ class SegueCallback(lightning.Callback):
         if not self._run.is_active:
             return
         for number, handler in self._handlers.items():
-            signal.signal(number, handler)  # The Trainer's own would end it in the middle of an epoch, unsaved.
+            signal.signal(number, handler)  # The Trainer's own handlers end it within an epoch, unsaved.
         self._run.require_restored(trainer.global_step, call="trainer.fit(..., ckpt_path=callback.checkpoint)")
         if self._run.has_ended_early:
             trainer.should_stop = True
@@ -110,8 +111,8 @@ class SegueCallback(lightning.Callback):
         batch_idx: int,
     ) -> None:
         """Report the step that was made; save if the run needs it."""
-        # Until the end of a resumed epoch it would count as restarting, and step no ReduceLROnPlateau then. Its batches
-        # and its validation are made as in any other.
+        # Otherwise, until the end of a resumed epoch, the loop counts as restarting, and then steps no
+        # ReduceLROnPlateau. Its batches and its validation are made as in any other.
         trainer.fit_loop._restarting = False
         if not self._is_open or trainer.global_step == self._updates:
             return  # Gradients are being accumulated.
@@ -125,7 +126,7 @@ class SegueCallback(lightning.Callback):
                 self._commit(trainer)
 
     def on_train_epoch_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
-        """Save what was due at the end of the epoch before."""
+        """Make the save that was due at the end of the previous epoch."""
         if self._run.is_active:
             _begin_epoch(trainer)
         if self._is_due:
@@ -152,10 +153,10 @@ class SegueCallback(lightning.Callback):
 
 
 class _Canonical(CheckpointIO):
-    """Writes equal states as equal bytes: pickle's depend on which equal strings and containers are one object."""
+    """Writes equal states as equal bytes: pickle's bytes depend on which equal strings or containers are one object."""
 
     def __init__(self, inner: CheckpointIO, *, named: Path, kept: KeptFiles) -> None:
-        """`named` is the file in which names stand in place of paths; `kept` gets those of `ModelCheckpoint`."""
+        """`named` is the file in which names stand in place of paths; `kept` gets the files of `ModelCheckpoint`."""
         self._inner, self._named, self._kept = inner, named, kept
         self.paths: dict[str, str] = {}
         """The paths by their names in that file, as it was last written."""

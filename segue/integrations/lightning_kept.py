@@ -17,23 +17,23 @@ _MOST_NAMED = 3
 
 
 class KeptFiles:
-    """A copy of each best file in which names stand in place of paths, so that equal runs have equal ones."""
+    """A copy of each best file in which names stand in place of paths, so that equal runs have equal copies."""
 
     def __init__(self, folder: Path) -> None:
         """`folder` is on this machine; files in it may be deleted, and are then merely not committed."""
         self._folder = folder
 
     def add(self, path: Any) -> Path:
-        """Where to write the copy of a file."""
+        """The path to which to write the copy of a file."""
         self._folder.mkdir(parents=True, exist_ok=True)
         copy = self._copy_of(path)
-        copy.unlink(missing_ok=True)  # The one that was there may be mapped into memory, to be saved.
+        copy.unlink(missing_ok=True)  # The previous copy may be mapped into memory, to be saved.
         return copy
 
     def of(self, committed: Path, paths: dict[str, str]) -> dict[str, bytes | Path]:
-        """What is committed beside the checkpoint: the copies of the best files, by their names in it.
+        """The files that are committed beside the checkpoint: the copies of the best files, by their names in it.
 
-        Other copies, and what a resume left in the folder, are removed: the last commit has been captured.
+        Other copies, and files that a resume left in the folder, are removed: the last commit has been captured.
         """
         shutil.rmtree(committed / _KEPT, ignore_errors=True)
         copies = {_name_in_folder(name): self._copy_of(path) for name, path in paths.items()}
@@ -42,7 +42,7 @@ class KeptFiles:
         return {name: copy for name, copy in copies.items() if copy.is_file()}
 
     def put_back(self, committed: Path, paths: dict[str, str]) -> None:
-        """Write the files of a restored folder that are missing at the places on this machine that their names give."""
+        """Write the missing files of a restored folder to the places on this machine that their names give."""
         missing = []
         for name, path in paths.items():
             file = committed / _name_in_folder(name)
@@ -66,7 +66,7 @@ class KeptFiles:
 
 
 def exported(names: Collection[str]) -> dict[str, str]:
-    """The names of committed best files by those that an export gives them: the file's own, if no other has it."""
+    """The names of committed best files, by their names in an export: the file's own name, if no other has it."""
     own = [PurePosixPath(name).name for name in names]
     return {
         short if own.count(short) == 1 else name.removeprefix(f"{_KEPT}/"): name

@@ -2,8 +2,8 @@
 
 `ModelCheckpoint` keeps the paths of its files, below `lightning_logs/version_0` for example. The next attempt works in
 `version_1`, so equal runs would never have equal checkpoints, and a `ModelCheckpoint` that finds another folder in the
-state drops all but one of its files. The committed checkpoint therefore has names that mean the same everywhere; where
-the files are is noted in a file of this machine.
+state drops all but one of its files. The committed checkpoint therefore has names that mean the same everywhere; the
+places of the files are noted in a file on this machine.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _HERE = "segue:"
 """Begins a name in place of a path; the name of the file follows."""
 _PATHS = ("best_model_path", "kth_best_model_path", "last_model_path")
 _COUNTED = re.compile(r"-v\d+(?=\.[^.]*$)")
-"""What Lightning adds to a name that is taken, by a file of an attempt before for example."""
+"""The suffix that Lightning adds to a name that is taken, for example by a file of an earlier attempt."""
 _END_BYTES, _MOST_NOTED = 64 * 2**10, 4
 
 
@@ -84,7 +84,7 @@ def _noted(beside: Path) -> dict[str, dict[str, str]]:
 
 
 def _mark(checkpoint: Path) -> str:
-    """Its size, and a hash of its end, where a zip file has the checksums of all that is in it."""
+    """The file's size, and a hash of its end, where a zip file has the checksums of its contents."""
     size = checkpoint.stat().st_size
     with checkpoint.open("rb") as file:
         file.seek(max(size - _END_BYTES, 0))
@@ -99,7 +99,7 @@ def _with_files(states: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _named(state: dict[str, Any], *, start: int) -> dict[str, str]:
-    """A name for each path: its place among the files, and what Lightning would call it if no other file is."""
+    """A name for each path: its place among the files, and the file name without Lightning's suffix for taken names."""
     found = [*state["best_k_models"], *(state[name] for name in _PATHS if state.get(name))]
     return {
         path: f"{_HERE}{start + place}/{_COUNTED.sub('', os.path.basename(path))}"  # noqa: PTH119 - also of URLs

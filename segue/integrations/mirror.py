@@ -28,7 +28,7 @@ _STATUS: dict[str, Literal["finished", "stopped"]] = {
     "cancelled": "stopped",
     "budget": "stopped",
 }
-"""By the action of the last decision; any other is a failure."""
+"""The status by the action of the last decision; any other action is a failure."""
 
 
 class Mirror:
@@ -41,7 +41,7 @@ class Mirror:
         self._ended_at_slot: int | None = None
 
     def update(self) -> None:
-        """Send what was committed since, and the end if the run has ended. Does nothing before the first decision.
+        """Send steps that the tracker lacks, and the end if the run has ended. Does nothing before the first decision.
 
         Any exception of the tracker is passed on; the next call begins again where the tracker stands.
 
@@ -90,7 +90,7 @@ def tracked_run(runlog: RunLog, spec: RunSpec, history: History) -> TrackedRun:
         params["deadline"] = spec.deadline.isoformat(timespec="seconds")
     tags = {"segue.run": runlog.run_id, "segue.store": runlog.store.url}
     key = f"{runlog.run_id}@{began_at}"
-    # Where it is read from now; the spec may name the place by a path that is relative to another folder.
+    # The place from which it is read now; the spec may name it by a path that is relative to another folder.
     store = spec.store.model_copy(update={"url": runlog.store.url})
     return TrackedRun(run_id=runlog.run_id, key=key, params=params, tags=tags, store=store)
 

@@ -41,7 +41,7 @@ class MlflowTracker:
     """
 
     def __init__(self, *, tracking_uri: str | None = None, experiment: str = "segue", model: bool = True) -> None:
-        """Without `tracking_uri`, MLflow's own settings count, as `MLFLOW_TRACKING_URI`; credentials come from there.
+        """Without `tracking_uri`, MLflow's settings count, such as `MLFLOW_TRACKING_URI`; credentials come from there.
 
         With `model`, the weights of a finished run are also logged; for this the parent needs torch and the recipe.
 
@@ -135,7 +135,7 @@ class MlflowTracker:
         return str(made.info.run_id)
 
     def _log_params(self, params: Mapping[str, str], known: Mapping[str, str]) -> None:
-        """Log those that are not there: a value never changes. Another process may log the same at the same time."""
+        """Log missing parameters: a value never changes. Another process may log the same at the same time."""
         from mlflow.entities import Param
 
         names = SentNames()
@@ -187,7 +187,7 @@ class MlflowTracker:
 
 
 def _names_in(tag: str) -> dict[str, str]:
-    """The names of a tag; none of one that was cut off."""
+    """The names in a tag; none if the tag was cut off."""
     try:
         found = json.loads(tag or "{}")
     except ValueError:
@@ -196,7 +196,7 @@ def _names_in(tag: str) -> dict[str, str]:
 
 
 def _failure_of(command: Sequence[str]) -> str | None:
-    """Run a process; why it failed, None if it did not."""
+    """Run a process; returns why it failed, or None if it did not."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_MODEL_SECONDS)
     except subprocess.TimeoutExpired:

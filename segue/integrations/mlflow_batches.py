@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 Kind = Literal["metrics", "params", "tags"]
 _MOST: dict[Kind, int] = {"metrics": 1000, "params": 100, "tags": 100}
-"""In one request, as in MLflow's REST API."""
+"""The most entries in one request, as in MLflow's REST API."""
 _REFUSED = ("INVALID_PARAMETER_VALUE", "BAD_REQUEST", "MALFORMED_REQUEST")
 _MOST_TRIES = 8
 """After so many refused values of a name in one batch, the name is left out of the batch."""
@@ -52,7 +52,7 @@ class MlflowSender:
                 self._leave_out(name, self._one_by_one(kind, mine) if len(mine) > 1 else why)
 
     def _one_by_one(self, kind: Kind, items: Sequence[Metric | Param | RunTag]) -> str:
-        """Why some of them are refused."""
+        """Send them one by one; returns why some of them are refused."""
         reason, tries = "", 0
         for item in items:
             why = self._refusal(kind, [item])
@@ -62,7 +62,7 @@ class MlflowSender:
         return reason
 
     def _refusal(self, kind: Kind, items: Sequence[Metric | Param | RunTag]) -> str | None:
-        """Why MLflow refused them; None if it took them."""
+        """Send them; returns why MLflow refused them, or None if it took them."""
         from mlflow.exceptions import MlflowException
 
         try:
@@ -74,7 +74,7 @@ class MlflowSender:
         return None
 
     def _require_active(self) -> None:
-        """A deleted run also refuses everything."""
+        """Raise for a deleted run, which also refuses everything."""
         from mlflow.exceptions import MlflowException
 
         stage = self._client.get_run(self._run_id).info.lifecycle_stage

@@ -24,7 +24,7 @@ from segue.spec import RunSpec, StoreSpec
 
 
 def save_model(run_id: str, store: StoreSpec, folder: Path) -> str:
-    """Write the newest checkpoint's model into a new folder; return what it is, for a person.
+    """Write the newest checkpoint's model into a new folder; return a description for people.
 
     A recipe whose model takes tensors by position becomes an MLflow model that is loaded without any code of the
     recipe's (`torch.export`). Any other run's weights are written as safetensors, with a README that loads them.

@@ -30,7 +30,7 @@ class TrackedRun:
 
 @dataclass(frozen=True)
 class TrackedEnd:
-    """How a run has ended, and what is kept of it."""
+    """The end of a run, and the facts that are kept about the run."""
 
     status: Literal["finished", "failed", "stopped"]
     reason: str

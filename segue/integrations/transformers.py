@@ -105,7 +105,7 @@ class SegueCallback(TrainerCallback):
     def on_epoch_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Log where the Trainer is about to save or to evaluate, if it has to."""
+        """Log if the Trainer is about to save or evaluate and the losses could not be committed otherwise."""
         if self._run.has_ended_early:
             control.should_evaluate = control.should_save = control.should_log = False
             control.should_training_stop = True
@@ -155,7 +155,7 @@ class SegueCallback(TrainerCallback):
         control.should_save = True
 
     def _log_with_save(self, control: TrainerControl) -> None:
-        """Log with each save, also that after an evaluation, if the losses since the last log cannot be committed."""
+        """Log with each save, even a save after an evaluation, if the losses since the last log cannot be committed."""
         if self._to_log is None:
             control.should_log = control.should_log or control.should_save or control.should_evaluate
 

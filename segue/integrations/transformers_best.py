@@ -1,4 +1,4 @@
-"""What the Trainer of Hugging Face calls its best checkpoint, as a part of the folder that a run commits."""
+"""The checkpoint that the Trainer of Hugging Face calls its best, as a part of the folder that a run commits."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _OF_TRAINING = ("optimizer", "scheduler", "scaler", "rng_state", "training_args"
 
 
 def best_files(best: Path, folder: Path) -> tuple[dict[str, str], dict[str, Path]]:
-    """The model's files of the best checkpoint, and those that are committed besides a folder for it.
+    """The model's files of the best checkpoint, and the files that are committed for it in addition to the folder.
 
-    The first are listed by their own names, with the names under which they are committed. There are none of the second
-    if that folder is the best one itself, and none at all if the best one is gone.
+    The first part lists files by their own names, with the names under which they are committed. The second part is
+    empty if that folder is the best one itself; both are empty if the best one is gone.
     """
     if best.name == folder.name:
         return {name: name for name in _model_files(folder)}, {}
@@ -31,7 +31,7 @@ def best_files(best: Path, folder: Path) -> tuple[dict[str, str], dict[str, Path
 
 
 def put_best(restored: Path, output: Path) -> str | None:
-    """Write the best checkpoint of a restored folder below the Trainer's output folder; where it is then.
+    """Write the best checkpoint of a restored folder below the Trainer's output folder; return its place.
 
     None if the Trainer had no best one. After a crash in between the next start writes it again.
     """
@@ -60,7 +60,7 @@ def _model_files(folder: Path) -> Iterator[str]:
 
 
 def _put(source: Path, place: Path) -> None:
-    """The committed bytes count: the file that is there may have been cut off by a kill."""
+    """Write the committed bytes even if the file is there: a kill may have cut it off."""
     if place.is_file() and filecmp.cmp(source, place, shallow=False):
         return
     place.parent.mkdir(parents=True, exist_ok=True)

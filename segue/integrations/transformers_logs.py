@@ -30,17 +30,17 @@ class LossesToLog:
 
     @classmethod
     def of(cls, trainer: Any) -> Self | None:
-        """Those of this Trainer; None if its version keeps them where nobody sees them."""
+        """The losses of this Trainer; None if its version keeps them out of reach."""
         summed, last = getattr(trainer, "_tr_loss", None), getattr(trainer, "_globalstep_last_logged", None)
         return cls(trainer) if isinstance(summed, torch.Tensor) and isinstance(last, int) else None
 
     def to_bytes(self) -> bytes:
-        """For a file in the checkpoint's folder."""
+        """The content of a file in the checkpoint's folder."""
         summed = float(self._trainer._tr_loss).hex()
         return (json.dumps({"sum": summed, "since_step": self._trainer._globalstep_last_logged}) + "\n").encode()
 
     def restore(self, folder: Path) -> None:
-        """Go on with the sum in a restored folder; one from before there was such a file has none."""
+        """Continue with the sum in a restored folder; a folder of an older version has no such file."""
         file = folder / LOSSES_NAME
         if file.is_file():
             found = json.loads(file.read_text(encoding="utf-8"))

@@ -23,7 +23,7 @@ from segue.stores.base import StoreReadError
 
 
 def refuse_changed_code(runlog: RunLog, spec: RunSpec, build: Build | None) -> None:
-    """Compare the code that `build`, or a program's command, leads to with that of the run's newest checkpoint.
+    """Compare the code that `build`, or a program's command, uses with the code of the run's newest checkpoint.
 
     Only names on both sides count: what objects hold is not known before `build` is called. Nothing is compared when
     the change was accepted, came with another config, or when Python's version or damage leaves nothing to compare; the

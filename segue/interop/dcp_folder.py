@@ -57,7 +57,7 @@ def write_dcp(folder: Path, state: Mapping[str, Any]) -> None:
         warnings.filterwarnings("ignore", "torch.distributed is disabled")
         try:
             save(dict(state), checkpoint_id=folder, no_dist=True)
-        except CheckpointException as error:  # What one process raised, in the place of each rank's.
+        except CheckpointException as error:  # Raise the process's own error, not the rank's.
             raise next(raised for raised, _ in error.failures.values()) from None
 
 

@@ -92,8 +92,8 @@ def export_checkpoint(
 
     The files need no segue: model, optimizer, random streams, position and loss curve, and a README.md that loads them.
     `file_format` is "torch", "safetensors" or "dcp" (torch.distributed.checkpoint); `step` may be "best". Files of a
-    framework's own checkpoint are in `folder/`, those of the model that it calls its best in `best/`. The run is only
-    read.
+    framework's own checkpoint are in `folder/`, and files of the model that it calls its best are in `best/`. The run
+    is only read.
 
     Raises:
         RunNotFoundError, StoreUnreachableError: there is no such run, or no such store.

@@ -42,10 +42,10 @@ _RESERVED = ("config", "data_position", "loss_curve", "readme", "train_state")
 def plain_state(snapshot: Snapshot) -> Iterator[tuple[str, Any]]:
     """Each component that a recipe can load, by its name, as a tree of dicts, lists, tensors and plain values.
 
-    The model's is its `state_dict()`; the position is a component too.
+    The model's component is its `state_dict()`; the position is also a component.
 
     Raises:
-        MalformedCheckpointError: the model's state is not one.
+        MalformedCheckpointError: the model's state is not a state dict.
     """
     for name, tree in _trees(snapshot):
         yield name, _state_dict(tree) if name == _MODEL else loadable(tree)
@@ -63,7 +63,7 @@ def write_state(
     As "dcp" all components are in one set of files.
 
     Raises:
-        MalformedCheckpointError: the model's state is not one.
+        MalformedCheckpointError: the model's state is not a state dict.
         OSError: a file cannot be written.
     """
     if file_format == "dcp":
@@ -193,7 +193,7 @@ def _state_dict(tree: Any) -> OrderedDict[str, Any]:
 
 
 def _own(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor in memory of its own: torch.save would write all of what it is a view of."""
+    """The tensor in memory of its own: torch.save would write the whole tensor of which it is a view."""
     return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
 
 

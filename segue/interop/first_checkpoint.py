@@ -1,7 +1,7 @@
-"""The first checkpoint of a run, made outside of it: from a file of weights, or from another run. Torch is late.
+"""The first checkpoint of a run, made outside of it: from a file of weights or another run. Torch is imported late.
 
 In the log it is an attempt like any other, announced by a decision with the action `import`: it claims the run, commits
-and reports. So its numbers are taken, it fences and is fenced, and a trainer resumes from it as from any other
+and reports. So its numbers are used up, it fences and can be fenced, and a trainer resumes from it as from any other
 checkpoint. It uses no capacity of a pool, so no budget is charged.
 """
 
@@ -58,7 +58,7 @@ class FirstCheckpoint:
     epoch: int
     environment: Environment
     trees: dict[str, Any]
-    """Of each component; tensors may be live ones."""
+    """The state of each component; tensors may be live ones."""
 
 
 def require_unbegun(history: History, *, run_id: str) -> None:

@@ -37,7 +37,7 @@ _PARTS = {
 
 
 class ForkReport(Value):
-    """With which checkpoint of which run a run began."""
+    """The run and the checkpoint with which a run began."""
 
     run_id: str
     step: int = Field(ge=0, description="Step from which the run counts.")
@@ -56,12 +56,12 @@ def fork_run(
     clock: Clock | None = None,
     progress: Progress | None = None,
 ) -> ForkReport:
-    """Make a checkpoint of the run `source`, in the same store and the newest by default, the first of another run.
+    """Make a checkpoint of the run `source` (in the same store; by default the newest) the first one of another run.
 
-    All state is taken, the random streams and the position in the data too: with an equal spec the fork trains as the
-    source did. `reset` names the parts that are not taken: "optimizer" (with schedules and loss scale), "position"
+    All state is taken, including the random streams and the position in the data: with an equal spec the fork trains as
+    the source did. `reset` names the parts that are not taken: "optimizer" (with schedules and loss scale), "position"
     (step, data, random streams and early stop: the fork begins at step 0), or a component of the checkpoint, such as
-    "extra.average". Code, data and settings may be others, and state that the checkpoint lacks begins as built. A
+    "extra.average". Code, data and settings may differ, and state that the checkpoint lacks begins as built. A
     recipe is built, on the CPU, to see that the state fits it.
 
     Blocks until the checkpoint is durable; after a crash before its commit it can be repeated, and after it, repeating

@@ -34,7 +34,7 @@ _INDEX_OF_DCP = ".metadata"
 
 
 class ImportReport(Value):
-    """What was imported from which file, with notes for a person."""
+    """The imported weights and their file, with notes for a person."""
 
     run_id: str
     step: int = Field(ge=0)
@@ -63,7 +63,7 @@ def import_weights(
     Raises:
         WeightsFileError, WeightsMismatchError: the file holds no weights of this model; the run was not touched.
         RunBegunError: the run has a checkpoint, or an attempt at work.
-        SpecError, RecipeError, UnsupportedStateError: the recipe gives no such state; likewise.
+        SpecError, RecipeError, UnsupportedStateError: the recipe gives no such state; the run was not touched.
         FencedError, StalePlanError: another import or a trainer has claimed the run.
         StoreUnreachableError, StoreWriteError, StoreReadError: the store did not take it.
     """

@@ -59,7 +59,7 @@ def load_checkpoint(
 def find_checkpoint(
     runlog: RunLog, history: History, *, step: int | Literal["best"] | None, take_quarantined: bool
 ) -> Checkpoint:
-    """As `choose_checkpoint`; the best one is the newest, if that holds what a framework calls its best model.
+    """As `choose_checkpoint`; the best one is the newest if the newest holds a framework's best model.
 
     Raises:
         DamagedCheckpointError: the index of the newest one does not verify; names the damage.
@@ -80,7 +80,7 @@ def find_checkpoint(
 def choose_checkpoint(
     history: History, *, run_id: str, step: int | Literal["best"] | None, take_quarantined: bool
 ) -> Checkpoint:
-    """The checkpoint of a step, by default the newest usable one; of two of one step the newer usable one.
+    """The checkpoint of a step, by default the newest usable one; of two with the same step, the newer usable one.
 
     Raises:
         NoCheckpointError, UnknownStepError, PrunedCheckpointError: there is none.
@@ -126,7 +126,7 @@ def read_verified(runlog: RunLog, checkpoint: Checkpoint) -> Snapshot:
 
 @contextmanager
 def _damage_named(runlog: RunLog, checkpoint: Checkpoint) -> Iterator[None]:
-    """Errors of a checkpoint that cannot be used as those of a person who asked for it."""
+    """Turn the errors of a checkpoint that cannot be used into errors for the person who asked for it."""
     try:
         yield
     except CheckpointError as error:

@@ -24,7 +24,7 @@ class OwnFolder(NamedTuple):
 
 
 def folder_of(snapshot: Snapshot) -> OwnFolder | None:
-    """The folder in a checkpoint; None in one of a recipe, or of a program that tracks its objects.
+    """The folder in a checkpoint; None for a recipe, or for a program that tracks its objects.
 
     Raises:
         MalformedCheckpointError: a path in it leads out of the folder, or a file of the best model is not in it.

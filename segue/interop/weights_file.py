@@ -28,7 +28,7 @@ _SAVE_AGAIN = "save the model's state_dict() alone, by torch.save or safetensors
 
 @dataclass(frozen=True)
 class Weights:
-    """What a file holds, by the names in it."""
+    """The contents of a file, by the names in it."""
 
     file: WeightsFile
     state: dict[str, Any]

@@ -39,7 +39,7 @@ class ChildProcess:
         self._relay: Relay | None = None
 
     def give(self, text: str) -> None:
-        """Write this to its standard input, and close that."""
+        """Write this to its standard input, and close the input."""
         if self.process.stdin is None:
             return
         with suppress(BrokenPipeError):  # It has ended; its exit code says so.
@@ -48,7 +48,7 @@ class ChildProcess:
             self.process.stdin.close()
 
     def relay_to(self, on_line: OnLine | None) -> None:
-        """Call `on_line` with each line of its output; without one, the output goes where this process's goes."""
+        """Call `on_line` with each line of its output; without it, the output goes where this process's output goes."""
         if on_line is not None and self.process.stdout is not None:
             self._relay = Relay(self.process.stdout, on_line)
 
@@ -88,5 +88,5 @@ def end_leftovers(leader: int) -> None:
             clock.sleep(_LEFTOVER_POLL_SECONDS)
         os.killpg(leader, signal.SIGKILL)
         gone_at = clock.monotonic() + _LEFTOVER_SECONDS
-        while has_members(leader) and clock.monotonic() < gone_at:  # One that waits for a disk ends later.
+        while has_members(leader) and clock.monotonic() < gone_at:  # A process that waits for a disk ends later.
             clock.sleep(_LEFTOVER_POLL_SECONDS)

@@ -1,4 +1,4 @@
-"""What a process printed before it died: the lines that say why."""
+"""The last lines that a process printed before it died: those that say why."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ class Ending:
     had_machine: bool = True
     """Whether it was started at all."""
     was_refused: bool = False
-    """Whether somebody took it away before it was started: it is started again only after a pause."""
+    """Whether someone withdrew it before it was started: it is started again only after a pause."""
     refusal: SegueError | None = None
     """Why it cannot be started, now or later, unless a person changes something."""
 
@@ -44,7 +44,7 @@ class Trainer(Protocol):
     def is_known_to_run(self) -> bool:
         """Whether it runs for certain, so that a trainer that does not answer hangs.
 
-        False for one that is suspended, and if its machine may be gone.
+        False if it is suspended, or if its machine may be gone.
         """
         ...
 
@@ -53,7 +53,7 @@ class Trainer(Protocol):
         ...
 
     def wait(self, timeout_seconds: float | None = None) -> int | None:
-        """Block until it ends, at most so long; the exit code, None when time ran out.
+        """Block until it ends, at most this long; returns the exit code, or None when time ran out.
 
         When it has ended, processes that it left behind are ended too.
         """

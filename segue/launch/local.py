@@ -46,7 +46,7 @@ def launch_standby_here(spec: RunSpec, *, on_line: OnLine | None = None) -> Stan
 
 
 class _OnThisMachine:
-    """What all trainers on this machine have in common."""
+    """The common part of all trainers on this machine."""
 
     ending = None
 
@@ -96,7 +96,7 @@ class ProcessTrainer(_OnThisMachine):
 
 
 class StandbyProcess(ProcessTrainer):
-    """The same, with a folder through which it gets its assignment."""
+    """A child process with a folder through which it gets its assignment."""
 
     def __init__(
         self, folder: LaunchFolder, *, on_line: OnLine | None = None, env: Mapping[str, str] | None = None
@@ -160,7 +160,7 @@ class RanksTrainer(_OnThisMachine):
         return code if code is None else self._code_of_ranks(code)
 
     def give_notice(self, number: signal.Signals = signal.SIGTERM) -> None:
-        # Not to torchrun: it would end the ranks before they have saved.
+        # The notice is not given to torchrun: it would end the ranks before they have saved.
         self._folder.give_notice(number)
 
     def wait(self, timeout_seconds: float | None = None) -> int | None:

@@ -1,4 +1,4 @@
-"""Where the ranks of an attempt on several machines meet: address, port and network interface."""
+"""The place where the ranks of an attempt on several machines meet: address, port and network interface."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ LOOPBACK = "127.0.0.1"
 FIRST_PORT, PORTS = 12_000, 20_000
 """The ports on which ranks meet: below those that systems hand out to clients, who may take a free one at any time."""
 _FIRST_FREE_PORT, _FREE_PORTS = 20_000, 12_000
-"""Of them, those from which a free one is chosen: Ray gives its workers ports up to 19999."""
+"""The part of them from which a free port is chosen: Ray gives its workers ports up to 19999."""
 _GET_ADDRESS = 0x8915
 """SIOCGIFADDR of Linux: netdevice(7)."""
 
 
 class Nodes(NamedTuple):
-    """The place of this machine among several on which the ranks of one attempt run."""
+    """The place of this machine among the machines on which the ranks of one attempt run."""
 
     how_many: int
     number: int
-    """Of this machine, from 0. Rank 0 is on machine 0."""
+    """The number of this machine, from 0. Rank 0 is on machine 0."""
     address: str
-    """Of machine 0, as the others reach it."""
+    """The address of machine 0, as the others reach it."""
     port: int
-    """Free on machine 0; the ranks meet there."""
+    """A free port on machine 0; the ranks meet there."""
 
 
 ALONE = Nodes(how_many=1, number=0, address=LOOPBACK, port=0)
@@ -57,7 +57,7 @@ def free_port() -> int:
     """A port of this machine on which nothing listens.
 
     Raises:
-        OSError: there is none.
+        OSError: there is no such port.
     """
     first = random.randrange(_FREE_PORTS)  # So that two attempts do not try the same ones.
     for number in range(_FREE_PORTS):

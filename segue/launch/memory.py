@@ -21,7 +21,7 @@ _LIMITS = (
     ("memory.max", "memory.current", "inactive_file"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
-"""Of version 2 and 1: the files of limit and use, and the line of memory.stat with the pages that can be taken back."""
+"""For versions 2 and 1: the files of limit and use, and the line of memory.stat with pages that can be taken back."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class MemoryKills:
     """None if there is no control group."""
     machine: int | None
     trainer: int | None = None
-    """In the control group of the trainer, if that is another one."""
+    """The kills in the control group of the trainer, if that is another group."""
 
     @classmethod
     def now(cls, trainer_groups: Sequence[Path] = ()) -> Self:
@@ -44,11 +44,11 @@ class MemoryKills:
         )
 
     def evidence(self, later: MemoryKills, *, was_killed: bool) -> str | None:
-        """What shows that a process here was killed for memory between the two; None if nothing does.
+        """The evidence that a process here was killed for memory between the two; None if there is none.
 
         The kernel counts a kill in the control group of the process that it kills. So kills anywhere else on the
         machine count only if the trainer's group cannot be read, and only if the process in question `was_killed`
-        by SIGKILL: another program's kill must not be blamed on one that ended otherwise.
+        by SIGKILL: a process that ended otherwise must not be blamed for another program's kill.
         """
         if _has_grown(self.group, later.group) or _has_grown(self.trainer, later.trainer):
             return "the kernel counted a kill for memory in its control group"
@@ -74,7 +74,7 @@ class RecentKills:
         """Read the counters again, at most every five seconds; `at` is a monotonic time."""
         if at - self._read_at < _RECENT_SECONDS:
             return
-        # While it lives: a process that has ended is in no group.
+        # Read while the trainer lives: an ended process is in no group.
         moved = _own_groups(self._pid)
         if moved and moved != self._groups:
             self._groups = moved
@@ -82,7 +82,7 @@ class RecentKills:
         self._older, self._newer, self._read_at = self._newer, MemoryKills.now(self._groups), at
 
     def evidence(self, *, was_killed: bool) -> str | None:
-        """What shows that a process was killed for memory since `before`; None if nothing does."""
+        """The evidence that a process was killed for memory since `before`; None if there is none."""
         return self.before.evidence(MemoryKills.now(self._groups), was_killed=was_killed)
 
     @property
@@ -135,7 +135,7 @@ def _free_on_machine() -> float:
 
 
 def _left_in(folder: Path) -> float:
-    """What a control group leaves; the pages of files that it holds can be taken back."""
+    """The memory that a control group leaves; its pages of files can be taken back, so they count as left."""
     for limit_name, used_name, cache in _LIMITS:
         limit, used = (_read(folder / name).strip() for name in (limit_name, used_name))
         if limit.isdigit() and used.isdigit() and int(limit) < _UNLIMITED_BYTES:
@@ -173,7 +173,7 @@ def _groups(process: str = "self") -> list[list[Path]]:
 
 
 def _mounts(controllers: str) -> list[Path]:
-    """Where a hierarchy is mounted: v1's by its controller, v2's for an empty one."""
+    """The places where a hierarchy is mounted: of v1 by its controller, of v2 if `controllers` is empty."""
     found = []
     for line in _read(Path("/proc/self/mounts")).splitlines():
         _, where, kind, options, *_ = line.split(" ")

@@ -1,4 +1,4 @@
-"""One machine's part of an attempt that others train as well: `python -m segue.launch.node`.
+"""One machine's part of an attempt that trains on several machines: `python -m segue.launch.node`.
 
 It reads the assignment from standard input. `srun` starts it once on each node of a Slurm job, and gives all of them
 the same input. If the attempt has a single rank, this process becomes the trainer. Otherwise it starts the ranks of
@@ -72,7 +72,7 @@ def _run_ranks(assignment: Assignment, count: int, nodes: Nodes) -> int:
     trainer = RanksTrainer(LaunchFolder.make(assignment), count, env=env, nodes=nodes)
 
     def pass_on(signum: int, frame: FrameType | None) -> None:
-        # It may come several times, and the ranks may have got it as well: they count it once.
+        # A notice may come several times, and the ranks may have got it directly: they count it once.
         trainer.give_notice(signal.Signals(signum))
 
     def dump(signum: int, frame: FrameType | None) -> None:
@@ -99,7 +99,7 @@ def _wait(trainer: RanksTrainer, nodes: Nodes) -> int:
 
 def main() -> int:
     """Run this node's part of the assignment on standard input; return the exit code."""
-    # Kept until they can be passed on: a notice may arrive meanwhile.
+    # Notices are kept until they can be passed on: one may arrive meanwhile.
     signal.pthread_sigmask(signal.SIG_BLOCK, (*_NOTICES, DUMP_SIGNAL))
     assignment = Assignment.model_validate_json(sys.stdin.buffer.read())
     return run_node(assignment, nodes_of_slurm(os.environ))

@@ -1,4 +1,4 @@
-"""A trainer's output: pipes that neither end nor slow down their writer, and the lines that are shown of it.
+"""A trainer's output: pipes that neither end nor slow down their writer, and the lines that are shown.
 
 Whoever reads a pipe may vanish (engine, worker, terminal). Its writer would then fail at its next print.
 """
@@ -45,15 +45,15 @@ class Line(NamedTuple):
 
 
 OnLine = Callable[[Line], None]
-"""Called with each line that is shown. May raise: the output is read on."""
+"""Called with each line that is shown. May raise: reading then continues."""
 
 
 def survive_broken_output(owner: ProcessRef | None = None) -> None:
     """Make writes to standard output and error succeed when no process reads them any more.
 
     For a process whose output is piped to its parent, or to `owner`. It keeps a reading end of its own pipes open and
-    empties them once their reader has ended, or has not read a full pipe for two seconds; what is emptied is lost.
-    Does nothing for a file, if the system has no /proc, and when it was called before: a process may run many flows.
+    empties them once their reader has ended, or has not read a full pipe for two seconds; the emptied output is lost.
+    Does nothing for a file, without /proc, and if it was called before: a process may run many flows.
     """
     with _LOCK:
         if os.getpid() in _SURVIVING:  # By process id: a forked process inherits the set, and not the thread.
@@ -73,7 +73,7 @@ def survive_broken_output(owner: ProcessRef | None = None) -> None:
 class Relay:
     """Reads a process's output as fast as it is written, and passes lines on at a limited rate.
 
-    Secrets of this process's environment are hidden in them. Of a line that was redrawn with carriage returns, as
+    Secrets of this process's environment are hidden in the lines. Of a line that was redrawn with carriage returns, as
     progress bars are, the last state is shown. Lines beyond 20 a second, after the first 500, are dropped and counted.
     """
 

@@ -1,4 +1,4 @@
-"""Where a trainer is started: on this machine, or by a launcher that the run spec asks for."""
+"""The place where a trainer is started: on this machine, or by a launcher that the run spec asks for."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LAUNCHERS: dict[str, Callable[[Assignment, OnLine | None], Trainer]] = {"slurm":
 
 
 def launch_standby(spec: RunSpec, *, on_line: OnLine | None = None) -> StandbyTrainer:
-    """Start a run's trainer before there is an assignment for it. Only on this machine: elsewhere there are none."""
+    """Start a run's trainer before there is an assignment for it. Only here: other machines have no standbys."""
     assert not spec.trains_elsewhere, "the policy plans no standby for a run that trains elsewhere"
     return launch_standby_here(spec, on_line=on_line)
 

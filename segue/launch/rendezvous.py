@@ -23,7 +23,7 @@ RANKS_VARIABLE = "SEGUE_RANKS"
 
 
 class LaunchFolder:
-    """One attempt's folder. The processes that use it may be killed at any moment: a missing file is not yet known."""
+    """One attempt's folder. Processes that use it may be killed at any moment: a missing file means not known yet."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

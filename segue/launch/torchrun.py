@@ -30,7 +30,7 @@ def main() -> None:
 
 
 def thaw_orphans(folder: LaunchFolder, parent: Parent) -> None:
-    """Continue the ranks once nobody is left who could: suspended, they would not notice that they are orphans."""
+    """Resume the ranks once no other process can: suspended ranks would not notice that they are orphans."""
     pause = threading.Event()
     while parent.is_alive():
         pause.wait(_POLL_SECONDS)

@@ -30,7 +30,7 @@ def is_disabled(environ: Mapping[str, str]) -> bool:
 def is_hop_limit_exceeded(environ: Mapping[str, str], *, timeout_seconds: float) -> bool | None:
     """Whether the service answers, but its tokens do not arrive; None if no service of AWS is to be asked.
 
-    The hop limit holds for the answer with a token alone: other answers reach a container. Source: EC2's user guide,
+    The hop limit applies only to the answer with a token: other answers reach a container. Source: EC2's user guide,
     "Configure the instance metadata options", `HttpPutResponseHopLimit`.
     """
     if is_disabled(environ):

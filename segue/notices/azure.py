@@ -18,7 +18,7 @@ _COMPUTE = "/metadata/instance/compute?api-version=2021-02-01"
 _EVENTS = "/metadata/scheduledevents?api-version=2020-07-01"
 _ENDS = frozenset({"Preempt", "Terminate"})
 _GRACE_SECONDS = 30.0
-"""What Azure grants at least, for an event that has no time because it has begun."""
+"""The least time that Azure grants; used for an event without a time, which has already begun."""
 _EVENTS_SECONDS = 10.0
 """Timeout for the events: the first request enables them for the machine, which takes a while."""
 
@@ -48,7 +48,7 @@ class AzureWatcher:
     def poll(self, board: NoticeBoard) -> None:
         if self._machine is None:
             self._machine = self._name()
-        # Only read: a POST would approve the event, and it would begin at once.
+        # The events are only read: a POST would approve an event, which would then begin at once.
         answer = self._service.request(_EVENTS, headers=_METADATA, timeout_seconds=_EVENTS_SECONDS)
         document = self._service.document(answer)
         incarnation = document.get("DocumentIncarnation")

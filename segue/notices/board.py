@@ -12,7 +12,7 @@ from segue.clock import Clock
 from segue.records import Notice
 
 NO_KILL_COMING_SECONDS = 3600.0
-"""Grace period of a notice that no kill follows: a recall, or an orphaned trainer."""
+"""Grace period of a notice without a kill after it: a recall, or an orphaned trainer."""
 
 
 class _Left(NamedTuple):
@@ -44,7 +44,7 @@ class NoticeBoard:
         self._is_held = False
         self._withdrawing = threading.Lock()
         self.phase_of: Callable[[], str | None] = lambda: None
-        """What the attempt does now. Called where a notice is left, also in a signal handler: it only reads."""
+        """Returns what the attempt does now. Called where a notice is left, even in a signal handler: it only reads."""
 
     def leave(self, kind: str, *, grace_seconds: float) -> None:
         """Record that this process will be stopped `grace_seconds` from now. Uses no lock, no log, no I/O.
@@ -59,7 +59,7 @@ class NoticeBoard:
             self._left[kind] = known._replace(kill_at=at + grace_seconds)
 
     def restate(self, kind: str, *, grace_seconds: float) -> None:
-        """Record the deadline that the provider states now, which may be later than the one it stated before.
+        """Record the deadline that the provider states now, which may be later than the previous one.
 
         Once the notice is held, a later deadline is ignored. Not for signal handlers.
         """

@@ -13,7 +13,7 @@ from segue.notices.metadata import LINK_LOCAL, OK, MetadataService
 _ADDRESS_VARIABLE = "GCE_METADATA_HOST"
 _FLAVOR = {"Metadata-Flavor": "Google"}
 _GRACE_SECONDS = 30.0
-"""From the change of the value to the end of the machine, at most."""
+"""The longest time from the change of the value to the end of the machine."""
 _WAIT_SECONDS = 20
 """How long the server holds an answer back while nothing changes."""
 _ANSWER_SECONDS = 5.0
@@ -23,11 +23,12 @@ class GceWatcher:
     """Waits for the value `preempted` to change; the server answers as soon as it does."""
 
     name: ClassVar[str] = "gce"
-    period_seconds: ClassVar[float] = 1.0  # A change in between is answered at once, because the etag is another.
+    period_seconds: ClassVar[float] = 1.0  # A change in between is answered at once, because the etag differs.
 
     def __init__(self, clock: Clock, environ: Mapping[str, str]) -> None:
         """`environ` may have the variable by which Google's own libraries find the server, as host or host:port."""
-        # By its number: elsewhere the search for the name metadata.google.internal may block for many seconds.
+        # By its address: on other machines, the look-up of the name metadata.google.internal may block for many
+        # seconds.
         host = environ.get(_ADDRESS_VARIABLE)
         self._service = MetadataService("GCE", f"http://{host}" if host else LINK_LOCAL)
         self._etag: str | None = None

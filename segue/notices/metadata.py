@@ -20,12 +20,12 @@ _MOST_BYTES = 1 << 20
 
 
 class MetadataAnswer(NamedTuple):
-    """What a metadata service answered."""
+    """The answer of a metadata service."""
 
     url: str
     status: int
     headers: Mapping[str, str]
-    """By names in lower case."""
+    """The headers by names in lower case."""
     text: str
 
 
@@ -38,10 +38,10 @@ class MetadataService:
     def request(
         self, path: str, *, headers: Mapping[str, str], method: str = "GET", timeout_seconds: float = _ANSWER_SECONDS
     ) -> MetadataAnswer:
-        """Ask once. `timeout_seconds` limits each wait for the service: to connect, and for more of its answer.
+        """Ask once. `timeout_seconds` limits each wait for the service: to connect, and for each part of its answer.
 
         Raises:
-            MetadataServiceError: there was no answer, or none of HTTP, or an absurdly long one.
+            MetadataServiceError: there was no answer, one that is not HTTP, or an absurdly long one.
         """
         url = f"{self.base_url}{path}"
         try:

@@ -30,7 +30,7 @@ class SignalNotices:
             signal.signal(number, self._on_signal)
 
     def leave(self, number: signal.Signals) -> None:
-        """Leave the notice of a signal that was received in this process's place."""
+        """Leave the notice of a signal that another process received for this one."""
         self._board.leave(KINDS[number], grace_seconds=self._seconds[number])
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:

@@ -49,12 +49,12 @@ class Watcher:
     source: NoticeSource
     period_seconds: float
     is_remote: bool = False
-    """Whether a poll may wait long for another machine; the end of an attempt does not wait for such a poll."""
+    """Whether a poll may wait long for another machine; the end of an attempt does not wait for it."""
 
 
 @dataclass(frozen=True)
 class Search:
-    """A watcher that is looked for first, in its own thread."""
+    """A watcher that has to be searched for first, in its own thread."""
 
     name: str
     find: Callable[[], Watcher | None]

@@ -1,4 +1,4 @@
-"""What follows from steps with bad numbers: roll back, skip a batch, or stop the run. Pure."""
+"""The reaction to steps with bad numbers: roll back, skip a batch, or stop the run. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from segue.runlog.history import History
 from segue.spec import RunSpec
 
 _MOST_NAMED = 4
-"""Samples that a message names at most."""
+"""The most samples that a message names."""
 
 
 def anomalies_of(reports: Iterable[SegmentReport]) -> list[Anomaly]:

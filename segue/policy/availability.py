@@ -69,7 +69,7 @@ def intervals(history: History) -> tuple[Interval, ...]:
 
 
 def _wait_of(history: History, entry: DecisionEntry, claimed_at: datetime) -> tuple[datetime, datetime]:
-    """From when to when an attempt waited for its machine."""
+    """The time in which an attempt waited for its machine: begin and end."""
     standby = entry.plan.standby if entry.plan else None
     handover = next((each for each in reversed(history.handovers) if each.standby == standby), None)
     if handover is None or "waited_seconds" not in handover.numbers:
@@ -79,7 +79,7 @@ def _wait_of(history: History, entry: DecisionEntry, claimed_at: datetime) -> tu
 
 
 def _taken_at(history: History, entry: DecisionEntry) -> datetime | None:
-    """When a worker took an attempt whose first start was slow; None if it was not."""
+    """When a worker took an attempt whose first start was slow; None if that start was not slow."""
     plan = entry.plan
     known = history.starts_of(plan.segment, plan.attempt) if plan is not None else ()
     slow = next((start for start in known if start.outcome == "slow"), None)
@@ -100,7 +100,7 @@ class OpenDownInterval:
 
 
 def open_down_interval(history: History, deployment: str | None) -> OpenDownInterval | None:
-    """The down interval that has not ended now, on that pool or on any; None while spot may be up."""
+    """The down interval that has not ended yet, on that pool or on any; None while spot may be up."""
     found = None
     for interval in intervals(history):
         if deployment is not None and interval.deployment != deployment:

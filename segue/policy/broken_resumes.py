@@ -18,7 +18,7 @@ SET_ASIDE = "resumes from it were broken, and one from an older checkpoint was n
 
 _TRIES_IN_PLACE = 2
 _MOST_SET_ASIDE = 3
-"""After this many the fault is not in single checkpoints: each one is broken when it is made."""
+"""After this many, the fault is not in single checkpoints: every checkpoint is broken when it is made."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def next_recovery_step(history: History) -> RecoveryStep | None:
 
 
 def to_set_aside(history: History) -> Checkpoint | None:
-    """A checkpoint from which resumes were broken while a resume from an older checkpoint then was not."""
+    """A checkpoint from which resumes were broken, while a later resume from an older checkpoint was not."""
     for checkpoint in history.usable:
         verdicts = [entry.verdict.kind for entry in history.resumes if entry.parent == checkpoint.ref]
         is_suspect = verdicts.count(VerdictKind.BROKEN) >= _TRIES_IN_PLACE and verdicts[-1] is VerdictKind.BROKEN

@@ -1,4 +1,4 @@
-"""What the budget permits: how long an attempt may run, and when none can be paid any more. Pure.
+"""What the budget permits: how long an attempt may run, and when no attempt can be paid any more. Pure.
 
 The budget is a cap and wins over the deadline: on-demand that cannot be paid to the end is not bought for the
 deadline's sake, and the run continues on spot, late. The margin on the work is for time and not counted as money.
@@ -54,7 +54,7 @@ class Purse:
 
     caps: tuple[Cap, ...]
     expected_cost: float | None
-    """From here to the goal; None while a step is unmeasured."""
+    """The cost from here to the goal; None while a step is unmeasured."""
     currency: str = ""
 
     @property
@@ -74,13 +74,13 @@ class Purse:
         return {"budget_left": round(self.left, 6)} | expected
 
     def in_words(self) -> str:
-        """How much was spent, of which cap."""
+        """The amount spent, and the cap that it counts against."""
         cap = self.tightest
         limit = money(cap.limit, self.currency)
         return f"{money(cap.spent, self.currency)} of {limit} for {cap.whose} are spent"
 
     def shortage(self) -> str:
-        """What the rest is expected to cost, and what is left for it; empty while that is not known."""
+        """The expected cost of the rest, and the money left for it; empty while that is not known."""
         if self.expected_cost is None:
             return ""
         return f"{self.money(self.expected_cost)} are expected for the rest, and {self.money(self.left)} are left"
@@ -90,7 +90,7 @@ class Purse:
 
 
 def purse_of(spec: RunSpec, history: History, here: Situation, *, now: datetime) -> Purse | None:
-    """What the budget of a run leaves now; None without a budget."""
+    """The money that the budget of a run leaves now; None without a budget."""
     caps = caps_of(spec, history, now=now)
     return Purse(caps, expected_cost(spec, history, here, now=now), spec.pools.currency) if caps else None
 
@@ -116,7 +116,7 @@ def caps_of(spec: RunSpec, history: History, *, now: datetime, live_seconds: flo
 
 
 def expected_cost(spec: RunSpec, history: History, here: Situation, *, now: datetime) -> float | None:
-    """What the rest of the run is expected to cost; None while a step is unmeasured.
+    """The expected cost of the rest of the run; None while a step is unmeasured.
 
     With a deadline it is PLAN's expectation over what spot may do, whichever policy decides; without one, spot with the
     starts and the lost work that its preemptions cost.
@@ -152,7 +152,7 @@ def reason_to_end(spec: RunSpec, history: History, here: Situation, purse: Purse
 
 
 def warning_of(spec: RunSpec, purse: Purse) -> str:
-    """What is wrong with a budget although the run continues; empty if nothing is wrong."""
+    """The problem of a budget with which the run continues nevertheless; empty if there is none."""
     if purse.left <= 0:  # A cap would have ended the run.
         return f"the budget is exceeded: {purse.in_words()}"
     if purse.expected_cost is None or purse.expected_cost <= purse.left:
@@ -192,7 +192,7 @@ def _plan_share(spec: RunSpec, history: History, here: Situation, *, now: dateti
 
 
 def _was_admitted(history: History) -> bool:
-    """Whether an attempt was bought with a known expectation, since the run was last started."""
+    """Whether an attempt was bought while the expected cost was known, since the run was last started."""
     since = takewhile(lambda entry: entry.plan is not None, reversed(history.decisions))
     return any("expected_cost" in entry.numbers for entry in since)
 

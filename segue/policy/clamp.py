@@ -81,9 +81,9 @@ def seconds_to_claim(now: Situation) -> float | None:
 
 
 def crowd_seconds(now: Situation, queues: Queues, *, at: datetime) -> float:
-    """How much longer a run waits for on-demand once it gives up spot, because runs before it also give spot up.
+    """How much longer a run that gives up spot waits for on-demand, because runs before it also give up spot.
 
-    0 without a deadline, and while the work is unmeasured. It does not become shorter if others already wait for
+    0 without a deadline, and while the work is unmeasured. This time does not become shorter if others already wait for
     on-demand.
     """
     if now.work_seconds is None:
@@ -93,7 +93,7 @@ def crowd_seconds(now: Situation, queues: Queues, *, at: datetime) -> float:
 
 
 def is_behind_others(now: Situation) -> bool:
-    """Whether on-demand misses the deadline, and other runs are before this one there."""
+    """Whether on-demand misses the deadline, and other runs are before this one in its queue."""
     return now.on_demand_queue_seconds > 0 and is_late(now)
 
 
@@ -113,8 +113,8 @@ def must_recall(now: Situation) -> bool:
     """Whether a running spot attempt has to commit and stop now, so that on-demand still meets the deadline.
 
     `now.work_seconds` counts from its newest commit. The worst case is that the attempt dies this instant and its death
-    is noticed late. It becomes too long when the attempt started late, commits fail, or steps are slower than measured.
-    An attempt is not recalled to wait behind other runs until the deadline is missed.
+    is noticed late. This worst case takes too long if the attempt started late, commits fail, or steps are slower than
+    measured. An attempt is not recalled to wait behind other runs until the deadline is missed.
     """
     left = seconds_to_recall(now)
     return left is not None and left < 0 and not is_behind_others(now)
@@ -128,7 +128,7 @@ def seconds_to_recall(now: Situation) -> float | None:
 
 
 def is_late(now: Situation, *, in_seconds: float = 0.0) -> bool:
-    """Whether even on-demand from this moment, or one soon, misses the deadline; unmeasured work counts as none."""
+    """Whether even on-demand from now on, or from soon on, misses the deadline; unmeasured work counts as none."""
     if now.remaining_seconds is None:
         return False
     on_demand = now.on_demand_queue_seconds + now.changeover_seconds + (now.work_seconds or 0.0)

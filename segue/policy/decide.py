@@ -35,19 +35,19 @@ _NOTHING_LEFT = (
 
 @dataclass(frozen=True)
 class Decision:
-    """What to do next, why, and the numbers behind it."""
+    """The next action, its reason, and the numbers behind it."""
 
     action: Action
     reason: str
     plan: SegmentPlan | None = None
     numbers: dict[str, float] = field(default_factory=dict)
     warning: str = ""
-    """What is wrong with it, although the run continues; the reason also has it."""
+    """What is wrong although the run continues; the reason says it as well."""
 
 
 @dataclass(frozen=True)
 class _Choice:
-    """Where the next attempt is to run, and why."""
+    """The capacity of the next attempt, and the reason."""
 
     capacity: Capacity
     why: str
@@ -61,7 +61,7 @@ class _Choice:
 
 
 def decide(spec: RunSpec, history: History, *, now: datetime, queues: Queues | None = None) -> Decision:
-    """What the run does next. In the `queues` of the pools, the next attempt would be the last."""
+    """The next action of the run. In the `queues` of the pools, the next attempt would be the last in line."""
     ended = _is_over(spec, history)
     if ended is not None:
         return ended
@@ -77,7 +77,7 @@ def decide(spec: RunSpec, history: History, *, now: datetime, queues: Queues | N
         return Decision("budget", spent, numbers=numbers)
     most = budget.bound_seconds(spec, purse, price=price)
     plan, reasons = _planned(spec, history, here, chosen, most)
-    # If the deadline gave way, the reason names the money already.
+    # If the deadline was given up, the reason already names the money.
     money = budget.warning_of(spec, purse) if purse is not None and spec is asked else ""
     reason = "; ".join(part for part in (*reasons, money) if part)
     warning = "; ".join(part for part in (refusals.warning_of(history), money) if part)
@@ -88,7 +88,7 @@ def decide(spec: RunSpec, history: History, *, now: datetime, queues: Queues | N
 def _here(spec: RunSpec, history: History, now: datetime, queues: Queues) -> Situation:
     here = situation(spec, history, now=now, on_demand_queue_seconds=queues.on_demand_seconds)
     if handover_to(history, here) is not None or _kept_pool(spec, history) is not None:
-        return here  # The next attempt has its slot of spot.
+        return here  # The next attempt already has a slot of spot.
     spot = queues.spot_seconds(now)
     return replace(here, spot_queue_seconds=spot, crowd_seconds=clamp.crowd_seconds(here, queues, at=now))
 
@@ -289,11 +289,11 @@ def _wait_seconds(
     spec: RunSpec, here: Situation, pool: PoolChoice, ahead: Outlook | None, *, is_booted: bool = False
 ) -> float:
     """The longest wait for spot, from the decision to the claim."""
-    # The boot follows the wait for capacity, and the claim comes after both.
+    # The attempt boots after the wait for capacity, and claims after the boot.
     boot = here.changeover_seconds
     usual = spec.liveness.start_seconds + boot
     if is_booted:
-        # It claims at once or not at all.
+        # A standby claims at once or not at all.
         booted = clamp.longest_wait_seconds(here)
         return max(min(usual if booted is None else booted, spec.liveness.heartbeat_timeout_seconds), 1.0)
     # The policy's wait is for capacity; the clamp's already counts the boot, which follows it.
@@ -309,7 +309,7 @@ def _died_in_place(history: History) -> list[SegmentReport]:
     died = []
     for report in reversed(history.fresh_reports):
         if not report.got_capacity:
-            continue  # Shows nothing about the run.
+            continue  # Such an attempt shows nothing about the run.
         if not report.stop_reason.is_preemption or _committed(report, history):
             break
         died.append(report)

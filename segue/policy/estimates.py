@@ -2,7 +2,7 @@
 
 Usual values are medians over the newest attempts, so that one slow disk, queue or batch does not change a policy's
 choice. The deadline does not rest on medians: the clamp counts the longest of the newest changeovers, and the slower of
-two paces: that of all attempts and that of on-demand.
+two paces, that of all attempts and that of on-demand.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from segue.spec import RunSpec
 _LONGEST_OF, _USUAL_OF = 3, 5
 """How many of the newest attempts the longest changeover and the usual values are taken from."""
 _ENOUGH_STEPS, _ENOUGH_SECONDS = 5, 300.0
-"""More steps than this, or more time in steps, must be measured before they replace the prior."""
+"""More steps than this, or more time in steps, must be measured before the measured rate replaces the prior."""
 
 
 @dataclass(frozen=True)
@@ -29,11 +29,11 @@ class Situation:
     """The numbers that a policy and the clamp decide by, in seconds."""
 
     remaining_seconds: float | None
-    """Until the deadline (R); None without one."""
+    """Time until the deadline (R); None without a deadline."""
     work_seconds: float | None
     """Computing still needed at the measured rate (C), overestimated by the margin; None while unmeasured."""
     changeover_seconds: float
-    """From the end of one segment to the first new step of the next (d), at the longest."""
+    """Longest time from the end of one segment to the first new step of the next (d)."""
     at_risk_seconds: float
     """Most work that one kill can lose: the time between commits."""
     detection_seconds: float
@@ -45,13 +45,13 @@ class Situation:
     usual_changeover_seconds: float | None = None
     """The usual d, for expectations; None: as long as the longest."""
     save_seconds: float | None = None
-    """Usually from a snapshot to its commit; None while unmeasured."""
+    """The usual time from a snapshot to its commit; None while unmeasured."""
     on_demand_queue_seconds: float = 0.0
-    """How long on-demand is waited for, because other runs have its slots."""
+    """The wait for on-demand, because other runs have its slots."""
     spot_queue_seconds: float = 0.0
-    """How long a slot of spot is waited for, because other runs have its slots."""
+    """The wait for a slot of spot, because other runs have its slots."""
     crowd_seconds: float = 0.0
-    """How much longer it is waited for once spot is given up, because runs before this one also give spot up."""
+    """The additional wait for on-demand after spot is given up, because runs before this one also give up spot."""
 
     @property
     def expected_changeover_seconds(self) -> float:
@@ -75,7 +75,7 @@ def situation(
     slowest_step_seconds: float = 0.0,
     on_demand_queue_seconds: float | None = None,
 ) -> Situation:
-    """Where the run stands. A running attempt can raise the seconds per step to its own with `slowest_step_seconds`.
+    """Where the run stands. With `slowest_step_seconds`, a running attempt can raise the seconds per step to its own.
 
     The wait for a slot of on-demand is that of the newest decision, if it is not given.
     """
@@ -167,7 +167,7 @@ def usual_changeover_seconds(spec: RunSpec, history: History) -> float:
 
 
 def save_seconds(history: History) -> float | None:
-    """From a snapshot to its commit, the median of the newest attempts that measured it; None before there are any."""
+    """The time from a snapshot to its commit: the median of the newest attempts that measured it; None without any."""
     seen = [report.save_seconds for report in history.last_reports() if report.save_seconds is not None]
     return median(seen[-_USUAL_OF:]) if seen else None
 
@@ -212,7 +212,7 @@ def _median_pace(reports: list[SegmentReport]) -> float:
 
 
 def _changeover_of(attempt: Attempt, history: History) -> float | None:
-    """From the decision to the first new step; None for an attempt without one."""
+    """Time from the decision to the first new step; None for an attempt without a new step."""
     report = attempt.report
     if report is None or report.train_steps == 0:
         return None

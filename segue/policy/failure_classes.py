@@ -153,7 +153,7 @@ def _counted(failure_class: FailureClass, history: History) -> list[SegmentRepor
 
 
 def _was_resume_broken(report: SegmentReport, history: History) -> bool:
-    """Whether its resume was broken: that has a recovery of its own."""
+    """Whether its resume was broken: broken resumes have a recovery of their own."""
     attempt = history.attempt_of(report.segment, report.attempt)
     verdict = attempt.verdict if attempt else None
     return verdict is not None and verdict.kind is VerdictKind.BROKEN

@@ -19,8 +19,8 @@ def refuse_hopeless(
 ) -> None:
     """Return only if the plan can work.
 
-    `life_seconds` is the mean time from a spot machine's start to its preemption, `save_seconds` the time that a save
-    takes, if known.
+    `life_seconds` is the mean time from a spot machine's start to its preemption, and `save_seconds` is the time that a
+    save takes, if known.
 
     Raises:
         HopelessPlanError: on-demand needs more time than is left, or spot machines die before they commit.

@@ -17,13 +17,13 @@ from segue.spec import RunSpec
 SPOT_AGAIN = "spot again: the standby is ready; on-demand commits and hands over"
 
 _LONGEST_SHARE = 0.1
-"""Of the time left: the longest pause of a short run."""
+"""Share of the time left: the longest pause of a short run."""
 
 
 def may_come_back(spec: RunSpec, history: History) -> bool:
     """Whether a run on on-demand may return to spot at all."""
     if spec.trains_elsewhere:
-        return False  # There are no standbys there: a queue is no machine that waits.
+        return False  # There are no standbys there: a place in a queue is no waiting machine.
     most = spec.policy.max_preemptions
     if most is not None and preemptions(history) >= most:
         return False
@@ -38,8 +38,8 @@ def is_worth_a_standby(here: Situation) -> bool:
 def permits(here: Situation) -> bool:
     """Whether the run can leave on-demand for spot now and still meet the deadline.
 
-    What the clamp requires of any spot attempt must hold after the recall of on-demand too; at worst on-demand answers
-    it late and dies before it commits.
+    The requirements of the clamp for any spot attempt must also hold after the recall of on-demand; at worst on-demand
+    answers the recall late and dies before it commits.
     """
     if here.work_seconds is None or here.remaining_seconds is None:
         return False

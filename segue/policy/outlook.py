@@ -1,4 +1,4 @@
-"""What a run's policy chooses now and in the moments ahead, by the run's own history. Pure."""
+"""The choices of a run's policy now and in the moments ahead, by the run's own history. Pure."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _MOMENTS = 96
 def job_of(
     spec: RunSpec, history: History, here: Situation, *, now: datetime, deployment: str | None = None
 ) -> Job | None:
-    """What a policy has to plan for; None without a deadline, or while the work is unmeasured.
+    """The job that a policy has to plan; None without a deadline, or while the work is unmeasured.
 
-    `deployment` is the spot pool whose price counts; None: the cheapest one's.
+    `deployment` is the spot pool whose price counts; None: the price of the cheapest pool.
 
     PLAN looks ahead only: its job is the rest of the run. The other policies compare the run with where it should be by
     now, counted from its start, or from the moment at which a person started it again.
@@ -59,7 +59,7 @@ def job_of(
 
 @dataclass(frozen=True)
 class Outlook:
-    """What the policy will do from now on."""
+    """The actions of the policy from now on."""
 
     waits_seconds: float
     """How long it will queue for spot if none comes; 0 when it wants on-demand at once."""
@@ -70,7 +70,7 @@ class Outlook:
 def outlook(
     spec: RunSpec, history: History, here: Situation, *, now: datetime, deployment: str | None = None
 ) -> Outlook | None:
-    """What the policy will do from here; None without a deadline, or while the work is unmeasured.
+    """The actions of the policy from here on; None without a deadline, or while the work is unmeasured.
 
     `deployment` is the spot pool that would be asked: its price and its own availability count.
     """
@@ -83,7 +83,7 @@ def outlook(
     age = UNKNOWN_AGE_SECONDS if down is None else max((now - down.begun_at).total_seconds(), 0.0)
     recent = max(2 * spec.liveness.heartbeat_timeout_seconds, 60.0)
     if down is not None and (now - down.observed_until).total_seconds() > recent:
-        age = min(age, UNKNOWN_AGE_SECONDS)  # It may have ended and begun again since.
+        age = min(age, UNKNOWN_AGE_SECONDS)  # Spot may have ended and begun again since.
     view = _view(history, here, job, mode=Mode.IDLE, is_up=down is None, ages=offsets + age, offsets=offsets)
     policy = named_policy(spec.policy.name, dict(spec.policy.parameters))
     leaves = np.flatnonzero(_capped(policy, spec).choose(view) == Mode.ON_DEMAND)

@@ -46,7 +46,7 @@ def _usual_seconds(spec: RunSpec, here: Situation, parent: Checkpoint | None) ->
     """Seconds of a segment if no end is asked for; None if the rest of the run is one segment."""
     least = max(_LEAST_SECONDS, _LEAST_CHANGEOVERS * here.changeover_seconds)
     if spec.trains_elsewhere:
-        return None  # Each end would be followed by another wait in a queue; a person may ask for that.
+        return None  # After each end, the run would wait in a queue again; a person may ask for that.
     if spec.segment.count == 1 or not clamp.permits_spot(here):
         return None
     if here.work_seconds is None:

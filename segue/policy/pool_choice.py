@@ -1,4 +1,4 @@
-"""Which spot pool the next attempt goes to, by price and by what the run observed of each. Pure.
+"""The choice of a spot pool for the next attempt, by price and by the run's observations of each pool. Pure.
 
 For each pool, an hour of useful work is expected to cost
 
@@ -29,7 +29,7 @@ from segue.spec import RunSpec
 from segue.spec.pool_prices import PoolSpec
 
 PRIOR_WEIGHT = 1.0
-"""How many intervals the priors count for, in each pool."""
+"""The number of intervals that the priors count for, in each pool."""
 PRIOR_WAIT_SECONDS = 600.0
 PRIOR_LIFE_SECONDS = 5400.0
 """The mean up interval of the published traces."""
@@ -39,7 +39,7 @@ LAST_FOR_SECONDS = 1800.0
 _MOST_DEATHS = 50.0
 """Deaths between two commits beyond which all pools are equally hopeless."""
 _WAIT_SHARE = 0.1
-"""What a second of waiting counts without a deadline: little, but more than nothing."""
+"""The weight of a second of waiting without a deadline: little, but more than nothing."""
 
 
 @dataclass(frozen=True)
@@ -48,11 +48,11 @@ class Pool:
 
     deployment: str
     price: float
-    """Per hour."""
+    """Price per hour."""
     life_seconds: float = PRIOR_LIFE_SECONDS
-    """From an attempt's claim to its preemption, on the mean."""
+    """Mean time from an attempt's claim to its preemption."""
     wait_seconds: float = PRIOR_WAIT_SECONDS
-    """For capacity, on the mean, without the boot."""
+    """Mean wait for capacity, without the boot."""
     no_capacity_at: datetime | None = None
     """When a wait for it was last given up, if it had no capacity since."""
 

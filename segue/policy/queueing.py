@@ -1,4 +1,4 @@
-"""How long attempts wait for slots of pools that runs share. Pure.
+"""The waits of attempts for slots of pools that runs share. Pure.
 
 The slots of a pool with a concurrency limit are taken by other runs too, whose ends nobody plans. The wait is estimated
 from what the pool shows: how many flow runs wait before this one, and how long the newest ones held a slot.
@@ -19,9 +19,9 @@ from segue.units import later
 NUMBER = "on_demand_queue_seconds"
 """Name of the estimate among the numbers of a decision."""
 SPOT_NUMBER = "spot_queue_seconds"
-"""The same for spot's queue, in which the attempt was the last."""
+"""The name of the estimate for spot's queue, in which the attempt was the last."""
 _MOST_IDLE = 2.0
-"""What is measured between starts counts up to this multiple of the time for which a slot is held.
+"""The measured time between starts counts up to this multiple of the time for which a slot is held.
 
 An outage of the workers, or a wait for another limit, is no part of a slot's turn.
 """
@@ -52,10 +52,10 @@ UNLIMITED = Slots(None, taken=0, waiting=0, held_seconds=())
 
 @dataclass(frozen=True)
 class Queues:
-    """What keeps a run from a slot of either capacity at one moment."""
+    """The waits of a run for a slot of either capacity, at one moment."""
 
     on_demand_seconds: float = 0.0
-    """How long a slot of on-demand would be waited for now."""
+    """The wait for a slot of on-demand that begins now."""
     spot_free_at: datetime | None = None
     """When spot has a slot for this run; None if it has one, or has no limit."""
     slots_ratio: float = 0.0
@@ -72,12 +72,12 @@ class Queues:
         )
 
     def spot_seconds(self, now: datetime) -> float:
-        """How long a slot of spot is waited for from now on; 0 if it has one."""
+        """The wait for a slot of spot from now on; 0 if the run has a slot."""
         return 0.0 if self.spot_free_at is None else max((self.spot_free_at - now).total_seconds(), 0.0)
 
     @property
     def without_spot(self) -> Queues:
-        """The same for a run that has its slot of spot."""
+        """The queues for a run that has its slot of spot."""
         return replace(self, spot_free_at=None)
 
     def crowd_seconds(self, *, until: datetime) -> float:
@@ -100,6 +100,7 @@ def queue_seconds(slots: Slots) -> float:
     before = slots.taken + slots.waiting - slots.limit
     if before < 0:
         return 0.0
-    # With L slots, one becomes free each L-th part of the time for which one is held. Boots and idle time come on top.
+    # With L slots, one becomes free in each L-th part of the time for which a slot is held. Boots and idle time are
+    # extra.
     turn = median(slots.held_seconds) / slots.limit
     return (before + 1) * min(max(turn, slots.start_every_seconds), _MOST_IDLE * turn)

@@ -22,7 +22,7 @@ _SHORTAGES = (
     "reached the limit on the number of vcpus",
     "failed to run ecs task: resource:",
 )
-"""What ECS says, in lower case, when it has no machine: such an attempt is an ordinary one without capacity."""
+"""Messages of ECS, in lower case, when it has no machine: such an attempt is an ordinary one without capacity."""
 _FIX = "correct what the pool says there, if it is no outage; the run goes on by itself"
 
 
@@ -55,7 +55,7 @@ def in_words(history: History) -> str:
 
 
 def warning_of(history: History) -> str:
-    """The same as a warning, whenever the refusals in a row have doubled; empty otherwise, and for lack of capacity."""
+    """`in_words` as a warning, when the refusals in a row have doubled; empty otherwise, and for lack of capacity."""
     refused = _in_a_row(history)
     has_doubled = bool(refused) and len(refused).bit_count() == 1
     return in_words(history) if has_doubled and not _is_for_lack_of_capacity(refused[0]) else ""

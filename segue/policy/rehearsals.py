@@ -11,7 +11,7 @@ def is_due(spec: RunSpec, history: History, *, ranks: int) -> bool:
     """Whether an attempt should rehearse: no resume of the run was replayed yet, by a rehearsal or by an attempt.
 
     Runs with several ranks do not rehearse, because it would need as many processes again; nor do programs, because a
-    second process would do again all that the program does besides training.
+    second process would repeat everything that the program does besides training.
     """
     continuity = spec.continuity
     if continuity.rehearsal == "off" or not continuity.witness_steps or ranks > 1 or spec.recipe is None:

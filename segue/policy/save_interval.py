@@ -1,4 +1,4 @@
-"""How often a run commits, and whether a notice leaves time for one more. Pure: measurements in, values out."""
+"""How often a run commits, and whether a notice leaves time for one more save. Pure: measurements in, values out."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ _LEAST_SECONDS = 1e-6
 
 @dataclass(frozen=True)
 class SaveCost:
-    """What one save costs training, and how long it takes end to end."""
+    """The cost of one save for training, and its time from end to end."""
 
     stall_seconds: float
     """How long the save blocked the safe point."""
     slowdown_seconds: float
     """Extra time that steps took while the save was being written."""
     save_seconds: float
-    """From snapshot to commit, without the wait for the metric."""
+    """Time from snapshot to commit, without the wait for the metric."""
     evaluate_seconds: float = 0.0
     """How long the recipe's `evaluate` then blocked training; 0 if it is not called for a save."""
 
@@ -67,10 +67,10 @@ class Life:
 
 @dataclass(frozen=True)
 class Cadence:
-    """How often to commit, why, and the numbers behind it."""
+    """The interval of commits, its reason, and the numbers behind it."""
 
     interval_seconds: float | None
-    """From the end of one save's stall until the next save is due; None when only steps count."""
+    """Time from the end of one save's stall until the next save is due; None when only steps count."""
     reason: str
     numbers: dict[str, float] = field(default_factory=dict)
     every_steps: int | None = None
@@ -82,7 +82,7 @@ class LastSave:
 
     save: bool
     expected_seconds: float
-    """Until it is committed, the save in flight included."""
+    """Time until the save is committed, the save in flight included."""
     reason: str
 
 
@@ -113,7 +113,7 @@ class CostMeter:
     ) -> None:
         """Count a committed save, and the busy steps since the last one as part of it.
 
-        Steps during the sealing and pruning that follow a commit are charged to the next save: each has some.
+        Steps during the sealing and pruning that follow a commit are charged to the next save: each save has some.
         """
         if len(self._saves) == 1 and not self._has_warmed_up:
             self._saves.clear()

@@ -1,4 +1,4 @@
-"""What a run has cost, attempt by attempt, and in which month. Pure.
+"""The cost of a run by attempt and by month. Pure.
 
 An attempt is charged from its claim to its end, at the price that held when it was decided: `pools.prices` names the
 source of current prices, and the log has what it answered.
@@ -51,7 +51,7 @@ class Month:
     """A calendar month of one time zone."""
 
     name: str
-    """As in 2026-11."""
+    """For example 2026-11."""
     begins_at: datetime
     ends_at: datetime
 
@@ -99,7 +99,7 @@ def price_of(spec: RunSpec, history: History, report: SegmentReport) -> float:
 
 
 def charges_of(spec: RunSpec, history: History, *, live_seconds: float = 0.0) -> list[Charge]:
-    """What the attempts of a run have cost, in their order; without its standbys.
+    """The cost of each attempt of a run, in their order; without its standbys.
 
     `live_seconds` is the time that an attempt without a report has had its machine, by its heartbeat.
     """

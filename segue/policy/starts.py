@@ -18,11 +18,11 @@ from segue.spec import RunSpec
 SHARE = 0.99
 """The share of known starts that a limit covers."""
 _NEWEST = 200
-"""Starts of a pool by which it is judged."""
+"""The most starts of a pool by which the pool is judged, the newest ones."""
 _FACTOR = 2.0
-"""How much longer than those a start may take before it is slow.
+"""Factor by which a start may take longer than the known ones before it is slow.
 
-The starts of an attempt that none of them claimed also count so much longer: if all starts take longer than the
+If no start of an attempt claimed it, its starts count as longer by the same factor: if all starts take longer than the
 limit so far, the next attempt has more time.
 """
 MOST_STARTS = 3
@@ -34,13 +34,13 @@ _CHANGEOVERS = 5.0
 
 @dataclass(frozen=True)
 class StartLimit:
-    """When a start on a pool is slow, and by which starts that was learned."""
+    """The limit beyond which a start on a pool is slow, and the starts from which it was learned."""
 
     seconds: float
     soon_seconds: float
-    """The same if the deadline leaves no time to wait for `seconds`."""
+    """The limit if the deadline leaves no time to wait for `seconds`."""
     longest_seconds: float
-    """After it a start is given up."""
+    """A start is given up after this time."""
     usual_seconds: float | None
     """99 % of the known starts took no longer; None: none is known."""
     known: int
@@ -60,15 +60,15 @@ class Start:
 
     number: int
     seconds: float | None
-    """Since a worker took it; None: it waits for capacity."""
+    """Time since a worker took it; None: it waits for capacity."""
     waited_seconds: float = 0.0
-    """Since it was asked for."""
+    """Time since it was asked for."""
     may_be_doubled: bool = True
     """Whether another one beside it would cost nothing but its machine."""
 
 
 class Step(StrEnum):
-    """What to do about the starts of an attempt that has not claimed the run."""
+    """The next action on the starts of an attempt that has not claimed the run."""
 
     WAIT = "wait"
     ASK = "ask"
@@ -128,14 +128,14 @@ def slow_after_seconds(limit: StartLimit, *, seconds: float, left_seconds: float
 
 
 def next_step(starts: Sequence[Start], limit: StartLimit, *, asked: int, left_seconds: float | None = None) -> Step:
-    """What to do about the living starts of an attempt, oldest first, of which `asked` were asked for in all."""
+    """The next action on an attempt's living starts, oldest first; `asked` is how many were asked for in all."""
     if not starts:
         return Step.WAIT
     oldest, newest = starts[0], starts[-1]
     if oldest.seconds is not None and oldest.seconds > limit.longest_seconds:
         return Step.GIVE_UP if len(starts) > 1 else Step.END
     if len(starts) > 1:
-        # A slot of the pool that the slow one holds may be all that the other one waits for.
+        # The other start may only wait for the slot of the pool that the slow start holds.
         is_blocked = newest.seconds is None and newest.waited_seconds > limit.seconds
         return Step.GIVE_UP if is_blocked and oldest.seconds is not None else Step.WAIT
     if newest.seconds is None or not newest.may_be_doubled or asked >= MOST_STARTS:

@@ -25,7 +25,7 @@ from segue.prefect.state_words import TAG_START, is_by_a_person, word_of
 log = logging.getLogger(__name__)
 
 SILENCE = (httpx.HTTPError, PrefectHTTPStatusError)
-"""Exceptions of a request that was not answered as asked; `require_silence` raises for those that are refusals."""
+"""Exceptions of a request without the answer it asked for; `require_silence` raises for those that are refusals."""
 
 ANSWER_SECONDS = 5.0
 """Longest wait for one answer."""
@@ -97,8 +97,8 @@ def refusal(error: Exception) -> OrchestratorError:
 def create_flow_run(client: SyncPrefectClient, deployment_id: UUID, **facts: Any) -> UUID:
     """Create a flow run of a deployment that is due now, by the server's clock, unless `facts` has a state; its id.
 
-    Prefect's own method sends a state with the time of this machine's clock. One that is ahead delays the start by
-    that, so no state is sent, and the server gives it one.
+    Prefect's own method sends a state with the time of this machine's clock. A clock that is ahead delays the start by
+    as much, so no state is sent, and the server sets one.
     """
     asked = DeploymentFlowRunCreate(**facts).model_dump(mode="json", exclude_unset=True)
     path = {"id": str(deployment_id)}

@@ -74,7 +74,7 @@ async def _read() -> tuple[Mapping[str, str], ...]:
 
 
 def _require_file(paths: str) -> None:
-    """Raise FileNotFoundError if none is there: the client would also write a line of its own."""
+    """Raise FileNotFoundError if there is no file: the client would also write a line of its own."""
     if not any(Path(path).expanduser().exists() for path in paths.split(os.pathsep) if path):
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), paths)
 

@@ -53,10 +53,10 @@ def parent_clock() -> Clock:
 
 
 def as_parent(ask: Callable[[], T], *, what: str) -> T:
-    """What `ask` returns, retried by the parent's clock while the store fails; attempts keep training meanwhile.
+    """The result of `ask`, retried by the parent's clock while the store fails; attempts keep training meanwhile.
 
     Raises:
-        StoreReadError, StoreWriteError: it still does after 15 minutes. Recovery then starts the parent again.
+        StoreReadError, StoreWriteError: the store still fails after 15 minutes. Recovery then starts the parent again.
     """
     return patiently(ask, what=what, patience_seconds=OUTAGE_SECONDS, clock=parent_clock())
 
@@ -102,7 +102,7 @@ def ending_with(flow_run_id: UUID | None) -> Iterator[None]:
 
 
 def server_time(client: SyncPrefectClient) -> Reading | None:
-    """What the server's clock shows, by the date of its answer; None if it does not say."""
+    """The time of the server's clock, by the date of its answer; None if the server does not say."""
     try:
         return _dated(client.hello())
     except SILENCE as error:
@@ -111,7 +111,7 @@ def server_time(client: SyncPrefectClient) -> Reading | None:
 
 
 def time_at(client: SyncPrefectClient) -> datetime:
-    """The server's time; this machine's if the server does not say."""
+    """The server's time, or this machine's if the server does not say."""
     reading = server_time(client)
     return reading.at if reading is not None else SystemClock().now()
 
@@ -144,7 +144,7 @@ def _reference(spec: StoreSpec) -> Reference:
 
 
 def store_time(store: Store) -> Reading | None:
-    """What the clock of a store shows, by the time of an object that is put there; None if it does not say."""
+    """The time of a store's clock, by the time of an object that is put there; None if the store does not say."""
     if not isinstance(store, Examinable):
         return None
     key = f".segue-check/clock-{uuid4().hex}"  # `segue doctor` also puts its objects there.

@@ -52,7 +52,7 @@ _DEPLOY = (
 def require_pools(
     spec: RunSpec, *, parent_pool: str | None = None, parent_queue: str | None = None, is_new: bool = True
 ) -> None:
-    """Refuse a run that its pools cannot run, before anything of it is started, and log what they do badly.
+    """Refuse a run that its pools cannot run, before anything of it is started, and log their shortcomings.
 
     The run's parent runs on `parent_pool`, in `parent_queue`. A run that has begun (not `is_new`) is refused only if a
     deployment does not exist: a pool may be paused, or between two workers. An API that does not answer is not asked
@@ -61,7 +61,7 @@ def require_pools(
     Raises:
         OrchestratorError: with the pool, the reason and the fix; or the API refuses access.
         SlurmSetupError: the run trains on a Slurm cluster that this machine reaches, and it cannot run there.
-        RaySetupError: the same of a Ray cluster, on a machine with Ray.
+        RaySetupError: the same for a Ray cluster, on a machine with Ray.
     """
     if is_new and has_slurm():
         require_slurm(spec)
@@ -100,7 +100,7 @@ def own_pool() -> tuple[str | None, str | None]:
 
 
 def needs_of(spec: RunSpec, *, parent_pool: str | None, parent_queue: str | None) -> Needs:
-    """What a run needs of its pools."""
+    """The needs of a run that concern its pools."""
     return Needs(
         grace_seconds=spec.grace_seconds,
         parent_pool=parent_pool,
@@ -119,7 +119,7 @@ def refuse_unusable(states: Iterable[PoolState], needs: Needs) -> None:
 
 
 def refuse_unusable_parent(state: PoolState) -> None:
-    """The same for the pool of the parents, which train nothing.
+    """Refuse a pool on which no parent can run as it must; parents train nothing.
 
     Raises:
         OrchestratorError: with the pool, the reason and the fix.
@@ -128,7 +128,7 @@ def refuse_unusable_parent(state: PoolState) -> None:
 
 
 def warn_of_shortcomings(states: Sequence[PoolState], needs: Needs) -> None:
-    """Log once what makes a run on these pools worse than it could be. Nodes are looked at if that is possible."""
+    """Log once the shortcomings of these pools for a run. Nodes are looked at if that is possible."""
     for result in warnings(with_nodes(states), needs):
         log.warning("%s. Fix: %s", result.reason, result.fix)
 
@@ -252,7 +252,7 @@ def _is_polled(queue: WorkQueue, *, now: datetime) -> bool:
 
 
 def _job_of(pool: WorkPool, given: Mapping[str, Any]) -> PoolJob | None:
-    """The job that a worker would start; None if that cannot be read: nobody's run is refused for it."""
+    """The job that a worker would start; None if the job cannot be read: no run is refused for this."""
     try:
         return _filled_in(pool.type, pool.base_job_template, given)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -263,7 +263,7 @@ def _job_of(pool: WorkPool, given: Mapping[str, Any]) -> PoolJob | None:
 def _filled_in(pool_type: str, template: Mapping[str, Any], given: Mapping[str, Any]) -> PoolJob | None:
     """The job of a template with its defaults and these job variables, without blocks and Prefect's variables.
 
-    As `BaseJobConfiguration.from_template_and_values` of Prefect's workers fills it in. None if the pool has no
+    Filled in as by `BaseJobConfiguration.from_template_and_values` of Prefect's workers. None if the pool has no
     template yet: its first worker brings it.
     """
     configuration = template.get("job_configuration")

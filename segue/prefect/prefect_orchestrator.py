@@ -36,9 +36,9 @@ from segue.spec import RunSpec
 log = logging.getLogger(__name__)
 
 _QUEUE_SECONDS = 120.0
-"""How often it is asked how long an attempt would wait for a slot."""
+"""How often the API is asked how long an attempt would wait for a slot."""
 _BLOCKER_SECONDS = 20.0
-"""How often it is asked why an attempt does not start."""
+"""How often the API is asked why an attempt does not start."""
 _SHARED_SECONDS = 10.0
 """Largest age of a reading of a pool that another parent of this process has made."""
 _WORDS = {StopReason.NO_CAPACITY: Word.NO_CAPACITY, StopReason.START_FAILED: Word.START_FAILED}

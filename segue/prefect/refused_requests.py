@@ -17,7 +17,7 @@ from prefect.client.base import PrefectHttpxAsyncClient, PrefectHttpxSyncClient
 from prefect.exceptions import PrefectHTTPStatusError
 
 PAUSES_SECONDS = (0.02, 0.05, 0.05, 0.1, 0.1, 0.2, 0.2, 0.4, 0.4)
-"""Before each repetition. After the last one Prefect's client waits as it does for a server that is overloaded."""
+"""Pauses before each repetition. After the last one, Prefect's client waits as for a server that is overloaded."""
 _MAINTENANCE = "Prefect-Maintenance"
 """Header of a server that refuses on purpose, for minutes."""
 

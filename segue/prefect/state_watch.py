@@ -110,4 +110,4 @@ def states_of(client: SyncPrefectClient, flow_run_ids: list[UUID]) -> dict[UUID,
 
 
 STATES = StateWatch()
-"""The one of this process."""
+"""The StateWatch of this process."""

@@ -46,7 +46,7 @@ class Word(StrEnum):
     NOT_CONTINUOUS = "Not continuous"
     NOT_PROVEN = "Not proven"
     DELETED = "Deleted"
-    """Of no server: what a parent notes about a flow run that is gone."""
+    """Set on no server: a parent notes this about a flow run that is gone."""
 
     @property
     def type(self) -> StateType:
@@ -61,7 +61,7 @@ class Word(StrEnum):
 
     @property
     def tag(self) -> str:
-        """The tag of a flow run that has ended so."""
+        """The tag of a flow run that has ended this way."""
         return f"{TAG_START}{self.lower()}"
 
 

@@ -13,7 +13,7 @@ from segue.units import money
 
 
 def budget_facts(spec: RunSpec, history: History, *, now: datetime, beat: Heartbeat | None = None) -> dict[str, str]:
-    """What was spent of the budget, and the prices that hold; empty for a run with neither."""
+    """The amount spent of the budget, and the prices in force; empty for a run with neither."""
     found = {}
     caps = caps_of(spec, history, now=now, live_seconds=live_of(beat, history).seconds)
     if caps:

@@ -1,4 +1,4 @@
-"""What a run has cost, and what the same work would have cost on on-demand alone. Pure.
+"""The cost of a run, and the cost that the same work would have had on on-demand alone. Pure.
 
 All numbers follow from the log, except the cost of standbys, which their status objects report.
 
@@ -21,7 +21,7 @@ from segue.spec import RunSpec
 from segue.units import duration, money
 
 _SAME_SHARE = 0.005
-"""Savings below this share are none: they would be shown as 0%."""
+"""Savings below this share count as none: they would be shown as 0%."""
 
 
 class Live(NamedTuple):

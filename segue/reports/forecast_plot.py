@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from segue.simulation.forecast import Sample
 
 _COLOURS = {"finished": "#ffffff", "idle": "#dddddd", "spot": "#2f6db0", "on-demand": "#e07b39"}
-"""By mode, from -1 up."""
+"""Colours by mode, from -1 up."""
 _DEADLINE, _LATEST = "#111111", "#b3261e"
 
 

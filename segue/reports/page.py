@@ -31,7 +31,7 @@ _OLD_HEARTBEATS = 3
 
 @dataclass(frozen=True)
 class RunView:
-    """What is known about a run at one moment."""
+    """The known facts about a run at one moment."""
 
     spec: RunSpec
     history: History
@@ -126,7 +126,7 @@ def facts(view: RunView) -> dict[str, str]:
 
 
 def finding_lines(history: History) -> list[str]:
-    """What verdicts found about resumes and rehearsals, oldest first; one that found nothing wrong has no line."""
+    """The findings of verdicts on resumes and rehearsals, oldest first; a verdict without a finding has no line."""
     lines = []
     for attempt in history.attempts:
         verdict = attempt.verdict
@@ -252,7 +252,7 @@ def _list(lines: Sequence[str], most: int, view: RunView) -> Markup:
 
 
 def _with_rest(shown: Markup, left_out: int, command: str) -> Markup:
-    """What is shown, and where the rest is."""
+    """The shown lines, and where the rest is."""
     return blocks(shown, Markup(f"{left_out} earlier ones: {code(command)}.")) if left_out > 0 else shown
 
 

@@ -133,7 +133,7 @@ def _training_after_seconds(history: History, ended_at: datetime | None, beat: H
 
 
 def _first_step_at(attempt: Attempt, history: History, beat: Heartbeat | None) -> datetime | None:
-    """When an attempt made its first new step; None when it made none yet, or none that is known of."""
+    """When an attempt made its first new step; None when it made none yet, or none is known."""
     report = attempt.report
     if report is not None:
         return attempt.claim.written_at + timedelta(seconds=report.startup_seconds) if report.train_steps else None

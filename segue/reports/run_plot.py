@@ -1,7 +1,8 @@
 """The run plot: loss over steps, steps over time, capacity and queues as bands, preemptions, checkpoints.
 
 With a deadline, the lower half also shows the deadline and the latest safe start: the time at which on-demand must
-start to meet it, by the estimates of each decision. The distance from the run's line to it is the slack.
+start to meet the deadline, by the estimates of each decision. The distance from the run's line to this line is the
+slack.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def draw(log: RunLog) -> bytes:
         _steps_over_time(by_time, history, frame)
         figure.suptitle(_title(log, history), x=0.01, ha="left", fontweight="bold")
         below: dict[str, Any] = {"loc": "outside lower left", "ncols": 3, "frameon": False, "alignment": "left"}
-        # The title of the legend: matplotlib leaves room for that, and for no other text of several lines.
+        # As the title of the legend: matplotlib leaves room for a title, and for no other text of several lines.
         figure.legend(handles=_legend(), title=_reasons(history), **below)
         return small_png(figure)
 
@@ -64,11 +65,11 @@ def _title(log: RunLog, history: History) -> str:
 
 
 def _reasons(history: History) -> str:
-    """The reasons of the decisions that are numbered in the lower half, one a line."""
+    """The reasons of the decisions that are numbered in the lower half, one per line."""
     decisions = [entry for entry in history.decisions if entry.action != "import"]
     shown = (textwrap.shorten(entry.reason, _REASON_LETTERS, placeholder=" ...") for entry in _changes(decisions))
     lines = (f"{number}  {text}" for number, text in enumerate([*shown][-_MOST_REASONS:], 1))
-    return "\n".join(lines).replace("$", r"\$")  # Otherwise matplotlib reads formulas between two of them.
+    return "\n".join(lines).replace("$", r"\$")  # Otherwise matplotlib reads text between two of them as formulas.
 
 
 def _loss_over_steps(axes: Any, history: History, frame: pd.DataFrame) -> None:

@@ -1,4 +1,4 @@
-"""What the runs of a store have cost: by run, by slot of a retrained model, by calendar month. Pure."""
+"""The cost of the runs of a store: by run, by slot of a retrained model, by calendar month. Pure."""
 
 from __future__ import annotations
 

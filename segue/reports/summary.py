@@ -117,11 +117,11 @@ def _finish_at(spec: RunSpec, history: History, *, now: datetime, beat: Heartbea
     try:
         return now + timedelta(seconds=seconds)
     except OverflowError:
-        return None  # The goal is out of reach: that of a script which trains until it decides otherwise.
+        return None  # The goal is out of reach: a script has such a goal if it trains until it decides otherwise.
 
 
 def _own_step_seconds(spec: RunSpec, history: History, beat: Heartbeat | None) -> float:
-    """The step time of an attempt that trains: when it has trained for long enough, or no other one is known."""
+    """The step time of an attempt that trains, if it has trained for long enough or no other step time is known."""
     live = live_of(beat, history)
     if beat is None or beat.phase != "training" or live.step_seconds is None:
         return 0.0

@@ -1,4 +1,4 @@
-"""Candidates whose promotion a person is asked for. Pure."""
+"""Candidates whose promotion needs the consent of a person. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is different between two versions of a model. Pure."""
+"""The differences between two versions of a model. Pure."""
 
 from __future__ import annotations
 

@@ -38,8 +38,8 @@ class Promotion(NamedTuple):
 
 
 def checked_scores(scores: object, *, rows: int, function: str, place_of: Callable[[int], str] = str) -> Scores:
-    """What the user's function returned, as arrays; `place_of` says where a row is. What is missing becomes nan, and
-    the rows of a pandas Series are those of its index.
+    """The scores that the user's function returned, as arrays; `place_of` says where a row is. Missing numbers become
+    nan, and the rows of a pandas Series are those of its index.
 
     Raises:
         ScoresError: it is no dict of numbers for each row. Rows that it dropped are named: without them the two models
@@ -166,7 +166,7 @@ def _remarks(comparisons: Sequence[Comparison]) -> Iterator[str]:
 
 
 def _rows(count: int, left_out: LeftOut) -> str:
-    """The rows are named if all of them are of one kind."""
+    """The rows in words; they are named if all of them are of one kind."""
     if count != left_out.count:
         return f"{count:,} {'row' if count == 1 else 'rows'}"
     numbers = ", ".join(map(str, left_out.first))
@@ -183,7 +183,7 @@ class _Pair(NamedTuple):
 
     @classmethod
     def of(cls, mine: npt.NDArray[np.float64], theirs: npt.NDArray[np.float64] | None) -> _Pair:
-        has_mine = np.abs(mine) < _LARGEST  # Not if it is nan.
+        has_mine = np.abs(mine) < _LARGEST  # False for nan.
         has_theirs = np.abs(theirs) < _LARGEST if theirs is not None else has_mine
         counted = has_mine & has_theirs
         left_out = LeftOut(
@@ -227,7 +227,7 @@ class _Resamples(NamedTuple):
     """The unit of each row."""
     units: int
     counts: npt.NDArray[np.float64]
-    """By resample and unit."""
+    """The counts by resample and unit."""
 
     def means(self, values: npt.NDArray[np.float64], counted: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:
         """The mean of the rows that count in each resample, of the same rows for every array of values.
@@ -256,7 +256,7 @@ def _as_array(values: Any) -> npt.NDArray[np.float64]:
 
 
 def _gains(candidate: npt.NDArray[np.float64], in_service: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """By which share of the model in service the candidate is better."""
+    """The share of the model in service by which the candidate is better."""
     with np.errstate(over="ignore"):
         gains = (in_service - candidate) / np.where(in_service == 0, 1.0, np.abs(in_service))
     return np.asarray(np.clip(gains, -_MOST_GAIN, _MOST_GAIN))

@@ -43,21 +43,21 @@ class Event(NamedTuple):
 
 @dataclass(frozen=True)
 class SlotState:
-    """What the log holds of a slot."""
+    """The records of a slot in the log."""
 
     slot: datetime
     start: SlotStart | None = None
     """Its newest start; None if it ended before its data was checked."""
     end: SlotEnd | None = None
-    """None while it is open."""
+    """The end of the slot; None while it is open."""
     version: int | None = None
     """The version that it trained."""
     decide_by: datetime | None = None
-    """Until when a person may approve that version; None if nobody is asked."""
+    """The time until which a person may approve that version; None if nobody is asked."""
     decision: Decision | None = None
-    """What was decided about it."""
+    """The decision about that version."""
     ends: int = 0
-    """How often it has ended: one that ended without a candidate may be started again."""
+    """How often the slot has ended: a slot that ended without a candidate may be started again."""
 
     @property
     def is_open(self) -> bool:
@@ -71,7 +71,7 @@ class SlotState:
 
     @property
     def outcome_in_words(self) -> str:
-        """Its outcome; `open`, or that it waits for a decision, while it has none."""
+        """Its outcome in words; while it has none, `open`, or that a decision is awaited."""
         if self.end is not None:
             return IN_WORDS[self.end.outcome]
         return WAITING if self.is_waiting else "open"
@@ -89,9 +89,9 @@ class Models:
     name: str
     events: tuple[Event, ...]
     slots: Mapping[datetime, SlotState]
-    """By the time of the slot, in its order."""
+    """The slots by their time, in its order."""
     triggers: Mapping[datetime, Trigger] = field(default_factory=dict)
-    """What asked for a slot, by its time; slots of the schedule and of a person have none."""
+    """The triggers that asked for slots, by the slot's time; slots of the schedule and of a person have none."""
 
     @property
     def candidates(self) -> dict[int, Candidate]:
@@ -119,7 +119,7 @@ class Models:
         return None
 
     def window_before(self, slot: datetime) -> SlotStart | None:
-        """The newest earlier slot whose data was accepted: what the next one's data is compared with."""
+        """The newest earlier slot whose data was accepted: the next slot's data is compared with it."""
         starts = (state.start for time, state in self.slots.items() if time < slot)
         accepted = [start for start in starts if start is not None and start.run is not None]
         return accepted[-1] if accepted else None
@@ -132,8 +132,8 @@ class Models:
     def last_windows(self, *, but: datetime | None = None) -> dict[datetime, Window]:
         """The data that needs no other slot, by its slot: the data of open slots, and of the newest slot that is done.
 
-        Data of an earlier slot does need another slot, such as files that are put back as they were. For a slot of the
-        past, `but`, the newest before it counts as well.
+        Data of an earlier slot does need another slot, such as files that are put back as they were. If `but` is a slot
+        of the past, the newest slot before it counts as well.
         """
         slots = [state for state in self.slots.values() if state.slot != but and (state.is_open or state.is_done)]
         windows = {state.slot: state.start.window for state in slots if state.start and state.start.run}
@@ -145,7 +145,7 @@ class Models:
         """A version.
 
         Raises:
-            UnknownVersionError: there is none of this number.
+            UnknownVersionError: there is no version of this number.
         """
         known = self.candidates
         if number not in known:
@@ -156,13 +156,13 @@ class Models:
         """The slot that trained a version.
 
         Raises:
-            UnknownVersionError: there is none of this number.
+            UnknownVersionError: there is no version of this number.
         """
         return self.slots[self.version(number).slot]
 
 
 def models_of(name: str, records: Iterable[tuple[datetime, ModelRecord]]) -> Models:
-    """What the records of a model's log say, each with the time at which it was written, in the order of the log."""
+    """What the records of a model's log say. Each comes with the time of its writing, in the order of the log."""
     fold = _Fold()
     for at, record in records:
         fold.take(at, record)
@@ -171,7 +171,7 @@ def models_of(name: str, records: Iterable[tuple[datetime, ModelRecord]]) -> Mod
 
 @dataclass
 class _Fold:
-    """What the records so far say."""
+    """The state that follows from the records so far."""
 
     events: list[Event] = field(default_factory=list)
     slots: dict[datetime, SlotState] = field(default_factory=dict)

@@ -179,7 +179,7 @@ class Decision(Record):
 
     @property
     def sentence(self) -> str:
-        """What was decided, by whom, and why."""
+        """The decision, who made it, and why."""
         return f"{self.answer} by {self.by}: {self.why}" if self.by else self.why
 
 

@@ -1,6 +1,6 @@
 """The log of a model's versions in the store: which one is in service, and how it came to that.
 
-It is a log like a run's, one record a slot and put-if-absent, so that each of several promotions at the same moment is
+It is a log like a run's, with one record per slot and put-if-absent: each of several promotions at the same moment is
 based on the one before it, and none is lost.
 """
 
@@ -37,7 +37,7 @@ class ModelsLog:
     """The versions of one model in a store."""
 
     def __init__(self, store: Store, name: str, *, spec: StoreSpec | None = None, clock: Clock | None = None) -> None:
-        """`spec` is that of the store; its key signs the records, and is needed to read signed ones."""
+        """`spec` is the spec of the store; its key signs the records, and is needed to read signed ones."""
         self.store, self.name = store, name
         self._log = log_in(store, keys.model_folder(name), spec or StoreSpec(), clock=clock)
 
@@ -81,7 +81,7 @@ class ModelsLog:
         """Put a version into service by hand.
 
         Raises:
-            UnknownVersionError: there is none of this number.
+            UnknownVersionError: there is no version of this number.
             StoreWriteError, StoreReadError: it is not known whether it was recorded; a retry is safe.
         """
         return self._append(Choice(version=version, why=why), lambda models: models.version(version))
@@ -122,7 +122,7 @@ class ModelsLog:
         now: datetime,
         only_if: Callable[[Models], bool] = lambda _: True,
     ) -> Trigger | None:
-        """Ask for a slot, at the second of `now` or the next free one. A key has one slot, the first asked for.
+        """Ask for a slot, at the second of `now` or the next free one. A key has one slot: the first asked for.
 
         None if `only_if` does not hold at that moment: a slot has begun meanwhile, or another version is in service.
 
@@ -149,11 +149,11 @@ class ModelsLog:
     def open_slot(self, start: SlotStart, *, is_for_new_data: bool = False) -> SlotStart:
         """Record the beginning of a slot; of several starts of one slot, all get the one that was recorded first.
 
-        A slot that ended without a candidate is begun again. A slot that is there for new data is not begun beside or
-        after another one with the same files.
+        A slot that ended without a candidate is begun again. A slot that needs new data is not begun beside or after
+        another slot with the same files.
 
         Raises:
-            SameDataError: it is for new data, and another slot trains or has trained on its files.
+            SameDataError: it needs new data, and another slot trains or has trained on its files.
             StoreWriteError, StoreReadError: it is not known whether it was recorded; a retry is safe.
         """
 

@@ -1,7 +1,7 @@
 """Periods of the calendar, and the places of the files that hold their data. Pure.
 
-Every moment becomes a `datetime` of the standard library first: a subclass may calculate in another way. Pendulum's,
-which Prefect gives, lands on the day before in zones whose clocks go forward at midnight.
+Every moment becomes a `datetime` of the standard library first: a subclass may calculate in another way. Pendulum's
+class, which Prefect gives, lands on the day before in zones whose clocks go forward at midnight.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Period(NamedTuple):
 
     @property
     def ends(self) -> datetime:
-        """Where the next one begins."""
+        """The beginning of the next period."""
         return _shifted(self, 1).begins
 
     @property
@@ -61,7 +61,7 @@ def newest_complete(moment: datetime, unit: Unit, zone: tzinfo, *, delay: timede
 
 
 def periods_until(last: Period, *, count: int | None = None, since: Period | None = None) -> Sequence[Period]:
-    """So many periods up to the last one, or all from `since` on; oldest first. None, if `since` is after the last."""
+    """This many periods up to the last one, or all from `since` on; oldest first. None if `since` is after the last."""
     found: list[Period] = []
     period = last
     while len(found) != count and (since is None or period.begins.timestamp() >= since.begins.timestamp()):

@@ -50,11 +50,11 @@ def notes_on_files(program: ProgramSpec, *, folder: Path) -> tuple[str, ...]:
 
 
 class Tracked(NamedTuple):
-    """What the calls of `track` in a program name."""
+    """The names in the calls of `track` of a program."""
 
     names: tuple[str, ...]
     is_complete: bool
-    """Whether these are all: the sessions of these files are used in these files alone, and all names written out."""
+    """Whether these are all names: the sessions are used in these files alone, and all names are written out."""
 
 
 def tracked_by(sources: Sequence[SourceFile]) -> Tracked:
@@ -82,7 +82,7 @@ def _sessions(node: ast.AST) -> Iterator[str]:
 
 
 def _called(call: ast.Call) -> str:
-    """The last name of what is called."""
+    """The last name of the called expression."""
     match call.func:
         case ast.Name(id=name) | ast.Attribute(attr=name):
             return name
@@ -97,7 +97,7 @@ def _is_method_of(function: ast.expr, owners: set[str], method: str) -> bool:
 
 
 def _is_given(names: set[str], call: ast.Call) -> bool:
-    """Whether one of these is an argument of a call, as it is."""
+    """Whether one of these names is itself an argument of a call."""
     given = (*call.args, *(each.value for each in call.keywords))
     return any(isinstance(each, ast.Name) and each.id in names for each in given)
 

@@ -18,7 +18,7 @@ _HEARTBEAT = "_slot-"
 
 
 def slot_at(moment: datetime, zone: tzinfo = UTC) -> datetime:
-    """The slot of a moment: its second, in UTC. A time without a zone is one of `zone`."""
+    """The slot of a moment: its second, in UTC. A time without a zone is in `zone`."""
     known = moment if moment.tzinfo is not None else datetime.combine(moment.date(), moment.time(), zone)
     return in_utc(known).replace(microsecond=0)
 
@@ -46,7 +46,7 @@ def run_id_of(spec: RetrainSpec, slot: datetime) -> str:
 def run_of(spec: RetrainSpec, slot: datetime, window: Window | None, *, now: datetime) -> RunSpec:
     """The run of a slot on the files of its window. A deadline that has passed is dropped: the run then costs least.
 
-    A store in a relative folder is one in the current folder.
+    A relative folder of the store is taken from the current folder.
     """
     deadline = slot + timedelta(hours=spec.ready_within_hours) if spec.ready_within_hours is not None else None
     fields = spec.run | {"run_id": run_id_of(spec, slot)}
@@ -100,14 +100,14 @@ def model_and_slot_of(heartbeat: str) -> tuple[str, datetime] | None:
 
 
 class Overlap(NamedTuple):
-    """What a slot does about earlier ones that are not done."""
+    """The action of a slot on earlier slots that are not done."""
 
     action: Literal["go", "wait", "skip", "supersede"]
     why: str = ""
 
 
 def overlap_of(spec: RetrainSpec, slot: datetime, others: Iterable[datetime]) -> Overlap:
-    """What a slot does, given the other slots that are being run now. Later ones are not waited for."""
+    """The action of a slot, given the other slots that are being run now. Later slots are not waited for."""
     earlier = sorted(other for other in others if other < slot)
     if not earlier:
         return Overlap("go")

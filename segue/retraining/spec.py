@@ -328,7 +328,7 @@ class Window(Record):
 
     @property
     def content(self) -> frozenset[tuple[str, str, bool]]:
-        """What two windows with the same data have in common: files, their hashes, and what they are used for."""
+        """The content that two windows with the same data share: files, their hashes, and what they are used for."""
         return frozenset((file.path, file.sha256, file.is_held_back) for file in self.files)
 
     @property
@@ -337,7 +337,7 @@ class Window(Record):
         return tuple(file for file in self.files if not file.is_held_back)
 
     def place_of_held_back(self, row: int) -> str:
-        """Where a row of the evaluation is."""
+        """The place of a row of the evaluation."""
         return place_of([(file.path, file.rows or 0) for file in self.held_back], row)
 
     @property

@@ -71,7 +71,7 @@ def _values(column: pd.Series[Any], name: str) -> tuple[list[str], npt.NDArray[n
     """The name of each value, and the value of each row. The last name is that of rows without a value."""
     import pandas as pd
 
-    # Of objects the text counts: lists have no hash, and 1 would be the same value as True.
+    # Objects are compared by their text: lists have no hash, and 1 would be the same value as True.
     is_objects = column.dtype == object
     codes, _ = pd.factorize(column.map(_with_type, na_action="ignore") if is_objects else column)
     _, first = np.unique(codes, return_index=True)

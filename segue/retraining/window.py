@@ -46,7 +46,7 @@ class Described(NamedTuple):
 
     files: tuple[WindowFile, ...]
     local: dict[str, Path]
-    """Where each of them is on this machine, by its path."""
+    """The place of each file on this machine, by its path."""
     layout: Layout
     """The types of their columns."""
 
@@ -70,7 +70,7 @@ def window_of(spec: RetrainSpec, slot: datetime) -> tuple[Window, dict[str, Path
 
 
 def described(places: Sequence[FoundFile], access: DataAccess) -> Described:
-    """What these files hold, each read once.
+    """The contents of these files, each read once.
 
     Raises:
         DataUnreadableError: a file could not be read, is damaged, or is being written to.

@@ -27,7 +27,7 @@ from segue.units import Figures, Moment, Money, Prices, Seconds
 
 
 class Entry(Record):
-    """Common to all records of the log."""
+    """The fields that all records of the log have."""
 
     entry_id: str = Field(description="Unique id, by which a writer recognizes its own record when an answer was lost.")
     written_at: Moment = Field(description="Time of writing, for people; no decision depends on it.")
@@ -40,7 +40,7 @@ class Entry(Record):
 
 
 class OpenEntry(Entry):
-    """The run spec: at the start of a run, and again when the run is resumed with a changed one or after a stop."""
+    """The run spec: at the start of a run, and again when the run is resumed with a changed spec or after a stop."""
 
     kind: Literal["open"] = "open"
     spec: RunSpec
@@ -77,7 +77,7 @@ class ClaimEntry(Entry):
 
 
 class StartEntry(Entry):
-    """A start of an attempt on its pool: how long it took, or that it took too long."""
+    """A start of an attempt on its pool: its duration, or that it took too long."""
 
     kind: Literal["start"] = "start"
     segment: int
@@ -139,14 +139,14 @@ class DrillEntry(Entry):
 
 
 class ReportEntry(Entry):
-    """How an attempt ended; written by the attempt itself, or by the controller when the attempt was lost."""
+    """The end of an attempt; written by the attempt itself, or by the controller if the attempt was lost."""
 
     kind: Literal["report"] = "report"
     report: SegmentReport
 
 
 class HandoverEntry(Entry):
-    """An attempt on on-demand is about to be recalled, because a standby has booted and takes over."""
+    """An attempt on on-demand capacity is about to be recalled, because a standby has booted and takes over."""
 
     kind: Literal["handover"] = "handover"
     standby: str = Field(alias="spare")
@@ -195,7 +195,7 @@ class PricesEntry(Entry):
 
 
 class SpendingEntry(Entry):
-    """Costs that count against the budget and are not in this run's log: other runs of the store, and own standbys."""
+    """Costs that count against the budget and are not in this run's log: of the store's other runs, of own standbys."""
 
     kind: Literal["spending"] = "spending"
     month: str = Field(description="The calendar month, as 2026-11.")
@@ -245,7 +245,7 @@ _HEAD_BYTES = len(_HEAD % 0)
 
 
 def encode(entry: Entry) -> bytes:
-    """JSON, with a checksum of the entry's bytes before it, so that a flipped bit that still parses is detected."""
+    """The entry as JSON, after a checksum of its bytes, so that a flipped bit that still parses is detected."""
     return framed(body_of(entry))
 
 
@@ -268,7 +268,7 @@ def body_of(entry: Entry) -> bytes:
 
 
 def framed(body: bytes) -> bytes:
-    """A record's body, which is the entry and perhaps its signature, with the checksum before it."""
+    """A record's body (the entry and perhaps its signature) after the body's checksum."""
     return _HEAD % crc32c.crc32c(body) + body + b"}"
 
 

@@ -1,4 +1,4 @@
-"""The run's history as one value: checkpoints, attempts, decisions, and what follows from them. Pure."""
+"""The run's history as one value: checkpoints, attempts, decisions, and facts that follow from them. Pure."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A committed checkpoint and what the log holds about it."""
+    """A committed checkpoint and the log's facts about it."""
 
     ref: CheckpointRef
     manifest: Manifest
@@ -68,7 +68,7 @@ class History:
     checkpoints: tuple[Checkpoint, ...] = ()
     attempts: tuple[Attempt, ...] = ()
     starts: tuple[StartEntry, ...] = ()
-    """What is known of the starts of attempts on their pools."""
+    """The known facts about starts of attempts on their pools."""
     reports: tuple[SegmentReport, ...] = ()
     resumes: tuple[VerdictEntry, ...] = ()
     drills: tuple[DrillEntry, ...] = ()
@@ -94,20 +94,20 @@ class History:
     handovers: tuple[HandoverEntry, ...] = ()
     broken_resumes: tuple[VerdictEntry, ...] = ()
     is_over: bool = False
-    """Whether a decision ended the run, and it was not opened again since."""
+    """Whether a decision ended the run, and the run was not opened again since."""
     stop: DecisionEntry | None = None
     """A person's request to stop the run, since it was last opened."""
     stop_slot: int | None = None
     fresh_from: int = 0
     earlier_plans: frozenset[tuple[int, int]] = frozenset()
-    """Segment and attempt of the plans before the run's last end: a report of them that comes later is not fresh."""
+    """Segment and attempt of the plans before the run's last end: a later report of such an attempt is not fresh."""
     damage: tuple[Damage, ...] = ()
     named_damage: frozenset[int] = field(default_factory=frozenset)
     next_slot: int = 0
 
     @property
     def unread(self) -> tuple[Damage, ...]:
-        """The slots that cannot be read, and that nobody has given up by name: they may hold anything."""
+        """The slots that cannot be read and that nobody has given up by name: they may hold any record."""
         return tuple(damage for damage in self.damage if damage.slot not in self.named_damage)
 
     # Cached, because a waiting parent asks the same history many times.
@@ -126,7 +126,7 @@ class History:
         return self.newest.manifest.step if self.newest else 0
 
     def is_finished(self, spec: RunSpec) -> bool:
-        """Whether the goal is committed, or the last step of training code that ended the run before it.
+        """Whether the goal is committed, or the last step of training code that ended the run before its goal.
 
         False if a broken rehearsal speaks against the run or has ended it, or if a program has not yet ended by itself.
         """
@@ -146,7 +146,7 @@ class History:
         return self.committed_step not in ended_at
 
     def is_committed(self, spec: RunSpec) -> bool:
-        """Whether the goal is committed, or the last step of training code that ended the run before it."""
+        """Whether the goal is committed, or the last step of training code that ended the run before its goal."""
         return self.committed_step >= spec.steps or self.finish_reason is not None
 
     @property
@@ -187,7 +187,7 @@ class History:
         return self._prices_by_number.get((segment, attempt), {})
 
     def starts_of(self, segment: int, attempt: int) -> tuple[StartEntry, ...]:
-        """What is known of the starts of an attempt, in the order of the log."""
+        """The known facts about the starts of an attempt, in the order of the log."""
         return self._starts_by_number.get((segment, attempt), ())
 
     def is_import(self, segment: int, attempt: int) -> bool:
@@ -270,7 +270,7 @@ class History:
         return {checkpoint.ref: checkpoint for checkpoint in self.checkpoints}
 
     def once(self, compute: Callable[[RunSpec, History], T], spec: RunSpec) -> T:
-        """The result of a pure function for this history and a spec; computed once, however often it is asked for."""
+        """The result of a pure function for this history and a spec; computed only once."""
         known = self._computed.get(compute)
         if known is None or known[0] is not spec:
             known = self._computed[compute] = (spec, compute(spec, self))

@@ -38,7 +38,7 @@ _PROVEN = (VerdictKind.EXACT, VerdictKind.EQUIVALENT)
 
 
 class Folding:
-    """The history of the records that were added so far, which must come in the order of their slots."""
+    """The history of the records that were added so far; they must be added in the order of their slots."""
 
     def __init__(self) -> None:
         self._spec: RunSpec | None = None
@@ -67,7 +67,7 @@ class Folding:
         self._broken_resumes: tuple[VerdictEntry, ...] = ()
 
     def add(self, slot: Slot) -> None:
-        """Add the next record, unless it is of an attempt that was fenced before it.
+        """Add the next record, unless its attempt was fenced before it.
 
         No correct writer appends such a record: it can only come from a writer that did not read the log.
         """
@@ -109,7 +109,7 @@ class Folding:
         self._broken_drill = entry.verdict if entry.verdict.kind is VerdictKind.BROKEN else None
 
     def history(self, *, damage: tuple[Damage, ...], next_slot: int) -> History:
-        """The history of what was added. Later records do not change it."""
+        """The history of the records that were added. Later records do not change this value."""
         return History(
             spec=self._spec,
             checkpoints=self._checkpoints.read(),
@@ -168,7 +168,7 @@ class Folding:
             self._spending = entry
 
     def _end_earlier_runs(self) -> None:
-        """Everything so far belongs to runs that have ended; budgets count from here."""
+        """Count everything so far to runs that have ended; budgets count from here."""
         self._fresh_from = len(self._reports)
         plans = (entry.plan for entry in self._decisions.read())
         self._earlier_plans = frozenset((plan.segment, plan.attempt) for plan in plans if plan is not None)
@@ -228,7 +228,7 @@ class _Grown(Generic[T]):
 
 
 class _Checkpoints:
-    """Committed checkpoints, and what records before and after the commit hold about them."""
+    """Committed checkpoints, with the facts that records before and after the commit hold about them."""
 
     def __init__(self) -> None:
         self._all = _Grown[Checkpoint]()
@@ -250,7 +250,7 @@ class _Checkpoints:
         self._update(checkpoint.ref.slot)
 
     def change(self, entry: QuarantineEntry | LiftEntry | PruneEntry) -> None:
-        """Apply a quarantine, a lift or a prune: it changes from which checkpoints attempts may resume."""
+        """Apply a quarantine, a lift or a prune: each changes from which checkpoints attempts may resume."""
         if isinstance(entry, QuarantineEntry):
             self._quarantine(entry.slot, entry.reason)
         elif isinstance(entry, LiftEntry):
@@ -287,7 +287,7 @@ class _Checkpoints:
 
 
 class _Attempts:
-    """Claims, and what records before and after the claim hold about their attempts."""
+    """Claims, with the facts that records before and after the claim hold about their attempts."""
 
     def __init__(self) -> None:
         self._all = _Grown[Attempt]()

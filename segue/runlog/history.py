@@ -16,7 +16,7 @@ __all__ = ["Attempt", "Checkpoint", "History", "fold", "read_history", "require_
 def read_history(log: RunLog) -> History:
     """The history as of now; reads and folds only the slots that were not read before.
 
-    While nothing is new, it is the same object.
+    While nothing is new, the result is the same object.
     """
     with log.lock:
         log.refresh()
@@ -30,8 +30,8 @@ def read_history(log: RunLog) -> History:
 def require_whole(log: RunLog, history: History) -> None:
     """Pass unless a record of a signed log cannot be read: a person decides about that record.
 
-    An unsigned log goes on without the record. In a signed log, whoever could delete a record would otherwise undo a
-    quarantine or a stop in this way.
+    An unsigned log continues without the record. In a signed log, anyone who could delete a record would otherwise be
+    able to undo a quarantine or a stop in this way.
 
     Raises:
         LostRecordError: the log is signed, and the record was not given up by name.
@@ -64,7 +64,7 @@ def fold(slots: Sequence[Slot], *, damage: tuple[Damage, ...] = (), next_slot: i
 
 @dataclass
 class _Kept:
-    """What was folded of a log so far; the log keeps it."""
+    """The part of a log that was folded so far; the log keeps it."""
 
     folding: Folding
     repairs: int

@@ -32,12 +32,12 @@ def model_file(name: str, folder: str, file: str) -> str:
 
 
 def seen_key(model: str) -> str:
-    """Key of the record of what the last look for triggers of a model saw; overwritten."""
+    """Key of the record of what the last look for a model's triggers saw; the record is overwritten."""
     return f"{model_folder(model)}/triggers/seen.json"
 
 
 def docs_prefix(model: str, stamp: str) -> str:
-    """Where the Data Docs of a slot are."""
+    """Prefix of the keys of a slot's Data Docs."""
     return f"{model_folder(model)}/slots/{stamp}/docs/"
 
 
@@ -85,12 +85,12 @@ _ATTEMPT = re.compile(rf"seg[0-9]+-a[0-9]+-e(?P<epoch>[0-9]+)(?:-(?P<log>[0-9a-f
 
 
 def attempt_id(segment: int, attempt: int, epoch: int, *, log_id: str = "") -> str:
-    """Unique among all logs: no two claims of a log share an epoch, and another log of the same run has another id."""
+    """An id unique among all logs: no two claims of a log share an epoch, and no two logs of a run share an id."""
     return "-".join([f"seg{segment:03d}", f"a{attempt}", f"e{epoch}", *filter(None, [log_id[:_ID_CHARACTERS]])])
 
 
 def epoch_of(attempt_id: str, *, log_id: str) -> int | None:
-    """The epoch in an attempt's id; None if it is no id, or one of another log of the same run.
+    """The epoch in an attempt's id; None if it is no id, or an id of another log of the same run.
 
     Ids of version 0.1 do not name their log.
     """
@@ -107,8 +107,8 @@ def step_prefix(run_id: str, attempt: str, step: int) -> str:
 def shard_name(attempt: str, step: int, rank: int, *, try_number: int = 1) -> str:
     """Name of a shard relative to the run's folder, as manifests hold it.
 
-    A save that is tried again with another writer process has names of its own: it may store other bytes, and the
-    bytes of the first try may have been adopted.
+    A save that is tried again with another writer process has its own names: the second try may store other bytes, and
+    the bytes of the first try may have been adopted.
     """
     return f"{_stem(attempt, step, rank, try_number)}.safetensors"
 
@@ -150,7 +150,7 @@ def recall_key(run_id: str, attempt: str) -> str:
 
 
 def disturbance_key(run_id: str, attempt: str) -> str:
-    """Key of the request to kill the attempt's trainer or to give it a notice; only drills read it."""
+    """Key of the request to kill the attempt's trainer or to send it a notice; only drills read it."""
     return f"{run_id}/attempts/{attempt}/drill.json"
 
 
@@ -163,7 +163,7 @@ PARENTS_PREFIX = ".parents/"
 PROBE_KEY = ".probe"
 """Key of an object that shows whether the store can be written."""
 LOOK_KEY, LOOK_BEGUN_KEY = ".last-look", ".look-begun"
-"""Keys of the object that the last look of recovery wrote when it ended, and of the one that the newest began with."""
+"""Keys of the object that recovery's last look wrote at its end, and of the one that its newest look wrote first."""
 
 
 def parent_key(run_id: str) -> str:

@@ -38,15 +38,16 @@ class Stamp(Protocol):
 class RunLog:
     """One run's log in a store. Safe to use from several threads.
 
-    A writer appends at the slot after the last one it has read; if that slot is taken, it reads on. So the writer of
-    each record has read all records before it, which makes the log linear without locks or clocks.
+    A writer appends at the slot after the last one it has read; if that slot is taken, it reads the new records and
+    tries again. So the writer of each record has read all records before it, which makes the log linear without locks
+    or clocks.
 
     A log is identified by its first record, whose id is in every later record. Before each append, a writer checks that
-    the newest record it has read is still there. So a writer that outlives its log writes nothing to another log of
-    that name.
+    the newest record it has read is still there. So a writer that outlives its log writes nothing to another log of the
+    same name.
 
     With a signer, every record is signed and verified; a record that is not signed for its place raises an error, and
-    nothing that was read with it is used.
+    nothing that was read together with that record is used.
     """
 
     def __init__(self, store: Store, run_id: str, *, clock: Clock | None = None, signer: Signer | None = None) -> None:
@@ -54,7 +55,7 @@ class RunLog:
         self.lock = threading.RLock()
         """Held while the log is read or appended to."""
         self.kept: object = None
-        """What `read_history` folded so far."""
+        """The part that `read_history` folded so far."""
         self._clock = clock or SystemClock()
         self._packs = Packs(store, run_id)
         self._chain = SignatureChain(run_id, signer)
@@ -62,7 +63,7 @@ class RunLog:
         self._reader = LogReader(store, run_id, self._slots, self._packs, clock=self._clock)
         self._is_listed = False
         self._unsure: dict[bytes, Entry] = {}
-        """Records that were sent without an answer, by their content."""
+        """Records that were sent but not acknowledged, by their content."""
 
     @property
     def store(self) -> Store:
@@ -79,7 +80,7 @@ class RunLog:
         return self.slots_from(0)
 
     def slots_from(self, index: int) -> tuple[Slot, ...]:
-        """The readable records from the one with this index on."""
+        """The readable records, from this index on."""
         with self.lock:
             return self._slots.read(index)
 
@@ -124,24 +125,24 @@ class RunLog:
         return self._slots.highest_epoch
 
     def reload(self) -> RunLog:
-        """Read the whole log: its packs, and what a listing shows after them. Returns this log.
+        """Read the whole log: its packs, and the records that a listing shows after them. Returns this log.
 
         A listing also shows missing slots. Slots that were read before are not read again, unless they are damaged.
 
         Raises:
             StoreReadError: the store could not be read.
-            LogReplacedError: what was read before is not there any more.
+            LogReplacedError: records that were read before are not there any more.
             LogCutError: the log was deleted, but not all of it.
             ForgedRecordError, ReplayedRecordError, BrokenChainError, UnsignedLogError, SigningKeyNeededError: a record
                 is not what the log's key signed for its slot.
         """
-        with self.lock:  # The listing needs it too: else a record that another thread appends would seem lost.
+        with self.lock:  # The listing needs it too: otherwise another thread's new record would seem lost.
             self._reader.read_all()
             self._is_listed = True
             return self
 
     def refresh(self) -> RunLog:
-        """Read the records appended since; the first time, the whole log. Returns this log.
+        """Read the records that were appended since the last read; the first time, the whole log. Returns this log.
 
         Raises:
             StoreReadError: the store could not be read.
@@ -153,10 +154,10 @@ class RunLog:
             return self
 
     def require_claim(self, epoch: int) -> None:
-        """Read what is new, and pass if nothing in the log can be a claim that is newer than the one of this epoch.
+        """Read the new records, and pass if no record in the log can be a newer claim than the one of this epoch.
 
         Raises:
-            SupersededError: there is one.
+            SupersededError: there is a newer claim.
             UnreadRecordError: a record after the claim cannot be read in any way, and may be a newer claim.
             LogReplacedError: the run was deleted, or begun again.
             StoreReadError: the store could not be read; a retry is safe.
@@ -180,7 +181,7 @@ class RunLog:
         `epoch`, the writer holds that claim, and a newer claim stops it. With `at`, the record is valid only directly
         after slot `at - 1`.
 
-        A record whose answer was lost is recognized when it is appended again, and is not written twice.
+        If the store's answer was lost, the record is recognized when it is appended again, and is not written twice.
 
         A crash before the return leaves the log as it was, or with the complete record in it.
 
@@ -212,14 +213,14 @@ class RunLog:
             entry = sent.model_copy(update={"log_id": built.log_id})
             slot = landed or self._write(number, self._signed(entry, number))
             if slot is None:
-                continue  # What is in that slot cannot be read, and may be this record.
+                continue  # That slot cannot be read, and may hold this record.
             del self._unsure[content]
             if slot.entry.entry_id == entry.entry_id:
                 return slot
 
     def _signed(self, entry: Entry, number: int) -> bytes:
         if self.is_signed and number and not self._slots:
-            # It is not known which log this is, and which record the new one follows.
+            # It is unknown which log this is, and which record the new one would follow.
             raise NothingTrustedError(run_id=self.run_id, checkpoints=0, unreadable=number)
         return framed(self._chain.signed(body_of(entry), slot=number, entry_id=entry.entry_id))
 
@@ -227,7 +228,7 @@ class RunLog:
         return next((slot for slot in self.slots if slot.entry.entry_id == entry_id), None)
 
     def _write(self, number: int, data: bytes) -> Slot | None:
-        """The record that the slot holds now: `data`, or that of another writer; None if it cannot be read."""
+        """The record that the slot holds now: `data`, or another writer's record; None if it cannot be read."""
         key = keys.log_key(self.run_id, number)
         try:
             # A put that the client retried after a lost answer is refused because of its own first try.

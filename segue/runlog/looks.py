@@ -13,7 +13,7 @@ from segue.stores.base import Examinable, Store
 
 
 class LookRecord(Record):
-    """A look that has ended, overwritten in place. A changing counter, not a timestamp, shows that looks end."""
+    """The last look that ended, overwritten in place. A changing counter, not a timestamp, shows that looks end."""
 
     look_id: str
     counter: int = Field(0, ge=0)
@@ -45,7 +45,7 @@ def write_look(store: Store, record: LookRecord) -> None:
 
 
 def write_begun(store: Store, look_id: str) -> None:
-    """Write that a look begins.
+    """Write the mark that a look begins.
 
     Raises:
         StoreWriteError: it was not written.

@@ -73,7 +73,7 @@ def find_run(run_id: str, store: StoreSpec | str | Path = DEFAULT_STORE) -> tupl
 
 
 def _names(opened: Store) -> tuple[str, ...]:
-    """The names of what may be runs of a store, for a message; none if they cannot be listed."""
+    """The names of folders in a store that may be runs, for a message; none if they cannot be listed."""
     try:
         return tuple(filter(keys.is_run_folder, opened.folders()))
     except (StoreReadError, MissingObjectError):
@@ -84,7 +84,7 @@ def known_runs(store: StoreSpec | str | Path = DEFAULT_STORE) -> Iterator[tuple[
     """Every run of a store, by name: its log and its history. Nothing is written.
 
     Raises:
-        StoreUnreachableError: the store cannot be read, or there is none at that place.
+        StoreUnreachableError: the store cannot be read, or there is no store at that place.
     """
     opened = open_store(store)
     if isinstance(opened, LocalStore) and not opened.root.is_dir():
@@ -100,7 +100,7 @@ def known_runs(store: StoreSpec | str | Path = DEFAULT_STORE) -> Iterator[tuple[
 def runs_in(
     opened: Store, store: StoreSpec | str | Path, *, other_than: str | None = None
 ) -> Iterator[tuple[RunLog, History]]:
-    """Every run of an open store but one, by name: its log and its history. Nothing is written.
+    """Every run of an open store except one, by name: its log and its history. Nothing is written.
 
     Runs that need another signing key, and runs of which only a part remains, are left out with a warning.
 

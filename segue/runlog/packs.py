@@ -1,13 +1,14 @@
 """Packs: copies of 500 records of a log in one object, so that a long log is read with few requests.
 
-A record is final as soon as a later one exists. So a copy of its bytes, which have a checksum of their own, stands for
-it, even if the record itself is damaged later. A record that was damaged when the pack was written is not in it.
+A record is final as soon as a later one exists. So a copy of its bytes, which have their own checksum, can replace it,
+even if the record itself is damaged later. A record that was damaged when the pack was written is not in the pack.
 
-A pack cannot hide newer records, which are listed and read as usual. It cannot stand for another log, because its key
-holds the id of the log's first record, which is read from the log itself. It cannot stand for another state of the same
+A pack cannot hide newer records, which are listed and read as usual. It cannot replace another log, because its key
+holds the id of the log's first record, which is read from the log itself. It cannot replace another state of the same
 log either, for example after a part of the log was restored from a backup: the last record of each pack is compared
-with the log's own. Whoever wrote that record had read all records before it, and its id is unique. So if the last
-record is the same, so are the others. A pack that is missing, damaged or of another state costs only requests.
+with the log's own. The writer of that record had read all records before it, and its id is unique. So if the last
+record is the same, the others are the same as well. A pack that is missing, damaged or of another state costs only
+requests.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _MOST_PACK_BYTES = 64 * 2**20
 """Limit for all records in a pack. Records that do not fit are left out, and are read one by one."""
 _USUAL_PACK_BYTES = 2**20
 _LOG_ID = re.compile(r"[0-9a-f]{32}")
-"""Ids come from storage that others may write; one of another form cannot be part of a key."""
+"""Ids come from storage that others may write; an id of another form must not become part of a key."""
 
 
 class PackHead(Record):
@@ -54,7 +55,7 @@ class Packs:
     def __init__(self, store: Store, run_id: str) -> None:
         self._store, self._run_id = store, run_id
         self._done: set[int] = set()
-        """Packs that need not be written: they are there, or could not be written just now."""
+        """Packs that need not be written: they exist, or could not be written just now."""
         self._writing: threading.Thread | None = None
 
     def find(self) -> dict[str, list[int]]:
@@ -71,7 +72,7 @@ class Packs:
         return found
 
     def read(self, packs: Iterable[int], *, log_id: str) -> Iterator[tuple[int, bytes]]:
-        """Slots and bytes of the records in these packs, in order, as far as the packs are there and of this log.
+        """Slots and bytes of the records in these packs, in order, as far as the packs exist and belong to this log.
 
         Raises:
             StoreReadError: the store could not be read.
@@ -118,7 +119,7 @@ class Packs:
         self._writing.start()
 
     def write(self, number: int, *, log_id: str) -> None:
-        """Write a pack, unless it is there.
+        """Write a pack, unless it exists.
 
         Raises:
             StoreReadError, StoreWriteError: it was not written.

@@ -44,7 +44,7 @@ class LogReader:
 
         Raises:
             StoreReadError: the store could not be read.
-            LogReplacedError: what was read before is not there any more.
+            LogReplacedError: records that were read before are not there any more.
             LogCutError: the log was deleted, and not all of it.
             ForgedRecordError, ReplayedRecordError, BrokenChainError, UnsignedLogError, SigningKeyNeededError: a record
                 is not what the log's key signed for its slot.
@@ -72,10 +72,10 @@ class LogReader:
     def require_same_log(self) -> None:
         """Pass if the first and the newest record that were read are still there: the log was not deleted or replaced.
 
-        A record that was damaged since tells nothing; if both are damaged, the others are looked at.
+        A record that was damaged since then proves nothing; if both are damaged, other records are compared.
 
         Raises:
-            LogReplacedError: one of them is gone or another record, however often it is read.
+            LogReplacedError: one of them is gone or was replaced by another record, however often it is read.
             StoreReadError: the store could not be read, or none of the log's records can.
         """
         read = self._slots.read()

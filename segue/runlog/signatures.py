@@ -1,8 +1,7 @@
 """Signed records: each is signed for its run, log and slot, and follows the record before it by its hash.
 
-So no record can be changed, copied to another place, or put between two others without the key. Records that are
-missing at the end cannot be noticed from the log alone: only a process that has read it before, or knows its length,
-notices them.
+So without the key no record can be changed, copied to another place, or put between two others. The log alone does not
+show that records are missing at its end: only a process that has read it before, or knows its length, notices that.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _MOST_SIGNATURE_BYTES = 2_000
 
 
 class RecordSignature(Value):
-    """What a signed record has after its entry."""
+    """The part of a signed record that follows its entry."""
 
     run_id: str
     log_id: str = Field(description="Id of the log's first record.")
@@ -46,7 +45,7 @@ class SignatureChain:
         self._log_id = ""
         self._hashes: dict[int, str] = {}
         self._followed: dict[int, tuple[int, str]] = {}
-        """What a later record holds about a slot: the later slot, and the hash."""
+        """A later record's facts about a slot: the later slot, and the hash."""
 
     @property
     def is_signed(self) -> bool:
@@ -73,7 +72,7 @@ class SignatureChain:
 
         Raises:
             ForgedRecordError, ReplayedRecordError, BrokenChainError, UnsignedLogError: it is not.
-            SigningKeyNeededError: it is signed, and there is no key.
+            SigningKeyNeededError: the record is signed, and there is no key.
         """
         entry, found = _split(body)
         if self._signer is None:
@@ -117,7 +116,7 @@ def _split(body: bytes) -> tuple[bytes, RecordSignature | None]:
     try:
         return body[:at], RecordSignature.model_validate_json(body[at + len(_MARK) :])
     except ValidationError:
-        return body, None  # An entry that holds the same word.
+        return body, None  # An entry that contains the same word.
 
 
 def _signed_bytes(facts: RecordSignature, entry: bytes) -> bytes:

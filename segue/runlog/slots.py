@@ -29,10 +29,10 @@ class Damage:
 
 
 class Slots:
-    """Readable and damaged slots of one run's log, in whatever order they are read. Not safe for several threads.
+    """Readable and damaged slots of one run's log, read in any order. Not safe for several threads.
 
-    A record that was written for another log of the same name, by a writer that has outlived that log, only takes its
-    slot: it counts neither as read nor as damage.
+    If a writer has outlived its log, it may have written a record into another log of the same name. That record only
+    takes its slot: it counts neither as read nor as damage.
     """
 
     def __init__(self, run_id: str, chain: SignatureChain) -> None:
@@ -80,11 +80,11 @@ class Slots:
         return number in self._foreign
 
     def decode(self, number: int, data: bytes) -> Slot | None:
-        """Add a slot by its bytes; None if they are damaged, or of another log.
+        """Add a slot by its bytes; None if the bytes are damaged, or belong to another log.
 
         Raises:
-            ForgedRecordError, ReplayedRecordError, BrokenChainError, UnsignedLogError, SigningKeyNeededError: they are
-                sound, and not what the log's key signed for this slot. Nothing was added.
+            ForgedRecordError, ReplayedRecordError, BrokenChainError, UnsignedLogError, SigningKeyNeededError: the bytes
+                are sound, but not what the log's key signed for this slot. Nothing was added.
         """
         key = keys.log_key(self._run_id, number)
         try:

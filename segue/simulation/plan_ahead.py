@@ -29,7 +29,7 @@ _LONGEST_SECONDS = 100 * 365.25 * 86400
 
 @dataclass(frozen=True)
 class Plan:
-    """What can be expected of a run."""
+    """The expected results of a run."""
 
     facts: dict[str, Any]
     """Cost, lateness, preemptions, lost work, save interval, latest moments; times in seconds or ISO format."""
@@ -128,7 +128,7 @@ def _asked(spec: RunSpec, history: History, seconds: float | None, *, now: datet
 
 
 def _notes_on(spec: RunSpec, history: History, expected: Forecast, job: Job) -> tuple[str, ...]:
-    """What limits the figures."""
+    """Notes on the limits of the figures."""
     notes: tuple[str, ...] = ()
     cap, cost = spec.budget.per_run, expected.policies[0].cost
     left = None if cap is None else cap - sum(charge.cost for charge in charges_of(spec, history))

@@ -1,7 +1,8 @@
 """Replays spot availability against a policy and the clamp, many runs at once. Pure.
 
-Time goes in ticks, as in the published work: spot is up or down for a whole tick, an instance dies at its end, and all
-work is kept. `Harshness` adds deaths at any moment of a tick, late detection, and loss of the work since the last save.
+Time passes in ticks, as in the published work: spot is up or down for a whole tick, an instance dies at its end, and
+all work is kept. `Harshness` adds deaths at any moment of a tick, late detection, and loss of the work since the last
+save.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class Replay:
 
 @dataclass(frozen=True)
 class Harshness:
-    """What makes a simulation harder than the published setting. Seconds."""
+    """Conditions that make a simulation harder than the published setting. Seconds."""
 
     save_seconds: float = 0.0
     """Time that a save blocks the work, on any capacity."""
@@ -56,7 +57,7 @@ class Harshness:
     dies_within_tick: bool = False
     """Whether an instance that is down at the next tick died at a random moment of this one."""
     detection_seconds: float = 0.0
-    """From a death to the next decision."""
+    """Time from a death to the next decision."""
     lost_by_a_death_seconds: float = 0.0
     """Work that each death loses, at most what the attempt did; for when saves are not simulated one by one."""
     start_slack_seconds: float = 0.0
@@ -82,7 +83,7 @@ class SimulationResult:
     """Work that had to be done again."""
     preemptions: Floats
     finished_seconds: Floats
-    """From the start to the goal; infinite for a run that was stopped long after the deadline."""
+    """Time from the start to the goal; infinite for a run that was stopped long after the deadline."""
     is_late: Flags
     was_hopeless: bool
     """Whether meeting the deadline was not certain when the run began."""
@@ -163,7 +164,7 @@ class _Runs:
         if gone.any():
             self._die(gone)
         active = self.work > 0
-        self.standby[~now] = np.inf  # It dies as it boots: on-demand continues.
+        self.standby[~now] = np.inf  # The spot machine dies as it boots: on-demand continues.
         away = self.mode == ON_DEMAND
         observes = active & (~away | self._is_worth_a_sentinel(self._job.total_seconds - at * self._tick))
         self.observation.update(now, active=observes, away=away, has_standby=away & self.has_standby)

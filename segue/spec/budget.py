@@ -24,8 +24,8 @@ class BudgetSpec(FiniteValue):
     )
     on_exceeded: OnExceeded = Field(
         "stop",
-        description="Action on a budget that does not suffice: stop ends the run at a checkpoint before the money is "
-        "used up; refuse does that too, and starts no run that is expected to cost more; warn only reports it.",
+        description="Action if the budget is too small. stop: end the run at a checkpoint before the money is used "
+        "up; refuse: the same, and start no run that is expected to cost more; warn: only report it.",
     )
     time_zone: str = Field("UTC", description="Time zone in which months begin and end, e.g. Europe/Berlin.")
 

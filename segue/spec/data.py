@@ -1,4 +1,4 @@
-"""The files that a run trains on, and what proves that every segment reads the same ones."""
+"""The files that a run trains on, and the proof that every segment reads the same ones."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class DataSpec(DataAccess):
 
     @property
     def passed_reading(self) -> dict[str, Any]:
-        """How the files are read, as `segue.data_frame` gets it; empty if nothing is said of it."""
+        """How the files are read, as `segue.data_frame` gets it; empty if the spec does not say."""
         known = {"rules": self.reading.model_dump(mode="json", exclude_defaults=True), "columns": self.columns}
         return {name: value for name, value in known.items() if value}
 

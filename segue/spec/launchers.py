@@ -115,7 +115,7 @@ class RaySpec(FiniteValue):
 
 
 def range_of_ranks(fields: dict[str, Any]) -> dict[str, Any]:
-    """A run's fields with `ranks = {min, max}` as `ranks` and `ray.min_ranks`; a range that is wrong is left."""
+    """A run's fields with `ranks = {min, max}` as `ranks` and `ray.min_ranks`; a wrong range is left as it is."""
     ranks, ray = fields.get("ranks"), fields.get("ray")
     if not isinstance(ranks, dict) or ranks.keys() != {"min", "max"}:
         return fields
@@ -129,7 +129,7 @@ def _why_refused(option: str) -> str | None:
     found = _OPTION.fullmatch(option)
     if found is None:
         return f"{option!r} is no long option of sbatch in one word; write it as --name or --name=value"
-    # sbatch takes an option that is shortened as well.
+    # sbatch also takes shortened options.
     meant = found[1] if found[1] in _SET_BY_SEGUE else _lengthened(found[1])
     return None if meant is None else f"--{meant} cannot be given: {_SET_BY_SEGUE[meant]}"
 

@@ -16,7 +16,7 @@ from segue.units import DEFAULT_CURRENCY
 _NAME = r"^[^/]+/[^/]+$"
 _MARKET = r"^[a-z0-9-]+\.[a-z0-9-]+ [a-z]{2}(-[a-z]+)+-\d[a-z0-9-]*[a-z]$"
 _MOST_RATIO = 1e6
-"""Of two prices: a dearer machine is also not bought by choice, and with an infinite ratio nothing can be planned."""
+"""Largest ratio of two prices: beyond it the choice is the same, and nothing can be planned with an infinite ratio."""
 _SPOT_PRICE, _ON_DEMAND_PRICE = 1.0, 3.0
 _SOURCE = re.compile(r"(file|cmd):\s*(\S.*)|aws(?::\s*(\S.*))?", re.DOTALL)
 AWS_CURRENCY = "USD"

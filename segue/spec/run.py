@@ -63,8 +63,8 @@ class RunSpec(FiniteValue, Record):
         False,
         # Left out if it is not set: older versions refuse a record with a field that they do not know.
         exclude_if=lambda is_set: not is_set,
-        description="Whether only deterministic kernels are used, so that resumes are equal bit for bit; slower, and "
-        "an operation without such a kernel ends the run.",
+        description="Whether only deterministic kernels are used, so that resumes are equal bit for bit. Steps are "
+        "then slower, and an operation without such a kernel ends the run.",
     )
     device: str = Field("auto", description="Device: auto, cpu or cuda; auto: cuda if there is an accelerator.")
     ranks: int | None = Field(
@@ -196,7 +196,7 @@ class RunSpec(FiniteValue, Record):
 
     @property
     def trains_elsewhere(self) -> bool:
-        """Whether its trainers run on other machines than their segments', which cannot keep one for what follows."""
+        """Whether its trainers run on other machines than their segments, which cannot keep one for a next segment."""
         return self.slurm is not None or self.ray is not None
 
     @property

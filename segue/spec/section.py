@@ -1,4 +1,4 @@
-"""What all tables of a run spec share: settings of version 0.1 by their old names, and the reading of TOML."""
+"""The common parts of all tables of a run spec: settings of version 0.1 by their old names, and the reading of TOML."""
 
 from __future__ import annotations
 

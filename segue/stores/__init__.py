@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from segue.spec import StoreSpec
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
-"""One letter would be a Windows drive."""
+"""A single letter would be a Windows drive."""
 
 PLACES = "folder, file:///folder, s3://bucket/prefix, gs://bucket/prefix or az://container/prefix"
 """What the URL of a store can be, for messages."""
@@ -41,7 +41,7 @@ def open_store(spec: StoreSpec | str | Path) -> Store:
 
 
 def open_url(url: str, *, endpoint_url: str | None = None, region: str | None = None) -> Store:
-    """The same, by the fields of a store spec: for a process that has to start without pydantic."""
+    """The same store, by the fields of a store spec: for a process that has to start without pydantic."""
     if not is_url(url):
         return LocalStore(Path(url))
     parts = urlsplit(url)
@@ -61,7 +61,7 @@ def open_url(url: str, *, endpoint_url: str | None = None, region: str | None = 
 
 
 def _bucket(scheme: str, url: str, *, endpoint_url: str | None, region: str | None) -> Store:
-    """The store in a bucket. Each kind is imported where it is asked for: it needs an extra of its own."""
+    """The store in a bucket. Each kind is imported only when it is needed, because it needs an extra of its own."""
     if scheme == "s3":
         from segue.stores import s3
 

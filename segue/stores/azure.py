@@ -58,7 +58,7 @@ class AzureStore(ObjectStore):
         )
 
     def drop_unfinished(self, prefix: str) -> None:
-        """Does nothing: after a week Azure itself removes blocks that were not committed, and nobody else can."""
+        """Do nothing: Azure itself removes uncommitted blocks after a week, and nobody else can remove them."""
         self._unfinished_below(prefix)
 
     def _unreachable(self, error: Exception) -> StoreUnreachableError:
@@ -72,7 +72,7 @@ class AzureStore(ObjectStore):
         return super()._unreachable(error)
 
     def _answers(self) -> bool:
-        """Whether the account answers a request without credentials, in whatever way."""
+        """Whether the account gives any answer to a request without credentials."""
         try:
             obstore.head(self._opened(RETRY | {"max_retries": 0}, signed=False), ".segue-check/anonymous")
         except obstore.exceptions.GenericError:
@@ -83,7 +83,7 @@ class AzureStore(ObjectStore):
 
 
 def _account(endpoint_url: str | None) -> str:
-    """The account's name: of the environment, else of the endpoint's path or host; empty if neither has it."""
+    """The account's name: from the environment, otherwise from the endpoint's path or host; empty if none has it."""
     if given := os.environ.get(_ACCOUNT):
         return given
     parts = urlsplit(endpoint_url or "")
@@ -97,7 +97,7 @@ def from_url(url: str, *, endpoint_url: str | None) -> AzureStore:
     """The store that `az://container/prefix` names.
 
     Raises:
-        StoreUnreachableError: the URL is more or less than container and prefix, or no storage account is named.
+        StoreUnreachableError: the URL does not consist of container and prefix, or no storage account is named.
     """
     place = place_of(url, form="az://container/prefix")
     return AzureStore(container=place.bucket, prefix=place.prefix, endpoint_url=endpoint_url)

@@ -19,7 +19,7 @@ class ObjectInfo(NamedTuple):
 
 
 class StoreWriteError(StoreError):
-    """The bytes did not reach the store; what was there before is untouched."""
+    """The bytes did not reach the store; its earlier content is untouched."""
 
     def __init__(self, *, url: str, key: str, why: str) -> None:
         self.url, self.key, self.why = url, key, why
@@ -29,7 +29,7 @@ class StoreWriteError(StoreError):
 
 
 WRONG_CLOCK = "the clock of this machine is wrong by more than the server permits"
-"""The reason of an error, if the server says so."""
+"""The reason of an error, if the server names this one."""
 
 
 class StoreReadError(StoreError):
@@ -53,23 +53,23 @@ class Store(Protocol):
 
     @property
     def url(self) -> str:
-        """Where this is, for messages; never holds a secret."""
+        """The address of this store, for messages; it never holds a secret."""
         ...
 
     @property
     def is_remote(self) -> bool:
-        """Whether each request takes a round trip over a network and is paid for: ask rarely, and in parallel."""
+        """Whether each request takes a round trip over a network and costs money: ask rarely, and in parallel."""
         ...
 
     def put_if_absent(self, key: str, data: bytes) -> bool:
-        """Write a small object unless one is there; True when this call created it.
+        """Write a small object unless the key exists; True if this call created the object.
 
         Atomic and durable: of any number of callers, on any machine, at most one gets True, and from then on
         every reader sees exactly its bytes, even after a crash. A caller whose answer got lost may get False
         for its own write: compare the bytes.
 
         Raises:
-            StoreWriteError: nothing is known to have been written. It may have been, when only the answer was lost.
+            StoreWriteError: it is unknown whether the object was written, because the answer may have been lost.
         """
         ...
 
@@ -77,7 +77,7 @@ class Store(Protocol):
         """Write or replace an object as a whole. With `durable` it survives a power cut once this returns.
 
         Raises:
-            StoreWriteError: readers still see what was there before.
+            StoreWriteError: readers still see the earlier content.
         """
         ...
 
@@ -101,7 +101,7 @@ class Store(Protocol):
         ...
 
     def read_into(self, key: str, start: int, into: memoryview) -> int:
-        """Fill `into` with the bytes from `start`; returns how many there were. Large ones in few copies.
+        """Fill `into` with the bytes from `start`; returns their number. Large objects are read with few copies.
 
         Memory that begins on a page (`stores.direct.page_buffer`) is filled without passing the page cache.
 
@@ -123,7 +123,7 @@ class Store(Protocol):
     def list_objects(self, prefix: str, *, after: str | None = None) -> list[ObjectInfo]:
         """All objects below a prefix that ends with '/', sorted by key; the empty prefix lists all.
 
-        With `after`, only those whose keys are greater; what comes before them costs nothing, except on Azure.
+        With `after`, only objects with greater keys; the objects before them cost nothing, except on Azure.
 
         Objects of other programs, whose names cannot be keys of a store, are skipped.
 
@@ -144,18 +144,18 @@ class Store(Protocol):
         """Remove objects; missing ones are skipped.
 
         Raises:
-            StoreWriteError: this one and those after it may still be there.
+            StoreWriteError: the object it names and the following ones may still be there.
         """
         ...
 
     def drop_unfinished(self, prefix: str) -> None:
         """Remove unfinished writes of dead writers below a prefix that ends with '/': bytes that no reader can see.
 
-        A writer that is still alive gets a StoreWriteError and may retry. On Azure nothing is removed: what was not
-        committed cannot be, and expires after a week by itself.
+        A writer that is still alive gets a StoreWriteError and may retry. On Azure nothing is removed: uncommitted data
+        cannot be removed, and expires by itself after a week.
 
         Raises:
-            StoreReadError, StoreWriteError: some of it may still be there.
+            StoreReadError, StoreWriteError: some of these writes may still be there.
         """
         ...
 
@@ -170,10 +170,10 @@ class Store(Protocol):
 
 @runtime_checkable
 class Examinable(Protocol):
-    """A store that can say more about itself than the contract asks for."""
+    """A store that can say more about itself than the contract requires."""
 
     def reach(self) -> None:
-        """Ask whether it is there, whatever rights there are in it. Answers within seconds.
+        """Ask whether the store exists, whatever access rights it grants. Answers within seconds.
 
         Raises:
             StoreUnreachableError: with the reason and the fix.
@@ -181,7 +181,7 @@ class Examinable(Protocol):
         ...
 
     def modified_at(self, key: str) -> datetime:
-        """When an object was written, by the clock of the store; some count whole seconds.
+        """When an object was written, by the clock of the store; some stores count whole seconds.
 
         Raises:
             MissingObjectError: there is none.
@@ -192,10 +192,10 @@ class Examinable(Protocol):
 
 @runtime_checkable
 class HasRules(Protocol):
-    """A store that shows what removes its objects besides segue. Not every kind of store can."""
+    """A store that shows whether anything besides segue removes its objects. Not every kind of store can."""
 
     def removed_by(self) -> str | None:
-        """What removes objects that nobody deletes, as far as can be seen; None if nothing does.
+        """The rule that removes objects without a delete, as far as can be seen; None if there is none.
 
         Raises:
             StoreReadError: its rules could not be read.
@@ -205,15 +205,15 @@ class HasRules(Protocol):
 
 @runtime_checkable
 class Refreshable(Protocol):
-    """A store that can be read in another way: bytes that a fault on the way has changed then come out right."""
+    """A store that can be read in another way: this corrects bytes that a fault on the way has changed."""
 
     def afresh(self) -> Store:
-        """The same store, read past the page cache, or by new connections. For reads that are made again."""
+        """The same store, read past the page cache or over new connections. For repeated reads."""
         ...
 
 
 def ways_to(store: Store, *, reads: int) -> Iterator[Store]:
-    """The store itself, then the same store read in other ways: so many in all. If it has none, the store again."""
+    """The store itself, then the same store read in other ways, or the store again if it has none; `reads` in all."""
     yield store
     for _ in range(reads - 1):
         yield store.afresh() if isinstance(store, Refreshable) else store
@@ -226,7 +226,7 @@ STAGED = ".staged-"
 """Prefix of the names of files being written. No key may begin with it, or a reader would not find its object."""
 
 _MOST_KEY_BYTES, _MOST_PART_BYTES = 1024, 255
-"""What buckets and file systems take."""
+"""Limits of buckets and file systems."""
 _PART = re.compile(r"[\w=.,@+-][\w=.,@+ -]*")
 
 
@@ -248,12 +248,12 @@ def is_key(name: str) -> bool:
     reserved = {".", "..", MARKER}
     if not all(_PART.fullmatch(part) and part not in reserved and not part.startswith(STAGED) for part in parts):
         return False
-    # A store that cannot have the name would answer that it cannot be read, and the reader would ask for ever.
+    # A store that cannot hold the name would report that it cannot be read, and the reader would ask for ever.
     return len(name.encode()) <= _MOST_KEY_BYTES and all(len(part.encode()) <= _MOST_PART_BYTES for part in parts)
 
 
 def checked_range(start: int, length: int) -> tuple[int, int]:
-    """Both numbers, if neither is negative: stores differ in how they treat negative ones."""
+    """Both numbers, if none is negative: stores differ in how they treat negative numbers."""
     if start < 0 or length < 0:
         raise ValueError(f"start {start} and length {length} must not be negative")
     return start, length
@@ -265,7 +265,7 @@ def put_new(store: Store, key: str, data: bytes) -> bool:
     `data` must be bytes that no other writer has.
 
     Raises:
-        StoreWriteError, StoreReadError, MissingObjectError: it is not known.
+        StoreWriteError, StoreReadError, MissingObjectError: it is not known whether it did.
     """
     return store.put_if_absent(key, data) or store.get(key) == data
 

@@ -1,8 +1,8 @@
-"""A random stream of botocore's own, for the pauses between its requests.
+"""A separate random stream for botocore's pauses between its requests.
 
-botocore draws them from the stream of the `random` module, in the thread that repeats a request. In a trainer that
-stream belongs to the recipe and is part of the run's state: a request that had to be repeated would change it, and the
-run would no longer be the one that an undisturbed store gives.
+botocore draws the pauses from the stream of the `random` module, in the thread that repeats a request. In a trainer
+that stream belongs to the recipe and is part of the run's state: a repeated request would change it, and the run would
+differ from a run with an undisturbed store.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _OWN = random.Random()
 
 
 class _Backoff(botocore.retries.standard.ExponentialBackoff):  # type: ignore[misc]
-    """Draws from botocore's own stream. The original keeps the function that it draws with."""
+    """Draws from botocore's own stream. The original class keeps a reference to the function that draws."""
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
@@ -26,6 +26,6 @@ class _Backoff(botocore.retries.standard.ExponentialBackoff):  # type: ignore[mi
 
 
 def use_own_random_stream() -> None:
-    """Let every client of this process draw from that stream, also those that fetch credentials. Idempotent."""
+    """Let every client of this process draw from that stream, including clients that fetch credentials. Idempotent."""
     botocore.retryhandler.random = botocore.utils.random = _OWN
     botocore.retries.standard.ExponentialBackoff = _Backoff

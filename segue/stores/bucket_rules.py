@@ -10,7 +10,7 @@ _READ_AT_ONCE = ("STANDARD_IA", "ONEZONE_IA", "INTELLIGENT_TIERING", "GLACIER_IR
 
 
 def removes(rule: Mapping[str, Any], prefix: str) -> bool:
-    """Whether a rule deletes objects below the prefix, or moves them to where they are not read at once. Pure.
+    """Whether a rule deletes objects below the prefix, or moves them to storage that cannot be read at once. Pure.
 
     Source: `GetBucketLifecycleConfiguration` of the S3 API. Rules about unfinished uploads and older
     versions do no harm.

@@ -1,6 +1,6 @@
-"""Reading and writing large files without the page cache: by O_DIRECT, or plainly if a file system lacks it.
+"""Reading and writing large files without the page cache: with O_DIRECT, or plainly if a file system lacks it.
 
-In the page cache a checkpoint would be copied once more, and would push out the training's own pages.
+The page cache would copy a checkpoint once more, and would push out the training's own pages.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ WRITE_BYTES = 32 * 2**20
 """Bytes of one system call. Disks take large writes faster, and no other thread interrupts one."""
 PAGE_BYTES = mmap.PAGESIZE
 
-_O_DIRECT = getattr(os, "O_DIRECT", 0)  # Not everywhere: macOS has none.
+_O_DIRECT = getattr(os, "O_DIRECT", 0)  # Not on every system: macOS has none.
 _NOT_SUPPORTED = (errno.EINVAL, errno.EOPNOTSUPP)
 """Errors of file systems without direct transfers, some at open and some at the first transfer."""
 
 
 def page_buffer(size_bytes: int) -> memoryview:
-    """Zeroed memory that begins on a page, for direct reads; freed with the last view of it."""
+    """Zeroed memory that begins on a page, for direct reads; it is freed with its last view."""
     # Private: shared memory rarely gets huge pages, and faulting in small ones takes longer than the reading.
     memory = mmap.mmap(-1, max(size_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
@@ -34,12 +34,12 @@ def page_buffer(size_bytes: int) -> memoryview:
 
 
 def write_new(path: Path, data: memoryview) -> None:
-    """Write a file that must not exist yet, and sync it; the folder's entry is left to the caller to sync.
+    """Write a file that must not exist yet, and sync it; the caller must sync the folder's entry.
 
-    After an error or a crash a part of the file may be there.
+    After an error or a crash, a part of the file may exist.
 
     Raises:
-        OSError: of the system call, for example FileExistsError.
+        OSError: the error of the system call, for example FileExistsError.
     """
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
@@ -51,10 +51,10 @@ def write_new(path: Path, data: memoryview) -> None:
 
 
 def read_into(path: Path, start: int, into: memoryview) -> int:
-    """Fill `into` with the file's bytes from `start`; returns how many there were.
+    """Fill `into` with the file's bytes from `start`; returns their number.
 
     Raises:
-        OSError: of the system call.
+        OSError: the error of the system call.
     """
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -95,7 +95,7 @@ def _read(descriptor: int, into: memoryview, start: int, *, unit_bytes: int) -> 
     while done < len(into):
         count = os.preadv(descriptor, [into[done : done + READ_BYTES]], start + done)
         done += count
-        if count == 0 or count % unit_bytes:  # The end, from where a direct read could not continue.
+        if count == 0 or count % unit_bytes:  # The end of the file, from which a direct read could not continue.
             break
     return done
 

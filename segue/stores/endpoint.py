@@ -1,4 +1,4 @@
-"""Where a bucket is: what a URL names, which endpoints requests may travel to, and obstore's settings for them."""
+"""The place of a bucket: the parts of its URL, the endpoints to which requests may travel, and obstore's settings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 class BucketPlace(NamedTuple):
-    """What the URL of a store in a bucket names."""
+    """The parts of the URL of a store in a bucket."""
 
     bucket: str
     prefix: str
@@ -27,7 +27,7 @@ def place_of(url: str, *, form: str) -> BucketPlace:
     """The bucket and the prefix of a URL that has this form, such as s3://bucket/prefix.
 
     Raises:
-        StoreUnreachableError: the URL is more or less than that.
+        StoreUnreachableError: the URL has another form.
     """
     parts = urlsplit(url)
     fix = f"write it as {form}."
@@ -51,7 +51,7 @@ def checked_endpoint(url: str, endpoint_url: str | None) -> str | None:
     """The endpoint, if requests of a cloud whose signatures do not cover the bytes may travel to it.
 
     Raises:
-        StoreUnreachableError: it is no URL, or `http://` and not on this machine.
+        StoreUnreachableError: the endpoint is no URL, or it is `http://` and not on this machine.
     """
     if endpoint_url is not None and not endpoint_url.startswith(("http://", "https://")):
         fix = "write it with https://."
@@ -66,7 +66,7 @@ def checked_endpoint(url: str, endpoint_url: str | None) -> str | None:
 
 
 def client_options(endpoint_url: str | None, timeout: timedelta = CLIENT_TIMEOUT) -> ClientConfig:
-    """obstore's settings for requests to an endpoint; `timeout` is that of one request with its body."""
+    """obstore's settings for requests to an endpoint; `timeout` is the limit for one request with its body."""
     options: ClientConfig = {"timeout": timeout, "connect_timeout": CONNECT_TIMEOUT}
     if endpoint_url is not None:
         options["allow_http"] = urlsplit(endpoint_url).scheme == "http"

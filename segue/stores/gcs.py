@@ -125,7 +125,7 @@ def from_url(url: str, *, endpoint_url: str | None) -> GcsStore:
     """The store that `gs://bucket/prefix` names.
 
     Raises:
-        StoreUnreachableError: the URL is more or less than bucket and prefix, or no credentials are found.
+        StoreUnreachableError: the URL does not consist of bucket and prefix, or no credentials are found.
     """
     place = place_of(url, form="gs://bucket/prefix")
     return GcsStore(bucket=place.bucket, prefix=place.prefix, endpoint_url=endpoint_url)

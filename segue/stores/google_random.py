@@ -1,6 +1,6 @@
-"""A random stream of google-auth's own, for the pauses between its requests; as in botocore_random.py, and as needed.
+"""A separate random stream for google-auth's pauses between its requests, for the reason in botocore_random.py.
 
-google-auth draws them from the stream of the `random` module, in the thread that fetches a token.
+google-auth draws the pauses from the stream of the `random` module, in the thread that fetches a token.
 """
 
 from __future__ import annotations

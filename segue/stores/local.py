@@ -28,27 +28,27 @@ from segue.stores.base import (
 )
 
 _LARGE_BYTES = 2**20
-"""From this size on a durable object is written without the page cache."""
+"""Durable objects of this size or more are written without the page cache."""
 
 _IN_MEMORY = ("tmpfs", "ramfs")
 _MOST_SYNCED = 1000
-"""Folders that are remembered as synced: each checkpoint has one of its own."""
+"""Most folders that are remembered as synced: each checkpoint has its own folder."""
 _TRIES = 100
-"""How often a folder that other processes remove as empty is created again before that counts as an error."""
+"""How often a folder is created again after other processes have removed it as empty, before that is an error."""
 
 
 class LocalStore:
     """Objects as files below `root`. Works on any file system that has hard links and atomic rename.
 
     `create` writes a marker file with a uuid. Every write, and every read that finds nothing, checks that the marker
-    is there and is the same: a folder that was unmounted, renamed or replaced is an error, never an empty store.
+    exists and is unchanged: a folder that was unmounted, renamed or replaced is an error, never an empty store.
     """
 
     def __init__(self, root: Path) -> None:
         self.root = root.expanduser().absolute()
         self._known: bytes | None = None
         self._synced: set[Path] = set()
-        """Folders that a power cut leaves, as this process knows."""
+        """Folders that are known to survive a power cut."""
 
     @property
     def url(self) -> str:
@@ -59,7 +59,7 @@ class LocalStore:
         return False
 
     def create(self) -> Self:
-        """Make the folder a store, unless it is one. Returns this store.
+        """Make the folder a store, unless it already is one. Returns this store.
 
         Raises:
             StoreUnreachableError: the folder cannot be created or written.
@@ -87,8 +87,8 @@ class LocalStore:
         path = self._path(key)
         with self._staged(path, data, durable=True) as staged:
             try:
-                # A link appears whole or not at all, and refuses to replace: the bytes were
-                # synced before they had a name, so no reader ever sees a part of them.
+                # A link appears whole or not at all, and never replaces a file: the bytes were synced before they had a
+                # name, so no reader ever sees a part of them.
                 os.link(staged, path)
             except FileExistsError:
                 return False
@@ -134,7 +134,7 @@ class LocalStore:
             for directory, _, names in os.walk(folder, onerror=_raise_unless_gone):
                 above = Path(directory).relative_to(self.root)
                 for key in ((above / name).as_posix() for name in names):
-                    with suppress(FileNotFoundError):  # Deleted between the walk and the stat: it is not there.
+                    with suppress(FileNotFoundError):  # Deleted between the walk and the stat: the object is gone.
                         if (after is None or key > after) and is_key(key):
                             found.append(ObjectInfo(key, (self.root / key).stat().st_size))
         if not found:
@@ -189,7 +189,7 @@ class LocalStore:
         return self.root / checked_key(key)
 
     def _require_marker(self) -> None:
-        """Refuse to go on when the folder is no longer the store that it was.
+        """Refuse to continue if the folder is no longer the store that it was.
 
         A store of version 0.1 has no marker until its next `check`. The runs in it show that it is one.
         """
@@ -248,7 +248,7 @@ class LocalStore:
     def _make_folder(self, folder: Path, *, durable: bool) -> None:
         if folder == self.root:  # Only `create` makes it.
             return
-        # An existing one may have been made a moment ago by a process that has not synced it, or never will.
+        # An existing folder may have been made just now by a process that has not synced it, or never will.
         if folder.is_dir() and (not durable or folder in self._synced):
             return
         self._make_folder(folder.parent, durable=durable)
@@ -269,7 +269,7 @@ class LocalStore:
 
 
 class _Uncached(LocalStore):
-    """The same folder; before each read the page cache is told to forget the file, so that the disk is read."""
+    """The same folder; before each read the page cache drops the file, so that the disk is read."""
 
     def get(self, key: str) -> bytes:
         self._forget(key)
@@ -299,7 +299,7 @@ def _write_small(path: Path, data: bytes | memoryview, *, durable: bool) -> None
 
 
 def _file_system(folder: Path) -> str:
-    """The kind of the file system that a folder is on; empty if the system does not say."""
+    """The kind of a folder's file system; empty if the operating system does not say."""
     try:
         lines = [line.split(" ") for line in Path("/proc/self/mounts").read_text().splitlines()]
     except OSError:
@@ -315,7 +315,7 @@ def _raise_unless_gone(error: OSError) -> None:
 
 
 def _make_folders(folder: Path) -> None:
-    """Create a folder and those above it, so that they are also there after a power cut."""
+    """Create a folder and its parents, so that they survive a power cut."""
     if folder.is_dir():
         return
     _make_folders(folder.parent)

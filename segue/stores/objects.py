@@ -1,4 +1,4 @@
-"""What stores in a bucket share, whatever the cloud: obstore moves the bytes, and its errors become a store's."""
+"""The common part of all stores in a bucket: obstore moves the bytes, and its errors become a store's."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 
 RETRY: RetryConfig = {"max_retries": 8, "retry_timeout": timedelta(seconds=60)}
 _FEW_RETRIES: RetryConfig = {"max_retries": 1, "retry_timeout": timedelta(seconds=10)}
-"""Of the check: a person waits for its answer."""
+"""For the check, because a person waits for its answer."""
 _BULK_RETRY: RetryConfig = {"max_retries": 8, "retry_timeout": timedelta(minutes=4)}
 """obstore repeats a request with the credentials of the first try, which are valid for five minutes."""
 _BULK_TIMEOUT = timedelta(minutes=2)
-"""Of requests with a part of a large object. Eight share the connection: 1.2 MB/s are enough for all of them."""
+"""For requests with a part of a large object. Eight of them share the connection: 1.2 MB/s are enough for all."""
 _PART_BYTES = 16 * 2**20
 _PARTS_AT_ONCE = 8
 _MOST_PARTS = 9_000
@@ -51,23 +51,23 @@ _CODES = {
 }
 """Source: the list of error codes in the S3 API."""
 _CONFLICT_PAUSES = (0.05, 0.1, 0.2, 0.4, 0.8)
-"""Seconds after each answer that an object is there which is not."""
+"""Pause in seconds after each false answer that an object exists."""
 
 
 class ObjectStore(ABC):
     """Objects below `bucket/prefix`. A subclass says how its cloud is reached.
 
-    `put_if_absent` is a single conditional PUT and nothing else: not every store honours conditional multipart
-    uploads, and updates under a condition differ between stores.
+    `put_if_absent` is only a single conditional PUT: not every store honours conditional multipart uploads, and
+    conditional updates differ between stores.
     """
 
     scheme: ClassVar[str]
     holder: ClassVar[str] = "bucket"
-    """What holds the objects, in the cloud's own word."""
+    """The cloud's own word for the container of the objects."""
     cloud: ClassVar[str]
-    """Where it is without an endpoint."""
+    """The place of the bucket if no endpoint is given."""
     variables: ClassVar[str]
-    """Names of the variables that obstore reads."""
+    """Names of the environment variables that obstore reads."""
 
     def __init__(self, *, bucket: str, prefix: str, endpoint_url: str | None) -> None:
         self.bucket, self.prefix = bucket, prefix.strip("/")
@@ -78,13 +78,13 @@ class ObjectStore(ABC):
             why, fix = f"{self.prefix!r} cannot be a prefix.", "use plain folder names between single slashes."
             raise StoreUnreachableError(url=self.url, why=why, fix=fix) from None
         except obstore.exceptions.BaseError:
-            # Its words are not passed on: they may quote a key.
+            # Its message is not passed on, because it may quote a key.
             why, fix = f"a setting for {self.cloud} in the environment is wrong.", f"check {self.variables}."
             raise StoreUnreachableError(url=self.url, why=why, fix=fix) from None
 
     @cached_property
     def _bulk(self) -> Obstore:
-        """The same for large objects."""
+        """The same bucket, with the settings for large objects."""
         return self._opened(_BULK_RETRY, timeout=_BULK_TIMEOUT)
 
     @abstractmethod
@@ -92,7 +92,7 @@ class ObjectStore(ABC):
         """The bucket in obstore. Nothing is requested yet.
 
         Raises:
-            ValueError: the prefix cannot be one.
+            ValueError: the prefix is not valid.
             obstore.exceptions.BaseError: a variable in the environment has a wrong value.
         """
 
@@ -112,7 +112,7 @@ class ObjectStore(ABC):
                 return False
             # S3 answers 409 to writes that overlap, although it may have taken none of them.
             SystemClock().sleep(pause_seconds)
-        why = f"the bucket answered {len(_CONFLICT_PAUSES)} times that the object is there, and it is not"
+        why = f"the bucket answered {len(_CONFLICT_PAUSES)} times that the object is there, but it is not"
         raise StoreWriteError(url=self.url, key=key, why=why)
 
     def _created(self, key: str, data: bytes) -> bool:
@@ -129,7 +129,7 @@ class ObjectStore(ABC):
         except MissingObjectError:
             return True
         except StoreReadError:
-            return False  # The code that reads it says why it cannot be read.
+            return False  # The code that reads the object says why it cannot be read.
         return False
 
     def put(self, key: str, data: bytes | memoryview, *, durable: bool = True) -> None:
@@ -154,7 +154,7 @@ class ObjectStore(ABC):
             with self._reading(key):
                 return bytes(obstore.get_range(store, checked_key(key), start=start, length=length))
         except StoreReadError:
-            # A range that starts at the object's end is refused (416); only the size tells that apart from a failure.
+            # A range that starts at the object's end is refused (416); only the size distinguishes that from a failure.
             if start < self.size(key):
                 raise
             return b""
@@ -195,7 +195,7 @@ class ObjectStore(ABC):
                 self._delete(key)  # On Azure obstore does not repeat a delete that was throttled.
 
     def _delete(self, key: str) -> None:
-        with self._writing(key), suppress(FileNotFoundError):  # obstore's NotFoundError is one; gone is gone.
+        with self._writing(key), suppress(FileNotFoundError):  # obstore's NotFoundError is one of these.
             obstore.delete(self._store, checked_key(key))
 
     def afresh(self) -> Self:
@@ -224,16 +224,16 @@ class ObjectStore(ABC):
             next(iter(obstore.list(store, chunk_size=1)), None)
             error = None
         except (obstore.exceptions.BaseError, FileNotFoundError):
-            # A listing that fails does not tell a missing right from a missing bucket. A write does.
+            # A failed listing does not distinguish a missing right from a missing bucket. A write does.
             error = self._first_write(store)
         if error is not None and not isinstance(error, obstore.exceptions.PermissionDeniedError):
             raise self._unreachable(error)
 
     def _first_write(self, store: Obstore) -> Exception | None:
-        """What went wrong when a new object was put; it is removed again."""
+        """The error of putting a new object, which is removed again; None if there was no error."""
         key = f".segue-check/{uuid.uuid4().hex}"
         try:
-            with suppress(obstore.exceptions.AlreadyExistsError):  # It is this one: only its first answer was lost.
+            with suppress(obstore.exceptions.AlreadyExistsError):  # It is this object: only its first answer was lost.
                 obstore.put(store, key, b"", mode="create", use_multipart=False)
         except (obstore.exceptions.BaseError, FileNotFoundError) as error:
             return error
@@ -265,7 +265,7 @@ class ObjectStore(ABC):
     def _is_absent(self, key: str) -> bool:
         """Whether a listing shows that there is no such object.
 
-        S3 and GCS say so by themselves only to those who may list the whole bucket; to others they deny access.
+        S3 and GCS say so by themselves only to clients that may list the whole bucket; to others they deny access.
         """
         if key.endswith("/"):
             return False  # A listing was denied.
@@ -305,11 +305,11 @@ class ObjectStore(ABC):
 
 
 def _by_code(error: Exception) -> str | None:
-    """What is wrong, by the code in the server's answer; None if it is not one of those that are known here."""
+    """The problem, by the code in the server's answer; None if the code is not known here."""
     found = re.search(r"<Code>(\w+)</Code>", str(error))
     return _CODES.get(found[1]) if found is not None else None
 
 
 def _cause(error: Exception) -> str:
-    """One line of an error's cause; after it come the server's answer and the debug form of the same."""
+    """The first line of an error's cause; the server's answer and its debug form, which follow, are left out."""
     return str(error).split("\n", 1)[0].split(": <", 1)[0]

@@ -13,13 +13,13 @@ READERS = 32
 """Requests at a time."""
 _AHEAD_OBJECTS = 4 * READERS
 _AHEAD_BYTES = 64 * 2**20
-"""Most that is requested before the caller takes it; a single object may be larger."""
+"""Most bytes that are requested before the caller takes them; a single object may be larger."""
 
 
 def read_each(store: Store, wanted: Iterable[ObjectInfo], *, most_bytes: int) -> Iterator[tuple[str, bytes | None]]:
     """The keys and bytes of these objects, in their order; None instead of the bytes of a missing one.
 
-    Of each object no more than `most_bytes` are read. The sizes that are given only limit the memory used.
+    No more than `most_bytes` of each object are read. The given sizes only limit the memory used.
 
     Raises:
         StoreReadError: the store could not be read.
@@ -46,7 +46,7 @@ def _read_ahead(store: Store, wanted: Iterable[ObjectInfo], most_bytes: int) -> 
                 done, future = asked.popleft()
                 yield done.key, future.result()
         finally:
-            for _, future in asked:  # After an error: only the requests that have begun are waited for.
+            for _, future in asked:  # After an error, it waits only for the requests that have begun.
                 future.cancel()
 
 

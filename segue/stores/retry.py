@@ -14,16 +14,16 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 OUTAGE_SECONDS = 900.0
-"""How long a parent, or a segment whose trainer has ended, waits for a store: nothing can be decided without it."""
+"""How long a parent, or a segment whose trainer has ended, waits for a store, without which nothing can be decided."""
 _FIRST_PAUSE_SECONDS = 0.2
 _LONGEST_PAUSE_SECONDS = 10.0
 
 
 def patiently(ask: Callable[[], T], *, what: str, patience_seconds: float = 60.0, clock: Clock | None = None) -> T:
-    """What `ask` returns, retried with growing pauses while the store fails.
+    """The result of `ask`, which is retried with growing pauses while the store fails.
 
     Raises:
-        StoreReadError, StoreWriteError: it still fails after `patience_seconds`.
+        StoreReadError, StoreWriteError: the store still fails after `patience_seconds`.
     """
     clock = clock or SystemClock()
     give_up_at = clock.monotonic() + patience_seconds

@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 _DEFAULT_REGION = "us-east-1"
 _CREDENTIALS_TTL = timedelta(minutes=10)
-"""How long obstore takes credentials for valid; it asks for them again 5 min before that. boto3 renews those of a role
-15 to 10 min before they expire, so what it gives is valid for 10 min more.
+"""How long obstore takes credentials to be valid; it asks for them again 5 min before that. boto3 renews a role's
+credentials 15 to 10 min before they expire, so those that it gives are valid for 10 min more.
 """
 _FORBIDDEN = 403
-"""S3's answer to a question about the whole bucket, if a policy permits only what is below a prefix."""
+"""S3's answer to a question about the whole bucket, if a policy permits only the objects below a prefix."""
 
 
 class S3Store(ObjectStore):
@@ -63,7 +63,7 @@ class S3Store(ObjectStore):
             # Over TLS only the request itself is signed, as by the AWS SDKs, because hashing a checkpoint once more
             # costs more than sending it.
             "unsigned_payload": not is_payload_exposed(self._endpoint_url),
-            # One request for each object: some servers ask for the right to delete in the whole bucket otherwise.
+            # One request for each object: for several, some servers require the right to delete in the whole bucket.
             "disable_bulk_delete": True,
         }
         if self._endpoint_url is not None:
@@ -114,7 +114,7 @@ class S3Store(ObjectStore):
         return f"the bucket's lifecycle rule {found[0].get('ID', '')!r} expires or archives objects" if found else None
 
     def _refusal(self) -> StoreUnreachableError | None:
-        """What the bucket says to those who may not ask for it as a whole; None if it answers.
+        """The bucket's refusal to a client that may not access it as a whole; None if it answers.
 
         Raises:
             StoreUnreachableError: there is no such bucket, or no answer.
@@ -157,7 +157,7 @@ class S3Store(ObjectStore):
             return self.missing_bucket()
         if status in (401, 403):
             return self.denied_bucket("the bucket's policy and the region")
-        # An answer to HEAD has no text that says which of these it is.
+        # An answer to HEAD has no text that says which of these errors it is.
         why = f"the bucket answered {status}."
         fix = "check the endpoint, the region, and whether the session token has expired."
         return StoreUnreachableError(url=self.url, why=why, fix=fix)
@@ -167,7 +167,7 @@ def from_url(url: str, *, endpoint_url: str | None, region: str | None) -> S3Sto
     """The store that `s3://bucket/prefix` names.
 
     Raises:
-        StoreUnreachableError: the URL is more or less than bucket and prefix, or no credentials are found.
+        StoreUnreachableError: the URL does not consist of bucket and prefix, or no credentials are found.
     """
     place = place_of(url, form="s3://bucket/prefix")
     return S3Store(bucket=place.bucket, prefix=place.prefix, endpoint_url=endpoint_url, region=region)

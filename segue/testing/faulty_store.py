@@ -7,7 +7,7 @@ from collections.abc import Callable
 from segue.stores.base import ObjectInfo, Refreshable, Store, StoreReadError, StoreWriteError
 
 Fault = Callable[[str, str], bool]
-"""From the operation's name and the key: whether this call fails."""
+"""Returns, from the operation's name and the key, whether this call fails."""
 
 
 class FaultyStore:

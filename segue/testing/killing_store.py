@@ -59,9 +59,9 @@ class Moment(StrEnum):
     BEFORE = "before"
     """Nothing has reached the store."""
     MIDDLE = "middle"
-    """Some bytes have, or the request is in flight."""
+    """Some bytes have reached it, or the request is in flight."""
     AFTER = "after"
-    """All bytes have, and the caller has no answer yet."""
+    """All bytes have reached it, and the caller has no answer yet."""
 
 
 class KillPoint(Value):
@@ -134,7 +134,7 @@ class KillingStore:
         return self.inner.size(key)
 
     def list_objects(self, prefix: str, *, after: str | None = None) -> list[ObjectInfo]:
-        # A sweep begins by listing all attempts; a deletion without that was announced by a prune record.
+        # A sweep begins by listing all attempts; a deletion without this listing was announced by a prune record.
         self._is_sweeping = self._is_sweeping or prefix.endswith("/attempts/")
         return self.inner.list_objects(prefix, after=after)
 

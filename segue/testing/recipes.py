@@ -37,7 +37,7 @@ _WIDTH = 8
 
 
 def count_up(memory: mmap.mmap) -> int:
-    """Count the steps of a process if no part of the run's state is looked for: in eight bytes of shared memory."""
+    """Count the steps of a process in eight bytes of shared memory, where no part of the run's state is looked for."""
     count = int.from_bytes(memory[:_WIDTH], "little") + 1
     memory[:_WIDTH] = count.to_bytes(_WIDTH, "little")
     return count

@@ -24,7 +24,7 @@ class _Work:
     def hold_back_device(self) -> None:
         if self.is_kept:
             return
-        # The tensors of this device are changed by the caller's thread, so that is what has to wait.
+        # The caller's thread changes the tensors of this device, so this thread has to wait.
         self.done.wait()
 
     def wait(self) -> None:

@@ -102,8 +102,8 @@ def run_attempt(
 def local_attempt(assignment: Assignment, *, runlog: RunLog, board: NoticeBoard, clock: Clock) -> Iterator[LiveSession]:
     """Claim the run for the program that runs here already; its session restores, trains and saves in the block.
 
-    Nothing ends this process, and no source of notices is watched: `board` has what its owner leaves there. What the
-    block raises is reported, and raised again.
+    Nothing ends this process, and no source of notices is watched: `board` has only the notices that its owner leaves
+    there. An exception of the block is reported, and raised again.
 
     Raises:
         StalePlanError: the plan is no longer in force; nothing was changed.
@@ -198,7 +198,7 @@ class Attempt:
     def hosting(self) -> Iterator[LiveSession]:
         """The session of a program that runs here already; the attempt ends with the block.
 
-        What the block raises, and what ends the attempt with a failure, is reported and raised.
+        Exceptions of the block, and errors that end the attempt with a failure, are reported and raised.
         """
         with ExitStack() as opened, self._of_program(opened).hosting() as session:
             yield session
@@ -223,14 +223,14 @@ class Attempt:
         return loop.run(lambda: driven(loop.steps(), live.make_step))
 
     def _ended_early(self, error: BaseException) -> SegmentReport:
-        """The report of an attempt that ended before its first step, with this error; some are raised again."""
+        """The report of an attempt that ended before its first step, with this error; some errors are raised again."""
         context = self.context
         if isinstance(error, FencedError):
             return report_without_training(context, StopReason.FENCED, error)
         if isinstance(error, RankLostError):
             return report_without_training(context, StopReason.LOST, error)
         if isinstance(error, (StoreReadError, StoreWriteError, UnreadRecordError, WriterDiedError, MachineError)):
-            raise error  # A fault of storage or machine, not of the recipe: no report, so it is declared lost.
+            raise error  # Of storage or machine, not of the recipe: without a report, the attempt counts as lost.
         # Building and loading run the user's code. Its exception belongs in the report, where a person sees it.
         refusal = without_traceback(error)
         if refusal is not None:

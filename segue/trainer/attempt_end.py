@@ -66,7 +66,7 @@ class AttemptEnd:
             # torchrun signals the other ranks when one is gone; that signal is no notice from the provider.
             return self._reporter.append(report.model_copy(update={"notice": None}))
         except (StoreReadError, StoreWriteError, UnreadRecordError, WorkAtRiskError):
-            raise  # A fault of the storage, not of the recipe: no report, so the controller declares it lost.
+            raise  # A fault of the storage, not of the recipe: without a report, the attempt is declared lost.
         except (Exception, SystemExit) as error:
             # The user's code raised, in a step, a transform or a metric. The state may be half changed, so it is not
             # saved. Saves that the writer already has are complete and may still be committed.
@@ -87,7 +87,7 @@ class AttemptEnd:
             try:
                 self._writer.wait(seconds)
             except RuntimeError as of_writer:
-                # A device that fails a step also fails the copy of the save before it; the step is to be reported.
+                # A device that fails a step also fails the copy of the save before it; the report must name the step.
                 log.warning("the save that was under way is not complete reason=%s", of_writer)
         reason = stop_reason(error, kills_before=self._context.kills.before)
         return self._reporter.append(self._reporter.report(reason, failure=failure_of(error)))

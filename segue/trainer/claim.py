@@ -1,25 +1,27 @@
 """The claim: how an attempt takes the right to write to a run, and fences the attempts that held it before.
 
-The rule of fencing, with everything that a read may get wrong:
+The rules of fencing, including the ways in which a read may be wrong:
 
 1. *Who may write.* A claim has an epoch above all that its writer has read, plus one for each record that the writer
    could not read: each of these records may be a claim. Claims are records of the log, so everybody sees them in one
-   order. Whoever writes with an epoch has read all records before its own (`RunLog.append` writes to the slot after the
-   last one, and loses to whoever took it). So if the writer is not fenced, its record comes before the newer claim.
-2. *While a record is unread.* A record after the own claim that cannot be read may be a newer claim. It is read again,
-   past the caches and by new connections. If it stays unreadable, the attempt stops (`UnreadRecordError`): it commits,
-   prunes, quarantines, seals and reports nothing more. The next attempt claims after that record and, by rule 1, above
-   any epoch in it. A record *before* the own claim cannot fence it. The attempt that finds such an unreadable record
-   names it in the log, by a quarantine record, after reading it in every way; nobody deletes anything before that.
-3. *What readers believe.* A record with a lower epoch than a record before it counts for nobody, be it a commit, prune,
-   quarantine, seal, verdict or report (`Folding.add`). No correct writer appends such a record.
-4. *Deleting.* A record names the objects to be deleted, and is appended before that, under rule 2. Objects that no
-   record names are deleted only if their attempts are fenced and of the own log, and only if every record can be read.
+   order. An attempt that writes with an epoch has read all records before its own (`RunLog.append` writes to the slot
+   after the last one, and loses if another writer took that slot). So if the writer is not fenced, its record comes
+   before the newer claim.
+2. *While a record is unread.* An unreadable record after an attempt's own claim may be a newer claim. It is read again,
+   past the caches and over new connections. If it stays unreadable, the attempt stops (`UnreadRecordError`): it
+   commits, prunes, quarantines, seals and reports nothing more. The next attempt claims after that record and, by rule
+   1, above any epoch in it. A record *before* the own claim cannot fence it. The attempt that finds such an unreadable
+   record names it in the log, by a quarantine record, after reading it in every way; nobody deletes anything before
+   that.
+3. *What readers believe.* Every reader ignores a record with a lower epoch than a record before it, whether it is a
+   commit, prune, quarantine, seal, verdict or report (`Folding.add`). No correct writer appends such a record.
+4. *Deleting.* Before objects are deleted, a record that names them is appended, under rule 2. Objects that no record
+   names are deleted only if their attempts are fenced and belong to this log, and only if every record can be read.
 5. *Which log.* A log is identified by its first record, not by its name. Its id is in every record, in every plan, and
-   in the id of every attempt, so in the keys of all that an attempt writes. A plan of another log is not claimed.
-   Before each append the first and the newest record that were read must still be in their slots (`LogReplacedError`).
-   A record of another log takes its slot and means nothing, and the rest of a log without its beginning is no log
-   (`LogCutError`).
+   in the id of every attempt, and so in the keys of all objects that an attempt writes. A plan of another log is not
+   claimed. Before each append the first and the newest record that were read must still be in their slots
+   (`LogReplacedError`). A record of another log takes its slot and means nothing, and a log that has lost its beginning
+   is no log (`LogCutError`).
 6. *A wrong read costs time, never a checkpoint.* Objects that do not verify are read again in other ways before
    anything is concluded from them: a record, a shard, a prepared commit, and a key that a listing shows or hides.
 """

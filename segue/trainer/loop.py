@@ -215,7 +215,7 @@ class TrainingLoop:
         self._witness.open(self._progress.step)
 
     def _step(self, *, counts: bool) -> _OneStep:
-        """One step, or none. With `counts=False` it only gives a witness row after the last commit, for a replay."""
+        """One step, or none. With `counts=False`, the step only gives a witness row after the last commit."""
         started, before = self._clock.monotonic(), self._progress.samples_seen
         compares = self._needs_fingerprints
         norms, may_be_late = compares or self._measures_norms, counts and not self._resume.is_pending
@@ -329,7 +329,7 @@ class TrainingLoop:
             self._context.activity.leaving()
 
     def _miss_state(self, reason: StopReason) -> None:
-        """The attempt ends at a step whose state the program did not hand over."""
+        """Handle the end of an attempt at a step whose state the program did not hand over."""
         step, saved = self._progress.step, self._saving.schedule.saved_step
         if reason is StopReason.FINISHED:
             what = f"the run ended at step {step}, and the folder of that step was not committed."
@@ -341,7 +341,7 @@ class TrainingLoop:
         for step, rows in self._witness.take_rest():
             self._writer.submit(SealJob(step, rows))
         while not self._ranks.all(self._writer.wait(self._time_left.patience_seconds)) and self._has_patience():
-            self._saving.refuse_risk()  # An unreachable store is waited for, until this limit or a notice ends.
+            self._saving.refuse_risk()  # Waits for an unreachable store, until this limit or a notice ends the wait.
 
     def _add_witness(self, saved: int) -> _SomeSteps:
         """The steps after the last commit whose rows a resume replays; their state is not kept."""
@@ -367,7 +367,7 @@ class TrainingLoop:
         return self._ranks.leader_decides(has_time and not self._progress.is_finished(self._spec.steps))
 
     def _may_wait(self) -> bool:
-        """Whether the end of the attempt may wait for a rehearsal: neither after a notice nor beyond its bound."""
+        """Whether the end of the attempt may wait for a rehearsal: not after a notice, and not beyond its bound."""
         left = self._time_left.bound_seconds_left
         self._context.activity.goes_on()
         return self._context.board.first_kind is None and (left is None or left > REPORT_SECONDS)

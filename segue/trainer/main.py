@@ -1,8 +1,8 @@
 """The trainer process: `python -m segue.trainer.main` with an assignment on standard input.
 
-With `--early` it imports everything first, beside the engine that will give it the assignment. As one of several ranks
-that torchrun started, or as a standby, which boots before it has an assignment, it gets a launch folder instead. The
-exit code is an `ExitCode`; the run's log has the details.
+With `--early` it imports everything first, in parallel with the engine that will give it the assignment. As one of
+several ranks that torchrun started, or as a standby, which boots before it has an assignment, it gets a launch folder
+instead. The exit code is an `ExitCode`; the run's log has the details.
 """
 
 from __future__ import annotations

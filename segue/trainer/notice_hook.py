@@ -19,7 +19,7 @@ _OF_TIME_LEFT = 0.1
 
 
 def hook_seconds(seconds_left: float | None, last_save: LastSave | None) -> float:
-    """How long to wait for the hook: the last save still fits afterwards. 0 or less: there is no time for it."""
+    """How long to wait for the hook, so that the last save still fits afterwards. 0 or less: there is no time."""
     if seconds_left is None:
         return _MOST_SECONDS
     spare = seconds_left

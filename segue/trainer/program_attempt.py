@@ -70,7 +70,7 @@ class ProgramAttempt:
     def hosting(self) -> Iterator[LiveSession]:
         """The session of a program that runs here already; the attempt ends with the block.
 
-        What the block raises, and what ends the attempt with a failure, is reported and raised.
+        Exceptions of the block, and errors that end the attempt with a failure, are reported and raised.
         """
         session = self._session(self._context.spec.config, None)
         raised: BaseException | None = None

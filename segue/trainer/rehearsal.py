@@ -69,7 +69,7 @@ class ResumeRehearsal:
 
     def _note_not_held(self, why: str) -> None:
         """Put into the log that nobody has rehearsed a resume, so that status and page say so."""
-        log.warning("the resume rehearsal is not held reason=%s", why)
+        log.warning("the resume rehearsal is skipped reason=%s", why)
         newest = patiently(lambda: read_history(self._runlog), what="log").newest
         if newest is None:
             return

@@ -1,8 +1,8 @@
 """The process of a resume rehearsal: it restores the newest sealed checkpoint and does its next steps again.
 
-It finds state that a recipe forgot to register before the first preemption does. If its steps differ from those of
-the trainer, further fresh processes make the same steps: differences among these are noise, and no loss of state. It
-writes only its verdict, and ends with the trainer that started it.
+It finds state that a recipe forgot to register, earlier than the first preemption would. If its steps differ from those
+of the trainer, further fresh processes make the same steps: differences among these processes are noise, and no loss of
+state. It writes only its verdict, and ends with the trainer that started it.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def rehearse(
     log.info("replay differs from the witness; fresh processes repeat it step=%d", checkpoint.manifest.step)
     folder = str(copy.root) if copy is not None else None
     request = ReplayRequest(assignment=assignment, checkpoint=checkpoint.ref, steps=len(rows), copy_folder=folder)
-    # It ends with the trainer, which decides how long the answer is waited for.
+    # It ends with the trainer, which decides how long to wait for the answer.
     processes = FreshProcesses(request, lambda: True, clock)
     noise, is_complete = measured_noise(processes, witness, rows, is_attempt_fresh=True, is_lost=bool(made.untracked))
     verdict = judged(noise)

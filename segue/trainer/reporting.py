@@ -126,7 +126,7 @@ class AttemptReporter:
 
 
 class CapturedWork:
-    """For the watchdog, which ends an attempt while the training thread is busy with the user's code."""
+    """Captured work for the watchdog, which ends an attempt while the training thread is busy with the user's code."""
 
     def __init__(
         self,
@@ -150,13 +150,13 @@ class CapturedWork:
         """Let the writer commit what is captured; wait for the commit, at most `limit_seconds`.
 
         Raises:
-            FencedError, StoreWriteError: what the writer failed with.
+            FencedError, StoreWriteError: the error with which the writer failed.
         """
         self._saving.commit_captured(limit_seconds)
         self._call_hook()
 
     def release(self) -> None:
-        """Let the save that waits for its metric be committed without it. Returns at once."""
+        """Let the save that waits for its metric be committed without the metric. Returns at once."""
         self._saving.release_metric()
 
     def report_ended(self, reason: StopReason, failure: CodeFailure | None, note: str | None) -> None:
@@ -250,7 +250,7 @@ def report_ended(
 
 
 def _with_memory(note: str | None, reason: StopReason) -> str | None:
-    """The note of a report; if memory ran out, with how much was used."""
+    """The note of a report; if memory ran out, it says how much was used."""
     if reason is not StopReason.OUT_OF_MEMORY:
         return note
     return "; ".join(part for part in (note, in_words(peak_bytes(), limit_bytes())) if part)

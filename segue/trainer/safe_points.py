@@ -1,4 +1,4 @@
-"""The safe point between two steps: what all ranks do there, and how often they vote on it in full."""
+"""The safe point between two steps: the decision of all ranks there, and how often they hold a full vote on it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from segue.trainer.workloads.base import Workload
 
 _LEAST_QUIET_SECONDS, _MOST_QUIET_SECONDS = 0.02, 0.2
 _QUIET_SHARE = 0.02
-"""If nothing was due at a safe point, the next ones get no full vote for a while: for this share of the time until
-something is due by the clock."""
+"""If nothing was due at a safe point, there is no full vote for this share of the time until something is due by the
+clock."""
 _NOTHING = Vote()
 
 
 class SafePoints:
-    """Asks at each safe point whether to stop, to save or to go on."""
+    """Asks at each safe point whether to stop, to save or to continue."""
 
     def __init__(
         self,
@@ -39,10 +39,10 @@ class SafePoints:
         """The latest time, and the latest step, of the next full vote."""
 
     def vote(self) -> Vote:
-        """What all ranks do now. A notice at one rank is on the board of every rank afterwards.
+        """Decide what all ranks do now. Afterwards, a notice at one rank is on the board of every rank.
 
         Raises:
-            FencedError, StoreWriteError: what the writer failed with since the last vote.
+            FencedError, StoreWriteError: the error with which the writer failed since the last vote.
         """
         if self._is_quiet:
             return _NOTHING
@@ -73,7 +73,7 @@ class SafePoints:
 
     @property
     def _is_quiet(self) -> bool:
-        """Whether nothing can be due at this safe point: nothing happened since the last full vote, which was just now.
+        """Whether nothing can be due at this safe point: nothing happened since the last full vote, which was recent.
 
         Short steps would otherwise cost more in votes than in anything else. Ranks always vote, because all must.
         """

@@ -1,4 +1,4 @@
-"""When a save is due: by the interval that was asked for or that costs least, or because one was requested."""
+"""When a save is due: by the interval that the spec sets or that costs least, or because a save was requested."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class SaveSchedule:
 
     @property
     def next_step(self) -> float:
-        """The step at which a save is due whatever the time; infinite without one."""
+        """The step at which a save is due at any time; infinite without one."""
         every = self.cadence.every_steps
         return math.inf if every is None else (self.saved_step // every + 1) * every
 
@@ -67,7 +67,7 @@ class SaveSchedule:
         self._is_owed = True
 
     def adapt(self, cost: SaveCost | None) -> None:
-        """Choose the interval for what a save usually costs."""
+        """Choose the interval for the usual cost of a save."""
         before, self.cadence = self.cadence, self._cadence(cost)
         if before.reason != self.cadence.reason:
             log.info("save interval changed interval=%s", self.cadence.reason)

@@ -1,4 +1,4 @@
-"""Saves that were submitted and are not committed yet: what they cost, and how much work they leave at risk."""
+"""Saves that were submitted and are not committed yet: their cost, and how much work they leave at risk."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class SavesInFlight:
         return self._meter.estimate
 
     def look(self) -> bool:
-        """Take note of the newest commit; False if it is already known."""
+        """Take note of the newest commit; False if that commit is already known."""
         last = self._writer.last
         if last is None or last.ref == self._seen:
             return False

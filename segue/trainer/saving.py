@@ -1,4 +1,4 @@
-"""Saves of an attempt: what they contain, and how they are made while training goes on."""
+"""Saves of an attempt: their content, and how they are made while training continues."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from segue.trainer.workloads.state import capture
 log = logging.getLogger(__name__)
 
 _SHORT_EVALUATION_SECONDS = 1.0
-"""A notice may wait for an evaluation that takes no longer, so the state is not copied for it."""
+"""A notice may wait for an evaluation that takes no longer, so the state is not copied for such an evaluation."""
 
 
 class Saving:
@@ -54,7 +54,7 @@ class Saving:
         self.in_flight = SavesInFlight(writer, allowed_seconds=allowed_seconds, clock=context.clock)
         self._late: Staged | None = None
         self.ahead = LookAhead(live)
-        """May look at the state before a save; otherwise the save does it itself."""
+        """Can look at the state before a save; otherwise the save itself does so."""
         self._held: Staged | None = None
         """This safe point's state, while the user's metric is computed; to be committed only if a notice comes."""
         self._metric = Metric()
@@ -114,7 +114,8 @@ class Saving:
         """Submit this safe point to the writer; a staging buffer must be free.
 
         Raises:
-            StructureChangedError: the state could not be restored into what a resume builds; nothing was submitted.
+            StructureChangedError: the state could not be restored into the structure that a resume builds; nothing was
+                submitted.
         """
         self.barrier()
         self._refuse_changed_structure()
@@ -195,7 +196,7 @@ class Saving:
         return self._progress.step == self.schedule.saved_step or self._held is not None
 
     def commit_captured(self, limit_seconds: float) -> None:
-        """Commit what is captured, without its metric; wait for the commit, at most `limit_seconds`.
+        """Commit the captured state, without its metric; wait for the commit, at most `limit_seconds`.
 
         Called by another thread, once the training thread is kept out.
         """

@@ -1,4 +1,4 @@
-"""The trainer of a standby before it has an assignment: it prepares as far as it can without one, then waits."""
+"""The trainer of a standby before it has an assignment: it prepares what needs no assignment, then waits."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def boot_and_wait(
     folder.boot(rank)
     log.info("booted, waiting for an assignment")
     while True:
-        # The assignment is read before the notice: ranks that saw the assignment would wait for one that left.
+        # The assignment is read before the notice: ranks that saw the assignment would wait for a rank that left.
         assignment = folder.assignment
         if assignment is not None:
             return assignment

@@ -1,4 +1,4 @@
-"""The uses of each step's numbers, as soon as the numbers are here: those of an accelerator come a step later."""
+"""Uses each step's numbers as soon as they arrive: the numbers of an accelerator come a step later."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 class _Unread(NamedTuple):
-    """A step that already counts, but whose numbers are not here yet."""
+    """A step that already counts, but whose numbers have not arrived yet."""
 
     late: LateStep
     samples_before: int
@@ -46,14 +46,14 @@ class StepRecords:
         """Loss of the newest step that was read."""
 
     def keep(self, late: LateStep, *, samples_before: int, seconds: float, ended_at: datetime) -> None:
-        """Read this step later; its position counts already."""
+        """Keep this step to be read later; its position counts already."""
         self._unread = _Unread(late, samples_before, self._progress.samples_seen, seconds, ended_at)
 
     def read(self) -> None:
         """Read the step that was kept, if there is one.
 
         Raises:
-            PoisonedStepError: it is an anomaly; the position is the one before it.
+            PoisonedStepError: the step is an anomaly; the position is the one before the step.
         """
         if self._unread is None:
             return
@@ -67,10 +67,11 @@ class StepRecords:
     def read_before(self, error: BaseException, *, is_alone: bool) -> None:
         """Read the kept step although a later step raised `error`, which may be a consequence of its numbers.
 
-        With several ranks (`is_alone` is false), each reads its own numbers, because the others do not exchange theirs.
+        With several ranks (`is_alone` is false), each rank reads its own numbers, because the other ranks do not
+        exchange theirs.
 
         Raises:
-            PoisonedStepError: the kept step is an anomaly, and `error` is no news.
+            PoisonedStepError: the kept step is an anomaly, and `error` tells nothing new.
         """
         if self._unread is None:
             return
@@ -80,7 +81,7 @@ class StepRecords:
             made = late.read_alone()
         except RuntimeError as of_device:
             # If the device has failed, nothing can be read from it; the exception of the step says why.
-            log.debug("the numbers of the step before are lost error=%s raised=%r", of_device, error)
+            log.debug("the numbers of the previous step are lost error=%s raised=%r", of_device, error)
             return
         # A spike is judged by the loss of the whole batch.
         self._refuse_late(made, samples_before, recent_losses=None if is_alone else ())
@@ -135,7 +136,7 @@ class StepRecords:
         self._curve.amend(metrics)
 
     def count(self, made: StepMade, *, samples_seen: int, seconds: float, ended_at: datetime) -> None:
-        """Add it to the loss curve."""
+        """Add the step to the loss curve."""
         self._curve.add(
             made.row,
             epoch=made.epoch,

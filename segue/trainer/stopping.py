@@ -77,7 +77,7 @@ class NoticeResponse:
         self._hook = NoticeHook(live.on_notice, components=live.components)
 
     def follow_hints(self) -> None:
-        """Save at the next safe point if there is something to save, once for each hint; training goes on."""
+        """Save at the next safe point if there is something to save, once for each hint; training continues."""
         for hint in self._board.take_hints() if self._is_leader else ():
             log.info("hint received kind=%s step=%d", hint.kind, self._progress.step)
             self._saving.request()
@@ -93,7 +93,7 @@ class NoticeResponse:
         self._hook.call(notice, limit_seconds=hook_seconds(left, last_save))
 
     def is_worth_saving(self) -> bool:
-        """Whether the last save fits into the time that a notice leaves."""
+        """Whether the last save fits into the time that is left after a notice."""
         nearest = self._board.nearest()
         if nearest is None or not self._is_leader:
             return True

@@ -38,7 +38,7 @@ class Pace:
 
 
 class TimeLeft:
-    """Judges what there is time for. `save_seconds` is the duration of the last save, None before the first one."""
+    """Judges for which work there is time. `save_seconds` is the duration of the last save; None before it."""
 
     def __init__(
         self, board: NoticeBoard, *, bound_seconds: float | None, grace_seconds: float, started_at: float, clock: Clock

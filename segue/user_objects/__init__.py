@@ -1,4 +1,4 @@
-"""Looks at objects of the user's, which may raise anything when they are looked at.
+"""Reads objects of the user's, which may raise any exception when they are read.
 
 `hasattr` and `getattr` let everything but AttributeError through, so a `__getattr__` with a KeyError would end a run.
 """
@@ -17,14 +17,14 @@ _METRIC_WORDS = frozenset(
     {"accuracy", "acc", "current", "error", "err", "loss", "metric", "metrics", "perf", "performance", "score"}
     | {"scores", "val", "validation", "value", "values"}
 )
-"""Words of which one is in the name of an argument that takes a metric: `val_loss`, `metrics`, `current_score`."""
+"""Words, one of which is in the name of an argument that takes a metric: `val_loss`, `metrics`, `current_score`."""
 
 
 def attribute(value: Any, name: str, default: Any = None) -> Any:
     """An attribute, or the default if there is none or the object raises."""
     try:
         return getattr(value, name, default)
-    except Exception:  # Of a property or a `__getattr__` of the user's; an absent attribute means the same.
+    except Exception:  # From a property or a `__getattr__` of the user's; it means the same as an absent attribute.
         return default
 
 
@@ -37,7 +37,7 @@ def text_of(value: Any) -> str:
 
 
 def settings_shown(module: Any) -> str:
-    """What a module prints of its settings; nothing if its `extra_repr` raises."""
+    """The settings that a module prints; empty if its `extra_repr` raises."""
     try:
         return str(module.extra_repr())
     except Exception:
@@ -57,23 +57,23 @@ def default_arguments(function: types.FunctionType) -> dict[str, Any]:
 
 
 def signature_of(function: Any) -> inspect.Signature | None:
-    """The arguments of what can be called; None if they are not known."""
+    """The arguments of a callable; None if they are not known."""
     try:
         found = inspect.signature(function)
-    except Exception:  # Built in, or an object that raises when inspect asks for its attributes.
+    except Exception:  # It is built in, or an object that raises when inspect reads its attributes.
         try:
             found = inspect.signature(type(function).__call__)
         except (TypeError, ValueError):
             return None
     parameters = list(found.parameters.values())
-    # Of a class, or of a method that was wrapped when it was bound already, as torch does when a scheduler is built.
+    # For a class, or for a method that was wrapped after it was bound, as torch does when a scheduler is built.
     if parameters and parameters[0].name == "self":
         return found.replace(parameters=parameters[1:])
     return found
 
 
 def needed_arguments(function: Any) -> tuple[str, ...]:
-    """Names of the arguments without which it cannot be called; none if they are not known."""
+    """Names of the arguments without which the function cannot be called; empty if they are not known."""
     signature = signature_of(function)
     if signature is None:
         return ()
@@ -86,7 +86,7 @@ def needed_arguments(function: Any) -> tuple[str, ...]:
 
 
 def can_be_called(function: Callable[..., Any], *arguments: Any) -> bool:
-    """Whether it takes just these arguments; True if that is not known."""
+    """Whether the function can be called with exactly these arguments; True if that is not known."""
     signature = signature_of(function)
     if signature is None:
         return True
@@ -120,9 +120,9 @@ def step_by_metric(scheduler: Any, metric: float) -> None:
 
 
 def is_users_file(file: str) -> bool:
-    """Whether a source file is neither installed, nor Python's, nor segue's."""
+    """Whether a source file is the user's: not installed, and not part of Python or segue."""
     if file.startswith("<frozen "):
-        return False  # Of Python's own, such as what runs a script.
+        return False  # Python's own code, such as the code that runs a script.
     here = Path(__file__).parents[1]
     path = Path(file)
     if path.is_relative_to(here) and not path.is_relative_to(here / "testing"):

@@ -1,4 +1,4 @@
-"""Versions of the installed packages that the user's files import, besides torch, which an environment names itself."""
+"""Versions of the installed packages that the user's files import, except torch, which environments name."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _MOST_PACKAGES = 50
 
 
 def imported_packages() -> dict[str, str]:
-    """Names and versions of the packages whose modules are loaded, and that a file of the user imports, sorted.
+    """Names and versions of the packages whose modules are loaded and which a file of the user's imports, sorted.
 
-    Best effort: what cannot be read is left out.
+    Best effort: files that cannot be read are left out.
     """
     names = {name for file in _files_of_the_user() for name in _imported_in(file)}.difference(_NOT_LOOKED_UP)
     loaded = ((name, sys.modules.get(name)) for name in sorted(names))
@@ -39,7 +39,7 @@ def _files_of_the_user() -> list[str]:
     found = []
     for module in list(sys.modules.values()):
         file = vars(module).get("__file__") if isinstance(module, ModuleType) else None
-        # The comparison of texts first: of thousands of files few are the user's.
+        # The cheap comparison of texts comes first: of thousands of files, few are the user's.
         if isinstance(file, str) and file.endswith(".py") and not file.startswith(_OF_OTHERS) and is_users_file(file):
             found.append(file)
     return found[-_MOST_FILES:]
@@ -62,10 +62,10 @@ def _names(text: str) -> Iterator[str]:
 
 
 def _version_of(name: str, module: ModuleType) -> str:
-    """Empty for a module that was not installed."""
+    """The version of a module's package; empty for a module that was not installed."""
     try:
         return metadata.version(name)
-    except metadata.PackageNotFoundError:  # Its package has another name, as PyYAML of the module yaml.
+    except metadata.PackageNotFoundError:  # Its package has another name, such as PyYAML for yaml.
         file, version = (vars(module).get(fact) for fact in ("__file__", "__version__"))
         is_installed = isinstance(file, str) and file.startswith(_INSTALLED)
         return version if is_installed and isinstance(version, str) else ""

@@ -1,4 +1,4 @@
-"""What can be registered besides objects with a state_dict: values with parts, and variables that hold any value."""
+"""Things that can be registered besides objects with a state_dict: values with parts, and variables with any value."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _ITERATORS = frozenset(
 _FIXED = (bool, int, float, complex, str, bytes, tuple, frozenset, types.NoneType, Enum)
 _FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, functools.partial)
 CODE = (*_FUNCTIONS, types.ModuleType, type)
-"""The types that are code, and no state."""
+"""The types that are code and not state."""
 
 
 def is_registrable(value: Any) -> bool:
@@ -50,7 +50,7 @@ def is_registrable(value: Any) -> bool:
 
 
 def is_users_class(kind: type) -> bool:
-    """Whether a class is of the user's own code, or says by itself which data its objects are."""
+    """Whether a class is of the user's own code, or itself defines which data its objects consist of."""
     if "__dataclass_fields__" in dir(kind) or kind is types.SimpleNamespace:
         return True
     file = getattr(sys.modules.get(kind.__module__), "__file__", None)
@@ -66,12 +66,12 @@ def _has_attributes(value: Any) -> bool:
 
 
 class Variables:
-    """Variables that training sets, and that are part of the run's state: in `Recipe.extra`, or for `run.track`.
+    """Variables that training sets and that are part of the run's state: for `Recipe.extra`, or for `run.track`.
 
-    `segue.Variables(loss, "calls")`. The holder is a function, of which they are closure variables, default arguments,
-    attributes or global values; or a module, a class or an object, of which they are attributes; or a dict such as
-    `globals()`. A resume puts their values back: tensors, arrays, lists and dicts in place, so that everything that
-    shares them sees it, and all else by assignment.
+    `segue.Variables(loss, "calls")`. The holder is a function whose closure variables, default arguments, attributes or
+    global values they are; or a module, a class or an object whose attributes they are; or a dict such as `globals()`.
+    A resume puts their values back: tensors, arrays, lists and dicts in place, so that everything that shares them sees
+    the change, and all other values by assignment.
 
     Raises:
         SessionError: the holder has no variable of such a name, or no name was given.
@@ -86,7 +86,7 @@ class Variables:
             raise SessionError(what=what, fix='name variables that it has: segue.Variables(loss, "calls").')
 
     def get(self, name: str, default: Any = None) -> Any:
-        """The value that the variable has now; the default if it has none."""
+        """The current value of the variable; the default if it has none."""
         holder = self._holder
         if isinstance(holder, types.FunctionType):
             return _get_of_function(holder, name, default)
@@ -105,7 +105,7 @@ class Variables:
             setattr(holder, name, value)
 
     def places(self) -> Iterator[tuple[int, str]]:
-        """Where the variables are: the identity of what holds each, and its name there; of a cell, no name."""
+        """The places of the variables: the identity of each one's holder, and its name there; for a cell, no name."""
         holder = self._holder
         for name in self.names:
             if isinstance(holder, types.FunctionType):
@@ -116,7 +116,7 @@ class Variables:
                 yield id(vars(holder) if isinstance(holder, types.ModuleType) else holder), name
 
     def _may_come(self, name: str) -> bool:
-        """Whether it may get such a variable later: a dict or object gets any, a function one that its code names."""
+        """Whether the holder may get such a variable later: a function only one that its code names."""
         if not isinstance(self._holder, types.FunctionType):
             return True
         return name in (*self._holder.__code__.co_freevars, *self._holder.__code__.co_names)

@@ -1,4 +1,4 @@
-"""What is removed of a verification that passed. If it did not pass, everything stays as evidence."""
+"""The removal of what a passed verification leaves. If it did not pass, everything stays as evidence."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from segue.verification.record import Verification
 log = logging.getLogger(__name__)
 
 _EARLIER_LOOKED_AT = 5
-"""The number of earlier verifications whose leftovers are searched; later ones did so for those before."""
+"""The number of earlier verifications whose leftovers are removed; older ones were tidied by these."""
 
 
 def tidy(store: Store, history: Sequence[Verification], newest: Verification, *, spec: StoreSpec | None = None) -> None:
-    """Remove the checkpoints of a verification that passed, and the runs of those before it that passed.
+    """Remove the checkpoints of a verification that passed, and the runs of earlier verifications that passed.
 
     The logs and loss curves of the newest one stay. A second call removes what the first one left behind.
 
@@ -46,7 +46,7 @@ def _drop_checkpoints(store: Store, run_id: str, spec: StoreSpec) -> None:
         def build(stamp: Stamp) -> Entry:
             return PruneEntry.model_validate(stamp(epoch=0) | {"slots": slots})
 
-        # Recorded before it is done: a reader then never mistakes a pruned checkpoint for a damaged one.
+        # The pruning is recorded before it is done: a reader then never mistakes a pruned checkpoint for a damaged one.
         runlog.append(build)
     _drop(store, keys.attempts_prefix(run_id))
 
@@ -55,4 +55,4 @@ def _drop(store: Store, prefix: str) -> None:
     found = [item.key for item in store.list_objects(prefix)]
     if found:
         store.delete(found)
-        log.info("removed of a verification objects=%d prefix=%s", len(found), prefix)
+        log.info("objects of a verification removed objects=%d prefix=%s", len(found), prefix)

@@ -1,4 +1,4 @@
-"""What a drill compares: the resumes of the disturbed run, and the final states of both runs. Pure."""
+"""The comparison of a drill: the resumes of the disturbed run, and the final states of both runs. Pure."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def _excuse(history: History, entry: VerdictEntry) -> str | None:
 def differing(one: Checkpoint, other: Checkpoint) -> tuple[str, ...]:
     """Names of the components in which two checkpoints differ.
 
-    Settings that may be the process's own are no state; the samples that come next are.
+    Settings that may be the process's own do not count as state; the samples that come next do.
     """
     names = one.manifest.components.keys() | other.manifest.components.keys()
     pairs = ((name, one.manifest.components.get(name), other.manifest.components.get(name)) for name in names)
@@ -117,7 +117,7 @@ def differing_before(undisturbed: History, disturbed: History) -> tuple[int, tup
 
 
 def has_noise(component: str) -> bool:
-    """Whether noise of kernels can be what makes a component differ: it holds floats that steps compute."""
+    """Whether noise of kernels can make a component differ: it holds floats that steps compute."""
     return component not in _WITHOUT_FLOATS and not component.startswith(("rng.", "data.", "setup."))
 
 
@@ -141,7 +141,7 @@ def problems_of(
             name = lost.sentence.partition(" ")[0]
             found.setdefault(name, Problem(component=name, sentence=said, fix=f"{lost.fix}; {_AGAIN}"))
     if found:
-        return tuple(found.values())  # What differs besides follows from it.
+        return tuple(found.values())  # All other differences follow from it.
     for resume in resumes:
         if resume.is_sound:
             continue

@@ -22,7 +22,7 @@ _LOOK_SECONDS = 0.25
 _SEGMENT_LOOKS_SECONDS = 0.5
 """How often a segment looks for a request, on a store of its own machine."""
 _END_SECONDS = 1.5
-"""From the request's arrival at the segment to the end of the trainer, or the notice in it."""
+"""Time from the request's arrival at the segment to the end of the trainer, or to the notice in it."""
 
 _ENDS_AS = {DisturbanceKind.KILL: StopReason.LOST, DisturbanceKind.NOTICE: StopReason.NOTICE}
 
@@ -34,7 +34,7 @@ def latency_seconds(spec: RunSpec) -> float:
 
 
 class Disturber:
-    """Requests each disturbance when its moment has come; what was requested before it existed counts."""
+    """Requests each disturbance when its moment has come; requests made before this object existed also count."""
 
     def __init__(self, runlog: RunLog, spec: RunSpec, moments: Sequence[Moment], *, clock: Clock) -> None:
         self._runlog, self._spec, self._clock = runlog, spec, clock

@@ -1,4 +1,4 @@
-"""What `segue drill` reports: one undisturbed run and one with kills and notices, on one machine."""
+"""The report of `segue drill`: one undisturbed run and one with kills and notices, on one machine."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class DrillReport(Record):
 
     @property
     def _lacks_replay(self) -> bool:
-        """Whether a run was killed, and after no kill a step could be compared. After a notice none can."""
+        """Whether a run was killed, and no step could be compared after any kill. After a notice none can."""
         return self.kills > 0 and not any(resume.verdict.rows_compared for resume in self.resumes)
 
     @property
@@ -136,7 +136,7 @@ class DrillReport(Record):
 
     @property
     def _elsewhere(self) -> Problem:
-        """What a resume on another machine does not find may be the cause."""
+        """The cause may be files that a resume on another machine does not find."""
         files = " and ".join(self.hidden[:_MOST_FILES])
         sentence = f"the last resume was made as on another machine, without what the script had written: {files}"
         fix = "keep in the run's state what a resume or the end reads from there, by run.track() or run.commit_folder()"

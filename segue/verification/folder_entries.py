@@ -15,11 +15,11 @@ from segue.continuity.recipe_diff import differences
 _MOST_SHOWN, _MOST_CHARACTERS = 3, 60
 _STRINGS = ("BINUNICODE", "SHORT_BINUNICODE", "UNICODE", "BINUNICODE8", "SHORT_BINSTRING", "BINSTRING")
 _STORAGE = "storage"
-"""How torch marks a tensor in a pickle: the next string is the number of its bytes' member of the zip file."""
+"""Torch's mark of a tensor in a pickle: the next string is the number of the zip file's member with its bytes."""
 
 
 def folder_differences(one: Mapping[str, bytes], other: Mapping[str, bytes]) -> tuple[str, ...]:
-    """What differs between two folders, given as the content of each file by its path; a few sentences at most."""
+    """The differences between two folders, given as the content of each file by its path; a few sentences at most."""
     found: list[str] = []
     for name in sorted(one.keys() | other.keys()):
         if name not in one or name not in other:
@@ -38,7 +38,7 @@ def _entries(one: bytes, other: bytes) -> Iterator[str]:
         else:
             yield from differences(json.loads(one), json.loads(other))
     except (ValueError, zipfile.BadZipFile, UnicodeDecodeError):
-        return  # A file of another kind: that it differs is all that can be said.
+        return  # A file of another kind: all that can be said is that it differs.
 
 
 def _members(archive: bytes) -> dict[str, bytes]:
@@ -62,7 +62,7 @@ def _of_torch(one: Mapping[str, bytes], other: Mapping[str, bytes]) -> Iterator[
         if before != now:
             known = before or now
             yield f"{known.key} was {_short(before)}, now {_short(now)}"
-            break  # What follows may only have moved.
+            break  # Later values may only have moved.
     tensors = _tensors(pickles[0])
     for name in sorted(one.keys() & other.keys()):
         number = name.removeprefix("data/")

@@ -19,7 +19,7 @@ _ASKED = {DisturbanceKind.KILL: "kill", DisturbanceKind.NOTICE: "notice"}
 
 @dataclass(frozen=True)
 class Found:
-    """What is known of the two runs."""
+    """The known facts about the two runs."""
 
     undisturbed: History
     disturbed: History
@@ -158,7 +158,7 @@ def _differing(found: Found) -> tuple[str, ...]:
 
 
 def _is_noise(found: Found, differ: Sequence[str]) -> bool:
-    """Whether replays of the disturbed run from one state differ: two runs then do, without a loss of state."""
+    """Whether replays of the disturbed run from one state differ: two runs then differ, without a loss of state."""
     history = found.disturbed
     is_noisy = bool(history.rehearsed_noise) or any(entry.verdict.noise for entry in history.resumes)
     return is_noisy and all(map(has_noise, differ))

@@ -70,7 +70,7 @@ def _document(workload: str, cases: list[_Case], *, seconds: float, at: datetime
 
 
 def _clean(text: str) -> str:
-    """Without the characters that XML 1.0 does not permit: a traceback may quote any of them."""
+    """The text without characters that XML 1.0 does not permit: a traceback may quote any of them."""
     return "".join(letter if letter in "\t\n\r" or _is_permitted(ord(letter)) else "?" for letter in text)
 
 

@@ -18,10 +18,10 @@ _ENDS_AS = {DisturbanceKind.KILL: StopReason.LOST, DisturbanceKind.NOTICE: StopR
 
 
 _SLOW_SECONDS = 2.0
-"""A trainer that runs so long between two commits cannot pass a target between two ordinary looks."""
+"""A trainer that runs at least this long between two commits cannot pass a target between two ordinary looks."""
 
 _SAVES_UNSEALED = 2
-"""How many saves a kill waits for one after which steps are known: a run that saves after each step may have none."""
+"""The most saves that a kill waits for one with known steps after it: a run that saves at each step may have none."""
 
 
 class Target(NamedTuple):
@@ -36,8 +36,8 @@ class LocalDisturber:
 
     Near a target, and while commits follow each other fast, the trainer runs in slices of milliseconds, and is ended
     between two of them: a fast recipe can then not slip through, however busy the machine is. It is killed if the
-    steps after its newest commit are known, because a kill before that proves less. What it computes does not depend
-    on how it is sliced.
+    steps after its newest commit are known, because a kill before that proves less. The results of the trainer do not
+    depend on the slices.
     """
 
     def __init__(
@@ -144,8 +144,8 @@ def is_due(
     """Whether the attempt of a plan is to be ended now, for this target.
 
     A kill waits until steps after the newest commit are known: all that a resume compares, or those that lie between
-    two saves. A save that comes before the seal of the one before leaves none that is sealed; heartbeats, of which
-    `beaten` has the newest one's rows, know them too.
+    two saves. If a save comes before the previous save is sealed, no sealed steps are left; heartbeats also know the
+    steps, and `beaten` has the rows of the newest heartbeat.
     """
     newest, attempt = history.newest, history.attempt_of(plan.segment, plan.attempt)
     if newest is None or newest.manifest.step < target.step or attempt is None or newest.ref not in attempt.commits:

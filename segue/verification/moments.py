@@ -13,7 +13,7 @@ from segue.runlog.history import History
 
 
 class Moment(NamedTuple):
-    """When an attempt is to be ended: so long after the run was seen at a step."""
+    """When an attempt is to be ended: this long after the run was seen at a step."""
 
     kind: DisturbanceKind
     step: int

@@ -16,7 +16,7 @@ _DAY_SECONDS = 86_400
 
 
 class Outcome(StrEnum):
-    """What a verification found."""
+    """The outcome of a verification."""
 
     PASSED = "passed"
     NOT_CONTINUOUS = "not continuous"
@@ -73,7 +73,7 @@ class Green:
 
 
 def newest_of_each(recorded: Sequence[Verification]) -> tuple[Verification, ...]:
-    """One verification for each time of the schedule, in the order of time: one that went on replaces itself."""
+    """One verification for each time of the schedule, in the order of time: one that went on replaces its record."""
     return tuple(sorted({one.slot: one for one in recorded}.values(), key=lambda one: one.slot))
 
 

@@ -12,7 +12,7 @@ from segue.runlog.history import History
 from segue.spec import RunSpec
 
 _LONGEST_BASE = 28
-"""Of the user's run id; a run id has 63 characters at most."""
+"""The most characters of the user's run id that are used; a run id has 63 characters at most."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class DrillRuns:
         """The runs for this time. The same time names the same runs, so that a verification can continue with them.
 
         Store, pools, staging, save interval, fast folder and the other settings are the spec's. There is no deadline
-        and no bound of preemptions, so both runs stay on spot. Experiment trackers get neither of them.
+        and no bound of preemptions, so both runs stay on spot. Experiment trackers get neither run.
         """
         base = f"{_short(spec.run_id)}-verify-{slot.astimezone(UTC):%Y%m%dt%H%M%S}"
         policy: dict[str, object] = {"name": "spot_only", "parameters": {}, "max_preemptions": None}

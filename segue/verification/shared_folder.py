@@ -58,7 +58,7 @@ class SharedFolder:
 
 
 class HiddenFiles:
-    """What is new in a folder, out of the way of its programs: they find it as on a machine where none of them ran.
+    """New files of a folder, hidden from its programs: they find the folder as on a machine where none of them ran.
 
     Moved into `.segue/drill-<hex>` in the folder, where it stays if this process is killed.
     """
@@ -68,7 +68,7 @@ class HiddenFiles:
         self._folder, self._known, self._apart = folder, known, apart
         self._hidden: list[Path] = []
         self.names: tuple[str, ...] = ()
-        """What was hidden, by its path in the folder."""
+        """The hidden files, by their paths in the folder."""
 
     def hide(self) -> None:
         """Hide each file and folder that was not there before."""
@@ -107,7 +107,7 @@ class HiddenFiles:
 
 
 def _paths_below(folder: Path, *, apart: Sequence[Path]) -> Iterator[Path]:
-    """Files and folders below a folder, so many as can be known; none that is hidden or of installed packages."""
+    """Files and folders below a folder, as many as can be known, without hidden ones and installed packages."""
     places = {place.absolute() for place in apart}
     found = 0
     for here, folders, files in os.walk(folder):

@@ -1,4 +1,4 @@
-"""The log of a run's verifications in its store: a log like a run's, one record a slot and put-if-absent."""
+"""The log of a run's verifications in its store: a log like a run's, with one record per slot and put-if-absent."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class VerificationsLog:
     """The verifications of one run's spec in a store."""
 
     def __init__(self, store: Store, run_id: str, *, spec: StoreSpec | None = None, clock: Clock | None = None) -> None:
-        """`spec` is that of the store; its key signs the records, and is needed to read signed ones."""
+        """`spec` is the spec of the store; its key signs the records, and is needed to read signed ones."""
         self.store, self.run_id = store, run_id
         self._log = log_in(store, keys.verifications_folder(run_id), spec or StoreSpec(), clock=clock)
 
@@ -38,7 +38,7 @@ class VerificationsLog:
         return newest_of_each(tuple(self._records()))
 
     def add(self, verification: Verification) -> tuple[Verification, ...]:
-        """Record a verification, unless the newest of its time is the same; all of them.
+        """Record a verification, unless the newest of its time is the same; returns all of them.
 
         Raises:
             StoreWriteError, StoreReadError: it is not known whether it was recorded; a retry is safe.

@@ -21,9 +21,9 @@ def test_a_source_is_a_run_with_or_without_a_step():
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        (("--from", "base@"), "'base@' is no checkpoint of a run"),
-        (("--from", "@40"), "'@40' is no checkpoint of a run"),
-        (("--from", "base@-1"), "'base@-1' is no checkpoint of a run"),
+        (("--from", "base@"), "'base@' names no checkpoint of a run"),
+        (("--from", "@40"), "'@40' names no checkpoint of a run"),
+        (("--from", "base@-1"), "'base@-1' names no checkpoint of a run"),
         (("--from", "base@newest"), "write RUN, RUN@STEP or RUN@best"),
         (("--reset", "optimizer"), "it says what --from leaves out"),
         (("--from", "nobody"), "nobody"),

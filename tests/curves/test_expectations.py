@@ -262,7 +262,7 @@ def test_where_no_step_is_on_record_twice_nothing_was_measured_and_the_report_sa
     found = outcomes(report)
     assert [name for name in NAMES if found[name] == "not measured"] == NAMES[5:]
     assert report.passed
-    assert "not measured, which is not passed" in report.expectations[-1].sentence
+    assert "not measured, so not passed" in report.expectations[-1].sentence
 
 
 def test_a_curve_without_a_row_fails_by_the_log(resumed):

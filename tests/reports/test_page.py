@@ -157,7 +157,7 @@ def test_a_resume_without_a_step_to_compare_says_so_once():
     verdict = Verdict(kind=VerdictKind.UNVERIFIED, components_compared=15)
     book.write(VerdictEntry, attempt_id=book.claim(plan), parent=plan.parent, verdict=verdict)
     (line,) = finding_lines(book.history)
-    said = "15 components compared, but no step: the attempt before recorded none after the checkpoint, or"
+    said = "15 components compared, but no step: the previous attempt recorded no step after the checkpoint, or"
     assert line.startswith(f"segment 1 attempt 1, unverified: {said}")
 
 

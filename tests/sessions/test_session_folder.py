@@ -147,7 +147,7 @@ def test_a_folder_with_the_users_own_files_is_left_alone(fork_server, make_progr
         (
             "import pathlib\nrun.restore_folder('x')\npathlib.Path('x').mkdir(); pathlib.Path('x/a').touch()\n"
             "for n in run.steps():\n    run.commit_folder('x', best={'a': 'b'})",
-            "('x', best=...): 'b' is no file that is committed. Fix: give paths in the folder",
+            "('x', best=...): 'b' is not among the committed files. Fix: give paths in the folder",
         ),
     ],
 )

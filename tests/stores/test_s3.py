@@ -334,7 +334,7 @@ def test_a_conflict_that_nobody_won_is_tried_again_also_in_the_check(wire: Wire,
 def test_a_conflict_without_an_end_is_a_write_that_failed(wire: Wire) -> None:
     store = open_store(StoreSpec(url=f"{bucket_at(wire.url)}/conflict", endpoint_url=wire.url))
     wire.conflicts = Conflicts(99)
-    with pytest.raises(StoreWriteError, match="answered 5 times that the object is there, and it is not"):
+    with pytest.raises(StoreWriteError, match="answered 5 times that the object is there, but it is not"):
         store.put_if_absent("a", b"mine")
     with pytest.raises(StoreUnreachableError, match=r"it cannot be written \(the bucket answered 5 times"):
         store.check()

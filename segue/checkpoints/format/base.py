@@ -31,7 +31,7 @@ class Base:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """The base that `to_json` was called on; nothing is checked."""
+        """The base from the data of `to_json`; nothing is checked."""
         shards = [Shard.from_json(shard) for shard in data["shards"]]
         rows = data["tensors"].items()
         return cls(

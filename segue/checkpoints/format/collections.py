@@ -35,7 +35,7 @@ COLLECTIONS = (Fields, Counter, deque, frozenset, bytearray, array, complex)
 COLLECTION_TAGS = frozenset(
     {"object", "counter", "deque", "frozenset", "bytearray", "numbers", "complex", "items", "frame", "series"}
 )
-"""The last two are tables; `items` is a dict with keys that are neither text nor numbers."""
+"""`frame` and `series` are tables; `items` is a dict with keys other than text and numbers."""
 _TAG = "$"
 _NUMBERS = "biufc"
 """Kinds of NumPy types that are numbers."""
@@ -96,7 +96,7 @@ def encode_frame(tree: Any, *, path: str, encode: Encode) -> Json:
 
 
 def decode_collection(tag: str, value: Json, *, decode: Callable[[Json], Any]) -> Any:
-    """The collection that `encode_collection` was given."""
+    """The collection from the data of `encode_collection`."""
     match tag:
         case "object":
             return Fields(value[0], {name: decode(item) for name, item in value[1]})

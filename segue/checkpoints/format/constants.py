@@ -44,7 +44,7 @@ def encode_constant(value: Any, *, path: str) -> Json:
 
 
 def decode_constant(value: Json) -> Any:
-    """The constant that `encode_constant` was given.
+    """The constant from the data of `encode_constant`.
 
     Raises:
         KeyError, ValueError, TypeError: there is no such constant.
@@ -122,6 +122,6 @@ _WAYS: dict[type, tuple[str, Callable[[Any], Json], Callable[[Json], Any]]] = {
     torch.dtype: ("dtype", str, _to_type_of_torch),
     torch.device: ("device", str, torch.device),
 }
-"""For each class its name in a checkpoint, and the ways to JSON and back."""
+"""For each class, its name in a checkpoint and its conversions to JSON and back."""
 _FROM_JSON = {name: from_json for name, _, from_json in _WAYS.values()}
 CONSTANTS: tuple[type, ...] = tuple(_WAYS)

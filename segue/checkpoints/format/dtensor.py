@@ -1,4 +1,4 @@
-"""Sharded tensors (torch's DTensor): which slice of one this rank holds. Imports DTensor only once a recipe uses it."""
+"""Sharded tensors (torch's DTensor): the slices that this rank holds. Imports DTensor only once a recipe uses it."""
 
 from __future__ import annotations
 
@@ -69,11 +69,11 @@ def is_first_holder(tensor: DTensor) -> bool:
 
 
 class SliceNotReadError(LookupError):
-    """A slice is asked for that was not read from the checkpoint."""
+    """The requested slice was not read from the checkpoint."""
 
 
 class PartlyRead(NamedTuple):
-    """The slices of a tensor that were read, by where they begin."""
+    """The slices of a tensor that were read, by their start."""
 
     slices: Mapping[tuple[int, ...], torch.Tensor]
 
@@ -81,7 +81,7 @@ class PartlyRead(NamedTuple):
 def partly_read(
     shape: tuple[int, ...], dtype: torch.dtype, slices: Mapping[tuple[int, ...], torch.Tensor]
 ) -> torch.Tensor:
-    """A tensor with only these slices. It is on torch's meta device, so nobody reads the others by mistake."""
+    """A tensor with only these slices. It is on torch's meta device, so nobody reads the other slices by mistake."""
     tensor = torch.empty(shape, dtype=dtype, device="meta")
     tensor._segue_slices = PartlyRead(slices)  # type: ignore[attr-defined]
     return tensor

@@ -1,4 +1,4 @@
-"""The index of a checkpoint: skeletons, and what each tensor is and where it lies. No torch here."""
+"""The index of a checkpoint: skeletons, and the type, shape and place of each tensor. No torch here."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Index:
         """Add the index of one rank; the skeletons of the rank that is added first take precedence.
 
         Raises:
-            MalformedCheckpointError: the data is no index; names it by its key.
+            MalformedCheckpointError: the data is no index; the message names its key.
         """
         with untrusted(key):
             found = json.loads(data)

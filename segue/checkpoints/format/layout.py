@@ -52,7 +52,7 @@ _NAMES = {code: name for name, (code, _) in DTYPES.items()}
 
 
 class TensorSpec(NamedTuple):
-    """What a tensor is, without its values."""
+    """The type and shape of a tensor, without its values."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -71,7 +71,7 @@ class Placed(NamedTuple):
 
 
 class TensorSlice(NamedTuple):
-    """The place of a slice in a larger tensor: which one, its shape, and where the slice begins."""
+    """The place of a slice in a larger tensor: the tensor's name and shape, and where the slice begins."""
 
     tensor: str
     shape: tuple[int, ...]
@@ -95,7 +95,7 @@ class MalformedShardError(ValueError):
 
 
 def layout_of(specs: Mapping[str, TensorSpec]) -> ShardLayout:
-    """Place tensors one after the other, those with wide elements first, so that each is aligned to its own.
+    """Place tensors one after the other, tensors with wide elements first, so that each is aligned to its elements.
 
     Otherwise they keep the given order, which is usually the order of their memory.
 

@@ -18,11 +18,11 @@ MOST_SHARDS = 100_000
 MOST_INDEX_BYTES = 2**30
 CHUNK_RANGE_BYTES = (2**16, 2**30)
 _ROW_BYTES = 128
-"""An upper bound of what a tensor, component or shard file adds to the index besides names, shapes and skeletons."""
+"""Most bytes that a tensor, component or shard file adds to the index besides names, shapes and skeletons."""
 
 
 def refuse_absurd(manifest: Manifest) -> None:
-    """Check a manifest's numbers before memory is allocated by them.
+    """Check a manifest's numbers before they decide how much memory is allocated.
 
     Raises:
         MalformedCheckpointError: no checkpoint can have such numbers.
@@ -49,7 +49,7 @@ def refuse_too_large_index(skeletons: Mapping[str, bytes], shard_layout: ShardLa
     """Check that a state's index can be read back, before anything is written.
 
     Raises:
-        StateTooLargeError: it cannot.
+        StateTooLargeError: the index cannot be read back.
     """
     # Names and shapes take the same space in the shard file's header as in the index.
     rows_bytes = _ROW_BYTES * (len(skeletons) + len(shard_layout.placed)) + len(shard_layout.head)
@@ -63,18 +63,18 @@ def refuse_larger_than_memory(shard: Shard) -> None:
     """Check that a shard of this verified size fits into this machine's memory.
 
     Raises:
-        MachineTooSmallError: it does not. The checkpoint is sound, so it is not quarantined.
+        MachineTooSmallError: the shard does not fit. The checkpoint is sound, so it is not quarantined.
     """
     refuse_more_than(_machine_bytes(), shard.size_bytes, key=shard.key)
 
 
 def refuse_more_than(memory_bytes: int | None, needed_bytes: int, *, key: str) -> None:
-    """Check, before a byte is read, that the bytes to be read fit into a memory limit; None is no limit.
+    """Check, before a byte is read, that the bytes to be read fit into a memory limit; None means no limit.
 
     A process that exceeds the limit is killed by the kernel, attempt after attempt, and nobody learns why.
 
     Raises:
-        MachineTooSmallError: it does not.
+        MachineTooSmallError: the bytes do not fit.
     """
     memory_bytes = min(_machine_bytes(), memory_bytes) if memory_bytes is not None else _machine_bytes()
     if needed_bytes > memory_bytes:

@@ -1,4 +1,4 @@
-"""Names of what belongs to one rank (tensor slices, components of its own) and of files in folders. No torch here."""
+"""Names of one rank's parts (tensor slices, its own components) and of files in folders. No torch here."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _OF_RANK = re.compile(rf"{_SEPARATOR}(\d+)$")
 
 
 def leads_out(path: str) -> bool:
-    """Whether a file's path in a folder, as a checkpoint holds it, does not name a file below that folder."""
+    """Whether a file's path, as a checkpoint holds it, names a file outside of its folder."""
     parts = PurePosixPath(path).parts
     return not parts or parts[0] == "/" or ".." in parts
 

@@ -1,4 +1,4 @@
-"""Copies of small tensors to the host, which need not be waited for at once."""
+"""Copies of small tensors to the host, for which nothing needs to wait at once."""
 
 from __future__ import annotations
 

@@ -33,8 +33,8 @@ class Snapshot:
 def take(components: Mapping[str, Any], *, copy: bool = True, to_host: bool = True) -> Snapshot:
     """Copy the state trees of all components. Blocks for about one memory copy.
 
-    With `copy=False` CPU tensors are the live ones, and with `to_host=False` those of accelerators as well: only for
-    digests taken before anything moves on.
+    With `copy=False`, CPU tensors are the live ones; with `to_host=False`, so are accelerators' tensors: only for
+    digests that are taken before training continues.
 
     Raises:
         UnsupportedStateError: a component holds something that is not data.

@@ -51,13 +51,12 @@ _layout_of = operator.attrgetter("layout")
 
 
 def encode_tree(tree: Any, *, path: str, tensors: dict[str, torch.Tensor], level: int = 0) -> Json:
-    """The JSON skeleton of a state tree; its tensors are put into `tensors` under their path.
+    """The JSON skeleton of a state tree; its tensors are put into `tensors` under their paths.
 
     Tensors are referenced, not copied. `level` is the depth of this part in the whole tree.
 
     Raises:
-        UnsupportedStateError: something in it is not data, or is too deep to be read back; names it by its
-            path.
+        UnsupportedStateError: something in it is not data, or is too deep to be read back; the message names its path.
     """
     if tree is None or isinstance(tree, bool):
         return tree
@@ -127,15 +126,15 @@ def is_storable(tensor: torch.Tensor) -> bool:
 
 
 def is_made_of_others(tensor: torch.Tensor) -> bool:
-    """Whether the tensor's values are in other tensors that it wraps, as with quantized weights.
+    """Whether the tensor wraps other tensors that have its values, as a quantized weight does.
 
-    Only its class knows how they become values. A sharded tensor counts as its slice.
+    Only its class knows how to compute the values from these. A sharded tensor counts as its slice.
     """
     return hasattr(type(tensor), "__tensor_flatten__") and type(tensor) not in sharded_types()
 
 
 def decode_tree(json_tree: Json, tensors: Mapping[str, torch.Tensor]) -> Any:
-    """The tree that `encode_tree` was given.
+    """The tree from the data of `encode_tree`.
 
     Raises:
         KeyError, ValueError: the skeleton names a tensor or tag that is not there.

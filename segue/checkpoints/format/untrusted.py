@@ -14,13 +14,13 @@ _MOST_SHOWN = 200
 
 @contextmanager
 def untrusted(key: str, *, what: str = "it") -> Iterator[None]:
-    """A block that only parses: whatever it raises counts as damage of the checkpoint, named by the object's `key`.
+    """A block that only parses: any exception in it counts as damage of the checkpoint, named by the object's `key`.
 
     Nobody can list all exceptions that forged data can raise, and one that is missing from the list would end every
-    resume of the run. Errors of this machine, its memory and its files, are no damage and pass.
+    resume of the run. Errors of this machine, its memory and its files, are no damage and are passed on.
 
     Raises:
-        MalformedCheckpointError: it cannot be parsed.
+        MalformedCheckpointError: the object cannot be parsed.
     """
     try:
         yield
@@ -35,7 +35,7 @@ def refuse_deep(tree: Any) -> None:
     """Check that a tree of JSON has no more levels than a save writes: deeper trees exceed the recursion of a restore.
 
     Raises:
-        ValueError: it is deeper.
+        ValueError: the tree is deeper.
     """
     level = [tree]
     for _ in range(3 * MOST_LEVELS + 1):

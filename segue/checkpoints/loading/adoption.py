@@ -41,8 +41,8 @@ def adopt_last_save(runlog: RunLog, *, epoch: int) -> CheckpointRef | None:
         return None  # Prepared commits, beside the shards, are not signed.
     history = read_history(runlog)
     if history.damage or history.broken_resumes:
-        # A record that cannot be read may hold this commit, its quarantine, or a broken verdict. After broken resumes
-        # the next attempts go back to older checkpoints, in an order that a newer commit would end.
+        # An unreadable record may be this commit, its quarantine, or a broken verdict. After broken resumes the next
+        # attempts go back to older checkpoints, in an order that a newer commit would end.
         return None
     for attempt in _candidates(history, epoch=epoch):
         manifest = _newest_complete(runlog, attempt, history)
@@ -87,7 +87,7 @@ def _newest_complete(runlog: RunLog, attempt: Attempt, history: History) -> Mani
 
 
 def _manifest_of(store: Store, by_rank: Mapping[int, str]) -> Manifest | None:
-    """The manifest of a whole save; None while a rank's part is missing, damaged or of another state."""
+    """The manifest of a whole save; None if a rank's part is missing, damaged or of another state."""
     read = {rank: _prepared(store, by_rank[rank]) for rank in sorted(by_rank)}
     found = [part for part in read.values() if isinstance(part, PreparedCommit)]
     if not found or None in read.values() or len({part.partition_hash for part in found}) > 1:
@@ -106,7 +106,7 @@ def _manifest_of(store: Store, by_rank: Mapping[int, str]) -> Manifest | None:
 
 
 def _prepared(store: Store, key: str) -> PreparedCommit | Literal["gone"] | None:
-    """A rank's part of a commit; None if it is damaged, in whatever way it is read."""
+    """A rank's part of a commit; None if it is damaged, however it is read."""
     try:
         read = (PreparedCommit.decode(way.get(key)) for way in ways_to(store, reads=_READS))
         return next(filter(None, read), None)

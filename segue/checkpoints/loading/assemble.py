@@ -14,13 +14,13 @@ from segue.checkpoints.format.layout import TensorSlice
 from segue.errors import MalformedCheckpointError
 
 _MOST_SLICES = 1024
-"""No run has more ranks."""
+"""No run has more ranks than this."""
 
 _Stored = tuple[TensorSlice, torch.Tensor]
 
 
 def whole_tensors(tensors: Mapping[str, torch.Tensor], slices: Mapping[str, TensorSlice]) -> dict[str, torch.Tensor]:
-    """The tensors by the names they have in the state; those in `slices` are assembled.
+    """The tensors by their names in the state; the tensors in `slices` are assembled.
 
     A slice on the meta device was not read: its tensor then has only the other slices.
 

@@ -1,4 +1,4 @@
-"""A copy of a checkpoint in a local folder: for readers that take longer than retention keeps the original."""
+"""A copy of a checkpoint in a local folder: for readers that may need it longer than retention keeps the original."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def copied(store: Store, *, run_id: str, manifest: Manifest) -> Iterator[LocalSt
     Its bytes are verified when they are read, as in every store.
 
     Raises:
-        MissingShardError: the checkpoint was pruned before or meanwhile.
+        MissingShardError: the checkpoint was pruned before or during the copy.
         StoreReadError, StoreWriteError: it could not be read, or the folder has no room for it.
     """
     with tempfile.TemporaryDirectory(prefix="segue-checkpoint-") as name:

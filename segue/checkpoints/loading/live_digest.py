@@ -20,7 +20,7 @@ from segue.checkpoints.saving.gathering import Pair
 
 _BUFFER_BYTES = 16 * 2**20
 _THREADS = 4
-"""Threads, each with two such buffers: one is filled while the other is hashed, at 10 to 20 GB/s."""
+"""Number of threads. Each has two such buffers: one is filled while the other is hashed, at 10 to 20 GB/s."""
 _SHOWN_VALUES, _SHOWN_TENSORS = 64, 64
 
 
@@ -62,7 +62,7 @@ def _hashes_on(device: Accelerator, tensors: Mapping[str, torch.Tensor]) -> dict
 
 @dataclass
 class _Batch:
-    """Parts of tensors that fill one buffer, or less."""
+    """Parts of tensors that fill one buffer, or a part of it."""
 
     parts: list[tuple[str, torch.Tensor]] = field(default_factory=list)
     size_bytes: int = 0
@@ -105,7 +105,7 @@ def _copied(
 
 
 def _batches(tensors: Mapping[str, torch.Tensor]) -> Iterator[_Batch]:
-    """All tensors, in parts; those with wide elements first, so that each is aligned to its own."""
+    """All tensors, in parts; tensors with wide elements first, so that each is aligned to its elements."""
     batch = _Batch()
     for name in sorted(tensors, key=lambda name: -tensors[name].element_size()):
         for part in _parts(tensors[name]):
@@ -140,10 +140,10 @@ def _locked_buffers(beside: torch.Tensor, accelerator: Accelerator) -> Iterator[
 
 @dataclass(frozen=True)
 class Looks:
-    """A few values of tensors on an accelerator, to see later whether any of them was changed."""
+    """A few values of tensors on an accelerator, which show later whether any of the tensors was changed."""
 
     versions: Mapping[str, tuple[int, int]]
-    """Address and version of each."""
+    """The address and version of each tensor."""
     names: tuple[str, ...]
     """The tensors of which values were kept: the largest ones."""
     values: tuple[torch.Tensor, ...]

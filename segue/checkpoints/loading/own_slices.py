@@ -16,7 +16,7 @@ from segue.checkpoints.format.layout import TensorSlice
 
 
 class _Place(NamedTuple):
-    """Where a slice lies in its tensor."""
+    """The place of a slice in its tensor."""
 
     whole: tuple[int, ...]
     offsets: tuple[int, ...]
@@ -43,7 +43,7 @@ class OwnSlices:
         return cls(frozenset(places)) if has_sharded else None
 
     def others(self, slices: Mapping[str, TensorSlice], shapes: Mapping[str, tuple[int, ...]]) -> frozenset[str]:
-        """The stored slices, by name, that other ranks read; none if the state was sharded in another way."""
+        """The names of the stored slices that other ranks read; empty if the state was sharded in another way."""
         stored = {name: _Place(each.shape, each.offsets, shapes[name]) for name, each in slices.items()}
         if not self.places <= set(stored.values()):
             return frozenset()

@@ -25,7 +25,7 @@ def quarantine(runlog: RunLog, *, checkpoint: Checkpoint, reason: str, epoch: in
 
 
 def give_up_record(runlog: RunLog, *, slot: int, reason: str, epoch: int) -> None:
-    """Record that a record is unreadable and not waited for. Its checkpoint stays quarantined even if it is read later.
+    """Record that a record is unreadable and given up. Its checkpoint stays quarantined even if it is read later.
 
     Raises:
         As for `quarantine`.

@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 
 _READERS = 4
 _READS = 4
-"""Reads of a chunk that does not verify, before it counts as damaged."""
+"""How often a chunk that does not verify is read before it counts as damaged."""
 _WORTH_KEEPING_SHARE = 0.9
 
 _Found = TypeVar("_Found")
@@ -54,7 +54,7 @@ _Found = TypeVar("_Found")
 
 @dataclass(frozen=True)
 class Stored:
-    """A checkpoint read back, every byte of it verified; `tensors` are the bytes of each."""
+    """A checkpoint that was read back, with every byte verified; `tensors` has the bytes of each tensor."""
 
     skeletons: dict[str, Any]
     tensors: Mapping[str, tuple[Placed, memoryview]]
@@ -70,7 +70,7 @@ class Selection(Protocol):
     """The part of a checkpoint that one of several ranks needs."""
 
     def others(self, slices: Mapping[str, TensorSlice], shapes: Mapping[str, tuple[int, ...]]) -> Collection[str]:
-        """The stored slices, by name, that other ranks read."""
+        """The names of the stored slices that other ranks read."""
 
 
 @paused_collector()
@@ -88,8 +88,8 @@ def read_stored(
     verifies its own. The bytes to be read must then fit into `memory_bytes`, if that is limited.
 
     Raises:
-        MissingShardError, TruncatedShardError, CorruptShardError, MalformedCheckpointError: it cannot be used;
-            names the damage.
+        MissingShardError, TruncatedShardError, CorruptShardError, MalformedCheckpointError: the checkpoint cannot be
+            used; the message names the damage.
         StoreReadError: the store could not be read; nothing is known about the checkpoint.
         MachineTooSmallError: the bytes to be read need more memory; only the index was read.
     """
@@ -142,7 +142,7 @@ def _shard_files(manifest: Manifest) -> dict[str, Shard]:
 
 
 class _Arriving:
-    """A shard on its way into memory. Memory is taken only for the bytes that are asked for."""
+    """A shard on its way into memory. Memory is taken only for the bytes that are requested."""
 
     def __init__(self, readers: ThreadPoolExecutor, store: Store, key: str, shard: Shard, *, reads: int) -> None:
         self.shard, self._memory = shard, page_buffer(shard.size_bytes)
@@ -169,7 +169,7 @@ class _Arriving:
         return self.up_to(self.shard.size_bytes)
 
     def asked_for(self) -> memoryview:
-        """The shard's memory, once everything that was asked for has arrived and is verified."""
+        """The shard's memory, once all requested bytes have arrived and are verified."""
         for chunk in self._chunks.values():
             chunk.result()
         return self._memory
@@ -181,7 +181,7 @@ class _Arriving:
 
 
 def _placed(arriving: _Arriving, *, unread: Collection[str]) -> Mapping[str, Placed]:
-    """Where a shard file's tensors are, read from its header while the rest, or its wanted part, arrives."""
+    """The places of a shard file's tensors, read from its header while the rest, or its needed part, arrives."""
     if not unread:
         arriving.ask_for(0, arriving.shard.size_bytes)
     try:
@@ -263,7 +263,7 @@ def _read_chunk_once(store: Store, key: str, shard: Shard, number: int, memory: 
 
 
 def _tensors_of(memory: memoryview, wanted: Mapping[str, Placed]) -> Iterator[tuple[str, Placed, memoryview]]:
-    """The bytes of some tensors of a shard file; copied if few are wanted, so that its memory can be freed."""
+    """The bytes of some tensors of a shard file; copied if few are needed, so that the file's memory can be freed."""
     few = sum(p.size_bytes for p in wanted.values()) < _WORTH_KEEPING_SHARE * len(memory)
     for name, placed in wanted.items():
         data = memory[placed.start : placed.start + placed.size_bytes]

@@ -46,7 +46,7 @@ class Readers(Protocol):
     def is_leader(self) -> bool: ...
 
     def first_of(self, text: str) -> str:
-        """The first text that is not empty, by rank; all must call it."""
+        """The first text that is not empty, by rank; all ranks must call it."""
         ...
 
 
@@ -60,23 +60,23 @@ def newest_valid(
     own: Selection | None = None,
     memory_bytes: int | None = None,
 ) -> Restorable | None:
-    """The newest checkpoint of the run that verifies, read whole; None when there is none to take.
+    """The newest checkpoint of the run that verifies, read whole; None if there is none.
 
     A save that an earlier attempt completed but did not commit is committed first. With `at_most`, no save is
-    committed, and checkpoints committed after `at_most` are passed over. Stores in `fast` are read first; their copies
-    are used if they match the committed bytes.
+    committed, and checkpoints committed after `at_most` are skipped. Stores in `fast` are read first; their copies are
+    used if they match the committed bytes.
 
     Every checkpoint that does not verify, and every slot of the log that cannot be read, is named in the log by a
-    quarantine record before the next one is tried. Several ranks take the same checkpoint: the newest that all could
-    read; with `own`, each rank reads the part that it needs.
-    `memory_bytes` is the memory that this process may use, if it is limited.
+    quarantine record before the next one is tried. Several ranks take the same checkpoint: the newest that all ranks
+    could read; with `own`, each rank reads the part that it needs. `memory_bytes` is the memory that this process may
+    use, if it is limited.
 
     Raises:
         FencedError: a newer claim exists.
         StoreReadError: the store could not be read; trying again is safe.
         NothingTrustedError, LostRecordError: the log is signed, and none of its checkpoints can be used, or a record
             cannot be read.
-        MachineTooSmallError: this machine, or its container, has too little memory for the newest one.
+        MachineTooSmallError: this machine, or its container, has too little memory for the newest checkpoint.
     """
     leads = readers is None or readers.is_leader
     if leads:
@@ -93,7 +93,7 @@ def newest_valid(
             return None
         checkpoint = _at(runlog, int(slot))
         manifest = checkpoint.manifest
-        if own is None:  # Otherwise the index tells what has to be read.
+        if own is None:  # Otherwise the index shows which bytes to read.
             refuse_more_than(memory_bytes, manifest.size_bytes, key=f"the checkpoint of step {manifest.step}")
         read = partial(_read, runlog, checkpoint, fast, own=own, memory_bytes=memory_bytes)
         found = patiently(read, what="checkpoint")

@@ -1,4 +1,4 @@
-"""Stored checkpoints as snapshots: the tensors of a manifest, and what one rank's live state should be."""
+"""Stored checkpoints as snapshots: the tensors of a manifest, and the expected live state of one rank."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from segue.stores.base import Store
 
 
 def read_checkpoint(store: Store, *, run_id: str, manifest: Manifest, fast: Store | None = None) -> Snapshot:
-    """The snapshot that a manifest names, every byte of it verified; from `fast` if that has it whole.
+    """The snapshot that a manifest names, every byte of it verified; from `fast` if that store has it whole.
 
     Raises:
-        MissingShardError, TruncatedShardError, CorruptShardError, MalformedCheckpointError: it cannot be used;
-            names the damage.
+        MissingShardError, TruncatedShardError, CorruptShardError, MalformedCheckpointError: the checkpoint cannot be
+            used; the message names the damage.
         StoreReadError: the store could not be read; nothing is known about the checkpoint.
     """
     tiers = [store] if fast is None else [fast, store]

@@ -1,6 +1,6 @@
 """Copying from accelerators into host memory: on side streams that run beside the computation, into locked pages.
 
-Staging asks an `Accelerator` and nothing else about devices, so `segue.testing.threaded_device` can stand in for one.
+Staging uses devices only through an `Accelerator`, so `segue.testing.threaded_device` can stand in for one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PIECE_BYTES = 2**27
 """Pages are locked in pieces: the call holds locks of the driver, and a step launches kernels meanwhile. One copy must
 not reach from one piece into the next, so copies are cut there."""
 _ALREADY_LOCKED = 712
-"""CUDA's error for memory of which a part is locked, or was unmapped without being unlocked."""
+"""CUDA's error for memory that is partly locked, or that was unmapped without being unlocked."""
 _WITHOUT_STREAMS = ("mps",)
 
 
@@ -58,7 +58,7 @@ class Accelerator(Protocol):
     """The devices beside the processor, as staging uses them."""
 
     def has(self, tensor: torch.Tensor) -> bool:
-        """Whether the tensor is in the memory of one of them."""
+        """Whether the tensor is in the memory of one of the devices."""
         ...
 
     def drain(self, tensors: Sequence[torch.Tensor]) -> None:
@@ -70,7 +70,7 @@ class Accelerator(Protocol):
         ...
 
     def copy_aside(self, pairs: Sequence[Pair]) -> list[Copy]:
-        """Start copying these tensors, after the work queued on the current streams and beside later work."""
+        """Start copying these tensors, after the work queued on the current streams and in parallel with later work."""
         ...
 
     def room_for(self, pairs: Sequence[Pair]) -> Room | None:
@@ -85,13 +85,13 @@ class Accelerator(Protocol):
     ) -> bool:
         """Lock host memory, so that the device copies into it directly; return whether that was possible.
 
-        May be called in another thread than the one that trains, which is held up while a piece is being locked:
-        `pause` is called between the pieces, with the seconds that the last one took.
+        It may be called outside the thread that trains; that thread is held up while a piece is being locked: `pause`
+        is called between the pieces, with the seconds that the last one took.
         """
         ...
 
     def unlock_pages(self, memory: torch.Tensor) -> None:
-        """Undo `lock_pages`; due before the memory is freed: else a device would still write into its former pages.
+        """Undo `lock_pages`, before the memory is freed: otherwise a device would still write into its former pages.
 
         Never raises: a device that has failed cannot keep its owner from ending.
         """
@@ -269,7 +269,7 @@ def _pieces(address: int, size_bytes: int) -> Iterator[tuple[int, int]]:
 
 
 def _clear_error(device: torch.device) -> None:
-    """A refused call leaves its error behind, which the next kernel would raise as its own."""
+    """Clear the error that a refused call leaves behind; otherwise the next kernel would raise it as its own."""
     try:
         torch.zeros(1, device=device)
         torch.cuda.synchronize(device)

@@ -30,7 +30,7 @@ _LONGEST_PAUSE_SECONDS = 30.0
 
 
 class Pruning(Protocol):
-    """Deletes what retention no longer keeps (`checkpoints.pruning.Pruner`)."""
+    """Deletes the checkpoints that retention no longer keeps (`checkpoints.pruning.Pruner`)."""
 
     def prune(self, runlog: RunLog) -> None:
         """Called after each commit.
@@ -53,7 +53,7 @@ class IncrementalBase:
         self.step, self._full_every = step, full_every
 
     def after(self, step: int, written: Written | None) -> None:
-        """Take note of a save, or of one that was not written."""
+        """Take note of a save, or that a save was not written."""
         is_base = written is not None and self._full_every > 1 and written.saves_since_full + 1 < self._full_every
         self.step = step if is_base else None
 
@@ -64,12 +64,12 @@ class Committed:
 
     ref: CheckpointRef
     save_seconds: float
-    """From the start of its job to its commit, without the wait for its metric."""
+    """The time from the start of its job to its commit, without the wait for its metric."""
     size_bytes: int
 
 
 class Writer:
-    """One thread that runs the jobs in order. It retries a failing store for ever, while training goes on."""
+    """One thread that runs the jobs in order. It retries a failing store for ever, while training continues."""
 
     def __init__(
         self,
@@ -196,7 +196,7 @@ class Writer:
             started = self._clock.monotonic()
             job.staged.wait()
             if job.staged.is_torn:
-                log.warning("state changed while it was copied, not saved step=%d", job.step)
+                log.warning("the state changed while it was copied, so this step is not saved step=%d", job.step)
                 self._shards.give_up(job.step)
             written = None if job.staged.is_torn else self._write(job)
             if written is None or not self._author.commits:
@@ -216,7 +216,7 @@ class Writer:
             own = keys.step_prefix(self._runlog.run_id, self._author.attempt_id, job.step).partition("/")[2]
             if any(shard.key.startswith(own) and keys.is_of_repeated_save(shard.key) for shard in written.shards):
                 self._pruner.drop_earlier_tries(self._runlog, commit)
-        # Otherwise an earlier try committed it, and failed after that.
+        # Otherwise an earlier try committed the save, and failed after that.
         self._pruner.prune(self._runlog)
 
     def _write(self, job: SaveJob) -> Written | None:

@@ -18,8 +18,8 @@ class Copier:
     """Fills the same views again and again.
 
     Torch copies small tensors one after the other on one thread. This class spreads runs of them over as many threads
-    as torch uses for a large one. The runs are planned once: reading the sizes of ten thousand tensors takes as long as
-    copying some of them.
+    as torch uses for a large tensor. The runs are planned once: reading the sizes of ten thousand tensors takes as long
+    as copying some of them.
     """
 
     def __init__(self, views: Sequence[torch.Tensor]) -> None:
@@ -51,7 +51,7 @@ class Copier:
 
 @torch.no_grad()
 def copy_all(views: Sequence[torch.Tensor], live: Sequence[torch.Tensor]) -> None:
-    """Copy each tensor into the view at its place, on this thread and torch's."""
+    """Copy each tensor into the view at its place, on this thread and torch's threads."""
     if live:
         torch._foreach_copy_(list(views), list(live))
 

@@ -19,10 +19,10 @@ _MOST_BYTES = 64 * 2**20
 
 
 def gathered(pairs: Sequence[Pair]) -> Iterator[Pair]:
-    """Pairs to be copied one after the other, with the same effect as these.
+    """Pairs to be copied one after the other, with the same effect as `pairs`.
 
-    Small tensors whose destinations are neighbours become one. Start a pair's copy on the current stream before the
-    next pair is drawn: the device memory is then reused.
+    Small tensors whose destinations are neighbours are copied as one. Start a pair's copy on the current stream before
+    the next pair is drawn: the device memory is then reused.
     """
     run: list[Pair] = []
     end = size_bytes = 0
@@ -43,7 +43,7 @@ def gathered(pairs: Sequence[Pair]) -> Iterator[Pair]:
 
 
 def _is_beside(run: Sequence[Pair], tensor: torch.Tensor) -> bool:
-    """Whether it is on the run's device. Each destination stays aligned to its elements, from wide to narrow ones."""
+    """Whether it is on the device of `run`. Each destination stays aligned to its elements, from wide to narrow."""
     return bool(run) and run[0][1].device == tensor.device and run[-1][0].element_size() >= tensor.element_size()
 
 

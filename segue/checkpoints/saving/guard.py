@@ -1,4 +1,4 @@
-"""Whether tensors that are copied while training goes on have kept their values until the copy was done."""
+"""Whether tensors that are copied while training continues have kept their values until the copy was done."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from segue.checkpoints.saving.accelerator import Accelerator
 
 _LOOKS, _MOST_LOOKED_AT, _MOST_ON_DEVICE = 64, 256, 32
-"""Values compared of each tensor at the barrier, and how many tensors, the largest; on a device each is a kernel."""
+"""Limits at the barrier: values per tensor, tensors (the largest ones), and tensors on a device (each is a kernel)."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Late:
 
 
 def guarded(tensors: list[torch.Tensor], accelerator: Accelerator) -> list[Late]:
-    """These tensors at the safe point, with a few values of the largest."""
+    """These tensors at the safe point, with a few values of the largest tensors."""
     shown = [tensor for tensor in tensors if tensor.is_contiguous() and not tensor.is_conj()]
     on_device = [accelerator.has(tensor) for tensor in shown]
     largest: set[int] = set()

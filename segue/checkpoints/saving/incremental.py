@@ -1,7 +1,7 @@
-"""Incremental saves: a tensor that has not changed since a committed checkpoint is referred to, not stored again.
+"""Incremental saves: they refer to unchanged tensors of a committed checkpoint, and do not store them again.
 
-For recipes that train a part of the model. The manifest lists every shard it needs, its own and earlier ones, so that
-pruning knows at once which are in use, and restoring never follows a chain.
+They suit recipes that train a part of the model. The manifest lists every shard it needs, its own and earlier ones, so
+that pruning knows at once which shards are in use, and restoring never follows a chain.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _WORTH_SHARE = 0.9
 
 
 class Bases:
-    """The newest saves, by step: only these can be referred to."""
+    """The newest saves, by step: a later save can refer only to these."""
 
     def __init__(self) -> None:
         self._kept: dict[int, Base] = {}
@@ -31,7 +31,7 @@ class Bases:
             del self._kept[oldest]
 
     def get(self, step: int | None) -> Base | None:
-        """The base of that step; None when unknown or not asked for: the save is then a full one."""
+        """The base of that step; None if it is unknown or not requested: the save is then a full one."""
         return None if step is None else self._kept.get(step)
 
 

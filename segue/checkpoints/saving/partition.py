@@ -1,7 +1,7 @@
-"""Partitions: which tensors and slices each rank stores, so that all of the state is stored once.
+"""Partitions: they assign tensors and slices to ranks, so that all of the state is stored once.
 
 Tensors that are the same on every rank are assigned to ranks by size; of a sharded tensor, each rank stores its own
-slice. Both are read back whole, by any number of ranks.
+slice. Any number of ranks can read both kinds back whole.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from segue.checkpoints.format.names import is_of_rank, slice_name
 
 @dataclass(frozen=True)
 class RankState:
-    """What one rank stores of the state at a safe point."""
+    """The part of the state at a safe point that one rank stores."""
 
     tensors: dict[str, torch.Tensor]
     skeletons: dict[str, Any]
@@ -32,7 +32,7 @@ class RankState:
 
 
 class Partition:
-    """One rank's share of the state to store; everything, if there is only one rank."""
+    """The share of the state that one rank stores; the whole state if there is only one rank."""
 
     def __init__(
         self, rank: int = 0, count: int = 1, *, is_same_everywhere: Callable[[str], bool] | None = None
@@ -44,7 +44,7 @@ class Partition:
         self._assigned: tuple[list[tuple[str, int]], frozenset[str], str] | None = None
 
     def of(self, live: Mapping[str, torch.Tensor], skeletons: Mapping[str, Any]) -> RankState:
-        """What this rank stores of a state.
+        """The part of a state that this rank stores.
 
         Raises:
             UnsupportedStateError: a tensor is sharded in a way that cannot be stored as slices.

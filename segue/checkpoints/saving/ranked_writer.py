@@ -1,4 +1,4 @@
-"""One checkpoint from several ranks: each rank writes its shard, and rank 0 merges what all have written."""
+"""One checkpoint from several ranks: each rank writes its shard, and rank 0 merges the results of all ranks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Notes(Protocol):
 
 
 class RankedWriter:
-    """A shard writer that returns what its rank has written; on rank 0, what all ranks have written."""
+    """A shard writer that returns the result of its rank; on rank 0, the merged result of all ranks."""
 
     def __init__(self, inner: ShardWriter, *, rank: int, count: int, notes: Notes) -> None:
         self._inner, self._rank, self._count = inner, rank, count
@@ -48,7 +48,7 @@ class RankedWriter:
         None when a rank gave the save up: there will be no such checkpoint.
 
         Raises:
-            RankMismatchError: the ranks do not hold the same state, so their shards do not add up to all of it.
+            RankMismatchError: the ranks do not hold the same state, so their shards do not add up to the whole state.
         """
         step = save.step
         if self._own is None or self._own[0] != step:
@@ -104,7 +104,7 @@ class RankedWriter:
 
 
 def merged(by_rank: Sequence[Written | None]) -> Written | None:
-    """What all ranks have written, as one; None when a rank wrote nothing."""
+    """The results of all ranks as one; None if a rank wrote nothing."""
     found = [written for written in by_rank if written is not None]
     if len(found) < len(by_rank):
         return None

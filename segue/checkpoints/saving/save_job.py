@@ -13,14 +13,14 @@ from segue.records import CheckpointRef, Environment, Finding, WitnessRow
 
 @dataclass(frozen=True)
 class Author:
-    """The attempt that saves: what all of its commits have in common."""
+    """The attempt that saves: the facts that all of its commits share."""
 
     attempt_id: str
     epoch: int
     parent: CheckpointRef | None
     environment: Environment
     commits: bool = True
-    """False: another rank commits the shards that this one makes durable."""
+    """False: another rank commits the shards that this rank makes durable."""
     require: Callable[[], None] = lambda: None
     """Called before each commit, with the log read up to it; an exception from it ends the writer's work."""
 
@@ -75,9 +75,9 @@ class SaveJob:
     epoch: int
     metric: Metric
     curve: Sequence[CurvePart]
-    """The parts of the loss curve that are new since the save before."""
+    """The parts of the loss curve that are new since the previous save."""
     untracked: tuple[Finding, ...] = ()
-    """Findings about state outside the components, at the save where each is seen first."""
+    """Findings about state outside the components, each with the save that saw it first."""
 
 
 @dataclass(frozen=True)

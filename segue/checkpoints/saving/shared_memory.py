@@ -10,7 +10,7 @@ import tempfile
 class StagingBuffer:
     """Shared memory for one shard file, identified by a file descriptor that can be sent to another process.
 
-    It has no name in any file system: it is freed when the last process that holds it ends, in whatever way.
+    It has no name in any file system: it is freed when the last process that holds it ends, however that process ends.
     """
 
     def __init__(self, *, number: int, size_bytes: int) -> None:
@@ -27,7 +27,7 @@ class StagingBuffer:
         return self._memory
 
     def close(self) -> None:
-        """Close the descriptor; the memory is freed with its last view."""
+        """Close the descriptor; the memory is freed when its last view is gone."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1

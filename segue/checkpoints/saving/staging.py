@@ -1,9 +1,9 @@
-"""Staging: copying the state of a safe point into a staging buffer, so that training may go on while it is written.
+"""Staging: copying the state of a safe point into a staging buffer, so that training may continue while it is written.
 
 If a device has room for a copy of its state, the state is copied there first, and training waits only for this copy.
-Otherwise `take` blocks for about one copy to the host. `begin` blocks only for tensors that a forward pass may change;
-tensors that only an optimizer changes are copied in the background, and `Staged.barrier`, before any optimizer's step,
-waits for their copies.
+Otherwise `take` blocks for about one copy to the host. `begin` blocks only for tensors that a forward pass may change.
+Tensors that only an optimizer changes are copied in the background; before any optimizer's step, `Staged.barrier` waits
+for their copies.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Staged:
         for copy in self._device_copies:
             copy.hold_back_device()
         self.is_torn = self.is_torn or any(late.has_changed() for late in self._late)
-        # Looking waits for no device. Work that the training thread launches from here on comes after it.
+        # This look does not wait for a device. Work that the training thread launches later runs after it.
         on_device = [late for late in self._late if late.is_on_device and not self.is_torn]
         self._device_looks = [(late.looks, looks_at(late.live)) for late in on_device if late.looks is not None]
         self._late = []
@@ -151,7 +151,7 @@ class _StagedLayout:
         self.lock(pause=pause)
 
     def lock(self, *, pause: Callable[[float], object] = no_pause) -> None:
-        """Lock the memory, unless that was tried or no device copies into it."""
+        """Lock the memory, unless that was already tried or no device copies into the memory."""
         if self.device is None or self.is_locked is not None:
             return
         memory = torch.frombuffer(self.staging_buffer.memory, dtype=torch.uint8)
@@ -177,7 +177,7 @@ class _StagedLayout:
 
 
 class Encoded(NamedTuple):
-    """A state tree that was encoded ahead; its tensors are the live ones."""
+    """A state tree that was encoded in advance; its tensors are the live ones."""
 
     skeleton: Json
     tensors: dict[str, torch.Tensor]
@@ -223,7 +223,8 @@ class StagingArea:
         """Allocate memory for this state in the background: the first touch of memory costs ten times a copy.
 
         Raises:
-            UnsupportedStateError, StateTooLargeError: it cannot be stored; better now than at the first save.
+            UnsupportedStateError, StateTooLargeError: the state cannot be stored; this is better known now than at the
+                first save.
         """
         state = self._rank_state(trees)
         plans = [self._plan_for(number, state) for number in self._free]
@@ -234,7 +235,7 @@ class StagingArea:
 
     @paused_collector()
     def take(self, trees: Mapping[str, Any]) -> Staged:
-        """Copy everything now, so that training may go on; a staging buffer must be free.
+        """Copy everything now, so that training may continue; a staging buffer must be free.
 
         Raises:
             UnsupportedStateError, StateTooLargeError: it cannot be stored; nothing was taken.
@@ -245,7 +246,7 @@ class StagingArea:
 
     @paused_collector()
     def begin(self, trees: Mapping[str, Any], *, deferred: frozenset[int]) -> Staged:
-        """Copy all tensors except those at the addresses in `deferred`, which are copied while training goes on.
+        """Copy all tensors except those at the addresses in `deferred`, which are copied while training continues.
 
         Raises:
             UnsupportedStateError, StateTooLargeError: it cannot be stored; nothing was taken.
@@ -325,7 +326,7 @@ def _encoded(name: str, tree: Any, live: dict[str, torch.Tensor]) -> Json:
 
 
 def _whole(staged: Staged, copies: Sequence[Copy]) -> Staged:
-    """The staged state, which holds its safe point whatever changes now; whole once these copies are done."""
+    """The staged state, which later changes do not affect; it is whole once these copies are done."""
     staged._device_copies = copies
     staged._copied.set()
     staged._passed.set()

@@ -1,7 +1,7 @@
-"""`SEGUE_TRACE=FILE`: what training processes spend their time on, as events that chrome://tracing and Perfetto show.
+"""`SEGUE_TRACE=FILE`: how training processes spend their time, as events that chrome://tracing and Perfetto show.
 
-Every process with that variable appends to the file: an event a line, written at once, so that a killed process leaves
-what it has done. Without the variable nothing is measured.
+Every process with that variable appends to the file: one event per line, written at once, so that the events of a
+killed process remain. Without the variable nothing is measured.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _NOTHING: AbstractContextManager[dict[str, object]] = nullcontext({})
 
 
 def span(name: str, **facts: object) -> AbstractContextManager[dict[str, object]]:
-    """A block of code as one event of this thread, with these facts, and those that the block adds to their dict."""
+    """A block of code as one event of this thread, with these facts and those that the block adds to the dict."""
     path = os.environ.get(VARIABLE)
     return _NOTHING if not path else _measured(_opened(path), name, facts)
 

@@ -1,6 +1,6 @@
-"""Copies of state within its device: made in a hundredth of the time that a copy to the host takes.
+"""Copies of state within its device: they take a hundredth of the time of a copy to the host.
 
-They hold the safe point whatever training does next, so training goes on while they are copied to the host.
+They hold the safe point whatever training does next, so training continues while they are copied to the host.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from segue.checkpoints.saving.gathering import BITS, Pair, bits, memory_of
 
 _ALIGNED_TO = 256
 _LEFT_OF_DEVICE, _LEAST_LEFT = 0.1, 0.05
-"""Share of a device's memory left for later needs of training: for memory to be taken, and for it to be kept."""
+"""Share of a device's memory that must be left for later needs of training: to take memory, and to keep it."""
 
 
 @dataclass
@@ -27,7 +27,7 @@ class DeviceRoom:
     moves: list[Pair]
     """Copies from the device to the host: one for each range of host memory that the tensors fill."""
     _groups: dict[torch.dtype, tuple[list[int], list[torch.Tensor]]] = field(default_factory=dict)
-    """Numbers of the tensors of each type, and where they are put."""
+    """For each type, the numbers of its tensors and their places."""
 
     @torch.no_grad()
     def fill(self, live: Sequence[torch.Tensor]) -> None:
@@ -76,7 +76,7 @@ def memory_on(device: torch.device, size_bytes: int) -> torch.Tensor | None:
 def _placed(
     views: Sequence[torch.Tensor], numbers: Sequence[int]
 ) -> tuple[dict[int, int], list[tuple[int, int, int]], int]:
-    """Where each tensor starts; the first view, start and size of each range; and the bytes of all.
+    """The start of each tensor; the first view, start and size of each range; and the bytes of all ranges.
 
     Neighbours in the host's memory are neighbours here, at the same alignment, so that one copy moves them all.
     """

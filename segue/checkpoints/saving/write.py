@@ -41,13 +41,13 @@ def write_checkpoint(
     try_number: int = 1,
     partition_hash: str = "",
 ) -> tuple[Written, Base]:
-    """Make a staged state durable in its attempt's folder; returns what a manifest needs, and a base for later saves.
+    """Make a staged state durable in its attempt's folder; returns facts for a manifest and a base for later saves.
 
-    The last of `tiers` is the durable one. Those before it are faster and may fail: that is logged, and the save goes
-    on. `skeletons` are JSON. `try_number` counts the writer processes that have tried this save. With `base`, tensors
-    that have not changed since are referred to, not written. The returned base may be used once this save is committed.
-    A save with facts also stores, after everything else, what its commit record needs. After a crash before that, the
-    bytes are in the store and nothing refers to them.
+    The last of `tiers` is the durable one. Those before it are faster and may fail: such a failure is logged, and the
+    save continues. `skeletons` are JSON. `try_number` counts the writer processes that have tried this save. With
+    `base`, tensors that have not changed since the base are referred to, not written. The returned base may be used
+    once this save is committed. A save with facts also stores, after everything else, the content of its commit record.
+    After a crash before that, the bytes are in the store and nothing refers to them.
 
     Raises:
         StoreWriteError: the durable tier could not be written; calling again is safe.

@@ -47,7 +47,7 @@ class ShardWriter(Protocol):
         ...
 
     def remember(self, step: int, base: Base) -> None:
-        """Let a save with that `base_step` refer to a checkpoint that was written elsewhere."""
+        """Let a save whose `base_step` is `step` refer to a checkpoint that was written elsewhere."""
         ...
 
     def write(self, staged: Staged, save: Save) -> Written | None:

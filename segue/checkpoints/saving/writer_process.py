@@ -1,7 +1,7 @@
 """The writer process: hashes, writes and uploads what the trainer has staged, at low priority and without torch.
 
-A thread would slow training down by three to twenty-four times while it writes, because both need the interpreter.
-This process ends as soon as the trainer does, in whatever way: a save that is unfinished by then was never committed.
+A thread would slow training down by three to twenty-four times while it writes, because both need the interpreter. This
+process ends as soon as the trainer ends, for whatever reason: a save that is unfinished by then was never committed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ NOTICES = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 _NICENESS = 10
 _POLL_SECONDS = 0.5
 _TURN_SECONDS = 0.0005
-"""After how long one thread yields to another. Python's 5 ms would be added to each operation on a file."""
+"""The time after which one thread yields to another. Python's default of 5 ms would be added to each file operation."""
 
 
 class _Work:
@@ -115,7 +115,7 @@ def main() -> None:
     except Exception as error:
         log.exception("the writer process cannot continue")
         _send(channel, {"kind": "broken", "why": repr(error)})
-    # The trainer may be sending: it reads the reason after that, and closes the socket.
+    # The trainer may still be sending: afterwards it reads the reason, and closes the socket.
     listener.join()
 
 
@@ -141,7 +141,8 @@ def _listen(channel: socket.socket, inbox: queue.SimpleQueue[ipc.Message]) -> No
         while (message := ipc.receive(channel)) is not None:
             inbox.put(message)
     finally:
-        # No process is left to commit what is being written. No clean-up: an upload in flight must not delay the end.
+        # No process is left to commit the bytes that are being written. No clean-up: an upload in flight must not delay
+        # the end.
         os._exit(0)
 
 

@@ -1,7 +1,8 @@
 """One save: its facts, the part of it that is durable, and its prepared commit. Light, for the writer process.
 
-A prepared commit holds all that a commit record needs. It is stored beside the shards, as the last object of a save: an
-attempt that is killed between its last shard and the record leaves one behind, and the next attempt commits it.
+A prepared commit holds everything that a commit record needs. It is stored beside the shards, as the last object of a
+save: an attempt that is killed between its last shard and the record leaves a prepared commit behind, and the next
+attempt commits it.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class Save:
     attempt_id: str
     step: int
     base_step: int | None = None
-    """Step of the committed save to whose tensors this one may refer; None: it stores every tensor."""
+    """Step of the committed save to whose tensors this save may refer; None: this save stores every tensor."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """The fields of its manifest that are known before it is written, as JSON values."""
     is_signed: bool = False
@@ -44,7 +45,7 @@ class Written:
     tensor_count: int
     new_bytes: int
     saves_since_full: int
-    """How many saves ago all tensors were stored; 0 for this one."""
+    """How many saves ago all tensors were stored; 0 if this save stored them."""
 
     def to_json(self) -> dict[str, Any]:
         """As plain data, for another process."""
@@ -67,7 +68,7 @@ class PreparedCommit:
     """Equal on all ranks whose shards add up to one state."""
 
     def encode(self) -> bytes:
-        """As JSON after a checksum of it."""
+        """The prepared commit as JSON, after a checksum of that JSON."""
         content = {"facts": self.facts, "written": self.written.to_json(), "partition_hash": self.partition_hash}
         body = json.dumps(content, separators=(",", ":")).encode()
         return _HEAD % crc32c.crc32c(body) + body
@@ -88,7 +89,7 @@ class PreparedCommit:
 
 
 def _refuse_other_types(written: Written) -> None:
-    """The rest is checked with the manifest; parts of several ranks are put together before that."""
+    """Check only these types: the rest is checked with the manifest, after the parts of several ranks are merged."""
     texts = [*written.components.items(), *((shard.key, "") for shard in written.shards)]
     numbers = (written.tensor_count, written.new_bytes, written.saves_since_full)
     if not {str}.issuperset(type(text) for pair in texts for text in pair) or not {int}.issuperset(map(type, numbers)):

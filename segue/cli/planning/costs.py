@@ -24,7 +24,7 @@ from segue.units import money
 
 
 class By(StrEnum):
-    """What each line of the report is about."""
+    """The subject of each line of the report."""
 
     RUN = "run"
     SLOT = "slot"

@@ -218,7 +218,7 @@ def _user() -> str:
 
 
 def _follow(models: Models, store: OpenedStore) -> None:
-    """Show a change by a person in the registry and in Prefect. Best effort: the next slot does it otherwise."""
+    """Show a change by a person in the registry and in Prefect. Best effort: if it fails, the next slot does it."""
     _mirror(models, store)
     if has_server():
         _publish(models)

@@ -152,7 +152,7 @@ def _named(row: dict[str, object]) -> dict[str, object]:
 
 
 def _facts(state: SlotState) -> dict[str, object]:
-    """What a program reads in another way than a person."""
+    """The facts that have another form for programs than for people."""
     outcome = state.end.outcome if state.end is not None else None
     return {"slot": state.slot.isoformat(), "outcome": outcome}
 
@@ -199,7 +199,7 @@ def _read(file: Path) -> RetrainSpec:
 
 
 def moment(text: str, spec: RetrainSpec, *, option: str) -> datetime:
-    """The slot that an option names; a time without a zone is one of the schedule's zone.
+    """The slot that an option names; a time without a zone is in the schedule's zone.
 
     Raises:
         SpecError: it is no ISO time.

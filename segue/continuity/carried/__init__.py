@@ -1,1 +1,1 @@
-"""What a training loop carries from one iteration to the next: found in the source, without running any of it."""
+"""The values that a training loop carries from one iteration to the next: found in its source, without running it."""

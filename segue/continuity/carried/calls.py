@@ -1,4 +1,4 @@
-"""What calls do with their arguments, as far as their names say: show them, compute with them, or keep them."""
+"""The effect of calls on their arguments, as far as names tell: calls show them, compute with them, or keep them."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _KEEPING = frozenset(
     }
     | {"set_default_dtype", "set_grad_enabled", "savez_compressed", "to_csv", "to_json", "to_parquet", "system"}
 )
-"""Functions of such modules that have an effect."""
+"""Functions of computing modules that do have an effect."""
 
 _MUTATING = frozenset(
     {"append", "appendleft", "extend", "extendleft", "add", "update", "insert", "pop", "popleft", "popitem", "remove"}
@@ -94,10 +94,10 @@ _OF_PROCESS = frozenset(
 
 
 def words_of(function: ast.expr) -> list[str]:
-    """The names of a dotted name from its end, as far as it is one: of `self.writer.add_scalar`, the method first."""
+    """The parts of a dotted name, from its end: for `self.writer.add_scalar`, the method first."""
     words: list[str] = []
     if isinstance(function, ast.Subscript):
-        function = function.value  # Of a generic class, `Counter[str]()`.
+        function = function.value  # A generic class, as in `Counter[str]()`.
     while isinstance(function, ast.Attribute):
         words.append(function.attr)
         function = function.value
@@ -146,7 +146,7 @@ def overwrites(method: str) -> bool:
 
 
 def gives_value(method: str) -> bool:
-    """Whether a method only gives a value that follows from the object and its arguments."""
+    """Whether a method only returns a value that follows from the object and its arguments."""
     return method in _VALUES
 
 

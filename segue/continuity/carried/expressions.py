@@ -1,4 +1,4 @@
-"""Reads the expressions of one function into the graph of flows: what they give, and what their calls change."""
+"""Reads the expressions of one function into the graph of flows: their values, and what their calls change."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def result_of(function: Function) -> Spot:
 
 
 def call_of(function: Function) -> Spot:
-    """The place of whether a function is called."""
+    """The place that stands for whether a function is called."""
     return f"{function.file}|{function.name}|()"
 
 
@@ -58,19 +58,19 @@ class MethodCall:
 
 @dataclass(frozen=True)
 class Binding:
-    """Arguments of a call with the parameters of a function of the user's that it may call."""
+    """Arguments of a call, with the parameters of a user's function that it may call."""
 
     function: Function
     base: Spots
     """The object, for a method whose name Python's own collections also have; nothing for other calls."""
     given: tuple[tuple[Spot, Spots, Spots], ...]
-    """For each parameter, what it follows from, and of what it may be another name."""
+    """For each parameter, the places that it follows from, and the places of which it may be another name."""
     conditions: Spots
 
 
 @dataclass
 class Found:
-    """What the functions of some files are read into."""
+    """The result of reading the functions of some files."""
 
     index: Index
     flows: Flows = field(default_factory=Flows)
@@ -81,7 +81,7 @@ class Found:
 
 
 def _attribute_of_call(node: ast.Call) -> ast.Attribute | None:
-    """What `getattr(x, "name")` gives or `setattr(x, "name", value)` sets, if the name is written out."""
+    """The attribute that `getattr(x, "name")` reads or `setattr(x, "name", value)` sets, if the name is written out."""
     match node:
         case ast.Call(func=ast.Name(id="getattr" | "setattr"), args=[holder, ast.Constant(value=str(name)), *_]):
             return ast.copy_location(ast.Attribute(holder, name, ast.Load()), node)
@@ -93,7 +93,7 @@ _COLLECTIONS = frozenset({"dict", "list", "set", "deque", "Counter", "defaultdic
 
 
 class Expressions:
-    """Those of one function."""
+    """The expressions of one function."""
 
     def __init__(self, function: Function, found: Found) -> None:
         self._function, self._found = function, found
@@ -104,7 +104,7 @@ class Expressions:
 
     @property
     def _now(self) -> Spots:
-        """What decides whether this place is reached."""
+        """The places that decide whether this statement is reached."""
         return frozenset().union(*self._conditions)
 
     def _to(self, sources: Iterable[Spot], target: Spot | None) -> None:
@@ -161,7 +161,7 @@ class Expressions:
         self._flows.changes.append(change)
 
     def _place_of(self, node: ast.expr) -> Spot | None:
-        """The place of what is named alone or as an attribute."""
+        """The place of a variable or an attribute."""
         match node:
             case ast.Name():
                 return spot_of(self._function, node.id)
@@ -328,7 +328,7 @@ class Expressions:
         if self._is_self(node.func.value) and own:
             return base | own_results
         if self._index.functions(name) and isinstance(node.func.value, ast.Name):
-            self._called.add(name)  # Of a module of the user's, perhaps.
+            self._called.add(name)  # Perhaps it belongs to a module of the user's.
             for function in self._index.functions(name):
                 self._bind(function, node, skip=0)
             own_results |= frozenset(map(result_of, self._index.functions(name)))

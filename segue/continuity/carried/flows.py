@@ -1,7 +1,8 @@
-"""How values flow through the user's functions, and which of them reach more than what people are shown.
+"""How values flow through the user's functions, and which of them reach more than the output that people are shown.
 
 A graph of places (variables, attributes by their names, results of functions), without an order of statements: an edge
-leads from what an assignment, a condition or a call reads to what it changes. What is not understood counts as used.
+leads from a place that an assignment, a condition or a call reads to a place that it changes. Code that is not
+understood counts as a use.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from segue.continuity.carried.source import Function, functions_of
 Spot = str
 """A place of values: `file|function|name` of a variable, `.name` of an attribute."""
 USED: Spot = "used"
-"""The place where everything ends that decides what is trained, saved or returned to a library."""
+"""The place to which all values lead that decide what is trained, saved or returned to a library."""
 PROCESS: Spot = "process"
-"""Where times, process ids and temporary names come from."""
+"""The source of times, process ids and temporary names."""
 COLLECTION: Spot = "collection"
-"""Where collections of Python's own come from."""
+"""The source of Python's own collections."""
 UNKNOWN: Spot = "unknown"
 """The source of an object of a library: a change of the object may change training."""
 
@@ -35,12 +36,12 @@ class Mutation:
     """A change of an object."""
 
     root: Spot
-    """The name by which it is changed."""
+    """The name by which the object is changed."""
     sources: frozenset[Spot]
-    """What the change follows from."""
+    """The places from which the change follows."""
     conditions: frozenset[Spot]
     is_guess: bool
-    """Whether a method of which nothing is known was called."""
+    """Whether the change is the call of an unknown method."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class AttributeChange:
     line: int
     is_assignment: bool
     is_first: bool
-    """Whether it is reached only as long as the attribute is None or lacks something."""
+    """Whether the statement is reached only as long as the attribute is None or lacks something."""
 
 
 class Flows:
@@ -65,12 +66,12 @@ class Flows:
         self._to: defaultdict[Spot, set[Spot]] = defaultdict(set)
         self._from: defaultdict[Spot, set[Spot]] = defaultdict(set)
         self.aliases: defaultdict[Spot, set[Spot]] = defaultdict(set)
-        """What a name may be another name of."""
+        """For each name, the places of which it may be another name."""
         self.mutations: list[Mutation] = []
         self._computed: defaultdict[Spot, set[Spot]] = defaultdict(set)
         """The edges without those of conditions."""
         self.same: defaultdict[Spot, set[Spot]] = defaultdict(set)
-        """What a name is assigned from, or given for, that is a name as well: both are the same object."""
+        """For each name, the names from which it is assigned, or for which it is passed: all are the same object."""
         self._both: defaultdict[Spot, set[Spot]] | None = None
         self.changes: list[AttributeChange] = []
         self._direct: list[tuple[frozenset[Spot], Spot, frozenset[Spot]]] = []
@@ -92,7 +93,7 @@ class Flows:
             self._from[target].add(source)
 
     def add_same(self, name: Spot | None, other: Spot | None) -> None:
-        """Note that a name is given the object of another one."""
+        """Note that a name is bound to the object of another name."""
         if name is not None and other is not None:
             self.same[name].add(other)
 
@@ -103,7 +104,7 @@ class Flows:
                 self._link(each.sources, USED if spot == UNKNOWN else spot, each.conditions)
 
     def of_data_without(self, names: Collection[Spot]) -> Flows:
-        """The same graph without these places, as if nothing was changed through them, for places that hold data.
+        """The same graph without these places of data, as if nothing was changed through them.
 
         Data has no methods that change it unseen.
         """
@@ -125,7 +126,7 @@ class Flows:
         return left
 
     def names_of_same(self, spot: Spot) -> frozenset[Spot]:
-        """The places that hold the same object as this one, as far as one is assigned from the other."""
+        """The places that hold the same object as this one, as far as one place is assigned from the other."""
         if self._both is None:
             self._both = defaultdict(set)
             for name, others in self.same.items():
@@ -144,11 +145,11 @@ class Flows:
         return spot in self._used
 
     def computed_from(self, source: Spot) -> set[Spot]:
-        """The places whose values are computed from this one, without conditions; itself among them."""
+        """The places whose values are computed from this one, without conditions; they include the place itself."""
         return _reached(source, self._computed) | {source}
 
     def is_written(self, spot: Spot) -> bool:
-        """Whether it is given values that are computed from others, which are not always the same."""
+        """Whether the place gets values that are computed from other values and are not always the same."""
         sources = (source for source, targets in self._computed.items() if spot in targets and source != spot)
         return any(source in self._from or UNKNOWN in self._all_names_of(source) for source in sources)
 
@@ -194,14 +195,14 @@ def _reached(start: Spot, edges: defaultdict[Spot, set[Spot]]) -> set[Spot]:
 
 
 def _is_of(function: Function, only: Collection[tuple[str, str]]) -> bool:
-    """Whether it is one of these, or is around one: the outer function assigns names that the inner one finds."""
+    """Whether it is one of these functions, or encloses one: the outer one assigns names that the inner one reads."""
     start = f"{function.name}.<locals>."
     names = {name for file, name in only if file == function.file}
     return function.is_module or function.name in names or any(name.startswith(start) for name in names)
 
 
 class Index:
-    """The functions of some files, by what calls them."""
+    """The functions of some files, by the names that call them."""
 
     def __init__(self, files: Iterable[str], *, only: Collection[tuple[str, str]] | None = None) -> None:
         """`only` these functions, by file and qualified name."""

@@ -19,7 +19,7 @@ from segue.continuity.object_walk import STREAMS
 from segue.continuity.untracked.place import MODULE_VARIABLE, Leaf, ValuePlace
 
 _OF_CODE = ("closure variable", MODULE_VARIABLE, "default argument", "function attribute", "class attribute")
-"""Places whose names are in the code that was read, or nothing is known of them."""
+"""Places whose names appear in the code that was read; otherwise nothing is known of them."""
 
 
 class UseOfLeaves:
@@ -34,8 +34,8 @@ class UseOfLeaves:
         is_of_framework: bool = False,
     ) -> None:
         """`modules` are the components that are modules: their plain attributes are in no state_dict. `is_made_anew`
-        knows attributes that the loop assigns in each step before it reads them. With `is_of_framework` a framework has
-        the loop and saves its state: nothing counts as carried."""
+        knows attributes that the loop assigns in each step before it reads them. With `is_of_framework`, a framework
+        runs the loop and saves its state: nothing counts as carried."""
         self._flows, self._modules, self._is_made_anew = flows, modules, is_made_anew
         self._is_of_framework = is_of_framework
 
@@ -47,11 +47,11 @@ class UseOfLeaves:
         if self._is_of_framework or (leaf.is_registered and leaf.root not in self._modules):
             return False
         if leaf.at is None or (leaf.root in self._modules and _is_within_package(leaf.at)):
-            return False  # Not there in this process; or what a library, such as FSDP, keeps in a module.
+            return False  # Not there in this process; or a value that a library, such as FSDP, keeps in a module.
         return any(self._is_carried(leaf, spot) for spot in (*self._spots_of(leaf), *self._spots_of_list(leaf)))
 
     def is_shown(self, leaf: Leaf) -> bool:
-        """Whether the code only shows it to people, does nothing with it, or makes it anew in each step."""
+        """Whether the value does not matter: it is only shown to people, not used at all, or replaced in each step."""
         spots = self._spots_of(leaf)
         if self._is_made_anew(leaf.path.rpartition(".")[2]) and not self.is_carried(leaf):
             return True
@@ -62,11 +62,11 @@ class UseOfLeaves:
             return False
         value = _value_of(leaf)
         if isinstance(value, STREAMS):
-            return not self._flows.is_written(spot)  # Otherwise it is seeded for each use.
+            return not self._flows.is_written(spot)  # Otherwise the generator is seeded for each use.
         return is_iterator(value) or self._flows.depends_on_itself(spot)
 
     def _spots_of_list(self, leaf: Leaf) -> list[Spot]:
-        """Those of the collection of objects that the value is in, which grows even if no object in it changes."""
+        """The places of the collection of objects that holds the value: it grows even if no object in it changes."""
         names = leaf.path.split(".")
         found = (number for number, name in enumerate(names) if number and name.isdigit())
         at = next((number for number in found if not _is_module(leaf, ".".join(names[:number]))), 0)
@@ -127,7 +127,7 @@ def _value_of(leaf: Leaf) -> Any:
 
 
 def use_by(functions: Iterable[FunctionType]) -> UseOfLeaves:
-    """By the code of these functions alone."""
+    """The use of values by the code of these functions alone."""
     codes = [function.__code__ for function in functions]
     known = {(code.co_filename, code.co_qualname) for code in codes}
     return UseOfLeaves(flows_of(dict.fromkeys(file for file, _ in sorted(known)), only=known))

@@ -1,6 +1,7 @@
 """Names that a loop writes, and reads before it writes them: their values live from one iteration to the next.
 
-Plain dataflow over the statements of one function, backwards: a name is live where it may be read before it is written.
+Plain dataflow over the statements of one function, backwards: a name is live at a point if it may be read after that
+before it is written.
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ def targets_of(loop: Loop) -> Names:
 
 
 def live_in(function: Function, loop: Loop) -> Names:
-    """Names that may be read before they are written, where an iteration of the loop begins.
+    """Names that may be read before they are written, at the start of an iteration of the loop.
 
-    A `for` within it counts as one that makes an iteration: it runs over micro-batches, samples or parameters.
-    Otherwise its assignments would be taken for values that an earlier step has left.
+    A `for` within it counts as a loop that makes at least one iteration: it runs over micro-batches, samples or
+    parameters. Otherwise its assignments would be taken for values that an earlier step has left.
     """
     return _Liveness(function).where_an_iteration_begins(loop)
 
@@ -51,7 +52,7 @@ def bound_before(function: Function, loop: Loop) -> Names:
 
 
 def written_in(function: Function, loop: Loop) -> dict[str, int]:
-    """Names that an iteration may write, each with the line where it first does."""
+    """Names that an iteration may write, each with the line that first writes it."""
     inner = _inner_functions(function)
     found: dict[str, int] = {}
     used: list[str] = []
@@ -113,14 +114,14 @@ class _After:
 class _Liveness:
     function: Function
     _at_end: Names = _NONE
-    """What is read after the function."""
+    """The names that are read after the function."""
     _targets: dict[int, Names] = field(default_factory=dict)
-    """Of each loop that was passed, by its id: what is live where an iteration begins."""
+    """For each loop that was passed, by its id: the names that are live at the start of an iteration."""
     _inner: dict[str, Names] = field(default_factory=dict)
     _methods: set[str] = field(default_factory=set)
     """Names of the methods of the file's classes."""
     _attributes: set[str] = field(default_factory=set)
-    """Those that the function assigns, as `variable.attribute`."""
+    """The attributes that the function assigns, as `variable.attribute`."""
 
     def __post_init__(self) -> None:
         inner = {name: _read_from_around(each) for name, each in _inner_functions(self.function).items()}
@@ -232,7 +233,7 @@ class _Liveness:
         return (live - stored) | self._used(*targets)
 
     def _through(self, node: ast.AST, live: Names) -> Names:
-        """What is live before an expression with assignments of its own."""
+        """The names that are live before an expression that itself assigns names."""
         named = {each.target.id for each in ast.walk(node) if isinstance(each, ast.NamedExpr)}
         return (live - named) | (self._used(node) - (named - self._used_to_name(node)))
 
@@ -280,7 +281,7 @@ def _with_called(name: str, reads: Mapping[str, Names]) -> Names:
 
 
 def _read_from_around(nested: Function) -> Names:
-    """Names of the function around it that a function reads when it is called."""
+    """Names of the enclosing function that a function reads when it is called."""
     loads = (node for node in ast.walk(nested.node) if isinstance(node, ast.Name))
     own = nested.bound - nested.elsewhere.keys()
     return frozenset(node.id for node in loads if isinstance(node.ctx, ast.Load) or node.id in nested.elsewhere) - own

@@ -15,7 +15,7 @@ _LONGEST = 40
 
 @dataclass(frozen=True)
 class Running:
-    """A function of the user's that is being run, and where it is."""
+    """A function of the user's that is running, and its current place."""
 
     file: str
     name: str
@@ -32,9 +32,9 @@ class CarriedName:
     """Qualified name; `<module>` outside of functions."""
     file: str
     line: int
-    """Of the first statement in the loop that writes it; the loop's own if it is only changed in place."""
+    """Line of the first statement in the loop that writes it; the loop's line if it is only changed in place."""
     loop_line: int
-    """Of the outermost loop that carries it."""
+    """Line of the outermost loop that carries it."""
     is_rebound: bool
     """Whether the loop assigns it. Otherwise it is carried if its value changes in place."""
     is_used: bool
@@ -46,17 +46,17 @@ class CarriedName:
     is_global: bool
     """Whether it is a variable of the script or of a module, and not of a function."""
     initial: str = ""
-    """What it is assigned before the loop, as written."""
+    """The expression that it is assigned before the loop, as written."""
     is_constant: bool = False
-    """Whether that is a number, a string and the like, and not computed."""
+    """Whether that expression is a constant, such as a number or a string."""
     derives_from: frozenset[str] = frozenset()
-    """Names that it is computed from before the loop."""
+    """Names from which it is computed before the loop."""
     is_of_namespace: bool = False
-    """Whether it is an attribute of a namespace that functions change, which have names of their own for it."""
+    """Whether it is an attribute of a namespace that functions change under names of their own."""
     is_change_known: bool = True
     """Whether a statement was found that changes it."""
     bare_line: int = 0
-    """Of an assignment whose target can be no attribute (`:=`, or a name in a `case`); 0: there is none."""
+    """Line of an assignment whose target cannot be an attribute (`:=`, or a name in a `case`); 0: there is none."""
 
     @property
     def path(self) -> str:
@@ -77,7 +77,7 @@ class LoopNames:
     fresh: frozenset[str]
     """Those that each iteration makes anew; attributes as `variable.attribute`."""
     line: int
-    """Of the outermost of the loops."""
+    """Line of the outermost of the loops."""
 
 
 def names_in_loops(running: Running, flows: Flows) -> LoopNames | None:
@@ -124,7 +124,7 @@ def _carried_by(function: Function, loops: Sequence[Loop], flows: Flows) -> Iter
 
 
 def _bare_line(function: Function, name: str, *, since: int) -> int:
-    """The first line from there on that assigns it if Python allows a name alone; 0: none does."""
+    """The first line of the loop that assigns it and allows only a plain name as its target; 0: there is none."""
     found = [
         node.lineno
         for node in own_nodes(function.node)
@@ -135,7 +135,7 @@ def _bare_line(function: Function, name: str, *, since: int) -> int:
 
 
 def _with_initial(found: CarriedName, function: Function, *, before: int) -> CarriedName:
-    """What the function assigns to it before the loop."""
+    """The variable with the value that the function assigns to it before the loop."""
     values = [
         (node.lineno, node.value)
         for node in own_nodes(function.node)

@@ -1,7 +1,7 @@
 """The attributes of a namespace that functions change, as variables that a loop carries.
 
-An `argparse.Namespace` or a `SimpleNamespace` goes by many names: each function that gets it has one. To the graph of
-flows they are objects whose parts all follow from one another; here each attribute is followed by its own name.
+An `argparse.Namespace` or a `SimpleNamespace` goes by many names: each function that gets it has one. In the graph of
+flows, all parts of such an object follow from one another; here each attribute is followed by its own name.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class NamespaceFlows:
         return found.is_made_anew(attribute, function, loops)
 
     def _place(self, running: Running, variable: str) -> tuple[_Namespace, Function, list[Loop]] | None:
-        """What a variable of this function holds, the function, and the loops that it is in; None: it is in none."""
+        """The namespace that a variable holds, the function, and the loops around it; None if it is in no loop."""
         function = function_at(running.file, running.name, running.first_line)
         loops = loops_at(function, running.line) if function is not None else []
         holder, _, attribute = variable.rpartition(".")
@@ -74,7 +74,7 @@ class NamespaceFlows:
 
 
 class _Namespace:
-    """What the functions do with one namespace, by all of its names."""
+    """The uses of one namespace by the functions, under all of its names."""
 
     def __init__(self, flows: Flows, names: frozenset[Spot]) -> None:
         self._all, self._names = flows, names
@@ -90,7 +90,7 @@ class _Namespace:
         return self._all.of_data_without(self._names)
 
     def lasts(self, attribute: str, function: Function, loops: list[Loop]) -> bool:
-        """Whether it may have a value of an earlier iteration: in one function alone, or by way of several."""
+        """Whether it may have a value of an earlier iteration, within one function or across several."""
         changes = self.changes.get(attribute, ())
         if not changes:
             return self.flows.is_used(f".{attribute}")
@@ -99,13 +99,13 @@ class _Namespace:
         return self._is_read_later(attribute, function, loops) and self.flows.depends_on_itself(f".{attribute}")
 
     def is_made_anew(self, attribute: str, function: Function, loops: list[Loop]) -> bool:
-        """Whether functions always assign it, and no function reads a value that another one has assigned."""
+        """Whether functions always assign it first, and no function reads a value that another has assigned."""
         changes = self.changes.get(attribute, ())
         is_assigned = any(each.is_assignment for each in changes) and not any(map(_may_keep, changes))
         return is_assigned and not self._is_read_later(attribute, function, loops)
 
     def _is_from_training(self, change: AttributeChange) -> bool:
-        """Whether it is not a constant that is made when it is first needed."""
+        """Whether the change is more than a constant that is made when it is first needed."""
         return not change.is_first or self.flows.is_written(f".{change.attribute}")
 
     def _is_read_later(self, attribute: str, function: Function, loops: list[Loop]) -> bool:
@@ -122,7 +122,7 @@ class _Namespace:
 
     @cached_property
     def _functions(self) -> dict[Function, list[str]]:
-        """The functions that have a name for it."""
+        """The functions that have a name for the namespace."""
         of_places: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
         for spot in sorted(self._names):
             if "|" in spot:

@@ -38,10 +38,9 @@ def flows_of(files: Iterable[str], *, only: Collection[tuple[str, str]] | None =
 
 
 def _bind(found: Found) -> None:
-    """Let arguments reach the parameters of the user's functions that get them.
+    """Let arguments reach the parameters of the user's functions to which they are passed.
 
-    If an object is made as a dict, and nowhere as an object of the class, its method, such as `update`, is the dict's
-    own.
+    If an object is made as a dict, and nowhere as an object of the class, a method such as `update` is the dict's own.
     """
     collections = found.flows.computed_from(COLLECTION)
     objects = {name: found.flows.computed_from(f"class {name}") for name in found.index.classes}
@@ -56,7 +55,7 @@ def _bind(found: Found) -> None:
 
 
 def _connect_with_callers(function: Function, found: Found) -> None:
-    """If no other function calls a function, a library gives its arguments and has its result."""
+    """If no other function calls a function, a library passes its arguments and gets its result."""
     name = function.name.rpartition(".")[2]
     if function.is_module or name in found.called or name in _SHOWN_BY:
         return
@@ -88,7 +87,7 @@ def _is_size(node: ast.expr) -> bool:
 
 
 class _Statements(Expressions):
-    """Those of one function."""
+    """The statements of one function."""
 
     def read(self) -> None:
         self._block(self._function.body)
@@ -100,7 +99,7 @@ class _Statements(Expressions):
         self._conditions.pop()
 
     def _lacking(self, test: ast.expr) -> set[Spot]:
-        """What a condition like `key not in known`, `known is None` or `len(x) > known` finds without a value."""
+        """The places that a condition such as `key not in known` or `known is None` finds without a value."""
         match test:
             case ast.BoolOp(op=ast.Or()):
                 found = [self._lacking(each) for each in test.values]
@@ -121,7 +120,7 @@ class _Statements(Expressions):
                 return set()
 
     def _decide(self) -> None:
-        """What the function does from here on depends on the conditions in it."""
+        """From here on, the function's effects depend on the conditions in it."""
         self._flows.add(frozenset().union(*self._conditions[1:]), USED)
 
     def _block(self, statements: Sequence[ast.stmt]) -> None:
@@ -138,7 +137,7 @@ class _Statements(Expressions):
             case ast.AugAssign():
                 sources = self._reads(node.value) | self._reads(node.target)
                 self._store(node.target, sources)
-                self._mutate(node.target, sources)  # A tensor or a list changes in place, whatever else is called so.
+                self._mutate(node.target, sources)  # A tensor or a list changes in place, under every name that it has.
             case ast.Return():
                 self._to(self._reads(node.value), result_of(self._function))
                 self._decide()
@@ -186,7 +185,7 @@ class _Statements(Expressions):
                 return
 
     def _take_item(self, target: ast.expr, items: ast.expr, source: Spots) -> None:
-        """Store an item of the object that a loop goes through; with `zip`, each item comes from its own object."""
+        """Store an item of the object over which a loop iterates; with `zip`, each item comes from its own object."""
         parts = items.args if isinstance(items, ast.Call) and words_of(items.func) == ["zip"] else []
         if isinstance(target, ast.Tuple) and len(target.elts) == len(parts):
             for each, part in zip(target.elts, parts, strict=True):

@@ -1,4 +1,4 @@
-"""Sentences about what a loop carries: the variable, how it changed, and the lines that make it part of the state."""
+"""Sentences about a loop's carried values: the variable, its change, and the lines that make it part of the state."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def findings_of(
 ) -> tuple[Finding, ...]:
     """A finding for each of these variables, in their order.
 
-    `before` and `now` are their marks by path, `kinds` the types of their values, `lasting` are the paths of those
-    that the outermost loop carries, `session` is the name of the session in the program, and `taken` are the names of
-    its components.
+    `before` and `now` are their marks by path, `kinds` the types of their values, `lasting` are the paths of the
+    variables that the outermost loop carries, `session` is the name of the session in the program, and `taken` are the
+    names of its components.
     """
     found = []
     for each in names:
@@ -160,7 +160,7 @@ def _first_value(name: CarriedName) -> str:
 
 
 def _group(name: CarriedName, taken: Collection[str]) -> str:
-    """A name for the variables of a loop that nothing else has."""
+    """A name for the variables of a loop that is not used for anything else."""
     of = re.sub(r"\W", "_", name.function.rpartition(".")[2].strip("<>"))
     known = (f"{of}_carries", f"{of}_carries_in_{name.loop_line}", f"carried_in_{name.loop_line}")
     return next((each for each in known if each not in taken), known[-1])

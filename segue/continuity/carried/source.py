@@ -17,11 +17,11 @@ _MOST_BYTES = 1_000_000
 
 @dataclass(eq=False)
 class Function:
-    """One function of a file, or all that the file does outside of functions."""
+    """One function of a file, or all the code of the file outside of functions."""
 
     file: str
     name: str
-    """Qualified as Python does it; that of the file's own code is `<module>`."""
+    """Its qualified name, as in Python; the name of the file's own code is `<module>`."""
     node: Definition | ast.Module
     parent: Function | None
     """The function or the file around it; not the class."""
@@ -62,7 +62,7 @@ class Function:
         return self.parent is None
 
     def home_of(self, name: str) -> Function | None:
-        """The scope that a name belongs to here; None: it is one of Python's own."""
+        """The scope to which a name belongs here; None for one of Python's own names."""
         if self.elsewhere.get(name):
             return self._module
         scope: Function | None = self if name not in self.elsewhere else self.parent
@@ -84,7 +84,7 @@ class Function:
 
 @lru_cache(maxsize=256)
 def functions_of(file: str) -> tuple[Function, ...]:
-    """The functions of a file, its own code first; none if it cannot be read or is no Python."""
+    """The functions of a file, its own code first; none if the file cannot be read or is not Python."""
     try:
         source = Path(file).read_bytes()
         if len(source) > _MOST_BYTES:
@@ -122,7 +122,7 @@ def _within(node: ast.AST, parent: Function, *, prefix: str, in_class: str) -> I
 
 
 def _bind(scope: Function) -> None:
-    """Fill in which names are the scope's own."""
+    """Fill in the names that belong to the scope itself."""
     scope.bound.update(scope.parameters)
     if not isinstance(scope.node, ast.Module):
         scope.bound.update(each.arg for each in (scope.node.args.vararg, scope.node.args.kwarg) if each is not None)

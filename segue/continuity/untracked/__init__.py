@@ -1,1 +1,1 @@
-"""State outside every component: what training changes and no state_dict holds."""
+"""State outside every component: values that training changes and no state_dict holds."""

@@ -1,4 +1,4 @@
-"""What to do about a value that no component holds: the line of code that registers it, as data and in words."""
+"""Advice about a value that no component holds: the line of code that registers it, as data and in words."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from segue.user_objects.variables import CODE, is_registrable
 log = logging.getLogger(__name__)
 
 _OF_RECIPE = "recipe."
-"""Begins expressions that start with what `build` returns."""
+"""The beginning of expressions that start with the object that `build` returns."""
 
 
 class Advice(NamedTuple):
@@ -34,17 +34,17 @@ class Advice(NamedTuple):
     expression: str
     """Empty: no line of code can register the value."""
     place: str
-    """Path of what is registered."""
+    """Path of the object to register."""
     kind: str = ""
-    """Class of what is registered; of variables, that of the object whose attributes they are."""
+    """Class of the object to register; for variables, the class of the object whose attributes they are."""
     imports: str = ""
     """The module that the expression needs."""
     names: tuple[str, ...] = ()
-    """Variables of `expression`, their holder; none if it is registered itself."""
+    """Variables of their holder `expression`; none if the object itself is registered."""
 
     @property
     def value(self) -> str:
-        """The code of what is registered."""
+        """The expression of the value to register."""
         if not self.names:
             return self.expression
         return f"segue.Variables({self.expression}, {', '.join(map(repr, self.names))})".replace("'", '"')
@@ -55,7 +55,7 @@ class Advice(NamedTuple):
         return self._replace(names=names, component=_free_name(self, taken))
 
     def code(self, *, is_program: bool) -> str:
-        """The line that registers it."""
+        """The line of code that registers the value."""
         before = f"import {self.imports}, and " if self.imports else ""
         if is_program:
             return f"{before}run.track({self.component}={self.value})"
@@ -65,20 +65,20 @@ class Advice(NamedTuple):
 
 
 BY_ADDRESS = "dict by id"
-"""The kind of a dict with ids of objects as its keys, which are others in each process."""
+"""The kind of a dict whose keys are ids of objects, which differ in each process."""
 
 
 class Known(NamedTuple):
-    """What is known of the objects and the code around a value."""
+    """The known facts about the objects and the code around a value."""
 
     is_owned: Callable[[Any], bool]
     """Whether an object belongs to a component already."""
     is_address: Callable[[Any], bool]
     """Whether a key of a dict is the id of such an object."""
     is_assigned: Callable[[ValuePlace], bool]
-    """Whether code gives the variable at a place another object: what it holds when the recipe is made is soon none."""
+    """Whether code assigns another object to the variable at a place: the object that it first holds is soon gone."""
     sizes: dict[int, int | None]
-    """Bytes of the values that were tried so far, by their ids; None of those that no checkpoint can hold."""
+    """Bytes of the values that were tried so far, by their ids; None for values that no checkpoint can hold."""
 
 
 def advice_for(leaf: Leaf, known: Known) -> Advice:
@@ -115,7 +115,7 @@ def _of_place(place: ValuePlace, leaf: Leaf, known: Known) -> Advice | None:
     is_whole = is_stateful or is_registrable(value)
     if isinstance(value, Dataset) or not _can_be_stored(value, leaf, path=place.path, known=known):
         return None
-    if place.what in _OF_ATTRIBUTES:  # The holder of an object may be given another one, often a list or a tensor.
+    if place.what in _OF_ATTRIBUTES:  # Another object may be assigned to the attribute, often a list or a tensor.
         is_stable = is_stateful or isinstance(value, STREAMS) or not _is_collection(value)
     else:
         is_item_of_other = place.what == "item" and not (place.outer and isinstance(place.outer.get(), tuple))
@@ -147,7 +147,7 @@ def _is_collection(value: Any) -> bool:
 
 
 def _can_be_stored(value: Any, leaf: Leaf, *, path: str, known: Known) -> bool:
-    """Whether a checkpoint can hold all of it, and nothing in it belongs to a component, or is large and unchanged."""
+    """Whether a checkpoint can hold the whole value, and no part belongs to a component or is large and unchanged."""
     if id(value) not in known.sizes:
         known.sizes[id(value)] = _stored_bytes(value, path=path, is_owned=known.is_owned)
     size, changed = known.sizes[id(value)], _value_at(leaf)
@@ -162,11 +162,11 @@ def _stored_bytes(value: Any, *, path: str, is_owned: Callable[[Any], bool]) -> 
         if number > _MOST_PARTS or (number and is_owned(part)):
             return None
         if has(part, "state_dict", "load_state_dict"):
-            return 0  # It is not asked for its state here, which may change it: a loader begins a pass.
+            return 0  # Its state is not read here, because that may change it: a loader begins a pass.
     tensors: dict[str, torch.Tensor] = {}
     try:
         encode_tree(tree_of(value, path=path), path=path, tensors=tensors)
-    except Exception:  # It is no data, or an object that cannot be looked at.
+    except Exception:  # The value is no data, or an object that cannot be looked at.
         return None
     return sum(tensor.nbytes for tensor in tensors.values())
 
@@ -177,7 +177,7 @@ _MOST_PARTS = 5_000
 
 
 def fix_of(leaf: Leaf, advice: Advice, *, is_program: bool, value: Any = None) -> str:
-    """What to do, in words."""
+    """The fix in words."""
     if leaf.root == SURROUNDINGS:
         return "a resume may find another value there: keep what training changes in registered state"
     inner = leaf.path.rpartition(".")[2]

@@ -1,4 +1,4 @@
-"""What the components of a state hold, so that the same values elsewhere need no registration."""
+"""The values that the components of a state hold, so that the same values elsewhere need no registration."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class Coverage:
     """The contents of captured state trees, by component."""
 
     leaves: Iterable[Leaf] = ()
-    """All values, by whose names the entries of a state_dict are told apart."""
+    """All values; their names distinguish the entries of a state_dict."""
     _places: set[int] = field(default_factory=set)
     """Addresses of the memory of all captured tensors and arrays."""
     _contents: list[Any] = field(default_factory=list)
-    """Arrays and collections that nobody has asked for yet."""
+    """Arrays and collections that no query has needed yet."""
     _unmarked: dict[Any, list[Any]] = field(default_factory=lambda: defaultdict(list))
-    """The others by what must be the same for their marks to be: a mark reads the contents, which of a state of
-    gigabytes on a device takes a second. Most are never asked for."""
+    """The other values, by properties that values with equal marks share: a mark reads the contents, which takes a
+    second for a state of gigabytes on a device. Most marks are never needed."""
     _marks: dict[Any, set[Mark]] = field(default_factory=lambda: defaultdict(set))
     _values: dict[str, dict[str, list[Any]]] = field(default_factory=dict)
     """Plain values by component and name."""
@@ -44,7 +44,7 @@ class Coverage:
         self._known = {(leaf.root, _bare(leaf.path.rpartition(".")[2])) for leaf in self.leaves}
 
     def add(self, component: str, tree: Any) -> None:
-        """Add what one component captured."""
+        """Add the values that one component captured."""
         values = self._values.setdefault(component, {})
         # In a model, the names of modules and their versions say nothing about values.
         is_model = isinstance(tree, Mapping) and tree.keys() >= {"state", "metadata"}
@@ -69,7 +69,7 @@ class Coverage:
             return self._has_content(value)
         named = (self._values.get(name, {}).values(), *([v.get(_bare(name), ())] for v in self._values.values()))
         same = (held for values in named for each in values for held in each if type(held) is type(value))
-        # By marks: whether two objects are equal may depend on the user's code, or have no answer.
+        # By marks: whether two objects are equal may depend on the user's code, or be undecidable.
         return (mark := mark_of(value)) != UNREADABLE and any(mark_of(held) == mark for held in same)
 
     def has(self, leaf: Leaf, value: Any) -> bool:
@@ -91,7 +91,7 @@ class Coverage:
             return False  # Values as common as these are equal to others by chance.
         if not leaf.root.startswith("extra."):
             return False
-        # Under another name, which is not that of something else there.
+        # Under another name, unless that name belongs to another value there.
         others = (held for other, held in captured.items() if (leaf.root, other) not in self._known)
         return any(type(found) is type(value) and found == value for held in others for found in held)
 
@@ -108,13 +108,14 @@ class Coverage:
         return form in self._marks and mark_of(value) in self._marks[form]
 
     def _has_all_arrays_of(self, collection: Any) -> bool:
-        """For a collection of arrays, whatever kind of collection a component returns in its place."""
+        """Whether all arrays of a collection are held, whatever kind of collection a component returns in its place."""
         items = list(collection.values() if isinstance(collection, Mapping) else collection)[:_MOST_ITEMS]
         return bool(items) and all(map(self._has_array, items))
 
 
 _OF_OBJECTS = frozenset({"", "attribute", "attribute of this thread", "item", "setting", "state"})
-"""Kinds of places within an object; what its code leads to, such as a hook's variables, is not in its state_dict."""
+"""Kinds of places within an object; values that its code reaches, such as a hook's variables, are not in its
+state_dict."""
 
 
 def _is_of_root(leaf: Leaf) -> bool:
@@ -126,7 +127,7 @@ def _is_of_root(leaf: Leaf) -> bool:
 
 
 def _is_entry(held: Any, value: Any) -> bool:
-    """Whether an entry of a state_dict can be this value. One of another type may be the same in another form."""
+    """Whether an entry of a state_dict can be this value. One of another type may be the same value in another form."""
     if type(held) is not type(value) or not isinstance(value, _COMPARED):
         return True
     return mark_of(held) == mark_of(value)

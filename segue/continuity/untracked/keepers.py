@@ -1,4 +1,4 @@
-"""Objects of Python's standard library that keep state which no checkpoint holds, and what can be compared of them."""
+"""Objects of Python's standard library whose state no checkpoint holds, and the parts that can be compared."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _UNREAD = frozenset(
     {("queue", "Queue"), ("queue", "LifoQueue"), ("queue", "PriorityQueue"), ("_queue", "SimpleQueue")}
     | {("sqlite3", "Connection"), ("sqlite3", "Cursor"), ("builtins", "callable_iterator")}
 )
-"""What is in a queue depends on threads, and how far the others have come cannot be read. A hash is most often shown to
-people."""
+"""The content of a queue depends on threads, and the positions of the others cannot be read. A hash is most often shown
+to people."""
 
 
 def keeps_state(value: Any) -> bool:
-    """Whether it is such an object. Of files, those that are only read: written files are most often for people."""
+    """Whether the value is such an object. Only files that are read count: written files are most often for people."""
     if isinstance(value, io.IOBase):
         try:
             is_text = isinstance(value, (io.StringIO, io.BytesIO))
@@ -31,10 +31,10 @@ def keeps_state(value: Any) -> bool:
 
 
 def state_of(value: Any) -> Any:
-    """What can be compared of it: its content, or how far it was read.
+    """The part of the object that can be compared: its content, or how far it was read.
 
     Raises:
-        TypeError: nothing can.
+        TypeError: no part can be compared.
         OSError: a text file does not tell where it is while it is iterated.
     """
     kind = _kind_of(value)
@@ -52,5 +52,5 @@ def state_of(value: Any) -> Any:
 
 
 def _kind_of(value: Any) -> tuple[str, str]:
-    """Where its class lies. One that inherits from it is the user's, and looked at as such."""
+    """The module and name of its class. A class that inherits from it is the user's, and treated as such."""
     return (type(value).__module__, type(value).__qualname__)

@@ -32,7 +32,7 @@ Mark = bool | int | float | str | None
 
 ARRAYS = (torch.Tensor, np.ndarray, bytearray, memoryview, array)
 _WHOLE, _SAMPLED = 1 << 20, 1 << 16
-"""Elements of an array that are read: all of a smaller one, evenly spaced ones of a larger."""
+"""Elements of an array that are read: all elements of a smaller array, evenly spaced ones of a larger array."""
 _MOST_ITEMS = 4096
 _MOST_DEPTH = 4
 _LONGEST = 100
@@ -92,7 +92,7 @@ def _feed_items(value: Any, hasher: Any, depth: int) -> None:
     elif isinstance(value, (set, frozenset)):
         hasher.update(",".join(sorted(_name(item) for item in islice(list(value), _MOST_ITEMS))).encode())
     else:
-        # By content alone: a state_dict may return the list of what is kept in a deque.
+        # By content alone: a state_dict may return a deque's content as a list.
         hasher.update(f"[{len(value)}".encode())
         for item in islice(list(value), 0, None, max(len(value) // _MOST_ITEMS, 1)):
             _feed_within(item, hasher, depth)
@@ -133,7 +133,7 @@ def _feed_tensor(tensor: torch.Tensor, hasher: Any) -> None:
 def _parts_of_sparse(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """
     Raises:
-        TypeError: it is of another layout.
+        TypeError: the tensor has another layout.
     """
     if tensor.layout is torch.sparse_coo:
         whole = tensor.coalesce()
@@ -157,7 +157,7 @@ def _feed_array(value: np.ndarray[Any, Any], hasher: Any, depth: int) -> None:
 
 
 def is_table(value: Any) -> bool:
-    """Whether it is a table, a column or the labels of one, of pandas."""
+    """Whether the value is a table, a column or a set of labels of pandas."""
     pandas = sys.modules.get("pandas")
     return is_frame(value) or (pandas is not None and isinstance(value, pandas.Index))
 
@@ -192,9 +192,9 @@ def _is_position(item: Any) -> bool:
 
 
 def _reduced(value: Any) -> str:
-    """Of iterators that Python can copy: their number, or how many items are left in what they go through."""
+    """For iterators that Python can copy: their number, or the number of items that are left."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Copies of some will not be possible in later versions.
+        warnings.simplefilter("ignore")  # Later versions will not allow copies of some iterators.
         try:
             parts = value.__reduce__()
         except TypeError:

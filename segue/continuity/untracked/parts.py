@@ -1,4 +1,4 @@
-"""What the objects of a recipe directly lead to, each part with its place. Nothing of the user's is called."""
+"""The parts that the objects of a recipe reach directly, each with its place. Nothing of the user's is called."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def defaults_of(place: ValuePlace, function: types.FunctionType) -> Iterator[Val
 
 
 def module_variable(module: str, name: str, known: dict[str, Any], *, is_here: bool) -> ValuePlace:
-    """A variable of a module; `is_here`: it is the one in which the recipe or the loop stands."""
+    """A variable of a module; `is_here`: the recipe or the loop is in this module."""
     expression = name if is_here else f"{module}.{name}"
     return ValuePlace(
         f"{module}.{name}", MODULE_VARIABLE, lambda: known[name], expression, "globals()" if is_here else module, name
@@ -47,7 +47,7 @@ def module_variable(module: str, name: str, known: dict[str, Any], *, is_here: b
 
 
 def within_class(owner: type, expression: str) -> Iterator[ValuePlace]:
-    """The attributes and methods of a class of the user's, and what it inherits."""
+    """The attributes and methods of a class of the user's, including inherited ones."""
     if issubclass(owner, Enum):
         return
     start = f"{owner.__module__}.{owner.__qualname__}"
@@ -96,7 +96,7 @@ _HOOKS_OF_OPTIMIZERS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks
 
 
 _FROM_SHAPES = ("in_features", "in_channels", "num_features")
-"""What torch's lazy layers take from their first input. Nothing is computed with it."""
+"""Attributes that torch's lazy layers take from their first input. Nothing is computed with them."""
 
 
 def within_module(place: ValuePlace, module: nn.Module) -> Iterator[ValuePlace]:
@@ -109,7 +109,7 @@ def within_module(place: ValuePlace, module: nn.Module) -> Iterator[ValuePlace]:
             if not (is_torchs and name in _FROM_SHAPES):
                 yield place.part(name, "attribute", _entry(module, name), expression=place.dotted(name))
     for group in ("_parameters", "_buffers", "_modules"):
-        held = getattr(module, group)  # Of a module that torch has compiled to TorchScript, it is no dict.
+        held = getattr(module, group)  # In a module that torch has compiled to TorchScript, this is not a dict.
         for name, _ in [*held.items()]:
             get = partial(operator.getitem, held, name)
             yield place.part(name, "attribute", get, expression=place.dotted(name))
@@ -121,7 +121,7 @@ def _entry(holder: Any, name: str) -> Get:
 
 
 def within_object(place: ValuePlace, value: Any) -> Iterator[ValuePlace]:
-    """The parts of any other object: items of collections, attributes, and what wrappers of Python's own wrap."""
+    """The parts of any other object: items of collections, attributes, and the contents of Python's own wrappers."""
     if isinstance(value, (dict, types.MappingProxyType, list, tuple, set, frozenset, deque)):
         yield from _items_of(place, value)
     elif isinstance(value, torch.optim.Optimizer):
@@ -186,7 +186,7 @@ def _cached_by(cache: Any) -> list[Any]:
 
 
 def _is_result(found: Any) -> bool:
-    """Whether a cache holds it as a result, and not for itself."""
+    """Whether a cache holds the object as a result, and not for its own use."""
     is_own = isinstance(found, (type, types.FunctionType, functools._lru_cache_wrapper)) or type(found) is object
     return not is_own and type(found).__name__ != "_lru_list_elem"
 
@@ -196,14 +196,14 @@ def _item_of(items: Callable[[Any], list[Any]], holder: Any, number: int) -> Any
 
 
 def attributes_put_on(place: ValuePlace, tensor: torch.Tensor) -> Iterator[ValuePlace]:
-    """Attributes that somebody has put on a tensor."""
+    """Attributes that the user's code has set on a tensor."""
     for name in list(vars(tensor)):
         if not name.startswith(("__", "_dynamo_")):
             yield place.part(name, "attribute", _entry(tensor, name), expression=place.dotted(name))
 
 
 def is_torchs_own(value: Any) -> bool:
-    """Whether it is of torch's private modules, such as its compiler: each process has its own counts and settings."""
+    """Whether it belongs to torch's private modules, such as its compiler: their counts differ in each process."""
     owner = value if isinstance(value, (type, types.FunctionType)) else type(value)
     return str(owner.__module__).startswith("torch._") and owner.__module__ != "torch._C"
 
@@ -273,7 +273,7 @@ _OF_OPTIMIZERS |= {
     "_step_count",
     "_need_device_dtype_check_for_fused",
 }
-"""What torch's optimizers keep themselves; schedulers put some of it there."""
+"""Attributes that torch's optimizers keep themselves; schedulers set some of them."""
 
 
 def _within_optimizer(place: ValuePlace, optimizer: torch.optim.Optimizer) -> Iterator[ValuePlace]:
@@ -291,7 +291,7 @@ def _within_optimizer(place: ValuePlace, optimizer: torch.optim.Optimizer) -> It
 
 
 def put_on_optimizer(place: ValuePlace, optimizer: torch.optim.Optimizer) -> Iterator[ValuePlace]:
-    """What the user has put on one of torch's optimizers, which its state_dict leaves out."""
+    """Attributes that the user has set on one of torch's optimizers, and that its state_dict leaves out."""
     for name, _ in attributes_of(optimizer):
         if name not in _OF_OPTIMIZERS and not name.startswith("_") and name not in _OF_SCALERS:
             yield place.part(name, "attribute", _entry(optimizer, name), expression=place.dotted(name))

@@ -1,4 +1,4 @@
-"""Places of values: where each is, how to read it again, and how the user's own code would write it."""
+"""Places of values: the path of each, how to read it again, and how the user's own code would write it."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ class Leaf(NamedTuple):
 
     path: str
     place: str
-    """What kind of place holds it: a closure variable, an attribute, ..."""
+    """The kind of place that holds it: a closure variable, an attribute, ..."""
     root: str
     """The component or the field of the recipe from which it was reached first."""
     get: Get
     is_registered: bool = False
     """Whether the root is a component."""
     at: ValuePlace | None = None
-    """Its place, with those around it; None for one that this process has not reached."""
+    """Its place, with the places around it; None for a value that this process has not reached."""
 
 
 def fetched(function: str, name: str) -> str:
-    """How code writes a variable of a function that has no name where the recipe is made."""
+    """How code writes a variable of a function if the function has no name at the place where the recipe is made."""
     return f'segue.Variables({function}, "{name}").get("{name}")' if function else ""
 
 
@@ -32,7 +32,7 @@ MODULE_VARIABLE = "module variable"
 
 
 class ValuePlace(NamedTuple):
-    """Where a value is, as far as it is known on the way down."""
+    """The place of a value, as far as it is known during the walk."""
 
     path: str
     what: str
@@ -40,13 +40,13 @@ class ValuePlace(NamedTuple):
     expression: str = ""
     """How code of the user's writes the value here; empty if it has no name for it."""
     holder: str = ""
-    """How it writes what holds the variable `name`: a function, a module, a class, an object."""
+    """How that code writes the holder of the variable `name`: a function, a module, a class, an object."""
     name: str = ""
-    """Of the variable, within its holder."""
+    """Name of the variable within its holder."""
     outer: ValuePlace | None = None
 
     def part(self, name: str, what: str, get: Get, *, expression: str = "", holder: str | None = None) -> ValuePlace:
-        """The place of something within the object here, which is its holder unless another one is given."""
+        """The place of a part of this object, which is the part's holder unless another holder is given."""
         return ValuePlace(
             f"{self.path}.{name}" if self.path else name,
             what,
@@ -58,11 +58,11 @@ class ValuePlace(NamedTuple):
         )
 
     def within(self, get: Get, expression: str) -> ValuePlace:
-        """The place of what the object here wraps, under the same path."""
+        """The place of the object that this object wraps, under the same path."""
         return self._replace(get=get, expression=expression)
 
     def dotted(self, name: str) -> str:
-        """How code writes an attribute of the object here."""
+        """How code writes an attribute of this object."""
         if not self.expression:
             return ""
         return f"{self.expression}.{name}" if name.isidentifier() else f'{self.expression}.get_submodule("{name}")'

@@ -56,12 +56,12 @@ _LONG_ITEMS = 64
 
 @dataclass
 class Reach:
-    """The values that some roots lead to; `home` is the top package of the recipe, whose code is the user's."""
+    """The values that some roots can reach; `home` is the top package of the recipe, whose code is the user's."""
 
     home: str
     leaves: dict[str, Leaf] = field(default_factory=dict)
     functions: list[types.FunctionType] = field(default_factory=list)
-    """The user's functions among what was reached."""
+    """The user's functions among the reached values."""
     files: list[str] = field(default_factory=list)
     """Paths that were found as values."""
     _seen: dict[int, Any] = field(default_factory=dict)
@@ -70,15 +70,15 @@ class Reach:
     registered: set[str] = field(default_factory=set)
     """Names of the components."""
     scopes: tuple[types.CodeType, ...] = ()
-    """The functions in which the recipe is made, or the loop stands: their variables have names there."""
+    """The functions in which the recipe is made, or the loop stands: their variables can be named there."""
     rebound: set[str] = field(default_factory=set)
-    """Names of variables that a function of the user's gives another object."""
+    """Names of variables to which a function of the user's assigns another object."""
     _variables: set[tuple[int, str]] = field(default_factory=set)
-    """Those that are registered, by what holds them and their name there."""
+    """The registered variables, by their holder and their name there."""
     _root: str = ""
 
     def own(self, root: str, objects: Iterable[Any]) -> None:
-        """These belong to this root, a component, whatever else leads to them."""
+        """Note that these objects belong to this root, a component, even if other paths also reach them."""
         for found in objects:
             if isinstance(found, Variables):
                 self._variables.update(found.places())
@@ -90,7 +90,7 @@ class Reach:
     ) -> None:
         """Follow one more object; `get` returns it. Its values are at the path of the root, or at this one.
 
-        It is an attribute of the object `of`, if one is given, which code writes as `holder`.
+        With `of`, the object is an attribute of the object `of`, which code writes as `holder`.
         """
         self._root = root
         name = root.rpartition(".")[2] if holder else ""
@@ -99,7 +99,7 @@ class Reach:
         self._take(ValuePlace(path or root, "attribute" if holder else "", get, expression, holder, name), 0)
 
     def is_owned(self, value: Any) -> bool:
-        """Whether it belongs to a component."""
+        """Whether the value belongs to a component."""
         return id(value) in self._owned or (isinstance(value, torch.Tensor) and id(value) in self._tensors_owned)
 
     def is_address(self, key: Any) -> bool:
@@ -115,7 +115,7 @@ class Reach:
         return {id(tensor) for tensor in (*held, *(each for group in groups for each in group["params"]))}
 
     def release(self) -> None:
-        """Keep only the ways to the values, and what belongs to components, so that other objects can be freed."""
+        """Keep only the ways to the values, and the objects of components, so that other objects can be freed."""
         self._seen, self.functions = {}, []
 
     def _take(self, place: ValuePlace, depth: int) -> None:
@@ -147,7 +147,7 @@ class Reach:
                 self._take(inner, depth + 1)
 
     def _is_segues(self, value: Any) -> bool:
-        """Whether it belongs to segue, which hooks itself into torch."""
+        """Whether the value belongs to segue, which hooks itself into torch."""
         owner = value if isinstance(value, (type, types.FunctionType)) else type(value)
         module = str(owner.__module__)
         return module.startswith("segue.") and not module.startswith(("segue.testing", f"{self.home}."))
@@ -160,7 +160,7 @@ class Reach:
             self.files.append(value)
 
     def _is_value(self, value: Any) -> bool:
-        """Whether it is one value, and not taken apart."""
+        """Whether it is a single value that is not taken apart."""
         if isinstance(value, (*ARRAYS, *STREAMS)) or is_table(value) or is_iterator(value):
             return True
         if is_named_values(value):
@@ -172,7 +172,7 @@ class Reach:
         return False
 
     def _within(self, place: ValuePlace, value: Any) -> Iterator[ValuePlace]:
-        """What an object leads to."""
+        """The parts that an object reaches."""
         if isinstance(value, _SKIPPED) or _is_of_one_process(value):
             return
         if is_torchs_own(value):
@@ -199,7 +199,7 @@ class Reach:
             yield self._class_of(place, value)
 
     def _has_users(self, place: ValuePlace) -> bool:
-        """Whether there is an object of the user's, or a collection of some."""
+        """Whether the place holds an object of the user's, or a collection of such objects."""
         value = place.get()
         items = islice(value.values() if isinstance(value, dict) else value, _LONG_ITEMS) if _is_items(value) else ()
         return any(is_users(type(each), home=self.home) for each in (value, *items))
@@ -243,7 +243,7 @@ class Reach:
 
 
 _PLAIN = (*PLAIN, complex, Decimal, Fraction, PurePath, range, slice, Enum)
-"""Single values. Dates are of the process; devices and the like are settings."""
+"""Single values. Dates belong to the process; devices and the like are settings."""
 _SKIPPED = (
     types.ModuleType,
     logging.Logger,
@@ -259,13 +259,14 @@ _SKIPPED = (
     torch.Size,
 )
 _OF_ONE_PROCESS = frozenset({"concurrent", "subprocess", "socket", "selectors", "asyncio", "ssl"})
-_OF_ONE_PROCESS |= {"queue", "_queue"}  # What is in one depends on threads.
+_OF_ONE_PROCESS |= {"queue", "_queue"}  # The content of a queue depends on threads.
 
 
 _OF_TRAINERS = frozenset(
     {"lightning", "lightning_fabric", "pytorch_lightning", "accelerate", "transformers", "ignite", "deepspeed"}
 )
-"""Packages whose objects run the loop and count what they do; their checkpoints, or segue's callbacks, hold that."""
+"""Packages whose objects run the loop and count its work; their checkpoints, or segue's callbacks, hold these
+counts."""
 
 
 def _is_of_trainer(value: Any) -> bool:
@@ -290,5 +291,5 @@ def _is_simple(item: Any, depth: int = 0) -> bool:
 
 
 def is_named_values(value: Any) -> bool:
-    """Whether it is a dict by names, in the form in which programs keep their state."""
+    """Whether the value is a dict with names as keys, the form in which programs keep their state."""
     return type(value) is dict and 0 < len(value) <= _LONG_ITEMS and all(type(key) is str for key in list(value))

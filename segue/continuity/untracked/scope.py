@@ -1,4 +1,4 @@
-"""Which names values have where a recipe is made, or a loop stands: by code objects alone."""
+"""Names of values at the place where a recipe is made, or where the loop is, from code objects alone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def name_of_definition(found: types.FunctionType | type, scopes: Iterable[types.
     """The name of a function or class that one of these functions defines, or their module; empty otherwise."""
     known: dict[str, Any]
     if isinstance(found, types.FunctionType):
-        # Of its code: a decorator gives a function the name of another one.
+        # The name in its code: a decorator gives a function the name of another function.
         full, known = found.__code__.co_qualname, found.__globals__
         file: Any = found.__code__.co_filename
     else:
@@ -33,7 +33,7 @@ def name_of_definition(found: types.FunctionType | type, scopes: Iterable[types.
 
 
 def is_variable_of(function: types.FunctionType, name: str, scopes: Iterable[types.CodeType]) -> bool:
-    """Whether a closure variable of a function is one of these functions' own, and not of one in between."""
+    """Whether a closure variable of a function belongs to one of these functions, and not to a function in between."""
     for scope in scopes:
         if name not in scope.co_cellvars or function.__code__.co_filename != scope.co_filename:
             continue

@@ -20,7 +20,7 @@ _ABSENT = object()
 def finding_of(
     leaves: Sequence[Leaf], advice: Advice, *, fix: str, before: Mapping[str, Any], now: Mapping[str, Mark]
 ) -> Finding:
-    """The finding about the changed values that one piece of advice is for."""
+    """The finding about the changed values to which one piece of advice applies."""
     first, owner = leaves[0], owner_of(leaves[0], advice)
     changes = [_change(leaf, owner, before, now) for leaf in leaves[:_SHOWN]]
     more = f" and {len(leaves) - _SHOWN} more" if len(leaves) > _SHOWN else ""
@@ -32,7 +32,7 @@ def finding_of(
 
 
 def owner_of(leaf: Leaf, advice: Advice) -> str:
-    """Path of what is named for a value: of the object to register, or of the one whose attribute it is."""
+    """The path that is named for a value: of the object to register, or of the object whose attribute it is."""
     if not advice.names:
         return advice.place
     holder = leaf.at
@@ -50,7 +50,7 @@ def _change(leaf: Leaf, owner: str, before: Mapping[str, Any], now: Mapping[str,
 
 
 def changed_in_words(old: Any, new: Any, *, absent: object) -> str:
-    """How a value changed, by its marks; `absent` stands for one that is not there."""
+    """How a value changed, by its marks; `absent` stands for a value that is not there."""
     if _is_hash(old) or _is_hash(new):
         return "changed"
     old, new = (_ABSENT if mark is absent else mark for mark in (old, new))

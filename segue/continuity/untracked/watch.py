@@ -1,4 +1,4 @@
-"""Watches what training changes outside every component, from the build of a recipe on."""
+"""Watches the values outside every component that training changes, from the build of a recipe on."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ Walk = Callable[[], Reach]
 
 
 class Use(Protocol):
-    """Knows what becomes of values."""
+    """Knows how the code uses values."""
 
     def is_carried(self, leaf: Leaf) -> bool:
-        """Whether a later value follows from it, and affects more than the output that people are shown."""
+        """Whether the next value follows from this one and affects more than the output that people are shown."""
         ...
 
     def is_shown(self, leaf: Leaf) -> bool:
-        """Whether the code only shows it to people."""
+        """Whether the code only shows the value to people."""
         ...
 
 
@@ -43,7 +43,7 @@ _YEAR_2001, _DECIMALS_OF_SETTINGS = 1e9, 5
 
 
 _OF_SESSIONS = ("progress", "epoch", "folder", "gradients", "modes", "buffers", "batches")
-"""Names that a program cannot give to what it tracks."""
+"""Names that a program cannot give to the objects that it tracks."""
 
 
 class Watch:
@@ -62,7 +62,7 @@ class Watch:
         self._built = {path: mark for path, (_, mark) in self._read(self._leaves.values()).items()}
 
     def known_before(self, paths: Iterable[str]) -> None:
-        """An earlier attempt has reported the values at these paths."""
+        """Note that an earlier attempt has reported the values at these paths."""
         self._reported |= set(paths)
 
     def look(self, trees: Mapping[str, Any]) -> tuple[Finding, ...]:
@@ -80,18 +80,18 @@ class Watch:
         return self._findings(decisive, self._built, marks, are_known_left_out=True)
 
     def changed(self) -> dict[str, Mark]:
-        """The marks of what training has changed and no component holds, by path."""
+        """The marks of the values that training has changed and no component holds, by path."""
         return {path: mark for path, (_, mark) in self._read(list(self._changed.values())[:_MOST_KEPT]).items()}
 
     def marks_of(self, paths: Iterable[str]) -> dict[str, Mark]:
-        """The marks that these values have now; those that are not there are left out."""
+        """The marks that these values have now; missing values are left out."""
         leaves = [self._leaves[path] for path in paths if path in self._leaves]
         return {path: mark for path, (_, mark) in self._read(leaves).items()}
 
     def changed_and_unknown(self, trees: Mapping[str, Any], *, beneath: str, known: Collection[str]) -> dict[str, str]:
-        """What is not as built and is in none of these captured components, in words.
+        """The values that are not as built and are in none of these captured components, in words.
 
-        Looked for `beneath` this path alone, and not at the `known` paths.
+        Only values `beneath` this path count, and not those at the `known` paths.
         """
         leaves = [leaf for path, leaf in self._leaves.items() if path.startswith(f"{beneath}.")]
         coverage = _coverage(leaves, trees)
@@ -104,7 +104,7 @@ class Watch:
         }
 
     def of_process(self, roots: tuple[str, ...]) -> list[str]:
-        """Values that these fields of the recipe lead to, other ones in each process: times, system randomness."""
+        """Values that these fields of the recipe reach and that differ in each process: times, system randomness."""
         found: list[str] = []
         for leaf in self._leaves.values():
             if leaf.root in roots and len(found) < _MOST_SHOWN:
@@ -116,7 +116,7 @@ class Watch:
         return found
 
     def findings_of(self, paths: Iterable[str], *, before: Mapping[str, Any]) -> tuple[Finding, ...]:
-        """Findings about values that are not as they were; `before` are their marks at the commit."""
+        """Findings about values that have changed; `before` are their marks at the commit."""
         leaves = [*(self._leaves[path] for path in paths if path in self._leaves)]
         leaves += [self._missing(path) for path in paths if path not in self._leaves]
         return self._findings(leaves, before, self.marks_of(paths), are_known_left_out=False)
@@ -171,7 +171,7 @@ class Watch:
 
     @staticmethod
     def _key(leaf: Leaf, advice: Advice) -> str:
-        """What is reported once: an object that is to be registered whole, or one variable."""
+        """The key under which a finding is made once: an object that is to be registered whole, or one variable."""
         return leaf.path if advice.names else advice.place
 
     def _walk_again(self) -> None:
@@ -223,7 +223,7 @@ def _is_read_from_clock(path: str, value: float) -> bool:
 
 
 def _counts(path: str, value: Any, mark: Mark) -> bool:
-    """Whether a change of it says anything: not of times, addresses and generated names.
+    """Whether a change of the value means anything: not for times, addresses and generated names.
 
     Credentials are left out: values stand in the log and in messages as they are.
     """

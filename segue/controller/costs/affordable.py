@@ -15,8 +15,8 @@ from segue.spec import RunSpec
 def refuse_cost(runlog: RunLog | None, spec: RunSpec, history: History, *, clock: Clock) -> None:
     """Return only if the prices of the run are known, and its budget pays for a start. Nothing is written.
 
-    A run that continues is not judged by its budget here: its next decision does that, and may end it. Without a log
-    the store is new, so nothing was spent.
+    A run that continues is not judged by its budget here: its next decision does that, and may end the run. Without a
+    log the store is new, so nothing was spent.
 
     Raises:
         PriceSourceError: no prices of the run are known, and their source does not give them.

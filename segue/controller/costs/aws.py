@@ -53,7 +53,7 @@ def _newest_price(market: str, pools: PoolSpec) -> float:
             InstanceTypes=[instance_type],
             Filters=[{"Name": "availability-zone", "Values": [zone]}],
             ProductDescriptions=list(_SYSTEMS),
-            # From now on: AWS gives the price that holds, with the time since which it does.
+            # From now on: AWS then gives the price in force, with the time since which it has held.
             StartTime=SystemClock().now(),
         )
         newest = max(answer.get("SpotPriceHistory", ()), key=lambda item: item["Timestamp"], default=None)

@@ -11,11 +11,11 @@ from contextlib import suppress
 from segue.credentials import redacted_end
 
 _LAST_CHARACTERS, _LAST_BYTES = 200, 64 * 1024
-"""Of what a command says about its failure: shown, and read to redact it before it is cut."""
+"""How much of a failed command's message is shown, and how much is read: it is redacted before it is cut."""
 
 
 class CommandFailedError(Exception):
-    """The command gave no output that can be used. Its message is in the reason, without secrets."""
+    """The command gave no usable output. Its message is in the reason, without secrets."""
 
     def __init__(self, why: str) -> None:
         self.why = why

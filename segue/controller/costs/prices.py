@@ -77,7 +77,7 @@ def with_prices_to_start(spec: RunSpec, history: History, *, clock: Clock) -> Hi
 
 
 def refresh_prices(runlog: RunLog, spec: RunSpec, history: History, *, clock: Clock) -> bool:
-    """Put current prices into the log if the known ones are old; whether the log has changed.
+    """Put current prices into the log if the known ones are old; returns whether the log has changed.
 
     A source that fails leaves the last known prices, with the reason in the log.
 

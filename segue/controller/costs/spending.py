@@ -1,4 +1,4 @@
-"""What counts against a run's budget and is not in its own log: other runs of the store, and its standbys."""
+"""Costs that count against a run's budget and are not in its own log: other runs of the store, and its standbys."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def charges_in_store(runlog: RunLog, history: History) -> list[Charge]:
 
 
 def standby_charges(store: Store, run_id: str, spec: RunSpec, history: History) -> list[Charge]:
-    """What a run's standbys have cost so far, at the newest prices.
+    """The cost of a run's standbys so far, at the newest prices.
 
     Raises:
         StoreReadError: the store could not be read.
@@ -67,7 +67,7 @@ def with_spending_to_start(runlog: RunLog, spec: RunSpec, history: History, *, c
 
 
 def refresh_spending(runlog: RunLog, spec: RunSpec, history: History, *, clock: Clock) -> bool:
-    """Put what others have spent into the log, unless it was just done or nothing has changed; whether it was done.
+    """Log what others have spent, unless that was just done or nothing has changed; returns whether it was done.
 
     Raises:
         StoreWriteError, StoreReadError: a retry is safe.

@@ -166,7 +166,7 @@ class StandbyAgent:
         log.info("standby leaves standby=%s reason=%s", self._standby, why)
         self._phase = "gone"
         try:
-            self._beat(note=why)  # First of all: a machine that is taken back leaves little time.
+            self._beat(note=why)  # Checked first: a machine that is taken back leaves little time.
         except StoreWriteError as error:
             log.warning("standby status not written while leaving reason=%s", error)
         if self._trainer is not None:

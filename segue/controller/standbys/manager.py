@@ -112,7 +112,7 @@ class StandbyManager:
         self._next, is_out = command, command.counter > 0
         if not is_out and (at < self._next_at or not is_worth_a_standby(here)):
             return
-        # The command first: a parent that is killed here finds its number again, and with it the standby.
+        # The command is written first: if this parent is killed here, the next one finds the standby's number there.
         put_command(self._runlog.store, self._runlog.run_id, command)
         handle = self._orchestrator.submit_standby(self._spec, command.standby, deployment=command.deployment)
         if handle is None:

@@ -1,7 +1,7 @@
 """Status and command: two small objects in the store by which a standby and the run's parent communicate.
 
-The standby overwrites its status, the parent its command. Decisions that must not be made twice are in the run's log
-instead, so a lost status or command costs a standby, never the run.
+The standby overwrites its status, and the parent overwrites its command. Decisions that must not be made twice are in
+the run's log instead, so a lost status or command costs a standby, never the run.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Action = Literal["wait", "boot", "leave"]
 
 
 class StandbyStatus(Record):
-    """A standby's heartbeat. A changing counter shows that it is alive, not a timestamp."""
+    """A standby's heartbeat. A changing counter, not a timestamp, shows that it is alive."""
 
     standby: str = Field(alias="spare")
     counter: int = Field(ge=0)

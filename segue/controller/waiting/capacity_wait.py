@@ -26,7 +26,7 @@ _SHOW_SECONDS = 10.0
 _ROUNDING_SECONDS = 1e-3
 
 Show = Callable[[str | None], None]
-"""Called with what an attempt without a machine waits for; None once it has one."""
+"""Called with what an attempt without a machine waits for, and with None once it has a machine."""
 
 
 class CapacityWait:
@@ -185,6 +185,6 @@ def _seconds_to_deadline(here: Situation) -> float | None:
 
 
 def _repeats_a_failure(history: History) -> bool:
-    """Whether the recipe raised in the attempt before: this one shows whether it does so again, whatever the time."""
+    """Whether the recipe raised in the last attempt: this one shows whether it does so again, whatever the time."""
     last = history.fresh_reports[-1] if history.fresh_reports else None
     return last is not None and last.is_own_fault

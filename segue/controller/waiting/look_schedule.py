@@ -9,7 +9,7 @@ from segue.clock import Clock
 
 
 class LookSchedule:
-    """The times of looks: one as soon as possible, then one a period later, or when something is due before that."""
+    """The times of looks: one as soon as possible, then one after each period, or earlier if something is due."""
 
     def __init__(self, clock: Clock, *, period_seconds: float) -> None:
         self._clock, self._period_seconds = clock, period_seconds
@@ -28,5 +28,5 @@ class LookSchedule:
         self._next_at = at + self._pause_seconds
 
     def within(self, seconds: float) -> None:
-        """Let the look after the present one come within this time: something is due then."""
+        """Let the next look come within this time, because something is due then."""
         self._pause_seconds = min(self._pause_seconds, max(seconds, 0.0))

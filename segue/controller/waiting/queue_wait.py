@@ -1,4 +1,4 @@
-"""The wait of an attempt in a queue behind its segment: the segment has its process, and its trainer no machine yet.
+"""The wait of an attempt in a queue behind its segment: the segment has a process, but its trainer has no machine yet.
 
 The segment overwrites a small object in the store as long as that lasts. Its parent then does not take the attempt for
 a booting one, and shows what it waits for. The loss of an object costs only this.
@@ -26,7 +26,7 @@ _PERIOD_SECONDS = 10.0
 
 
 class QueueStatus(Record):
-    """What the trainer of an attempt waits for. A changing counter shows that its segment is alive."""
+    """A report of what the trainer of an attempt waits for. A changing counter shows that its segment is alive."""
 
     counter: int = Field(ge=0)
     why: str | None = Field(description="What it waits for; None once it has its machines.")
@@ -43,7 +43,7 @@ class QueueReporter:
         self._report_at = float("-inf")
 
     def look(self, why: str | None) -> None:
-        """Report it, if that is due. Without a wait nothing is ever written."""
+        """Report the wait, if that is due. Without a wait nothing is ever written."""
         at = self._clock.monotonic()
         is_changed = why != self._reported
         if why is None and not is_changed:
@@ -65,7 +65,7 @@ class QueueReporter:
 
 
 class QueueWatch:
-    """The parent's side: what an attempt waits for that has not claimed the run."""
+    """The parent's side: reads what an attempt waits for before it claims the run."""
 
     def __init__(self, store: Store, spec: RunSpec, plan: SegmentPlan, *, clock: Clock) -> None:
         self._store, self._clock = store, clock
@@ -75,7 +75,7 @@ class QueueWatch:
         self._why: str | None = None
 
     def look(self) -> None:
-        """Read what the segment reports; a store that fails leaves what was known."""
+        """Read what the segment reports; if the store fails, what was known remains."""
         if not self._is_asked:
             return
         try:

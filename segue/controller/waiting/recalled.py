@@ -8,7 +8,7 @@ from segue.policy.estimates import Situation
 from segue.records import Heartbeat
 
 _MARGIN_SECONDS = 1.0
-"""How long before it is too late for on-demand a recalled attempt is declared lost."""
+"""A recalled attempt is declared lost this long before it is too late for on-demand."""
 
 
 class Recalled:

@@ -1,12 +1,12 @@
-"""The starts of one attempt: usually one, and another beside it if that takes longer than starts on its pool do.
+"""The starts of one attempt: usually one, and another beside it if the first takes longer than usual on its pool.
 
 Why another start of the same attempt, and not another attempt: an attempt can be claimed once. Whichever start claims
 it first in the run's log trains it; every other one finds the claim and ends without changing anything, whenever it
 comes, even if this parent is dead by then. So nothing has to be assumed about the slow start: it may be alive, and it
-may be impossible to stop. It is given up when another one has claimed, and continues if it is first. A second attempt
-instead would need two open plans at a time, and a decision about which of them counts. The log keeps only the facts
-that another parent has to know: that a start was slow, so that a further one exists under its number, and how each
-start ended.
+may be impossible to stop. It is given up if another start has claimed the attempt, and continues if it is first. A
+second attempt instead would need two open plans at a time, and a decision about which of them counts. The log keeps
+only the facts that another parent has to know: that a start was slow, so that a further one exists under its number,
+and how each start ended.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class _Living:
 
 
 class Starts:
-    """The starts of a submitted attempt that may still claim it; after the claim, the one that did."""
+    """The starts of a submitted attempt that may still claim it; after the claim, the start that claimed it."""
 
     def __init__(self, runlog: RunLog, spec: RunSpec, submitted: Submitted, *, clock: Clock) -> None:
         self._runlog, self._spec, self._clock = runlog, spec, clock
@@ -63,7 +63,7 @@ class Starts:
         self._ended: list[_Living] = []
         self._has_waited = self._is_settled = False
         self.slow: str | None = None
-        """Why another start was asked for; None: none was."""
+        """Why another start was asked for; None: no other start was."""
 
     # What is asked of the attempt concerns all of its starts.
 
@@ -111,7 +111,7 @@ class Starts:
     # Slow starts.
 
     def look(self, history: History, here: Situation) -> str | None:
-        """Ask for another start if that is due, or give one up; why the attempt itself is given up, if it is.
+        """Ask for another start if that is due, or give one up; return why the attempt itself is given up, if it is.
 
         Raises:
             StoreReadError, StoreWriteError: a retry is safe.
@@ -147,7 +147,7 @@ class Starts:
             if claim.flow_run_id is not None and self.orchestrator.flow_run_id(each.handle) == claim.flow_run_id:
                 winner = each
         seconds = self.orchestrator.starting_seconds(winner.handle)
-        # Without flow runs there is no start on a pool, and a machine that was kept had its own start.
+        # Without flow runs there is no start on a pool; a kept machine was started for an earlier attempt.
         if claim.flow_run_id is not None and self._has_waited and seconds:
             self._note(winner, "claimed", seconds)
         for each in [*self._living, *self._ended]:

@@ -38,7 +38,7 @@ _ENOUGH_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class Period:
-    """How often a wait polls."""
+    """The periods at which a wait polls."""
 
     poll_seconds: float = 0.5
     """Period of looks at the time, and of reads of the run's log and the heartbeat in a store on this machine.
@@ -67,15 +67,15 @@ def await_report(
 ) -> SegmentReport:
     """Block until a submitted attempt has a report; declare it lost when it can no longer write one.
 
-    Waits while the orchestrator or the store does not answer, because the attempt continues without them; for a store
-    no longer than the period's patience. On spot, an
-    attempt so far behind that a preemption would cost the deadline is recalled: it commits and stops. On on-demand,
-    with `with_standbys`, a standby waits for spot; when it is ready to take over, the attempt is recalled. An attempt
-    is declared lost in spite of its heartbeat if it has nothing to commit yet, does not answer a recall within the
-    heartbeat timeout, or saves for so long that on-demand could hardly finish in time.
+    Waits while the orchestrator or the store does not answer, because the attempt continues without them; it waits for
+    a store no longer than the period's patience. On spot, an attempt so far behind that a preemption would cost the
+    deadline is recalled: it commits and stops. On on-demand, with `with_standbys`, a standby waits for spot; when it is
+    ready to take over, the attempt is recalled. An attempt is declared lost in spite of its heartbeat if it has nothing
+    to commit yet, does not answer a recall within the heartbeat timeout, or saves for so long that on-demand could
+    hardly finish in time.
 
-    `show` is called with the reason whenever an attempt without a machine waits for another one, and with None when it
-    has a machine.
+    `show` is called with the new reason whenever an attempt without a machine waits for another reason than before, and
+    with None once it has a machine.
 
     Raises:
         StoreReadError, StoreWriteError: the store could not be used for longer than `period.patience_seconds`.
@@ -153,7 +153,7 @@ class _AttemptWait:
         self._probes = self._probes or is_write
 
     def look(self) -> SegmentReport | None:
-        """Read the store, if that is due; the report of the attempt once it has one."""
+        """Read the store, if that is due; return the report of the attempt once it has one."""
         if not self._looks.is_due:
             self._flow_run.ask()
             if self._flow_run.state_name is None:
@@ -212,7 +212,7 @@ class _AttemptWait:
         return self._lost(why) if why is not None else None
 
     def _with_its_cause(self, report: SegmentReport) -> SegmentReport:
-        """The report; if its notice was the end of a flow run that a person cancelled, as `cancelled`."""
+        """The report, as `cancelled` if its notice was the end of a flow run that a person cancelled."""
         if report.stop_reason is not StopReason.NOTICE or not self._starts.was_cancelled():
             return report
         return declare_as(self._runlog, self._plan, StopReason.CANCELLED, why=CANCELLED)

@@ -22,7 +22,7 @@ CANDIDATES: tuple[pa.DataType, ...] = (
     pa.timestamp("us", "UTC"),
     pa.timestamp("ns", "UTC"),
 )
-"""The types of a column, in the order in which they are tried. A column that is none of them is text."""
+"""The types of a column, in the order in which they are tried. A column of another type is text."""
 NUMBER = r"^\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*$"
 TIME = r"^\s*\d{4}-\d{2}-\d{2}([ T]\d{2}.*)?\s*$"
 OTHER_NUMBER = r"^\s*[+-]?(\d{1,3}([. ']\d{3})+(,\d+)?|\d+,\d+|\d{1,3}(,\d{3})+(\.\d+)?)\s*$"
@@ -39,7 +39,7 @@ def values_of(cells: pa.Array, kind: pa.DataType, reading: Reading) -> pa.Array:
     """Cells as values of a type. Digits that a number with a fraction cannot hold are lost.
 
     Raises:
-        pyarrow.ArrowInvalid: a cell is none.
+        pyarrow.ArrowInvalid: a cell is no such value.
     """
     if pa.types.is_string(kind):
         return cells
@@ -55,10 +55,10 @@ def values_of(cells: pa.Array, kind: pa.DataType, reading: Reading) -> pa.Array:
 
 
 def exact_values_of(cells: pa.Array, kind: pa.DataType, reading: Reading) -> pa.Array:
-    """The same, without loss: otherwise ids would become those of others.
+    """The same values without loss: otherwise ids would turn into other ids.
 
     Raises:
-        pyarrow.ArrowInvalid: a cell is none, or has more digits than that.
+        pyarrow.ArrowInvalid: a cell is no such value, or has too many digits for it.
     """
     if pa.types.is_floating(kind):
         _refuse_inexact(cells)
@@ -66,7 +66,7 @@ def exact_values_of(cells: pa.Array, kind: pa.DataType, reading: Reading) -> pa.
 
 
 def first_refused(cells: pa.Array, cast: Callable[[pa.Array], object]) -> int:
-    """The number of the first cell for which `cast` raises; it raises for all of them together."""
+    """The number of the first cell for which `cast` raises; for all of them together it does raise."""
     begin, end = 0, len(cells)
     while end - begin > 1:
         middle = (begin + end) // 2

@@ -19,9 +19,9 @@ from segue.errors import DataContentError
 from segue.spec import Reading
 
 _BLOCK_BYTES = 2**20
-"""A row must fit. With larger blocks, the threads that read files at once hold much more memory."""
+"""A row must fit into a block. With larger blocks, the threads that read files at once hold much more memory."""
 _HEAD_BYTES = 2**20
-"""Where the header must end."""
+"""The header must end within so many bytes."""
 _DELIMITERS = (",", ";", "\t", "|")
 _MARKS = (
     (codecs.BOM_UTF8, "utf-8"),
@@ -32,7 +32,7 @@ _MARKS = (
 )
 
 _UNEVEN = re.compile(r"Row #(\d+): Expected (\d+) columns, got (\d+)")
-"""What pyarrow says of such a row. Its handler of invalid rows fails at rows in another encoding."""
+"""pyarrow's message about such a row. Its handler of invalid rows fails at rows in another encoding."""
 
 
 class _Dialect(NamedTuple):
@@ -40,12 +40,12 @@ class _Dialect(NamedTuple):
     delimiter: str
     names: tuple[str, ...]
     given: tuple[str, ...]
-    """The names as the file has them: a column without one has an empty one."""
+    """The names as the file has them: a column without a name has an empty one."""
     has_rows: bool
 
 
 def read_cells(path: Path, *, name: str, reading: Reading) -> tuple[tuple[str, ...], Iterator[pa.RecordBatch]]:
-    """The names of the columns, and the rows in batches of text. Null is what `reading.nulls` says, or an empty cell.
+    """The names of the columns, and the rows in batches of text. Null is any text in `reading.nulls`, or an empty cell.
 
     Raises:
         DataContentError: it is empty, its header has no names, or a row breaks a rule.
@@ -74,9 +74,9 @@ def _batches(path: Path, dialect: _Dialect, *, name: str, reading: Reading) -> I
 
 
 def _opened(source: _Source, dialect: _Dialect, reading: Reading, kind: pa.DataType) -> Iterator[pa.RecordBatch]:
-    encoding = "utf8" if dialect.encoding == "utf-8" else dialect.encoding  # By that name pyarrow checks it by itself.
+    encoding = "utf8" if dialect.encoding == "utf-8" else dialect.encoding  # pyarrow checks it only by that name.
     options = {
-        # Only without threads does an error have the number of its row.
+        # An error has the number of its row only without threads.
         "read_options": pa.csv.ReadOptions(encoding=encoding, block_size=_BLOCK_BYTES, use_threads=False),
         "parse_options": _parse_options(dialect.delimiter, reading),
         "convert_options": pa.csv.ConvertOptions(
@@ -155,7 +155,7 @@ def _delimiter_of(text: str, *, name: str, quote: str) -> str:
 def _explained(
     error: pa.ArrowInvalid, path: Path, dialect: _Dialect, *, name: str, reading: Reading
 ) -> DataContentError:
-    """What is known of an error: the row and the column at fault."""
+    """The known cause of an error: the row and the column at fault."""
     uneven = _UNEVEN.search(str(error))
     if uneven:
         rule = f"it has {uneven[3]} cells, and the header of this CSV file has {uneven[2]}"
@@ -210,7 +210,7 @@ def _refuse_open_quote(
 
 @contextmanager
 def _plain(path: Path, *, name: str) -> Iterator[_Source]:
-    """The bytes of a file, or what they decompress to, up to a limit."""
+    """The bytes of a file, decompressed if needed, up to a limit."""
     compression = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}.get(path.suffix)
     with pa.input_stream(str(path), compression=compression) as inner:
         yield _Source(inner, path=path, name=name, is_limited=compression is not None)

@@ -1,4 +1,4 @@
-"""What the columns of a file hold: of CSV from every cell, batch by batch, so that no part of a file decides alone."""
+"""Facts about the columns of a file; for CSV from every cell, in batches, so that no part of a file decides alone."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ from segue.spec import Reading
 
 
 class ColumnFacts(NamedTuple):
-    """What a column of a file holds."""
+    """Facts about the content of a column of a file."""
 
     kind: pa.DataType | None
-    """None: no row has a value."""
+    """None if no row has a value."""
     nulls: int
     is_exact: bool = True
     """Whether its whole numbers keep their values as numbers with a fraction."""
     has_negatives: bool = True
     """Whether some of its whole numbers are negative, or may be."""
     is_words: bool = False
-    """Whether all its cells are words such as NA: they are text in a column of text, and otherwise no value."""
+    """Whether all its cells are words such as NA: in a column of text they are text, otherwise they are no value."""
     problem: str | None = None
     """Why its type is not certain, in words."""
     fix: str = ""
-    """What retrain.toml can say then; `{setting}` is the type of the column there."""
+    """The setting that retrain.toml can have in that case; `{setting}` is the type of the column there."""
 
 
 class FileFacts(NamedTuple):
-    """What a file holds."""
+    """Facts about the content of a file."""
 
     rows: int
     columns: dict[str, ColumnFacts]
 
 
 def csv_facts(path: Path, *, name: str, reading: Reading) -> FileFacts:
-    """What a CSV file holds. Columns whose type is declared are not looked at.
+    """Facts about a CSV file. Columns with a declared type are not examined.
 
     Raises:
         DataContentError: a row breaks a rule of the reader.
@@ -59,7 +59,7 @@ def csv_facts(path: Path, *, name: str, reading: Reading) -> FileFacts:
 
 @dataclass
 class _Pattern:
-    """How many cells of a column are of a notation, and the first one that is not."""
+    """The number of cells of a column in one notation, and the first cell that is not."""
 
     regex: str
     words: str
@@ -70,7 +70,7 @@ class _Pattern:
 
 @dataclass
 class _Column:
-    """The type of the cells so far: it only ever widens to one that also holds all cells before."""
+    """The type of the cells so far: it only ever widens to a type that also holds all earlier cells."""
 
     reading: Reading
     kind: pa.DataType | None = None
@@ -127,7 +127,7 @@ class _Column:
         yield pa.string()
 
     def _take(self, cells: pa.Array, values: pa.Array, kind: pa.DataType, begin: int) -> None:
-        if values.null_count == len(values):  # Words such as NA alone tell no type.
+        if values.null_count == len(values):  # Words such as NA alone show no type.
             self.has_words = True
             self.nulls += len(values)
             return
@@ -155,7 +155,7 @@ class _Column:
                 pattern.other = begin + row, cells[row].as_py()
 
     def _problem(self) -> dict[str, Any]:
-        """Why a column of text may be meant as something else: most of its cells are of that type."""
+        """Why a column of text may be meant to have another type: most of its cells are of that type."""
         if self.kind is None or not pa.types.is_string(self.kind):
             return {}
         mostly = max(self.patterns, key=lambda pattern: pattern.count)

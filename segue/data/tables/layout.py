@@ -1,4 +1,4 @@
-"""One type for each column of a window, from what all of its files hold, and what does not fit together. Pure."""
+"""One type for each column of a window, from the content of all of its files, and the conflicts between them. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from segue.errors.data import printable
 from segue.spec import Reading
 
 NULLABLE: Mapping[str, pa.DataType] = {"Int64": pa.int64(), "UInt64": pa.uint64(), "boolean": pa.bool_()}
-"""Types of pandas for types of which numpy has no missing values."""
+"""pandas types for types that have no missing values in numpy."""
 _DECLARED = {"text": pa.string(), "integer": pa.int64(), "number": pa.float64(), "boolean": pa.bool_()}
 _SIMPLE = {
     str(kind): kind
@@ -30,9 +30,9 @@ class Layout(NamedTuple):
     """The columns of a window."""
 
     columns: dict[str, str]
-    """Their types, by name, in the order of the first file: those of Arrow, or the nullable ones of pandas."""
+    """Their types, by name, in the order of the first file: types of Arrow, or nullable types of pandas."""
     unlike: tuple[str, ...]
-    """What does not fit together, in sentences."""
+    """Conflicts between the files, in sentences."""
 
 
 def layout_of(files: Sequence[tuple[str, FileFacts]], reading: Reading) -> Layout:
@@ -66,7 +66,7 @@ def arrow_type(name: str) -> pa.DataType | None:
 
 
 def setting(column: str) -> str:
-    """How retrain.toml names the type of a column."""
+    """The setting in retrain.toml for the type of a column."""
     return f"data.reading.types.{column if re.fullmatch('[A-Za-z0-9_-]+', column) else json.dumps(column)}"
 
 
@@ -83,9 +83,9 @@ def _declared(reading: Reading, name: str, held: Sequence[tuple[str, ColumnFacts
 
 
 def _joined(held: Sequence[tuple[str, ColumnFacts]]) -> pa.DataType:
-    """The narrowest type that holds all values. If they do not fit together it is text, if text can hold them."""
+    """The narrowest type that holds all values. If they do not fit together, it is text where possible."""
     kinds = [facts.kind for _, facts in held if facts.kind is not None]
-    if pa.uint64() in kinds:  # Numbers without a sign are of either type.
+    if pa.uint64() in kinds:  # Numbers without a sign fit either type.
         fits = [facts.kind == pa.int64() and not facts.has_negatives for _, facts in held if facts.kind is not None]
         kinds = [pa.uint64() if fit else kind for kind, fit in zip(kinds, fits, strict=True)]
     kinds = list(dict.fromkeys(kinds))
@@ -121,7 +121,7 @@ def _is_number(kind: pa.DataType) -> bool:
 
 
 def _for_frames(kind: pa.DataType, held: Sequence[ColumnFacts], *, is_everywhere: bool, is_declared: bool) -> str:
-    """The type with room for missing values, if the window has any, so that a part of it has the same type."""
+    """The type with room for missing values, if the window has any, so that a part of the window has the same type."""
     is_missing = not is_everywhere or any(facts.nulls for facts in held)
     if is_missing and pa.types.is_boolean(kind):
         return "boolean"

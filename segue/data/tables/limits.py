@@ -1,4 +1,4 @@
-"""Content that no file may hold: far more than its size, and columns that no name tells apart."""
+"""Content that no file may hold: far more than its size, and columns that their names do not distinguish."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ MOST_EXPANSION = 200
 
 def refuse_more(size_bytes: int, *, path: Path, name: str) -> None:
     """Raises:
-    DataUnreadableError: it is far more than a file of its size holds.
+    DataUnreadableError: the content is far larger than a file of that size can hold.
     """
     most_bytes = max(LEAST_LIMIT_BYTES, MOST_EXPANSION * path.stat().st_size)
     if size_bytes > most_bytes:
         why = f"it holds more than {most_bytes / 1e9:.1f} GB, far more than a file of its size"
-        raise DataUnreadableError(path=name, why=why, fix="look where it comes from; if it is sound, divide it.")
+        raise DataUnreadableError(path=name, why=why, fix="check where it comes from; if it is right, divide it.")
 
 
 def refuse_names(names: tuple[str, ...], *, name: str) -> None:
     """Raises:
-    DataContentError: a column has no name, or that of another.
+    DataContentError: a column has no name, or the name of another column.
     """
     if "" in names:
         rule = f"column {names.index('') + 1} has no name"

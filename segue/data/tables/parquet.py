@@ -1,4 +1,4 @@
-"""Parquet files: what their columns are and hold, and columns of them as tables. Nothing in a file is run."""
+"""Parquet files: the types and content of their columns, and their columns as tables. Nothing in a file is run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _INDEX = re.compile(r"__index_level_\d+__")
 
 
 def parquet_facts(path: Path, *, name: str) -> FileFacts:
-    """What a file holds, from its metadata if they tell.
+    """Facts about a file, from its metadata if they suffice.
 
     Raises:
         DataContentError: two columns have the same name.
@@ -44,7 +44,7 @@ def parquet_names(path: Path) -> tuple[str, ...]:
 
 
 def parquet_columns(path: Path, names: Collection[str]) -> tuple[int, dict[str, pa.ChunkedArray]]:
-    """The number of rows, and these columns as the file has them; those that it lacks are left out."""
+    """The number of rows, and these columns as the file has them; columns that the file lacks are left out."""
     with pq.ParquetFile(path) as file:
         wanted = [field.name for field, _ in _leaves(file.schema_arrow) if field.name in names]
         # A name stands for everything whose path begins with it, such as a column called NAME.x.
@@ -56,7 +56,7 @@ def as_type(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
     """The values as those of a common type.
 
     Raises:
-        pyarrow.ArrowInvalid: a value is none of it.
+        pyarrow.ArrowInvalid: a value is not of that type.
     """
     if column.null_count == len(column):
         return pa.chunked_array([pa.nulls(len(column), kind)])
@@ -71,7 +71,7 @@ def as_type(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
 
 
 def common_type(kind: pa.DataType) -> pa.DataType:
-    """The type of a column as far as it matters."""
+    """The type of a column, reduced to what readers distinguish."""
     if isinstance(kind, pa.BaseExtensionType):
         return common_type(kind.storage_type)
     if pa.types.is_dictionary(kind):

@@ -21,7 +21,7 @@ def parquet_tables(path: Path, *, name: str, types: Mapping[str, str]) -> Iterat
     """The columns of `types` in these types, as one table; a column that the file lacks has no values.
 
     Raises:
-        DataContentError: a value is none of its column's type.
+        DataContentError: a value is not of its column's type.
     """
     rows, found = parquet_columns(path, [*types])
     columns = {}
@@ -36,10 +36,10 @@ def parquet_tables(path: Path, *, name: str, types: Mapping[str, str]) -> Iterat
 
 
 def csv_tables(path: Path, *, name: str, types: Mapping[str, str], reading: Reading) -> Iterator[pa.Table]:
-    """The same of a CSV file, a table for each batch of rows.
+    """The same columns of a CSV file, as one table for each batch of rows.
 
     Raises:
-        DataContentError: a row breaks a rule, or a value is none of its column's type.
+        DataContentError: a row breaks a rule, or a value is not of its column's type.
     """
     names, batches = read_cells(path, name=name, reading=reading)
     begin = 0

@@ -1,4 +1,4 @@
-"""What the command of a segment's job starts: an engine that hears SIGTERM itself, or something before it. Pure."""
+"""The process that a segment's command starts: an engine that gets SIGTERM itself, or another one before it. Pure."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from itertools import pairwise
 from pathlib import PurePosixPath
 
 ENGINES = ("prefect.engine", "prefect.flow_engine", "segue.flows.prefect_engine")
-"""Modules whose process gets SIGTERM itself, so that a segment sees it. Prefect's starter keeps it to itself."""
+"""Modules whose process gets SIGTERM itself, so that a segment sees it. Prefect's starter does not pass it on."""
 _SHELLS = ("sh", "bash", "dash", "ash", "zsh", "ksh")
 _BECOME = ("bash", "zsh", "ksh")
-"""Shells that become the command of a script which is one simple command. Measured with bash 5.2; dash does not."""
+"""Shells that become the command if a script is one simple command. Measured with bash 5.2; dash does not."""
 _PASS_ON = ("env", "exec", "nice", "ionice", "numactl", "tini", "dumb-init", "catatonit", "timeout")
 """Programs that become what they start, or hand SIGTERM on to it."""
 _PYTHON = re.compile(r"python[\d.]*")
@@ -22,7 +22,7 @@ _RUNNER = re.compile(r"\bprefect\b.*\bflow-run\s+execute\b")
 _OPERATORS = frozenset("();<>|&")
 """Characters of a shell's operators: with one of them bash stays the parent of a command. Measured with bash 5.2."""
 _ENDS = (";", "&&")
-"""What ends a command of a script before the last one."""
+"""The operators that end a command of a script before the last command."""
 
 
 def starts_runner(command: str) -> bool:

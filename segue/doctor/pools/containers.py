@@ -91,7 +91,7 @@ def _most_seconds(job: PoolJob) -> tuple[float, str]:
 
 
 def grace_period(state: PoolState, needs: Needs) -> Result:
-    """Whether the platform waits as long as the run counts on."""
+    """Whether the platform's grace period is as long as the one that the run counts on."""
     job = state.job
     if job is None or job.grace_seconds is None:
         return _of_other_job(state)

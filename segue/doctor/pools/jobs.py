@@ -20,18 +20,18 @@ CONTAINERS = (KUBERNETES, ECS)
 
 SIGTERM_VARIABLE = "PREFECT_FLOW_RUN_EXECUTE_SIGTERM_BEHAVIOR"
 SIGTERM_SECONDS = 1
-"""What SIGTERM may take from the first process of a container to the trainer: a run counts on so much less than the
-grace period of its pool."""
+"""Time that SIGTERM may take from the first process of a container to the trainer: a run counts on the grace period of
+its pool less this time."""
 _KUBERNETES_GRACE_SECONDS, _KUBERNETES_RETRIES, _ECS_GRACE_SECONDS = 30.0, 6, 30.0
-"""What Kubernetes and ECS do if a template does not set it."""
+"""The settings of Kubernetes and ECS if a template does not have them."""
 _RUNNER = "prefect flow-run execute"
-"""What the workers of containers start by default."""
+"""The command that the workers of containers start by default."""
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108 - a mount of containers
 
 
 @dataclass(frozen=True)
 class PoolJob:
-    """What is known about the job of a flow run."""
+    """The known facts about the job of a flow run."""
 
     type: str
     """Type of the pool, as Prefect names it."""
@@ -39,7 +39,7 @@ class PoolJob:
     """All words, with those of the container before it; None: the worker's default."""
     environment: Mapping[str, str | None] = field(default_factory=dict)
     grace_seconds: float | None = None
-    """From SIGTERM to SIGKILL; None if the type of pool does not say."""
+    """Seconds from SIGTERM to SIGKILL; None if the type of pool does not say."""
     retries: int | None = None
     """How often the platform starts a job again; None if it does not."""
     restart_policy: str | None = None
@@ -52,7 +52,7 @@ class PoolJob:
     memory: str | None = None
     """Memory of the container."""
     node_needs: NodeNeeds = field(default_factory=NodeNeeds)
-    """What it asks of the labels of its node."""
+    """The labels that it asks of its node."""
 
     @property
     def is_container(self) -> bool:

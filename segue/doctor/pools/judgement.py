@@ -49,7 +49,7 @@ _OF_TYPES: Mapping[str, Sequence[str]] = MappingProxyType(
 )
 """Types of pools that a check concerns, if it does not concern all."""
 _OF_BLOCKERS = ("pool.queue", "pool.paused", "pool.workers")
-"""Those whose warning is why nothing starts now."""
+"""The checks whose warning is the reason why nothing starts now."""
 
 
 def judge(name: str, segments: Sequence[PoolState], parents: Sequence[PoolState], needs: Needs) -> Result:
@@ -64,23 +64,23 @@ def judge(name: str, segments: Sequence[PoolState], parents: Sequence[PoolState]
 
 
 def _concerns(name: str, job: PoolJob | None) -> bool:
-    """Whether a check concerns a pool with such jobs; one whose jobs are not known is not left out without a word."""
+    """Whether a check concerns a pool with such jobs; a pool whose jobs are not known is not left out silently."""
     return job is None or not job.is_known or job.type in _OF_TYPES.get(name, (job.type,))
 
 
 def refusals(states: Sequence[PoolState], needs: Needs) -> list[Result]:
-    """Why no segment can run on these pools as it must. What may pass by itself, such as a paused pool, is left out."""
+    """Why no segment can run on these pools as it must. Obstacles that may pass (a paused pool) are left out."""
     return _results(states, needs, tuple(JUDGES), CheckOutcome.FAIL)
 
 
 def warnings(states: Sequence[PoolState], needs: Needs) -> list[Result]:
-    """What makes a run on these pools worse than it could be. Why nothing starts now is `PoolState.blocker`."""
+    """The warnings about a run on these pools. `PoolState.blocker` is the reason why nothing starts now."""
     names = [name for name in JUDGES if name not in _OF_BLOCKERS]
     return list(dict.fromkeys(_results(states, needs, names, CheckOutcome.WARN)))
 
 
 def refusals_of_parents(states: Sequence[PoolState]) -> list[Result]:
-    """The same for pools of parents, which train nothing."""
+    """The refusals of pools of parents, which train nothing."""
     return _results(states, Needs(), OF_PARENTS, CheckOutcome.FAIL)
 
 

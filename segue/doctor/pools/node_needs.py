@@ -1,6 +1,6 @@
 """Which nodes of a Kubernetes cluster a pod may run on, by its nodeSelector and required nodeAffinity. Pure.
 
-And how long a pod has on such a node when it is taken back, whatever its template says.
+Also, how long a pod has on such a node when the node is taken back, whatever the pod's template says.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Requirement(NamedTuple):
 
 @dataclass(frozen=True)
 class NodeNeeds:
-    """What a pod asks of its node's labels.
+    """The labels that a pod asks of its node.
 
     Source: Kubernetes, "Assigning Pods to Nodes". A node must have the labels of nodeSelector, and meet all
     requirements of one of the terms of requiredDuringSchedulingIgnoredDuringExecution.
@@ -97,7 +97,7 @@ class SpotLabel(NamedTuple):
 
 
 _SPOT_LABELS = (
-    # https://cloud.google.com/kubernetes-engine/docs/concepts/spot-vms; more if the kubelet was configured so.
+    # https://cloud.google.com/kubernetes-engine/docs/concepts/spot-vms; more if the kubelet was configured for it.
     SpotLabel("cloud.google.com/gke-spot", "true", "a spot node of GKE", 15),
     SpotLabel("cloud.google.com/gke-preemptible", "true", "a preemptible node of GKE", 15),
     # https://learn.microsoft.com/azure/aks/spot-node-pool
@@ -109,7 +109,7 @@ _SPOT_LABELS = (
 
 
 def most_grace_seconds(needs: NodeNeeds) -> tuple[float, str]:
-    """The most time that a spot node gives its pods, and what it is; infinite for other nodes."""
+    """The most time that a spot node gives its pods, and the kind of node in words; infinite for other nodes."""
     for label in _SPOT_LABELS:
         if needs.ask_for(label.key, label.value):
             return label.most_seconds, label.platform

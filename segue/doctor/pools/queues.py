@@ -1,4 +1,4 @@
-"""Judgement of what gives flow runs out: queues, workers, limits, job variables. Pure."""
+"""Judgement of the parts that hand out flow runs: queues, workers, limits, job variables. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from segue.doctor.pools.state import Limited, Needs, PoolState, of_limit
 
 
 def queue(state: PoolState, needs: Needs) -> Result:
-    """Whether the deployment's queue gives its flow runs out; one that does not exist is a QueueMissingError."""
+    """Whether the deployment's queue hands out its flow runs; a queue that does not exist is a QueueMissingError."""
     if state.is_queue_paused:
         reason = f"the queue {state.queue} of the pool {state.pool} is paused"
         return warn(reason, fix=f"`prefect work-queue resume {state.queue} --pool {state.pool}`.")
@@ -51,7 +51,7 @@ def limits(state: PoolState, needs: Needs) -> Result:
 
 
 def _shared_limit(state: PoolState, needs: Needs) -> Limited | None:
-    """The pool or queue with room only for the parent, so that no segment would ever start; None for neither."""
+    """The pool or queue with room only for the parent, so that no segment would ever start; None if neither is."""
     if state.pool != needs.parent_pool:
         return None
     if state.pool_limit is not None and state.pool_limit < 2:

@@ -1,4 +1,4 @@
-"""What Prefect shows of a deployment's pool, and what a run needs of it."""
+"""The state of a deployment's pool, as Prefect shows it, and the needs of a run."""
 
 from __future__ import annotations
 
@@ -61,14 +61,14 @@ class PoolState:
 
     @property
     def limited(self) -> Limited:
-        """What has the smallest limit."""
+        """The part that has the smallest limit."""
         if self.limit is not None and self.limit == self.pool_limit:
             return "pool"
         return "queue" if self.limit is not None and self.limit == self.queue_limit else "deployment"
 
 
 def of_limit(owner: Limited, state: PoolState) -> tuple[str, str]:
-    """The name of what has a limit, and how the limit is raised."""
+    """The name of the part that has a limit, and how to raise the limit."""
     match owner:
         case "pool":
             return f"pool {state.pool}", f"`prefect work-pool set-concurrency-limit {state.pool} N`"
@@ -81,7 +81,7 @@ def of_limit(owner: Limited, state: PoolState) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class Needs:
-    """What a run needs of its pools."""
+    """The needs of a run that concern its pools."""
 
     grace_seconds: float | None = None
     """The grace period that it counts on; None if no run is known."""

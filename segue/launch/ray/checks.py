@@ -1,6 +1,6 @@
-"""What is wrong with a run's `[ray]` table, found before anything is started: `python -m segue.launch.ray.checks`.
+"""Problems of a run's `[ray]` table, found before anything is started: `python -m segue.launch.ray.checks`.
 
-A connection to a cluster that is away may block for minutes, and ends the process that has it when the head restarts.
+A connection to a cluster that is away may block for minutes, and ends its process when the head restarts.
 So a separate process looks, and this one waits for that process for a limited time.
 """
 
@@ -22,7 +22,7 @@ from segue.spec import RunSpec
 log = logging.getLogger(__name__)
 
 _NO_ANSWER = 3
-"""The exit code of a check that no cluster has answered. Python's own is 1."""
+"""The exit code of a check without an answer from any cluster. Python's own is 1."""
 _LONGEST_SECONDS = 120.0
 _PROBLEMS = TypeAdapter(list[Problem])
 NOT_INSTALLED = Problem(

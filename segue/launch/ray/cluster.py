@@ -79,7 +79,7 @@ def draining_nodes() -> dict[str, float | None]:
 
 
 class Drains:
-    """What `draining_nodes` said last, asked again and again by a thread: the call waits for a head that is away."""
+    """The newest answer of `draining_nodes`, which a thread repeats: the call waits for a head that is away."""
 
     def __init__(self, *, period_seconds: float, clock: Clock) -> None:
         self.found: dict[str, float | None] = {}
@@ -93,7 +93,7 @@ class Drains:
 
 
 def has_autoscaler() -> bool:
-    """Whether nodes of which nothing is known may still come."""
+    """Whether nodes that are not known yet may still come."""
     return state.get_cluster_config() is not None
 
 
@@ -108,7 +108,7 @@ def give_back(group: PlacementGroup) -> None:
 
 
 def problems_of(spec: RunSpec) -> list[Problem]:
-    """What the cluster lacks for a run: resources, versions, the folder of its code."""
+    """The problems of the cluster for a run: resources, versions, the folder of its code."""
     here = nodes()
     # With an autoscaler, a resource that no node has now may come with the next one.
     found = [] if has_autoscaler() else resource_problems(spec, here)
@@ -120,7 +120,7 @@ def problems_of(spec: RunSpec) -> list[Problem]:
 
 
 def _facts_of(node_ids: list[str], folder: str) -> tuple[list[NodeFacts], list[Problem]]:
-    """What each node has; a problem for each on which segue cannot be imported, or that says nothing."""
+    """The facts of each node; a problem for each node on which segue cannot be imported, or that does not answer."""
     ask: Any = ray.remote(num_cpus=0, max_retries=0)(facts_here)
     asked = {
         ask.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False)).remote(folder): node_id

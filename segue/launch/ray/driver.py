@@ -40,14 +40,14 @@ _DRAIN_SECONDS = 1.0
 _ROOM_SECONDS = 5.0
 """Time between two looks at how much room there is, and between two tries to connect."""
 _GROW_SECONDS = 180.0
-"""How long an autoscaler has at most for the nodes of as many ranks as the run permits, before fewer will do."""
+"""The longest time that an autoscaler gets to start nodes for all ranks that the run permits; then fewer will do."""
 _OTHERS_SECONDS = 60.0
-"""How long ranks may continue when others have ended, in addition to the grace period: they notice it by themselves."""
+"""How long ranks may continue after others have ended, beyond the grace period: they notice these ends themselves."""
 _NOTICES = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
 class Commands:
-    """What the segment asks for, read in a thread. Until ranks are started, a notice ends the driver at once."""
+    """The orders of the segment, read in a thread. Until ranks are started, a notice ends the driver at once."""
 
     def __init__(self, folder: StatusFolder) -> None:
         self._folder, self._parent = folder, Parent()
@@ -56,12 +56,12 @@ class Commands:
         threading.Thread(target=self._read, name="segue-ray-commands", daemon=True).start()
 
     def hold(self) -> None:
-        """Keep what comes from now on for `take`: ranks are about to start."""
+        """Keep the orders that come from now on for `take`: ranks are about to start."""
         with self._lock:
             self._is_held = True
 
     def take(self) -> tuple[str, int] | None:
-        """The next one, if there is one."""
+        """The next order, if there is one."""
         try:
             return self._asked.get_nowait()
         except queue.Empty:
@@ -102,7 +102,7 @@ class Driver:
         self._drains: cluster.Drains | None = None
 
     def run(self) -> DriverStatus:
-        """Train the attempt; how it ended.
+        """Train the attempt; returns how it ended.
 
         Raises:
             RaySetupError: the cluster cannot run it.
@@ -129,17 +129,17 @@ class Driver:
         address = self._spec.ray.address
         self._wait_for("its Ray driver connects")
         while not cluster.connect(address):
-            # It may be the head that restarts: what waits for ever was refused before the first segment.
+            # The head may be restarting: requests that would wait for ever were refused before the first segment.
             self._wait_for(f"the Ray cluster ({address}) does not answer")
             self._clock.sleep(_ROOM_SECONDS)
             self._end_as_orphan()
-        for number in _NOTICES:  # Ray has set its own.
+        for number in _NOTICES:  # Ray has set its own handlers.
             signal.signal(number, lambda signum, _: self._commands.put_notice(signum))
 
     def _refuse_problems(self) -> None:
-        """Only at first: a resource that no node has later is one that comes back.
+        """Made only at first: a resource that no node has later is expected to come back.
 
-        The parts that the run's start has not looked at were logged there, and are looked at once the ranks have nodes.
+        The parts that the run's start could not check were logged then, and are checked once the ranks have nodes.
         """
         if (self._plan.segment, self._plan.attempt) == (0, 1):
             _refuse([problem for problem in cluster.problems_of(self._spec) if problem.is_certain])
@@ -183,7 +183,7 @@ class Driver:
         gang.start(made, folder=self._here, variables=shared_variables(os.environ))
 
     def _follow(self, gang: Gang) -> None:
-        """Pass on what comes, until all ranks have ended."""
+        """Pass on the orders that come, until all ranks have ended."""
         give_up_at: float | None = None
         self._drains = cluster.Drains(period_seconds=_DRAIN_SECONDS, clock=self._clock)
         while not gang.has_ended:
@@ -200,7 +200,7 @@ class Driver:
             if gang.is_ending and give_up_at is None:
                 give_up_at = at + self._spec.grace_seconds + _OTHERS_SECONDS
             if give_up_at is not None and at > give_up_at:
-                log.warning("ranks whose others have ended do not end by themselves, they are killed")
+                log.warning("killing ranks that do not end although other ranks have ended")
                 gang.tell("kill")
                 give_up_at = at + _OTHERS_SECONDS
             self._clock.sleep(_LOOK_SECONDS)
@@ -261,7 +261,7 @@ def main() -> int:
     folder.write(status)
     assert status.code is not None
     sys.stdout.flush()
-    # Without Ray's own clean-up, which waits for a cluster that may be away; it ends what is this process's.
+    # Exit without Ray's own clean-up, which would wait for a cluster that may be away; the cluster cleans up itself.
     os._exit(status.code if status.code >= 0 else 1)
 
 

@@ -1,4 +1,4 @@
-"""The actors of one attempt, and how their ranks are. Imports Ray."""
+"""The actors of one attempt, and the state of their ranks. Imports Ray."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ class _Member:
     orders: Orders
     facts: NodeFacts | None = None
     asked: Any = None
-    """The answer that it still has to give."""
+    """The answer that the actor still has to give."""
     code: int | None = None
     lost: str | None = None
-    """Why it is gone."""
+    """Why the actor is gone."""
     have_left: bool = False
     was_out_of_memory: bool = False
 
@@ -51,10 +51,10 @@ class _Member:
 
 
 class Gang:
-    """One actor on each bundle of a placement group; that of rank 0 has number 0."""
+    """One actor on each bundle of a placement group; the actor of rank 0 has number 0."""
 
     def __init__(self, group: PlacementGroup, bundle: Resources, count: int) -> None:
-        """Start to start them."""
+        """Begin to start the actors."""
         cls, rest = remote_class(ray), {name: value for name, value in bundle.items() if name not in ("CPU", "GPU")}
         self._members = []
         for number in range(count):
@@ -67,10 +67,10 @@ class Gang:
             self._members.append(_Member(number, actor, Orders(actor)))
 
     def meet(self, folder: str) -> list[NodeFacts]:
-        """What each of their nodes has. Blocks until all have answered.
+        """The facts of each of their nodes. Blocks until all have answered.
 
         Raises:
-            ActorLostError: one cannot, or not within five minutes.
+            ActorLostError: one of them cannot answer, or not within five minutes.
             RaySetupError: segue cannot be imported on one of them.
         """
         for member, facts in zip(self._members, self._ask_all("facts", folder), strict=True):
@@ -96,7 +96,7 @@ class Gang:
         )
 
     def look(self, *, wait_seconds: float) -> list[str]:
-        """Ask how the ranks are, and wait so long for answers; the lines that they have written."""
+        """Ask for the state of the ranks, and wait this long for answers; returns the lines that they have written."""
         for member in self._members:
             member.orders.look()
             if not member.has_ended and member.asked is None:
@@ -106,7 +106,7 @@ class Gang:
         return [line for ref in done for line in self._take(owed[ref])]
 
     def tell(self, what: str, number: int = 0) -> None:
-        """Ask each actor that is not gone to pass this on; `look` asks again if it was not heard."""
+        """Ask each actor that is not gone to pass this on; `look` repeats an order that was not heard."""
         for member in self._members:
             if not member.has_ended:
                 member.orders.give(what, number)
@@ -152,7 +152,7 @@ class Gang:
 
     @property
     def code(self) -> int | None:
-        """The trainer's exit code: that of rank 0; None if its actor is gone."""
+        """The trainer's exit code, which is that of rank 0; None if its actor is gone."""
         codes = [member.code for member in self._members]
         return ExitCode.USAGE if ExitCode.USAGE in codes else codes[0]
 

@@ -32,12 +32,12 @@ from segue.launch.rendezvous import LaunchFolder
 
 _MOST_LINES = 2_000
 _UNASKED_SECONDS = 60.0
-"""An actor that no driver has asked for so long ends."""
+"""An actor ends if no driver has asked it for this long."""
 _LEAVES_CHILDREN = {"env_vars": {"RAY_kill_child_processes_on_worker_exit": "0"}}
-"""Otherwise an actor's process kills its ranks when Ray ends it, before they have committed their last step.
+"""Without it, an actor's process that Ray ends would kill its ranks before they have committed their last step.
 Source: Ray's documentation of the lifetimes of user-spawned processes."""
 _NOT_PASSED_ON = ("RAY_", "CUDA_", "NVIDIA_", "LD_", "OMP_", "SLURM_")
-"""Variables that are a node's own, by how they begin."""
+"""The prefixes of variables that are a node's own."""
 
 
 class RanksAnswer(BaseModel):
@@ -53,7 +53,7 @@ class RanksAnswer(BaseModel):
 
 
 def facts_here(folder: str) -> NodeFacts:
-    """What this process has; also as a task of its own."""
+    """The facts about this process; also called as a task of its own."""
     import ray
 
     try:
@@ -76,7 +76,7 @@ def shared_variables(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 class BundleActor:
-    """The ranks of one bundle. No call waits for them."""
+    """The ranks of one bundle. No call of this actor waits for the ranks."""
 
     def __init__(self) -> None:
         self._trainer: ProcessTrainer | RanksTrainer | None = None
@@ -100,7 +100,7 @@ class BundleActor:
         count = given.spec.ranks // nodes.how_many
         for name, value in variables.items():
             os.environ.setdefault(name, value)
-        # Ray's own value is that of the whole bundle.
+        # Ray's own value is for the whole bundle.
         os.environ["OMP_NUM_THREADS"] = str(given.spec.ray.cpus_per_rank)
         os.chdir(folder)
         self._asked_at = self._clock.monotonic()
@@ -112,7 +112,7 @@ class BundleActor:
         self._trainer = RanksTrainer(LaunchFolder.make(given), count, on_line=self._keep, env=env, nodes=nodes)
 
     def look(self) -> RanksAnswer:
-        """How the ranks are."""
+        """The state of the ranks."""
         assert self._trainer is not None, "it was started"
         self._asked_at = self._clock.monotonic()
         self._kills.look(self._asked_at)

@@ -12,9 +12,9 @@ log = logging.getLogger(__name__)
 
 
 class Orders:
-    """Orders that an actor passes on to its ranks. One may be heard twice, but never before an earlier one.
+    """Orders that an actor passes on to its ranks. An order may be heard twice, but never before an earlier one.
 
-    Each of them may come twice without harm, as notices do.
+    Every order may come twice without harm, as notices do.
     """
 
     def __init__(self, actor: Any) -> None:
@@ -23,22 +23,22 @@ class Orders:
         self._asked: Any = None
 
     def give(self, what: str, number: int) -> None:
-        """Send this, at once unless an earlier one is on its way. Does not block."""
+        """Send this order, at once unless an earlier one is on its way. Does not block."""
         if self._left and self._left[-1] == (what, number):
-            return  # It is on its way, or will be sent again.
+            return  # An order is on its way, or will be sent again.
         self._left.append((what, number))
         if self._asked is None:
             self._send()
 
     def look(self) -> None:
-        """Send again what was not heard, or what comes next. Does not block."""
+        """Repeat an order that was not heard, or send the next one. Does not block."""
         if self._asked is None or not ray.wait([self._asked], timeout=0)[0]:
             return
         try:
             ray.get(self._asked)
         except ray.exceptions.ActorUnavailableError:
             # The connection to it broke; whether it has heard is not known.
-            log.warning("a Ray actor is told again what it may not have heard what=%s", self._left[0][0])
+            log.warning("repeating an order that a Ray actor may have missed order=%s", self._left[0][0])
             self._send()
             return
         except ray.exceptions.RayError as error:

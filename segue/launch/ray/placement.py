@@ -1,4 +1,4 @@
-"""What an attempt asks of a Ray cluster: its bundles, and how many of them there is room for. Pure."""
+"""The request of an attempt to a Ray cluster: its bundles, and how many of them have room. Pure."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def is_to_ask(seen: int, *, seen_before: int, asked: int) -> bool:
     """Whether to ask for the `seen` bundles that there is room for, in the place of the `asked` ones (0: none yet).
 
     Only if two looks in a row agree: while a placement group is made, its own bundles are no longer free, and one
-    look sees too little room. Before the second look the group is there.
+    look sees too little room. By the second look the group is complete.
     """
     return asked == 0 or (seen != asked and seen == seen_before)
 

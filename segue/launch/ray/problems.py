@@ -1,4 +1,4 @@
-"""What is wrong with a run's `[ray]` table on a cluster that was looked at. Pure."""
+"""Problems of a run's `[ray]` table on a cluster that was looked at. Pure."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ REQUIREMENT = "ray>=2.60,<3"
 
 
 class NodeFacts(BaseModel):
-    """What a process on a node has, as far as the ranks of an attempt must agree on it."""
+    """The facts about a process on a node on which the ranks of an attempt must agree."""
 
     model_config = ConfigDict(frozen=True)
 
     node_id: str
     address: str
-    """As other nodes reach it."""
+    """The address at which other nodes reach it."""
     python: str
     torch: str | None
     """None: not installed."""
@@ -36,7 +36,7 @@ class NodeFacts(BaseModel):
 
 
 def resource_problems(spec: RunSpec, nodes: Sequence[Node]) -> list[Problem]:
-    """What no node has, and what all nodes together could never hold."""
+    """The problems of resources that no node has, or that all nodes together could never provide."""
     assert spec.ray is not None
     found = []
     for name, capacity in {"spot": Capacity.SPOT, "on_demand": Capacity.ON_DEMAND}.items():
@@ -57,7 +57,7 @@ def resource_problems(spec: RunSpec, nodes: Sequence[Node]) -> list[Problem]:
 
 
 def node_problems(here: NodeFacts, nodes: Iterable[NodeFacts], *, folder: str) -> list[Problem]:
-    """On which nodes a trainer would not be the one that the segment's machine has."""
+    """The problems of nodes on which a trainer would differ from one on the segment's machine."""
     found: dict[Problem, None] = {}
     for node in nodes:
         if _minor(node.python) != _minor(here.python):
@@ -88,7 +88,7 @@ def not_importable(where: str, why: str) -> Problem:
 
 
 def version_refusal(text: str, *, address: str) -> Problem | None:
-    """Why Ray itself refuses to connect, from its error; None if that is no refusal by version."""
+    """Why Ray itself refuses to connect, from its error; None if the error is no refusal of a version."""
     if "Version mismatch" not in text:
         return None
     versions = [
@@ -119,8 +119,8 @@ def unreachable(address: str, *, seconds: float | None = None) -> Problem:
 
 
 def failed_check(code: int, output: str) -> Problem:
-    """The problem that the process that was to look at the cluster failed, by its exit code and what it has written."""
-    if code < 0:  # Its last lines are a stack.
+    """The problem that the process that checks the cluster failed, with its exit code and its output."""
+    if code < 0:  # The last lines are a stack.
         fix = "try again: Ray aborts its processes while the cluster's head restarts"
         return Problem(what=f"the check of the Ray cluster was killed by signal {-code}", fix=fix)
     last = ([line.strip() for line in output.splitlines() if line.strip()] or ["it wrote nothing"])[-1]
@@ -133,5 +133,5 @@ def _minor(version: str) -> str:
 
 
 def _release(version: str | None) -> str | None:
-    """Without the build: `+cpu`, `+cu130`."""
+    """The release of a version, without the build: `+cpu`, `+cu130`."""
     return None if version is None else version.partition("+")[0]

@@ -32,7 +32,7 @@ class DriverStatus(BaseModel):
     """What ended, and how."""
     was_out_of_memory: bool = False
     was_refused: bool = False
-    """Whether its ranks could not be started, although there was room: another try comes after a pause."""
+    """Whether its ranks could not be started although there was room; the next try comes after a pause."""
     problems: tuple[tuple[str, str], ...] = ()
     """Why the cluster cannot run it, with the fix of each."""
 
@@ -51,7 +51,7 @@ class DriverStatus(BaseModel):
 
 
 class StatusFolder:
-    """The folder of one driver. A process that is killed leaves the last status that was written whole."""
+    """The folder of one driver. If the driver is killed, the last complete status remains."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -61,14 +61,14 @@ class StatusFolder:
         return cls(Path(tempfile.mkdtemp(prefix="segue-ray-")))
 
     def write(self, status: DriverStatus) -> None:
-        """Safe from several threads. Without effect when the process that reads it has ended."""
+        """Write the status. Safe from several threads. Has no effect if the process that reads it has ended."""
         half = self.path / f".{_NAME}-{threading.get_ident()}"
         with suppress(FileNotFoundError):  # The folder was removed.
             half.write_text(status.model_dump_json())
             half.rename(self.path / _NAME)
 
     def read(self) -> DriverStatus:
-        """What was written last."""
+        """The status that was written last."""
         try:
             return DriverStatus.model_validate_json((self.path / _NAME).read_bytes())
         except (FileNotFoundError, ValidationError):

@@ -17,7 +17,7 @@ from segue.launch.ray.checks import NOT_INSTALLED, has_ray
 from segue.launch.ray.status import DriverStatus, StatusFolder
 
 _KILL_SECONDS = 30.0
-"""How long a driver may take to kill its ranks: one that waits for a cluster that is away does not hear of it."""
+"""How long a driver may take to kill its ranks: a driver that waits for a cluster that is away hears no order."""
 
 
 class RayTrainer:
@@ -98,14 +98,14 @@ class RayTrainer:
         pipe = self._child.process.stdin
         assert pipe is not None
         rest = f"{text}\n".encode()
-        # It has ended; its exit code says so. ValueError: it was waited for.
+        # The driver has ended; its exit code says so. ValueError: its end was waited for.
         with suppress(BrokenPipeError, ValueError):
             while rest:
                 rest = rest[os.write(pipe.fileno(), rest) :]
 
 
 def _last_status(status: DriverStatus, code: int) -> DriverStatus:
-    """The last report of a driver that has ended; a driver that reported no end was ended itself."""
+    """The last report of a driver that has ended; a driver that reported no end was killed."""
     if status.code is not None:
         return status
     how = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"

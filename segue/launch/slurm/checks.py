@@ -1,4 +1,4 @@
-"""What is wrong with a run's `[slurm]` table, found before anything is submitted."""
+"""Problems of a run's `[slurm]` table, found before anything is submitted."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ log = logging.getLogger(__name__)
 
 _COMMANDS = ("sbatch", "scontrol", "scancel", "squeue")
 _PERHAPS_LATER = re.compile(r"requested node configuration is not available|node.* not available|busy|down", re.I)
-"""What `sbatch --test-only` also says while nodes are drained or a partition is down. Measured with 22.05."""
+"""Answers of `sbatch --test-only` also while nodes are drained or a partition is down. Measured with 22.05."""
 
 _LIMIT = re.compile(r"violates accounting/qos|qosmax|qosgrp|assoc\w*limit|assocmax|assocgrp|maxsubmit", re.I)
-"""What `sbatch --test-only` says about limits, including those on the number of jobs of a user at a time."""
+"""Answers of `sbatch --test-only` about limits, including those on the number of jobs of a user at a time."""
 _NO_RIGHTS = re.compile(r"not permitted to use this partition|access/permission denied", re.I)
 _NO_PARTITION = re.compile(r"not found|invalid partition", re.I)
 
 _USABLE = [["up", state] for state in ("idle", "alloc", "mix", "comp", "plnd")]
-"""Availability of the partition and state of the node, as sinfo has them in short; `drain`, `down*` are others."""
+"""Availability of the partition and state of the node, in sinfo's short form; other states are `drain` and `down*`."""
 
 
 def has_slurm() -> bool:
@@ -37,7 +37,7 @@ def has_slurm() -> bool:
 
 
 def slurm_problems(spec: RunSpec) -> list[Problem]:
-    """The problems that would keep a run's jobs from running, and what could not be looked at; empty without `[slurm]`.
+    """The problems that would keep a run's jobs from running, and the parts not checked; empty without `[slurm]`.
 
     Nothing is submitted. Blocks for ten seconds if the controller is away; no run is refused for this: the run waits.
     """
@@ -125,7 +125,7 @@ def _held_problems(spec: RunSpec, slurm: SlurmSpec, field: str, partition: Parti
 
 
 def _preemption_problems(spec: RunSpec, partition: Partition, kill_wait: int | None) -> list[Problem]:
-    """Settings that make a preemption another end than the trainer expects."""
+    """Settings by which a preemption ends otherwise than the trainer expects."""
     if kill_wait is None:
         return []
     if "SUSPEND" in partition.preemption:
@@ -148,7 +148,7 @@ def _refused_problems(spec: RunSpec, slurm: SlurmSpec, field: str, partition: Pa
     given, wanted = (time_limit(spec, seconds, partition, is_wanted=is_wanted) for is_wanted in (False, True))
     answer = ask([*test, *given, *shape, "--wrap=true"])
     if answer.is_refusal and wanted != given and ask([*test, *wanted, *shape, "--wrap=true"]).code == 0:
-        return []  # A cluster that wants a time limit: jobs are submitted with one if it refuses them without.
+        return []  # The cluster requires a time limit: jobs are submitted with one if it refuses them without one.
     if answer.code == 0:
         return []
     if answer.is_silence:
@@ -169,6 +169,6 @@ def _refused_problems(spec: RunSpec, slurm: SlurmSpec, field: str, partition: Pa
 
 
 def _usable_nodes(partition: str) -> int:
-    """Nodes of a partition that run jobs now, or would."""
+    """The number of nodes of a partition that run jobs now, or could."""
     answer = ask(["sinfo", "--noheader", "--Node", f"--partition={partition}", "--format=%a %t"])
     return sum(line.split() in _USABLE for line in answer.output.splitlines())

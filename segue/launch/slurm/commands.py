@@ -13,7 +13,7 @@ from segue.credentials import redacted
 from segue.launch.slurm.job import SlurmJob, job_accounted, job_completed, job_shown
 
 _LONGEST_SECONDS = 60.0
-"""After this a command is ended: it counts as one that the controller did not answer."""
+"""A command is ended after this time, and counts as one that the controller did not answer."""
 _SILENCE = re.compile(
     r"unable to contact slurm controller|socket timed out|connection refused|connection timed out|zero bytes were"
     r"|controller in standby mode|slurm temporarily unable|transport endpoint|unexpected message received"
@@ -24,14 +24,14 @@ _UNKNOWN_JOB = re.compile(r"invalid job id", re.IGNORECASE)
 _TIME_LIMIT = re.compile(r"time[ -]?limit|wall ?time|--time\b", re.IGNORECASE)
 _ENDED_JOB = re.compile(r"already completing or completed|job/step already", re.IGNORECASE)
 _OF_A_JOB = ("SLURM_", "SBATCH_", "SALLOC_", "SRUN_", "SCANCEL_", "SQUEUE_", "SINFO_", "SACCT_")
-"""Variables of a job in which this process runs, and defaults of a site, change what a command does."""
+"""Variables that change what a command does: those of a job in which this process runs, and the defaults of a site."""
 _KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT", "SBATCH_ACCOUNT", "SBATCH_QOS", "SBATCH_RESERVATION")
-"""The variables that tell where the cluster is, and for whom a user's jobs are counted."""
+"""The variables that say where the cluster is, and under which account, QOS and reservation a user's jobs run."""
 
 
 @dataclass(frozen=True)
 class CommandResult:
-    """What a command printed and returned."""
+    """The output and the exit code of a command."""
 
     code: int
     output: str
@@ -101,7 +101,7 @@ class Sighting:
     job: SlurmJob | None = None
     """None: it was not seen."""
     is_silence: bool = False
-    """Whether the controller did not answer. Otherwise it does not know the job; that is not its end."""
+    """Whether the controller did not answer. Otherwise it does not know the job, which need not have ended."""
 
 
 def look_at(job_id: str, *, name: str) -> Sighting:
@@ -120,13 +120,13 @@ def find_jobs(name: str) -> tuple[CommandResult, list[str]]:
 
 
 def submitted_id(output: str) -> str | None:
-    """The id of the job in what `sbatch --parsable` printed, even if a site prints other lines; None without an id."""
+    """The id of the job in the output of `sbatch --parsable`, even if a site prints other lines; None without an id."""
     found = re.search(r"^(\d+)(?:;\S+)?\s*$", output, re.MULTILINE)
     return found[1] if found is not None else None
 
 
 def waiting_jobs() -> str:
-    """The ids and names of this user's jobs that wait, a line each; none if the controller does not answer."""
+    """The ids and names of this user's waiting jobs, one per line; none if the controller does not answer."""
     return ask(["squeue", "--all", "--noheader", "--states=PENDING", f"--user={os.getuid()}", "--format=%i %j"]).output
 
 

@@ -1,4 +1,4 @@
-"""What Slurm says about a job, and what it means for a trainer. Pure."""
+"""Slurm's answers about a job, and their meaning for a trainer. Pure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ENDS = frozenset(
 _BY_A_SIGNAL = 128
 """A shell's exit code for a command that a signal ended is this plus the signal's number."""
 _NO_OUTPUT = 53
-"""What Slurm gives as the signal of a job whose output file could not be opened. Measured with 22.05."""
+"""The signal that Slurm reports for a job whose output file could not be opened. Measured with 22.05."""
 _TAKEN_AWAY = frozenset({"CANCELLED", "DEADLINE"})
 
 
@@ -58,21 +58,21 @@ class SlurmJob:
         return self.state == "OUT_OF_MEMORY"
 
     def had_nodes(self, before: SlurmJob | None) -> bool:
-        """Whether it ran at all, once it has ended; `before` is the look before, if there was one."""
+        """Whether it ran at all, once it has ended; `before` is the previous look, if there was one."""
         # Nodes of a cloud that do not come up fail while they boot.
         failed_to_boot = self.state == "NODE_FAIL" and before is not None and before.is_waiting
         return self.has_started and self.state != "BOOT_FAIL" and not failed_to_boot
 
     @property
     def was_taken_away(self) -> bool:
-        """Whether somebody, or the cluster's own rules, took it out of the queue."""
+        """Whether someone, or a rule of the cluster, took it out of the queue."""
         return not self.has_started and self.state in _TAKEN_AWAY
 
     @property
     def trainer_code(self) -> int:
         """The exit code of the trainer of a job that has ended; negative: the signal that killed it.
 
-        Only a job that ended by itself has the trainer's. Otherwise Slurm took the machine away.
+        Only a job that ended by itself has the trainer's exit code. Otherwise Slurm took the machine away.
         """
         if self.state == "COMPLETED":
             return 0
@@ -121,7 +121,7 @@ def job_accounted(text: str, *, name: str) -> SlurmJob | None:
         if len(fields) == 4 and fields[0] == name and fields[1].strip():
             code, _, number = fields[2].partition(":")
             started = fields[3] not in ("", "None assigned")
-            # A cancelled job's state also says by which user.
+            # The state of a cancelled job also names the user.
             return _job(fields[1].split()[0].rstrip("+"), code, number, has_started=started)
     return None
 

@@ -12,11 +12,11 @@ from segue.launch.slurm.submission import Silence
 log = logging.getLogger(__name__)
 
 _AGAIN_SECONDS = 2.0
-"""Time until an order that the controller did not take is sent again."""
+"""Time until an order is sent again if the controller did not take it."""
 _REPEAT_SECONDS = 5.0
 """A notice is sent again until the job ends: a job that boots its nodes has no step yet that could get it."""
 _GIVE_UP_SECONDS = 300.0
-"""How long a job of which nothing is known is watched after its kill."""
+"""How long a job is watched after its kill if nothing is known of it."""
 
 
 class Orders:
@@ -68,8 +68,8 @@ class Orders:
         scancel = ["scancel", f"--name={self._name}"]
         if self._is_killed and not self._was_cancelled:
             if self._sent or not self._notices:
-                # The step at once, as a machine that vanishes would end it. The job's own end is a notice first, which
-                # is right if no notice has reached the trainer yet, because the controller was away.
+                # The step is killed at once, as by a machine that vanishes. The end of the job begins with a notice,
+                # which is right if no notice has reached the trainer yet, because the controller was away.
                 ask([*scancel, "--signal=KILL", f"{job_id}.0"])
             self._was_cancelled = self._is_heard([*scancel, job_id], job_id)
             return
@@ -87,10 +87,10 @@ class Orders:
             answer = ask([*scancel, f"--signal={self._signals[0].name}", job_id])
             if self._silence.note(answer.is_silence, job=job_id):
                 return
-            self._signals.pop(0)  # A job that does not take it now, because it waits or is suspended, needs none.
+            self._signals.pop(0)  # A waiting or suspended job does not take the signal, and needs none.
 
     def _is_heard(self, command: list[str], job_id: str) -> bool:
-        """Send the controller an order; whether it took the order. Otherwise it is sent again after a while."""
+        """Send the controller an order; returns whether it took the order. If not, the order is sent again later."""
         answer = ask(command)
         if not self._silence.note(answer.is_silence, job=job_id) and not answer.was_heard:
             log.warning("scancel failed and is run again job=%s reason=%s", job_id, answer.why)

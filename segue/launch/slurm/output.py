@@ -19,7 +19,7 @@ _OF_MEMORY = re.compile(r"out of memory|oom[-_ ]kill", re.IGNORECASE)
 
 
 class Complaints(NamedTuple):
-    """What Slurm itself wrote into the output of a job."""
+    """The lines that Slurm itself wrote into the output of a job."""
 
     last: str | None = None
     """Why a step did not start, or how it ended; None if it wrote nothing."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Partition:
-    """What limits the jobs of a partition."""
+    """The limits on the jobs of a partition."""
 
     name: str
     nodes: int
@@ -44,7 +44,7 @@ def partition_shown(text: str) -> Partition | None:
 def priority_kill_wait(text: str) -> int | None:
     """KillWait, the seconds from SIGTERM to SIGKILL, in `scontrol show config`.
 
-    None if partitions do not decide on preemptions: with `preempt/qos` GraceTime is that of a QOS.
+    None if partitions do not decide on preemptions: with `preempt/qos`, GraceTime is a setting of the QOS.
     """
     if re.search(r"^PreemptType\s*=\s*preempt/partition_prio", text, re.MULTILINE) is None:
         return None

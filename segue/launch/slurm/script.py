@@ -15,9 +15,9 @@ from segue.records import Capacity
 from segue.spec import RunSpec
 
 _BOOT_SECONDS, _BOOT_SHARE = 600.0, 0.1
-"""How much longer than its attempt may train a job may run: seconds, and a share of that time for long attempts."""
+"""The time that a job may run beyond its attempt's training: seconds, and a share of the training for long attempts."""
 _EARLY_SECONDS = 60.0
-"""How much earlier than asked for Slurm may send a signal. Source: sbatch's documentation of --signal."""
+"""How much earlier than requested Slurm may send a signal. Source: sbatch's documentation of --signal."""
 _END_OF_INPUT = "END_OF_THE_ASSIGNMENT"
 
 
@@ -77,7 +77,8 @@ def sbatch_command(
     """The command that submits an attempt; its standard input is the job's script.
 
     Ahead of the end Slurm sends SIGUSR1 to the trainer, not to the shell (no `B:`): at a time limit, and at a
-    preemption if the cluster has `preempt_send_user_signal`. If it has not, the trainer gets SIGTERM at once.
+    preemption if the cluster has `preempt_send_user_signal`. Without that setting, the trainer gets SIGTERM at once at
+    a preemption.
     """
     spec, plan = assignment.spec, assignment.plan
     environment = [] if _names_environment(spec) else ["--export=ALL"]
@@ -104,8 +105,8 @@ def time_limit(spec: RunSpec, seconds: float | None, partition: Partition, *, is
     longest = partition.longest_minutes
     if seconds is not None:
         return [f"--time={limit_minutes(seconds, spec, longest_minutes=longest)}"]
-    # Otherwise a job that may go on as long as it likes would end after the default time. If there is none, Slurm
-    # takes the longest that partition, QOS and account permit: asking for that of the partition may be too much.
+    # Otherwise a job without a limit of its own would end after the default time. If there is no default time, Slurm
+    # takes the longest that partition, QOS and account permit: the partition's own limit may be too much to ask for.
     is_needed = is_wanted or partition.has_default_time
     return [f"--time={longest}"] if is_needed and longest is not None else []
 

@@ -66,7 +66,7 @@ class Submission:
         """The id of its job; None until it is submitted."""
         self._refused_because: str | None = None
         self._unsure_since: float | None = None
-        """Since when it is not known whether its job was submitted; None if it is."""
+        """The time since which it is not known whether its job was submitted; None if that is known."""
         self._is_checked = False
         self._again_at = float("-inf")
 
@@ -78,9 +78,9 @@ class Submission:
         return f"its Slurm job is being submitted{silent or refused}"
 
     def turn(self, *, is_told: bool, is_given_up: bool) -> End | None:
-        """Submit the job if it is time; the end of the attempt if it came before that.
+        """Submit the job if it is time; returns the end of the attempt if it ended before that.
 
-        `is_told`: the attempt was asked to end; `is_given_up`: that is long ago.
+        `is_told`: the attempt was asked to end; `is_given_up`: it was asked long ago.
         """
         at = self._clock.monotonic()
         if is_told and self._unsure_since is None:
@@ -107,7 +107,7 @@ class Submission:
         return None
 
     def _look(self, at: float, unsure_since: float, *, is_told: bool, is_given_up: bool) -> End | None:
-        """Look whether the controller has accepted the job although no answer came; it may still be about to."""
+        """Check whether the controller has accepted the job although no answer came; it may still accept it later."""
         answer, found = find_jobs(self._name)
         self._again_at = at + _LOOK_SECONDS
         if self._silence.note(answer.is_silence, job=None, why=answer.why):
@@ -128,10 +128,10 @@ class Submission:
         return None
 
     def _ask_to_run(self) -> CommandResult:
-        """Submit the job, once everything has been checked that would make it wait without end."""
+        """Submit the job, after a check for everything that would make it wait without end."""
         assignment, plan = self._assignment, self._assignment.plan
         if not self._is_checked and (plan.segment, plan.attempt) == (0, 1):
-            require_slurm(assignment.spec)  # Later it was submitted before: what is refused now may pass.
+            require_slurm(assignment.spec)  # Later jobs follow an accepted one: a new refusal may pass.
         partition = partition_of(assignment.spec, assignment.plan.capacity)
         shown = ask(["scontrol", "--all", "show", "partition", partition])
         found = partition_shown(shown.output)
@@ -155,7 +155,7 @@ class Submission:
         return answer
 
     def _cancel_older(self) -> None:
-        """Take jobs out of the queue whose segments have died: all they could do is find that they are superseded."""
+        """Take jobs of dead segments out of the queue: such a job could only find out that it is superseded."""
         older = older_jobs(waiting_jobs(), self._assignment)
         if older:
             log.warning("cancelling jobs of earlier attempts that still wait jobs=%s", ",".join(older))

@@ -3,9 +3,10 @@
 The job needs none of this to train. When the process that submitted it ends, the job continues; heartbeat, commits and
 report are in the store. While the controller is away, it also continues, and orders to it are sent later.
 
-A job that Slurm does not know is not one that has ended: a controller that is killed right after it accepted a job
-forgets it. Such a job counts as running, and its heartbeat decides, which the run's parent reads. Once the attempt is
-over, by its own report or without a heartbeat, the trainer gets a notice; a job that is unknown then counts as ended.
+A job that Slurm does not know has not necessarily ended: a controller that is killed right after it accepted a job
+forgets the job. Such a job counts as running, and its heartbeat decides, which the run's parent reads. Once the attempt
+is over, by its own report or without a heartbeat, the trainer gets a notice; a job that is unknown then counts as
+ended.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class SlurmTrainer:
     """The trainer of an assignment, as a job. Implements `segue.launch.launcher.Trainer`."""
 
     def __init__(self, assignment: Assignment, *, on_line: OnLine | None = None) -> None:
-        """Start to submit it; returns at once."""
+        """Begin to submit it; returns at once."""
         assert assignment.spec.slurm is not None
         self._clock = SystemClock()
         self.name = job_name(assignment, key=uuid.uuid4().hex[:8])
@@ -74,7 +75,7 @@ class SlurmTrainer:
         if self.job_id is None:
             return self._submission.in_words
         if self._watch.is_forgotten(self._clock.monotonic()):
-            return None  # If it does not train, it has not begun in time.
+            return None  # If the job does not train, it has not begun in time.
         job = self._watch.job
         if job is None or job.is_waiting:
             reason = job.reason if job is not None else ""

@@ -15,12 +15,12 @@ from segue.launch.slurm.submission import End
 log = logging.getLogger(__name__)
 
 _COMPLETING_SECONDS = 120.0
-"""How long a job that has ended and is cleaned up is watched, beyond the grace period in which its trainer saves."""
+"""How long a job that ended and is being cleaned up is watched, beyond the grace period in which its trainer saves."""
 _UNKNOWN_SECONDS = 15.0
 """How long a job must be unknown until it counts as ended, once it was asked to end."""
 _FORGOTTEN_SECONDS = 60.0
-"""After that an unknown job does not wait in a queue any more. One that was seen there is gone; one that was never seen
-may train."""
+"""After this time an unknown job does not wait in a queue any more. A job that was seen in the queue is gone; a job
+that was never seen may train."""
 
 
 class JobWatch:
@@ -30,7 +30,7 @@ class JobWatch:
         self._orders, self._output = orders, output
         self._completing_seconds = grace_seconds + _COMPLETING_SECONDS
         self.job: SlurmJob | None = None
-        """As it was seen last; None: never."""
+        """The job as it was last seen; None: never."""
         self._unknown_since: float | None = None
         self._completing_since: float | None = None
 
@@ -51,7 +51,7 @@ class JobWatch:
         return End(job.trainer_code, ending)
 
     def seen(self, job_id: str, job: SlurmJob, *, at: float) -> End | None:
-        """Note a job that has not ended; its end if its nodes are cleaned up for too long."""
+        """Note a job that has not ended; returns its end if its nodes have been cleaned up for too long."""
         self._unknown_since = None
         if self.job is None or self.job.state != job.state:
             log.info("Slurm job %s: %s %s", job_id, job.state, job.reason)
@@ -63,7 +63,7 @@ class JobWatch:
         return End(-signal.SIGKILL, Ending(words, complaints_in(self._output).is_memory))
 
     def unknown(self, job_id: str, *, at: float) -> End | None:
-        """Note that Slurm does not know it; its end if that is not because the controller forgot a job that trains."""
+        """Note that Slurm does not know it; returns its end, unless a controller may have forgotten a training job."""
         if self._unknown_since is None:
             self._unknown_since = at
             log.warning("Slurm does not know the job job=%s; its trainer's heartbeat decides", job_id)

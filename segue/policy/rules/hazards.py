@@ -14,7 +14,7 @@ from segue.policy.rules.view import Floats, Intervals
 
 HOUR = 3600.0
 AGE_EDGES_SECONDS = np.array([0.25, 0.58, 1.08, 2.08, 4.08, 8.08, 16.08]) * HOUR
-"""Between the age bins; the last bin has no end."""
+"""The edges between the age bins; the last bin has no end."""
 BINS = len(AGE_EDGES_SECONDS) + 1
 _PER = 600.0
 UNKNOWN_AGE_SECONDS = 3600.0
@@ -22,7 +22,7 @@ UNKNOWN_AGE_SECONDS = 3600.0
 UP_ENDS = np.array([0.278, 0.194, 0.143, 0.080, 0.045, 0.036, 0.024, 0.018])
 """Share of up intervals that end within ten minutes, by age."""
 DOWN_ENDS = np.array([0.350, 0.162, 0.102, 0.068, 0.046, 0.031, 0.021, 0.006])
-"""The same of down intervals."""
+"""Share of down intervals that end within ten minutes, by age."""
 UP_RATES = -np.log1p(-UP_ENDS) / _PER
 """Ends of up intervals per second, by age."""
 DOWN_RATES = -np.log1p(-DOWN_ENDS) / _PER

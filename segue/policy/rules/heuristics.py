@@ -1,7 +1,7 @@
-"""Policies with closed rules: where a run should be next. Pure; the safety clamp overrules them all.
+"""Policies with closed rules, which say where a run should be next. Pure; the safety clamp overrules them all.
 
 The same objects decide in a run and in the simulator. `choose` works element by element: one run in a flow, many in a
-simulation. A wish for spot while spot is down means to wait for it; with hand-over on-demand keeps running meanwhile.
+simulation. A wish for spot while spot is down means to wait for it; with hand-over, on-demand keeps running meanwhile.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Policy(Protocol):
 
     @property
     def comes_back(self) -> bool:
-        """Whether it ever leaves on-demand for spot again: only then is a standby sent."""
+        """Whether the policy ever leaves on-demand for spot again; only then is a standby sent."""
         ...
 
     def choose(self, view: View) -> Wishes: ...
@@ -62,7 +62,7 @@ class Threshold(ThresholdParameters):
 
 @dataclass(frozen=True)
 class Greedy(GreedyParameters):
-    """Spot until the safety net: idle and R < C + 2d, then on-demand to the end ("Can't Be Late", NSDI 2024)."""
+    """Spot until the safety net (idle and R < C + 2d), then on-demand to the end ("Can't Be Late", NSDI 2024)."""
 
     def choose(self, view: View) -> Wishes:
         return _on_demand_if(_stays(view) | ((view.mode == IDLE) & _is_net_reached(view)))

@@ -14,7 +14,7 @@ from segue.policy.rules.plan_table import Table, solve
 from segue.policy.rules.view import Floats, Job, View, Wishes
 
 _GRID = 1.5
-"""Ratio of two factors that tables are solved for: a hazard off by a quarter costs less than the noise of a run."""
+"""Ratio of two neighbouring factors with a table: a hazard off by a quarter costs less than the noise of a run."""
 _COARSEST_SECONDS = 600.0
 _MOMENTS, _WORK_STEPS, _BOOT_STEPS, _HORIZON_STEPS, _STEPS = 60, 8, 12, 600, 800
 _SLACK_STEPS, _MOST_PARTS = 120, 16
@@ -27,7 +27,7 @@ class Plan(PlanParameters):
     """The cheapest expectation over what spot may do next (see `segue.policy.rules.plan_table`)."""
 
     most_cells: ClassVar[float] = math.inf
-    """Steps of time left times steps of slack in one table, which is what solving it takes."""
+    """The most cells of one table (steps of time left times steps of slack): the work of solving it."""
 
     _tables: dict[tuple[Job, float, float], Table] = field(default_factory=dict, init=False, repr=False, compare=False)
     """The solved tables of one job, by the factors of its hazards."""

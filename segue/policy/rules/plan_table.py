@@ -7,8 +7,8 @@ State: remaining time R, slack S = R - C, mode, and spot x: up or down in one of
     on-demand:  k c + E V(R-h, S - d if it starts, on-demand, x')
     hand-over:  c + k d + E V(R-h, S, spot or, if the standby dies as it boots, on-demand, x')
 
-and V = 0 once S >= R: nothing is left to compute. A start's changeover d is taken from the slack at once. What the
-safety clamp forbids costs infinity. Between two points of the grid V is linear in S.
+and V = 0 once S >= R: nothing is left to compute. A start's changeover d is taken from the slack at once. A choice that
+the safety clamp forbids costs infinity. Between two points of the grid V is linear in S.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _CHECKED = np.array([1.0, 1.0, 0.5, 0.25, 0.25, 0.25, 0.25, 0.25])
 
 @dataclass(frozen=True)
 class Table:
-    """What to do, and what it is expected to cost, on a grid of remaining time and slack."""
+    """The cheapest choice and its expected cost, on a grid of remaining time and slack."""
 
     step_seconds: float
-    """Between two steps of remaining time."""
+    """Seconds between two steps of remaining time."""
     slack_step_seconds: float
     horizon_seconds: float
     """The most remaining time in the grid. A run with more is looked up with its slack less the excess."""
@@ -46,7 +46,7 @@ class Table:
     """(mode and state of spot, steps of slack): expected cost from the horizon to the goal, in spot seconds."""
 
     def wish(self, view: View) -> Wishes:
-        """What to do, for each run of a view."""
+        """The cheapest choice for each run of a view."""
         return self.wishes[self._at(view)]
 
     def cost(self, view: View) -> Floats:

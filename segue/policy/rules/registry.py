@@ -21,14 +21,14 @@ from segue.policy.rules.plan import Plan
 RULES: dict[str, type[Any]] = {
     rule.name: rule for rule in (Plan, SlackAge, UniformProgress, Greedy, TimeSliced, Threshold, SpotOnly, OnDemandOnly)
 }
-"""For each declaration in `segue.policies` the class that has its parameters and chooses by them."""
+"""The class for each declaration in `segue.policies`: it has the parameters, and chooses by them."""
 
 
 def named_policy(name: str, parameters: Mapping[str, float] | None = None) -> Policy:
     """The policy of a name, with its parameters.
 
     Raises:
-        ValueError: there is no such policy, it has no such parameter, or not with such a value.
+        ValueError: there is no such policy, it has no such parameter, or the parameter cannot have this value.
     """
     checked = checked_parameters(name, parameters or {})
     policy: Policy = RULES[name](**checked)

@@ -6,4 +6,4 @@ SENTINEL_SECONDS = 180.0
 """Spot time that one start of a sentinel costs."""
 
 PAUSES_SECONDS = (600.0, 1200.0, 2400.0)
-"""Until a standby is sent again after one whose start was not used; the last pause repeats."""
+"""Pauses until a standby is sent again after a standby whose start was not used; the last pause repeats."""

@@ -1,4 +1,4 @@
-"""What a policy knows of a run, and what it may choose. Arrays: one element in a run, many in a simulation."""
+"""A policy's knowledge of a run, and its choices. Arrays: one element in a run, many in a simulation."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ Wishes = NDArray[np.int8]
 """Values of `Mode`, one for each run."""
 
 Knowledge = Literal["free", "sentinel", "none"]
-"""What is observed of spot while on on-demand: everything, what a sentinel shows by starting, or nothing.
+"""What a run on on-demand observes of spot: everything, what a sentinel shows by starting, or nothing.
 
-With nothing there is no way back to spot: once chosen, on-demand does the rest.
+If nothing is observed, there is no way back to spot: once chosen, on-demand does the rest.
 """
 
 
 class Mode(IntEnum):
-    """Where a run is, or is to be."""
+    """The mode in which a run is, or is to be."""
 
     IDLE = 0
     """Waiting for spot capacity, which costs nothing."""
@@ -36,14 +36,14 @@ IDLE, SPOT, ON_DEMAND = (np.int8(mode) for mode in Mode)
 
 @dataclass(frozen=True)
 class Job:
-    """What does not change during a run. Times in seconds, prices in units of the spot price."""
+    """The facts that do not change during a run. Times in seconds, prices in units of the spot price."""
 
     total_seconds: float
-    """From the start to the deadline, R(0)."""
+    """Time from the start to the deadline, R(0)."""
     work_seconds: float
     """Time of computing from the first step to the goal, C(0)."""
     changeover_seconds: float
-    """From a start on either capacity to the first new step, d."""
+    """Time from a start on either capacity to the first new step, d."""
     price_ratio: float = 3.0
     """On-demand price over spot price, k."""
     knowledge: Knowledge = "sentinel"
@@ -80,7 +80,7 @@ class View:
 
     job: Job
     remaining_seconds: Floats
-    """Until the deadline, R."""
+    """Time until the deadline, R."""
     work_seconds: Floats
     """Time of computing still needed, C."""
     mode: Wishes

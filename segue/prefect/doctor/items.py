@@ -108,7 +108,7 @@ def _asked(name: str, look: Callable[[SyncPrefectClient], Result]) -> Item:
 
 
 def _answered(look: Callable[[], Result]) -> Callable[[], Result]:
-    """The look; if a request was not answered, its sentence stands in place of its exception."""
+    """The look; if a request was not answered, it returns a failed check with the reason and raises no exception."""
 
     def ask() -> Result:
         try:

@@ -72,7 +72,7 @@ class Pools:
 
     @cached_property
     def with_nodes(self) -> list[PoolState]:
-        """The same, with the nodes of the cluster if a pool asks for some."""
+        """These pools, with the nodes of the cluster if a pool asks for some."""
         return with_nodes(self.of_segments)
 
     @property
@@ -93,7 +93,7 @@ class Pools:
 def database_of(client: SyncPrefectClient) -> Database | None:
     """The kind of the server's database; None for Prefect Cloud, and if it cannot be found out.
 
-    The API does not name it. What differs is how names are searched: PostgreSQL takes a backslash in a pattern as an
+    The API does not name it. The difference is in the search for names: PostgreSQL takes a backslash in a pattern as an
     escape, SQLite as a backslash (https://www.sqlite.org/lang_expr.html, "The LIKE, GLOB, REGEXP, MATCH operators").
     """
     if client.server_type is ServerType.CLOUD:
@@ -104,7 +104,7 @@ def database_of(client: SyncPrefectClient) -> Database | None:
 
 
 def refused_writes() -> tuple[int, int]:
-    """How many answers to writes were 503 while the workers of the server ask for flow runs, and how many were asked.
+    """How many writes were answered by 503 while the server's workers ask for flow runs, and how many were made.
 
     A flow run of its own gets labels, as a worker gives them to each flow run that it takes, and is deleted again.
     """

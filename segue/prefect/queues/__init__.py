@@ -1,1 +1,1 @@
-"""What attempts wait for on the Prefect server: slots of their pools, and the start of their flow runs."""
+"""The waits of attempts on the Prefect server: for slots of their pools, and for the start of their flow runs."""

@@ -25,7 +25,7 @@ _T = TypeVar("_T")
 class Answers(Generic[_T]):
     """The newest answers, by what they are about. Each is asked for again after a period, one question at a time.
 
-    A question that the API refuses, or whose object does not exist, keeps the answer before, and is asked again after
+    A question that the API refuses, or whose object does not exist, keeps its previous answer, and is asked again after
     the period. While the API is silent, the messenger repeats it.
     """
 

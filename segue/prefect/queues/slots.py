@@ -30,20 +30,20 @@ from prefect.client.schemas.sorting import FlowRunSort
 from segue.policy.queueing import UNLIMITED, Slots, queue_seconds
 
 _ENDED_FLOW_RUNS = 100
-"""Newest ended flow runs by which it is known for how long a slot is held."""
+"""The number of newest ended flow runs that show how long a slot is held."""
 _LEAST_TURNS, _TURNS = 2, 4
-"""Starts by which it is known how often a slot becomes free, as multiples of the slots."""
+"""The number of starts that show how often a slot becomes free, as multiples of the slots."""
 _PAGE = 100
 """Flow runs of one answer. A server gives 200 at most by default."""
 _DATE_STEP = timedelta(seconds=1)
-"""The server's date, by which it is asked what waits now, has whole seconds."""
+"""The server's date, which is used to ask what waits now, has whole seconds."""
 _HOLDING = FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.PENDING, StateType.RUNNING]))
-"""As pools and queues count them. A flow run that is being cancelled may stay so for hours, when nobody ends it."""
+"""The states that hold a slot, as pools and queues count. Without Cancelling: it lasts for hours if nobody ends it."""
 _SCHEDULED = FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.SCHEDULED]))
 _ENDED = FlowRunFilterState(
     type=FlowRunFilterStateType(any_=[StateType.COMPLETED, StateType.FAILED, StateType.CRASHED])
 )
-"""Not cancelled: most of those were given up while they waited, and would fill the answer."""
+"""Without cancelled flow runs: most of these were given up while they waited, and would fill the answer."""
 _HAS_RUN = FlowRunFilterStartTime(is_null_=False)
 
 
@@ -76,7 +76,7 @@ def read_limit(client: SyncPrefectClient, deployment: str, *, now: datetime) -> 
 
 
 def count_waiting(client: SyncPrefectClient, limit: Limit, *, due: datetime, **fields: Any) -> int:
-    """How many flow runs wait for a slot that were due by then, and have these fields."""
+    """The number of flow runs with these fields that were due by then and wait for a slot."""
     is_due = FlowRunFilterExpectedStartTime(before_=due)
     return client.count_flow_runs(**limit.where(state=_SCHEDULED, expected_start_time=is_due, **fields))
 
@@ -119,7 +119,7 @@ def _limits_of(client: SyncPrefectClient, name: str) -> Iterator[Limit]:
 
 
 def _with_slots(client: SyncPrefectClient, limit: Limit, *, now: datetime) -> Limit:
-    # By state: of a mixed page of the newest flow runs, those that wait or are over would take the whole.
+    # Asked by state: on a mixed page of the newest flow runs, those that wait or are over would fill the page.
     taken = client.count_flow_runs(**limit.where(state=_HOLDING))
     slots = replace(limit.slots, taken=taken, waiting=count_waiting(client, limit, due=now + _DATE_STEP))
     if slots.is_full:
@@ -146,7 +146,7 @@ def _all(client: SyncPrefectClient, found: Mapping[str, Any]) -> Iterator[FlowRu
 
 
 def seconds_between_starts(runs: Iterable[FlowRun], *, slots: int) -> float:
-    """Mean time between the newest starts of which the later was due before the earlier: it waited. Pure.
+    """Mean time between the newest starts of which the later was due before the earlier, so it waited. Pure.
 
     0 if fewer waited than all slots take in two turns, because several slots may become free at once.
     """
@@ -161,7 +161,7 @@ def seconds_between_starts(runs: Iterable[FlowRun], *, slots: int) -> float:
 
 
 def held_seconds(holding: Iterable[FlowRun], ended: Iterable[FlowRun], *, now: datetime) -> list[float]:
-    """For how long flow runs have held a slot so far, and ended ones that ran held theirs. Pure.
+    """How long flow runs have held a slot so far, and how long ended ones that ran held theirs. Pure.
 
     The server's clock may be ahead of this machine's: no slot is held for less than 0 s.
     """

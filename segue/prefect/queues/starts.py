@@ -1,4 +1,4 @@
-"""The start of a flow run on its pool: how long it has lasted, what its infrastructure says, that it was refused."""
+"""The start of a flow run on its pool: how long it has lasted, what its infrastructure says, whether it was refused."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from segue.prefect.queues.answers import Answers
 _ASK_SECONDS = 10.0
 """How often the server is asked how long a flow run has been Pending."""
 _LONG_PENDING = timedelta(minutes=15)
-"""How long a flow run may be Pending before its infrastructure needs a person, as far as can be seen."""
+"""A flow run that has been Pending for longer than this seems to need a person's help."""
 _SAID_CHARACTERS = 300
 """How much is kept of a worker's message about a flow run that has not started, and of the fix that it names."""
 _FIX = " Resolution: "
@@ -64,10 +64,10 @@ def why_pending(run: FlowRun, *, said: str | None) -> str | None:
 
 
 class StartTimes:
-    """For how long flow runs have been starting, without ever waiting for the API.
+    """Knows how long flow runs have been starting, without ever waiting for the API.
 
     A flow run starts from the moment a worker takes it. One whose pod or task exists waits there for a machine and its
-    image, and starts when that runs it.
+    image, and starts when the machine runs it.
     """
 
     def __init__(self, messenger: Messenger) -> None:
@@ -96,7 +96,7 @@ class StartTimes:
 
 
 def _taken_at(client: SyncPrefectClient, *, flow_run_id: UUID) -> float | None:
-    """When a worker took a flow run that is Pending, on this process's monotonic clock; infinite: it waits there."""
+    """When a worker took a Pending flow run, on this process's monotonic clock; infinite: it waits for a machine."""
     run = client.read_flow_run(flow_run_id)
     if run.state is None or not run.state.is_pending():
         return None
@@ -108,7 +108,7 @@ def _taken_at(client: SyncPrefectClient, *, flow_run_id: UUID) -> float | None:
 
 
 def _pending_for(run: FlowRun) -> timedelta:
-    """For how long a flow run has been Pending, by the server's clock, which may differ from this machine's."""
+    """How long a flow run has been Pending, by the server's clock, which may differ from this machine's."""
     if run.state is None or not run.state.is_pending() or run.expected_start_time is None:
         return timedelta()
     return run.estimated_start_time_delta - (run.state.timestamp - run.expected_start_time)

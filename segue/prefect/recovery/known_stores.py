@@ -42,7 +42,7 @@ _KNOWN_FOR = timedelta(days=30)
 """How long a store is remembered after the last parent that used it."""
 _TOUCHED_EVERY = timedelta(days=1)
 _OVERLAP = timedelta(hours=1)
-"""Flow runs that are younger than the newest one that was read, less this, are read again."""
+"""Flow runs that are older than the newest one that was read, by no more than this, are read again."""
 _SOON = timedelta(minutes=1)
 """The server shows its time in whole seconds."""
 _PAGE = 200
@@ -50,7 +50,7 @@ _PAGE = 200
 
 
 def remember(client: SyncPrefectClient, store: StoreSpec, *, known: Variable | None, now: datetime) -> None:
-    """See to it that the server has a Variable for this store; `known` is the one it has, `now` the server's time.
+    """Ensure that the server has a Variable for this store; `known` is the one it has, and `now` is the server's time.
 
     Raises:
         httpx.HTTPError, PrefectHTTPStatusError: a retry is safe.
@@ -94,7 +94,7 @@ class StoreKeeper:
 
 
 KEEPER = StoreKeeper()
-"""The one of this process."""
+"""The StoreKeeper of this process."""
 
 
 def known_stores(client: SyncPrefectClient, *, clock: Clock) -> list[StoreSpec]:
@@ -137,7 +137,7 @@ def _in_flow_runs(client: SyncPrefectClient, *, now: datetime, clock: Clock) -> 
 
 
 def _moment(value: Any, *, now: datetime) -> datetime | None:
-    """The time in a Variable; None if there is none, or if it is of a clock that was ahead."""
+    """The time in a Variable; None if there is none, or if it comes from a clock that was ahead."""
     try:
         found = datetime.fromisoformat(value)
     except (TypeError, ValueError):

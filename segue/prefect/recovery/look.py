@@ -39,7 +39,7 @@ _NO_STORE = (
 
 @dataclass(frozen=True)
 class Looked:
-    """What a look at stores found and did."""
+    """The findings and actions of a look at stores."""
 
     stores: int = 0
     """Stores whose open runs are known."""
@@ -81,7 +81,7 @@ def look_at(
     interval_seconds: float | None = None,
     is_asked_for: bool = True,
 ) -> Looked:
-    """Recover the runs of one store. Unless `is_asked_for`, only if no other look makes this one needless."""
+    """Recover the runs of one store; unless `is_asked_for`, only if no other look makes this one needless."""
     clock = SystemClock()
     try:
         opened = open_store(store)

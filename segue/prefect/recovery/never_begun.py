@@ -29,7 +29,7 @@ _NEVER_BEGUN = FlowRunFilter(
 
 
 def end_never_begun(client: SyncPrefectClient, *, now: datetime) -> Looked:
-    """Set segue's flow runs that are Cancelling and have never run to Cancelled. What was done about each.
+    """Set to Cancelled segue's flow runs that are Cancelling and have never run. Returns what was done about each.
 
     A worker takes a flow run, and its process is still starting when it is cancelled: the worker finds nothing to end,
     the engine then refuses to run it and dies, and Prefect leaves it Cancelling. `now` is the time of the server. A

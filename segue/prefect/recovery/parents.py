@@ -44,7 +44,7 @@ LONGEST_BACKOFF_SECONDS = 1800.0
 _START_SECONDS = 180.0
 """How long a start that a worker has taken may lack its first heartbeat until another one is created beside it."""
 _PROCESS_START_SECONDS = 45.0
-"""The same if no image has to be pulled: the parent's process runs already, or is on a process pool."""
+"""This time if no image has to be pulled: the parent's process runs already, or is on a process pool."""
 _MOST_FLOW_RUNS = 200
 _OF_ANOTHER_SERVER = (
     "its parent ran on another Prefect server, which recovers it; `segue recover --take-over` starts it here"
@@ -119,7 +119,7 @@ def recover_run(
     runs = [run for run in parents if run.state is None or word_of(run.state) is not Word.DUPLICATE]
     if history.spec is None or (history.is_over and not (runs and _starts_it_again(runs[0], runlog))):
         return _end(client, runlog, dead, runs, clock=clock), None
-    # Not by the log's length, which grows while the attempt trains on.
+    # Counted by starts, not by the log's length, which grows while the attempt trains on.
     starts = sum(run.parameters.get("after_parent") == dead.parent_id for run in parents)
     # Each further start has twice the time: if all starts are slow, one of them comes through.
     limit_seconds = start_seconds(client, runs[0]) * 2.0 ** max(starts - 1, 0) if runs else 0.0
@@ -141,7 +141,7 @@ def recover_run(
         if run.state is not None and not run.state.is_final() and not is_slow_start:
             why = "the parent's process is gone; the run was given a new parent"
             client.set_flow_run_state(run.id, state_with(Word.PARENT_LOST, why), force=True)
-    # Nobody has asked for another start since a segment was cancelled: its new parent ends the run for it.
+    # If a segment was cancelled, nobody has asked for another start since: the new parent ends the run.
     cancelled = cancelled_at_slot(runlog)
     requested = history.next_slot if cancelled is None else cancelled
     flow_run_id = create_parent(
@@ -267,7 +267,7 @@ def start_seconds(client: SyncPrefectClient, run: FlowRun) -> float:
 
 
 def _starts_it_again(run: FlowRun, runlog: RunLog) -> bool:
-    """Whether this flow run starts a run again that was over: it was requested after the end, and has not ended."""
+    """Whether this flow run starts again a run that was over: it was requested after the end, and has not ended."""
     requested = run.parameters.get("requested_at_slot")
     ended = max((slot.number for slot in runlog.slots if isinstance(slot.entry, DecisionEntry)), default=-1)
     is_over = run.state is not None and (has_reached_goal(run.state) or run.state.is_cancelled())
@@ -279,7 +279,7 @@ def _is_cancelled(run: FlowRun) -> bool:
 
 
 def _backoff_seconds(restarts: list[FlowRun], *, now: datetime) -> float:
-    """Seconds until the next start: each start since which nothing was written to the log doubles the wait."""
+    """Seconds until the next start: each start after which nothing was written to the log doubles the wait."""
     if not restarts or restarts[0].state is None:
         return 0.0
     wait = min(FIRST_BACKOFF_SECONDS * 2.0 ** (len(restarts) - 1), LONGEST_BACKOFF_SECONDS)

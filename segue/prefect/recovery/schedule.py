@@ -26,7 +26,7 @@ from segue.prefect.pools import recovery_of
 
 DEPLOYMENT = "recover/recover"
 LATE = timedelta(minutes=2)
-"""A start that was due longer ago does what a later one does."""
+"""A start that was due longer ago is needless: a later one does the same."""
 
 
 def interval_seconds(client: SyncPrefectClient) -> float | None:
@@ -56,7 +56,7 @@ def _between_next(client: SyncPrefectClient, deployment_id: UUID) -> float | Non
 
 
 def end_late_starts(client: SyncPrefectClient, deployment_id: UUID, *, due: datetime) -> None:
-    """End the starts of a deployment that no worker has taken and that were due long before this one: it looks for all.
+    """End the starts of a deployment that no worker has taken and that were due long before this one, which suffices.
 
     Raises:
         httpx.HTTPError, PrefectHTTPStatusError: they are still there; a retry is safe.

@@ -78,9 +78,9 @@ def settle_missed(spec: RunSpec) -> None:
 
 
 def settle_segments(client: SyncPrefectClient, runlog: RunLog, *, now: datetime) -> int:
-    """Set the states of segments that have a report in the log and show another one; how many there were.
+    """Set the states of segments that have a report in the log and show another state; returns how many there were.
 
-    Others are those that show as running or being cancelled, and those that ended because the API was away.
+    Such segments show as running or being cancelled, or have ended because the API was away.
 
     Raises:
         StoreReadError: the log could not be read.
@@ -126,7 +126,7 @@ def store_of(run: FlowRun) -> str | None:
 def is_made_by_outage(state: State | None) -> bool:
     """Whether an engine set this state because it could not reach the API, or its worker because the engine gave up.
 
-    Never that of a person, nor one that segue set.
+    False for any state that a person or segue has set.
     """
     if state is None or state.type not in (StateType.FAILED, StateType.CRASHED):
         return False

@@ -34,7 +34,7 @@ _MOST_RESTARTS = 5
 _LEFT_ALONE = timedelta(minutes=15)
 """How long another server has to continue the flow run of a slot that was decided; its database may be lost."""
 _MOST_STARTS = 20
-"""Starts of one flow run that waits for a decision: each answer needs one."""
+"""The most starts of one flow run that waits for a decision: each answer needs a start."""
 
 
 def is_slot(record: ParentRecord) -> bool:
@@ -87,12 +87,12 @@ def _restarts(client: SyncPrefectClient, dead: ParentRecord) -> Sequence[FlowRun
     """The flow runs that recovery has created for a slot, the newest first."""
     wanted = FlowRunFilter(tags=FlowRunFilterTags(all_=["segue", dead.run_id]))
     found = client.read_flow_runs(flow_run_filter=wanted)
-    # Not by the time at which they were due: that may be the same for all.
+    # Not sorted by the time at which they were due, which may be the same for all.
     return sorted(found, key=lambda run: run.created or datetime.min.replace(tzinfo=UTC), reverse=True)
 
 
 def _is_of_adopter(run: FlowRun, dead: ParentRecord) -> bool:
-    """Whether a flow run is that of a later slot, which has run this one first."""
+    """Whether a flow run belongs to a later slot, which has run this slot first."""
     return dead.adopted_by is not None and str(run.id) == dead.flow_run_id
 
 
@@ -175,7 +175,7 @@ def _go_on_asked(client: SyncPrefectClient, log: ModelsLog, dead: ParentRecord, 
 def next_start(
     run: FlowRun, state: SlotState, *, now: datetime, start_seconds: float
 ) -> Literal["wait", "starts", "go on", "none"]:
-    """What becomes of the flow run of a slot about whose candidate a person decides, and whose process is gone."""
+    """What becomes of a flow run without a process whose slot waits, or has waited, for a person's decision."""
     if run.state is None or is_by_a_person(run.state) or run.deployment_id is None:
         return "none"
     if run.state.is_paused():

@@ -32,11 +32,11 @@ Logger = logging.Logger | logging.LoggerAdapter[Any]
 
 PERIOD_SECONDS = 30.0
 _FIRST_SECONDS = 3.0
-"""The first segment's submission comes first. A parent that dies before is found by its flow run."""
+"""Delay of the watch: the first segment is submitted first. A parent that dies before is found by its flow run."""
 
 
 def recovery_resource_id(store: StoreSpec) -> str:
-    """The id of the resource that events about looks at a store are about."""
+    """The id of the resource of all events about looks at a store."""
     return f"segue.recovery.{hashlib.sha256(store.model_dump_json().encode()).hexdigest()[:24]}"
 
 
@@ -100,7 +100,7 @@ class RecoveryWatch:
         try:
             seconds = self._silence.look(interval_seconds=self._interval_seconds)
         except StoreReadError:
-            return  # While the store is away, looks cannot leave word.
+            return  # While the store is away, looks cannot record that they ended.
         if seconds is None:
             self._end_alarm()
         else:

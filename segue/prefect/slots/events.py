@@ -32,7 +32,7 @@ WAITING = "segue.model.waiting"
 
 
 def announce(spec: RetrainSpec, models: Models, slot: datetime, *, log_id: str, logger: Logger) -> None:
-    """Send the event of a slot's end, or that it waits for a decision, once.
+    """Send, once, the event that a slot has ended or waits for a decision.
 
     Best effort: the model's log has it, whatever Prefect does.
     """

@@ -112,7 +112,7 @@ class Questions:
             suspend_flow_run(wait_for_input=form, key=f"{start}{questions + 1}")
 
     def _take(self, given: _Given, version: int) -> str:
-        """Record an answer. Why it could not be followed, so that the question is asked again; empty if it was."""
+        """Record an answer. Returns why it could not be followed, so that the question is asked again; else empty."""
         answer: Answer = "approved" if given.answer.answer == "approve" else "rejected"
         try:
             if answer == "approved":
@@ -145,13 +145,13 @@ def _answer(own: FlowRun, question: str) -> _Given | None:
     try:
         answer = PromotionAnswer.model_validate_json(found[0].value)
     except ValidationError:
-        return None  # Not by the form.
+        return None  # Not written by the form.
     return _Given(answer, at=found[0].created or SystemClock().now())
 
 
 def go_on(client: SyncPrefectClient, run: FlowRun) -> None:
-    """Start a flow run again that was suspended, without an answer, or whose process is gone."""
-    # Not by Prefect's own `resume`, which takes no answer for a wrong one.
+    """Start again a flow run that was suspended, without an answer, or whose process is gone."""
+    # Not by Prefect's own `resume`, which takes a missing answer for a wrong one.
     state: State[Any] = Scheduled(scheduled_time=time_at(client), message="it goes on with its slot")
     client.set_flow_run_state(run.id, state, force=True)
 

@@ -20,8 +20,8 @@ _LONGEST_GAP, _ONE_DAY = timedelta(hours=3), timedelta(days=1)
 def ticks(spec: RetrainSpec, *, since: datetime, until: datetime) -> tuple[datetime, ...]:
     """The times of the schedule after `since` and up to `until`, in UTC; none without a schedule.
 
-    They are those of Prefect's scheduler, daylight saving time included: a time that the clock shows twice has one
-    tick, and that of a time that it leaves out is earlier, by as much as the clock goes forward.
+    They are the times of Prefect's scheduler, daylight saving time included: a time that the clock shows twice has one
+    tick, and the tick of a time that the clock leaves out is earlier, by as much as the clock goes forward.
 
     Raises:
         SpecError: the schedule is no cron expression.
@@ -43,7 +43,7 @@ def ticks_of_the_evening_before(spec: RetrainSpec, *, since: datetime, until: da
     Raises:
         SpecError: the schedule is no cron expression.
     """
-    on_the_calendar = spec.model_copy(update={"timezone": "UTC"})  # Whose days have all hours.
+    on_the_calendar = spec.model_copy(update={"timezone": "UTC"})  # Its days have all hours.
     around = ticks(on_the_calendar, since=since - _ONE_DAY, until=until + _ONE_DAY)
     wanted = {tick.replace(tzinfo=None) for tick in around}
     found = [tick for tick in ticks(spec, since=since, until=until) if tick < around[-1] - _ONE_DAY]
@@ -57,7 +57,7 @@ def ticks_of_the_evening_before(spec: RetrainSpec, *, since: datetime, until: da
 
 
 def begins_for_data(spec: RetrainSpec, models: Models, slot: datetime) -> bool:
-    """Whether a slot is needless without new data: one that data began, or one of a schedule beside such a trigger.
+    """Whether a slot is needless without new data: data began it, or a schedule with an arrival trigger beside it.
 
     A person begins a slot on whatever data there is.
     """

@@ -22,7 +22,7 @@ from segue.units import duration
 
 _MOST_STARTS = 5
 _FIRST_PAUSE_SECONDS = 60.0
-"""Before the second start of a slot that has not begun; each further one has four times that: 85 minutes in all."""
+"""Pause before the second start of an unbegun slot; each further one is four times as long: 85 minutes in all."""
 
 
 class SlotStarter:
@@ -42,7 +42,7 @@ class SlotStarter:
         """What is said of slots that have failed, because their flow runs ended too often."""
 
     def start(self, trigger: Trigger) -> str:
-        """Start the flow run of a slot, unless there is one, or it is not time yet. What was done, or why nothing."""
+        """Start the flow run of a slot, unless there is one, or it is too early. Return what was done, or why not."""
         run_id = run_id_of(self._spec, trigger.slot)
         starts = self._starts(run_id)
         newest = starts[0].state if starts else None

@@ -32,7 +32,7 @@ class _Other(NamedTuple):
 
 
 class Turns:
-    """What a slot does about earlier slots of its model that are not done."""
+    """Decides what a slot does about earlier slots of its model that are not done."""
 
     def __init__(self, spec: RetrainSpec, store: Store, log: ModelsLog, *, clock: Clock, logger: Logger) -> None:
         self._spec, self._store, self._log = spec, store, log
@@ -80,7 +80,7 @@ class Turns:
         return REMOTE_LOOK_SECONDS if self._store.is_remote else LOOK_SECONDS
 
     def _unfinished(self, slot: datetime) -> list[tuple[datetime, ParentRecord]]:
-        """The earlier slots without those about whose candidates a person decides: these have trained and compared."""
+        """The earlier slots, except those that wait for a person's decision: these have trained and compared."""
         found = self._records(before=slot)
         slots = self._log.read().slots if found else {}
         return [(other, record) for other, record in found if other not in slots or slots[other].decide_by is None]
@@ -94,7 +94,7 @@ class Turns:
         return found
 
     def _settle(self, slot: datetime, record: ParentRecord, adopt: Callable[[datetime], None]) -> None:
-        """An earlier slot whose flow run has died: it is run here, unless it has ended or its place is taken."""
+        """Run an earlier slot here whose flow run has died, unless the slot has ended or its place is taken."""
         state = self._log.read().slots.get(slot)
         if self._spec.overlap == "supersede" and (state is None or state.is_open):
             self._log.end_slot(SlotEnd(slot=slot, outcome="superseded", why="its flow run died, and a later slot came"))

@@ -1,1 +1,1 @@
-"""What the Prefect UI shows of a run: states, pages, progress, events and log lines."""
+"""The view of a run in the Prefect UI: states, pages, progress, events and log lines."""

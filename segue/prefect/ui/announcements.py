@@ -19,7 +19,7 @@ Logger = logging.Logger | logging.LoggerAdapter[Any]
 
 _FOR_A_PERSON = (RESUME_BROKEN, AT_RISK, LATE, BUDGET, STALE_PRICES, RECOVERY_SILENT)
 _OLD = timedelta(days=1)
-"""Events that happened longer ago are not sent: a parent that starts again derives all of the run's events."""
+"""Events that happened longer ago than this are not sent: a parent that starts again derives all events of the run."""
 
 _MOST_AT_ONCE = 50
 """Most events that the server returns for one request."""

@@ -32,12 +32,12 @@ from segue.spec import RunSpec
 PERIOD_SECONDS = 30.0
 """Shortest time between two refreshes."""
 _PICTURE_SECONDS, _PICTURE_COST = 60.0, 100.0
-"""Shortest time until the plot is drawn again when only steps are new, in seconds and in times that drawing took."""
+"""Shortest time until the plot is drawn again if only steps are new: seconds, and multiples of the drawing time."""
 _END_SECONDS = 5.0
 """How long the end of a run waits for the last refresh."""
 _RETRY_SECONDS = 2.0
 _DRAWING_PAUSE = 9.0
-"""Shortest pause of this process between two plots, in times that the last one took: a tenth of a core for all runs."""
+"""Shortest pause of this process between two plots, in multiples of the last drawing time: a tenth of a core in all."""
 
 
 class LiveRun:
@@ -119,7 +119,7 @@ class LiveRun:
         return max(self._period_seconds - since, 0.05)
 
     def _try(self, client: SyncPrefectClient, *, is_due: bool) -> bool:
-        """Whether everything was taken."""
+        """Try to refresh; returns whether Prefect took everything."""
         try:
             view = self._read()
             self._announce(client, view)

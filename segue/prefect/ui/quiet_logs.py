@@ -14,7 +14,7 @@ from prefect.exceptions import CancelledRun, CrashedRun, FailedRun
 from segue.prefect.state_words import Word
 
 _OF_A_STATE = (CancelledRun, CrashedRun, FailedRun)
-"""What the engine raises, at its very end, for a state that the flow returned."""
+"""The error that the engine raises, at its very end, for a state that the flow returned."""
 _ENGINE_END = "Engine execution exited"
 _ORDINARY = (Word.PREEMPTED, Word.LOST, Word.FENCED, Word.NO_CAPACITY, Word.START_FAILED)
 """Ends of attempts after which the run continues by itself."""
@@ -24,7 +24,7 @@ _EMPTY = "Finished in state Completed()"
 
 
 def quieten() -> None:
-    """Leave out of this process's logs of flow runs and task runs the lines that `keeps` rejects."""
+    """Drop the lines that `keeps` rejects from this process's logs of flow runs and task runs."""
     for name in ("prefect.flow_runs", "prefect.task_runs"):
         logger = logging.getLogger(name)
         if keeps not in logger.filters:
@@ -32,7 +32,7 @@ def quieten() -> None:
 
 
 def keeps(record: logging.LogRecord) -> bool:
-    """Whether a line is kept. The end of an attempt that is ordinary becomes a warning instead of an error."""
+    """Whether a line is kept. The ordinary end of an attempt becomes a warning instead of an error."""
     text = record.getMessage()
     error = record.exc_info[1] if record.exc_info else None
     if text == _EMPTY or (text.startswith(_ENGINE_END) and isinstance(error, _OF_A_STATE)):

@@ -166,11 +166,11 @@ class _Validator:
             options = {"result_format": "SUMMARY", "partial_unexpected_count": _MOST_PLACES}
             results = [batch.validate(each, result_format=options) for each in expectations]
         finally:
-            self._context.data_sources.delete(_SOURCE)  # It would keep the frame.
+            self._context.data_sources.delete(_SOURCE)  # The data source would keep the frame.
         self._results += results
         del batch
         if frame.memory_usage().sum() > _LARGE_BYTES:
-            gc.collect()  # What it made refers to itself, and would keep the columns of many groups.
+            gc.collect()  # Its objects refer to each other, and would keep the columns of many groups.
         return results
 
     def write_docs(self, folder: Path, *, name: str, run_name: str) -> None:

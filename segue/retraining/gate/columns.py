@@ -38,7 +38,7 @@ class Columns:
         self._types = types
 
     def only(self, sources: Collection[str]) -> Columns:
-        """The same of these files only."""
+        """The table of these files only."""
         return Columns([part for part in self.parts if part.source in sources], self._types)
 
     @property
@@ -68,7 +68,7 @@ class Columns:
         return read_frame([], types={name: self._types[name] for name in self.parts[0].names})
 
     def count(self) -> pd.DataFrame:
-        """As many rows as there are, with nothing in them."""
+        """A frame with all rows and no columns."""
         import pandas as pd
 
         return pd.DataFrame(index=pd.RangeIndex(self.rows))

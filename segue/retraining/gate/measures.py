@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 DIFFERENCES = "differences"
-"""Between files; each is a row of its own."""
+"""The name of the frame of differences between files; each difference is a row of its own."""
 Arguments = Mapping[str, Any]
 
 
@@ -28,7 +28,7 @@ class Derived(NamedTuple):
     of: str
     """What a row of the frame is, in the plural."""
     frame: pd.DataFrame
-    """Its first column says what a row is about."""
+    """The frame; its first column says what a row is about."""
     expected: tuple[tuple[str, Arguments], ...]
 
 

@@ -1,4 +1,4 @@
-"""What a column of a window looks like, and how far new rows are from it: the metrics of drift."""
+"""The profile of a column of a window, and the distance of new rows from it: the metrics of drift."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class Finding(FiniteValue):
 
 
 class GateResult(Record):
-    """What the check of a window found."""
+    """The findings of the check of a window."""
 
     outcome: Literal["passed", "warned", "failed"]
     expectations: int = Field(ge=0, description="Number of expectations that were evaluated.")

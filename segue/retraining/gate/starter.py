@@ -58,7 +58,7 @@ def _of_column(name: str, values: pd.Series) -> Iterator[Entry]:
 
 
 def _limits(low: float, high: float) -> tuple[float, float]:
-    """A range wider than the values seen, and not below zero if none was: counts and distances stay what they are."""
+    """A range wider than the values, and not below zero if no value is: counts and distances stay what they are."""
     room = _ROOM * (high - low) or abs(high) or 1.0
     digits = 3 - math.floor(math.log10(room))
     lower = 0.0 if low >= 0 else round(low - room, digits)

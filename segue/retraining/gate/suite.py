@@ -1,4 +1,4 @@
-"""A suite of Great Expectations: read from its file, checked before any data is, and divided by columns."""
+"""A suite of Great Expectations: read from its file, checked before any data is checked, and divided by columns."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Expectation(NamedTuple):
     """One expectation of the suite."""
 
     kind: str
-    """As in expect_column_values_to_not_be_null."""
+    """The kind, as in expect_column_values_to_not_be_null."""
     columns: tuple[str, ...] | None
     """The columns that it reads; none if it is about the table as such, None for all of them."""
     made: Any
@@ -38,7 +38,7 @@ def read_suite(path: Path, gx: Any) -> tuple[Expectation, ...]:
     """The expectations in a suite's file, as `ExpectationSuite.to_json_dict()` writes it.
 
     Raises:
-        SpecError: the file cannot be read, or an expectation in it is none; it names each.
+        SpecError: the file cannot be read, or an entry in it is no expectation; it names each.
     """
     from great_expectations.expectations.expectation_configuration import ExpectationConfiguration
 

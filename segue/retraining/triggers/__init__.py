@@ -1,1 +1,1 @@
-"""What begins a slot besides its schedule and a person: data that has arrived, and data in service that has drifted."""
+"""The causes of a slot besides its schedule and a person: new data, and drift of the data in service."""

@@ -24,7 +24,7 @@ WrittenAt = Callable[[str], Mapping[str, datetime | None]]
 
 
 class Seen(Record):
-    """What the last look saw, for the next one."""
+    """The observations of the last look, for the next one."""
 
     files: str = Field("", description="Hash of the window's files as they were listed.")
     since: AwareDatetime | None = Field(None, description="Since when these files have not changed.")
@@ -35,10 +35,10 @@ class Seen(Record):
 
 
 class Arrival(NamedTuple):
-    """What a look says of the files of a window."""
+    """The finding of a look about the files of a window."""
 
     action: Literal["none", "wait", "compare", "train"]
-    """`compare`: a slot has files of these names and sizes, and only their content tells the rest."""
+    """`compare`: a slot has files of these names and sizes, and only their content shows whether they are new."""
     why: str
 
 
@@ -77,7 +77,7 @@ def _is_left_out(models: Models, slot: datetime) -> bool:
 
 
 def noted(seen: Seen, key: str, *, now: datetime) -> Seen:
-    """What was seen, with the present files."""
+    """The observations, brought up to date with the present files."""
     return seen if seen.files == key else seen.model_copy(update={"files": key, "since": now, "hashes": {}})
 
 
@@ -91,7 +91,7 @@ def arrival_of(
     now: datetime,
     written_at: WrittenAt,
 ) -> Arrival:
-    """What is to be done about the files of a window. `seen` knows them.
+    """The action that the files of a window call for. `seen` holds what is known of them.
 
     A slot that failed on these files is not begun again until one of them changes.
     """
@@ -169,7 +169,7 @@ def _is_after(times: Mapping[str, datetime | None], marker: str, files: Sequence
 
 
 def _difference(before: Window | None, chosen: Chosen, listed: Sequence[Listed]) -> str:
-    """What is new since the window before, by names and sizes; empty if nothing is, even if files are gone."""
+    """The news since the window before, by names and sizes; empty if there are none, even if files are gone."""
     sizes = {each.path: each.size_bytes for each in listed}
     if before is None:
         return f"the first data has arrived: {names([place.path for place in chosen.files])}"

@@ -26,7 +26,7 @@ def newest_of(spec: DriftSpec, listed: Sequence[Listed]) -> Sequence[Listed]:
 
 
 def key_of(files: Sequence[Listed], version: int, window: str) -> str:
-    """A key of what is compared, beside which `window`: it changes when a file or the version in service changes."""
+    """A key of the files that are compared, beside this `window`: it changes with a file or the version in service."""
     lines = [f"version {version}", window, *(repr(tuple(each)) for each in files)]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
@@ -34,7 +34,7 @@ def key_of(files: Sequence[Listed], version: int, window: str) -> str:
 def drift_in(
     spec: DriftSpec, files: Sequence[Listed], before: Mapping[str, ColumnProfile], access: DataAccess
 ) -> dict[str, Drift]:
-    """How far each column of these files is from its profile; a column of `spec.columns` that is gone, infinitely far.
+    """How far each column of these files is from its profile; a column of `spec.columns` that is gone: infinity.
 
     Copies of remote files are removed afterwards.
 

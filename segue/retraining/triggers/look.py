@@ -28,7 +28,7 @@ class Look(NamedTuple):
     """What a look has found."""
 
     lines: tuple[str, ...]
-    """What is said of each cause."""
+    """The sentences about each cause."""
     trigger: Trigger | None
     """The slot that was asked for."""
 
@@ -67,7 +67,7 @@ def look(spec: RetrainSpec, log: ModelsLog, *, now: datetime) -> Look:
         waits = found.action == "wait"
         if found.action == "train":
             trigger = log.trigger("arrival", arrival.reason_of(window.key, models), why=found.why, now=now)
-    _keep(log, seen, before)  # Before data in service is read: it may be damaged.
+    _keep(log, seen, before)  # Asked before data in service is read, which may be damaged.
     if spec.trigger.drift is not None and trigger is None and not waits:
         watch = _Drift(spec, spec.trigger.drift, log, window, now)
         why, trigger, compared = watch.look(models, seen)
@@ -82,7 +82,7 @@ def unstarted(models: Models, *, now: datetime) -> list[Trigger]:
 
 
 def _is_busy(models: Models, *, now: datetime) -> bool:
-    """Whether a slot trains, or was asked for. One about whose candidate a person decides has trained."""
+    """Whether a slot trains, or was asked for. A slot that waits for a person's decision has trained."""
     is_open = any(state.is_open and not state.is_waiting for state in models.slots.values())
     return is_open or bool(unstarted(models, now=now))
 
@@ -125,7 +125,7 @@ def _arrival(
 
 
 def _read(window: _Now, seen: Seen, spec: RetrainSpec, *, now: datetime) -> Seen:
-    """What was seen, with the content of the window's files, each of which is read once.
+    """The observations, with the content of the window's files, each of which is read once.
 
     Raises:
         DataUnreadableError: one could not be read, or has changed meanwhile.
@@ -147,7 +147,7 @@ class _Drift:
     now: datetime
 
     def look(self, models: Models, seen: Seen) -> tuple[str, Trigger | None, Seen]:
-        """What is said, the slot that was asked for, and what was seen."""
+        """The sentence about it, the slot that was asked for, and the observations."""
         version = models.in_service
         start = models.slot_of(version).start if version is not None else None
         files = drift.newest_of(self.wanted, listed(self.wanted.data, self.spec.data))
@@ -182,7 +182,7 @@ class _Drift:
         def is_unchanged(models: Models) -> bool:
             return models.in_service == version and not _is_busy(models, now=self.now)
 
-        # Files were read since the log was: another look, or a schedule, may have been faster.
+        # Files were read after the log: another look, or a schedule, may have been faster.
         trigger = self.log.trigger("drift", key, why=why, now=self.now, only_if=is_unchanged)
         if trigger is None:
             why = f"{why}; another slot has come meanwhile, and the next look compares again"
@@ -211,5 +211,5 @@ def _keep(log: ModelsLog, seen: Seen, before: Seen) -> None:
 def _seen(log: ModelsLog) -> Seen:
     try:
         return Seen.model_validate_json(log.store.get(keys.seen_key(log.name)))
-    except (MissingObjectError, ValidationError):  # Of a newer version: files settle once more.
+    except (MissingObjectError, ValidationError):  # From a newer version: files have to settle again.
         return Seen()

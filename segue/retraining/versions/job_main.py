@@ -90,7 +90,7 @@ def _done(job: AnyJob) -> JobResult:
 
 
 def evaluated(job: EvaluateJob) -> Candidate:
-    """What the slot's run has trained, as a candidate that was compared with the version in service now.
+    """The result of the slot's run, as a candidate that was compared with the version in service now.
 
     Its files are in the store, and nothing refers to them yet.
 
@@ -137,7 +137,7 @@ def evaluated(job: EvaluateJob) -> Candidate:
 def _comparisons(
     spec: RetrainSpec, start: SlotStart, store: Store, candidate: Candidate, before: Candidate | None
 ) -> tuple[tuple[Comparison, ...], tuple[str, ...]]:
-    """The candidate against the model in service, and what in its predictions speaks against it."""
+    """The candidate against the model in service, and the faults in its predictions that speak against it."""
     assert spec.evaluation is not None
     assert spec.publish.model is not None
     data = start.window.data_of(start.window.held_back, spec.data)
@@ -186,7 +186,7 @@ def _component(spec: RetrainSpec, runlog: RunLog, checkpoint: Checkpoint) -> dic
         state = state["state"]
     if not isinstance(state, dict):
         raise PublishError(what=f"component {spec.publish.component}", why="it is no state dict")
-    # torch.compile adds a part to the names; what loads the weights may not be compiled.
+    # torch.compile adds a part to the names; the model that loads the weights may not be compiled.
     return {str(name).replace(_COMPILED, ""): value for name, value in state.items()}
 
 

@@ -69,7 +69,7 @@ def _known(client: Any, name: str, store: Store) -> dict[int, str]:
 
 
 def _logged(client: Any, models: Models, number: int, store: Store) -> tuple[str, str]:
-    """Where the files of a version are as artifacts of a run of their own, and that run."""
+    """The place of a version's files, which are artifacts of a run of their own, and that run."""
     version = models.version(number)
     found = client.get_experiment_by_name(_EXPERIMENT)
     experiment = found.experiment_id if found is not None else client.create_experiment(_EXPERIMENT)

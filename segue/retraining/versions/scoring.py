@@ -80,7 +80,7 @@ def _why_unfit(function: str, arguments: Sequence[str]) -> str | None:
 
 
 def called(function: Callable[..., Any], *arguments: Any, name: str) -> Any:
-    """What the user's function returns.
+    """The result of the user's function.
 
     Raises:
         PublishError: it raised; names the line.
@@ -110,7 +110,7 @@ def published_model(function: str, version: Candidate, store: Store) -> Callable
 def scores_of(
     function: str, model: Callable[..., Any], frame: pd.DataFrame, *, place_of: Callable[[int], str] = str
 ) -> Scores:
-    """What the user's function says of a model, by metric: a number for each row. `place_of` says where a row is.
+    """The scores of a model by the user's function, by metric: a number for each row. `place_of` says where a row is.
 
     Raises:
         ScoresError: there is no such function, it raised, or did not return that.
@@ -160,7 +160,7 @@ def nan_weights(state: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _nan_rows(value: object) -> int:
-    """Rows with a nan of what may be a tensor. Those of other kinds, e.g. sparse ones, are not looked at."""
+    """Rows with a nan, if this is a tensor. Tensors of other kinds, e.g. sparse ones, are not looked at."""
     if not isinstance(value, torch.Tensor) or value.dtype not in _FLOATS or value.layout is not torch.strided:
         return 0
     if value.is_nested or not value.numel():

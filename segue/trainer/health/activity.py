@@ -12,7 +12,7 @@ from segue.spec import RunSpec
 
 Kind = Literal["starting", "training", "evaluating", "waiting", "ending", "leaving"]
 Phase = Literal["build", "restore", "first step", "replay", "step", "evaluate", "save", "rehearsal", "end"]
-"""What an attempt does, as its notices name it."""
+"""The activity of an attempt, as its notices name it."""
 _ENOUGH_STEPS = 3
 """Steps until the usual step time is known: the first ones compile and allocate."""
 
@@ -47,7 +47,7 @@ class Activity:
         self._is_taken = False
 
     def take_over(self, seen: Mark) -> bool:
-        """End the attempt from this thread; False if the training thread has gone on since `seen`."""
+        """End the attempt from this thread; False if the training thread has made progress since `seen`."""
         with self._taking:
             self._is_taken = self.mark == seen
             return self._is_taken
@@ -95,7 +95,7 @@ class Activity:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Another process, which builds the recipe, is waited for until the block ends."""
+        """Until the block ends, the trainer waits for another process, which builds the recipe."""
         before = self.mark.kind
         self._set("waiting")
         try:
@@ -124,7 +124,7 @@ class Activity:
         return self._training_seconds / self._done if self._done >= _ENOUGH_STEPS else None
 
     def limit_seconds(self, spec: RunSpec, *, ranks: int) -> float:
-        """How long the mark may stay as it is."""
+        """How long the mark may stay unchanged."""
         live = spec.liveness
         # Ranks that wait for another one end by themselves, and then name that rank.
         least = max(live.hang_seconds, live.rank_seconds + live.hang_seconds if ranks > 1 else 0.0)
@@ -142,8 +142,8 @@ class Activity:
         return first if usual is None else max(live.hang_factor * usual, least)
 
     def rank_limit_seconds(self, spec: RunSpec) -> float:
-        """How long the mark may stay as it is while this rank may be waiting for another one."""
-        # Early enough for the others to say which rank it is, before this one counts as hung itself.
+        """How long the mark may stay unchanged while this rank may be waiting for another rank."""
+        # Early enough for the other ranks to say which rank hangs, before this rank counts as hung itself.
         return self.limit_seconds(spec, ranks=2) - spec.liveness.hang_seconds / 2
 
     def _set(self, kind: Kind) -> None:

@@ -34,12 +34,12 @@ _PERMANENT_NUMBERS = frozenset(
     {errno.EINVAL, errno.ENAMETOOLONG, errno.EROFS, errno.ENOEXEC, errno.EBADF, errno.ENOTSUP, errno.ENODEV}
 )
 _OUT_OF_MEMORY_TYPES = ("MemoryError", "OutOfMemoryError")
-"""Python's own, and torch's for accelerators."""
+"""Python's own type, and torch's type for accelerators."""
 _OUT_OF_MEMORY_MESSAGE = re.compile(
     r"DefaultCPUAllocator: (can't allocate|not enough) memory|\[Errno 12\]"
     r"|CUDA error: out of memory|CU(BLAS|DNN)_STATUS_ALLOC_FAILED"
 )
-"""For these conditions there is no type of their own, only a message."""
+"""These conditions have no exception type of their own, only a message."""
 _DEVICE_ERRORS = frozenset({46, 100, 101, 214, 220, 802, 999})
 """Codes of CUDA for a device that is unavailable, absent or invalid, for memory or a link with an error that cannot be
 corrected, for a system that is not ready, and for errors unknown to the driver itself (a device that fell off the bus).
@@ -62,7 +62,7 @@ _NO_KERNEL = re.compile(
 
 
 def without_traceback(error: BaseException) -> SegueError | None:
-    """The sentence that says more than the traceback of the user's code; None if the traceback is needed."""
+    """The error whose sentence says more than the traceback of the user's code; None if the traceback is needed."""
     if isinstance(error, RehearsalError):
         return error
     found = _NO_KERNEL.search(text_of(error)) if isinstance(error, RuntimeError) else None
@@ -88,7 +88,7 @@ def stop_reason(error: BaseException, *, kills_before: MemoryKills) -> StopReaso
 
 
 def _is_of_device(error: BaseException) -> bool:
-    """Whether a device has failed, and not the code that used it: another machine can make the same step."""
+    """Whether a device has failed, and not the code that used it: then another machine can make the same step."""
     name = error.type_name if isinstance(error, RankFailedError) else type(error).__name__
     code = attribute(error, "error_code")
     if name == "AcceleratorError" and isinstance(code, int):
@@ -155,7 +155,7 @@ def _is_out_of_memory_alone(error: BaseException) -> bool:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """The error and those it was explicitly raised from."""
+    """The error, and the errors from which it was explicitly raised."""
     seen: BaseException | None = error
     while seen is not None:
         yield seen

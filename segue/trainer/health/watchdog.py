@@ -34,7 +34,7 @@ _POLL_SECONDS = 0.5
 _OVERDUE_SECONDS = 5.0
 """How long after a notice's grace period a trainer that nobody killed ends itself."""
 _MOST_GRACE_SECONDS = 30.0
-"""How long after a notice a trainer is left alone in any case."""
+"""How long after a notice a trainer is left alone, even if the notice's deadline seems past."""
 _REPORT_SECONDS = 15.0
 """How long the report of a trainer that hangs may take."""
 _TOO_LONG = "the notice came during {}, which did not end in time"
@@ -62,10 +62,10 @@ class Captured(Protocol):
         """Whether nothing would be lost if the attempt ended now."""
 
     def commit(self, limit_seconds: float) -> None:
-        """Let the writer commit it; wait for the commit, at most `limit_seconds`."""
+        """Let the writer commit this part; wait for the commit, at most `limit_seconds`."""
 
     def release(self) -> None:
-        """Let the save that waits for its metric be committed without it. Returns at once."""
+        """Let the save that waits for its metric be committed without the metric. Returns at once."""
 
 
 class Nothing:
@@ -100,7 +100,7 @@ class Group(Protocol):
         """End the collectives in which this rank waits for an accelerator, once; returns at once."""
 
     def ended_elsewhere(self) -> SegueError | None:
-        """The error that has ended the attempt at another rank, until the training thread here has noticed."""
+        """The error that has ended the attempt at another rank, until the training thread here has noticed that."""
 
     def take_over(self) -> bool | None:
         """End the attempt here; return whether this rank has to report, or None if the training thread ends it."""
@@ -195,7 +195,7 @@ class Watchdog:
         self._end_on_notice(seen, patience_seconds=patience - reserve, is_cut_off=when == "at the end")
 
     def _heed_others(self, seconds: float) -> float:
-        """Do not let this rank wait for another one that has ended; return how long its end has been known.
+        """Do not let this rank wait for another rank that has ended; return how long that end has been known.
 
         The training thread notices by itself, unless it waits for an accelerator that waits for that rank.
         """

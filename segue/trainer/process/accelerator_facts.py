@@ -36,7 +36,7 @@ def accelerator_facts(device: torch.device) -> dict[str, Any]:
 
 
 def driver_version(file: Path) -> str:
-    """The version that the kernel's module of the driver reports; empty if there is none."""
+    """The version that the driver's kernel module reports; empty if there is no such module."""
     try:
         text = file.read_text(encoding="utf-8", errors="replace")
     except OSError:

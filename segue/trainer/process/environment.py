@@ -67,7 +67,7 @@ def prepare_device(spec: RunSpec, *, local_rank: int | None = None) -> torch.dev
 
 
 def refuse_lost_accelerator(spec: RunSpec, history: History, *, device: torch.device) -> None:
-    """Pass unless the device was left to choose, the run has trained on an accelerator, and there is none now.
+    """Pass unless the spec names no device, the run has trained on an accelerator, and there is no accelerator now.
 
     A machine whose driver has failed looks like one without an accelerator. Training there would take many times as
     long, and no resume could be compared.

@@ -1,1 +1,1 @@
-"""Programs: what a training script tracks and reports through its session, while an attempt trains it."""
+"""Programs: the objects that a training script tracks, and the numbers that it reports, while an attempt trains it."""

@@ -1,4 +1,4 @@
-"""The batches of a program's loader: their position is part of the state, and each comes once, whatever happens."""
+"""The batches of a program's loader: their position is part of the state, and each batch comes exactly once."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class BatchesComponent:
         """
         self._source = _source_of(loader, seed=seed)
         self.length = _length_of(loader)
-        """Batches of a pass; None if the loader does not know."""
+        """Number of batches of a pass; None if the loader does not know it."""
         self._is_within = self._is_restored = False
         self.passes = 0
         """Passes that have ended."""
@@ -79,7 +79,7 @@ class BatchesComponent:
         self._source.restore(tree["source"])
 
     def go_on_with(self, loader: Any, *, seed: int) -> None:
-        """The next pass is one over this loader.
+        """Use this loader for the next pass.
 
         Raises:
             SessionError: the loader cannot be resumed; names what would make it resumable.
@@ -90,7 +90,7 @@ class BatchesComponent:
 
     @property
     def left(self) -> int | None:
-        """Batches left of the current pass, or of the next one; None if the loader does not know."""
+        """Batches left of the current pass, or of the next one; None if the loader does not know the number."""
         return None if self.length is None else self.length - self.batches
 
     def leave(self) -> None:
@@ -99,7 +99,7 @@ class BatchesComponent:
             self.passes, self.batches, self._is_within = self.passes + 1, 0, False
 
     def end_whole(self) -> None:
-        """End a pass of which no batch is left, even a restored one."""
+        """End a pass of which no batch is left, even a restored pass."""
         if self.left == 0:
             self._is_restored = False
         self.leave()
@@ -111,7 +111,7 @@ class BatchesComponent:
             SessionError: the pass has a batch left.
         """
         if next(batches, None) is not None:
-            what = f"the loader has a length of {self.length} batches, and gives more."
+            what = f"the loader has a length of {self.length} batches, but gives more."
             raise SessionError(what=what, fix="correct __len__ of its sampler, which a safe point relies on.")
 
     def one_pass(self, *, fetch_with: Mapping[str, Any] = MappingProxyType({})) -> Iterator[SessionBatch]:
@@ -141,7 +141,7 @@ def _restore_streams(states: Mapping[str, Any]) -> None:
 
 
 class _OfSampler:
-    """A plain DataLoader with a map-style data set: its sampler draws again what it drew before."""
+    """A plain DataLoader with a map-style data set: its sampler can draw the same indices again."""
 
     def __init__(self, loader: DataLoader[Any], *, seed: int) -> None:
         self._passes = _passes_of(loader, seed=seed)
@@ -184,7 +184,7 @@ class _OfSampler:
         self._restore_own(tree["own"])
 
     def _captured_own(self) -> dict[str, Any]:
-        """Of the loader and its samplers, without the global streams."""
+        """The state of the loader and its samplers, without the global streams."""
         return {name: it.capture() for name, it in self._streams.items() if not name.startswith(RNG_PREFIX)}
 
     def _restore_own(self, states: Mapping[str, Any]) -> None:
@@ -214,7 +214,8 @@ class _OfState:
     rest = first
 
     def capture(self) -> Any:
-        # Until it is iterated: to give its state, a loader would begin to iterate, and draw from the random streams.
+        # No state before the loader is iterated: to give one, it would begin to iterate, and draw from the random
+        # streams.
         if self._restored is not None:
             return self._restored
         return self._holder.state_dict() if self._is_begun else None
@@ -226,7 +227,7 @@ class _OfState:
 
 
 class _OfRange:
-    """Numbers: the position among them is all there is."""
+    """A range of numbers: the position among them is its only state."""
 
     def __init__(self, numbers: range) -> None:
         self._numbers = self._begun = numbers

@@ -45,7 +45,7 @@ _OF_FRAMEWORKS = frozenset(
     | {"wandb", "mlflow", "tensorboard", "tensorboardX", "tqdm", "rich", "matplotlib", "omegaconf", "hydra", "numpy"}
     | {"pandas", "segue", "attr", "yaml", "absl", "comet_ml", "neptune", "clearml", "aim", "sentencepiece", "tiktoken"}
 )
-"""Packages whose objects are tracked, show numbers or hold settings, and otherwise only count."""
+"""Packages whose objects are tracked, show numbers, hold settings, or at most keep counts."""
 
 
 def is_of_a_package(value: Any) -> bool:
@@ -66,7 +66,7 @@ def kind_of(value: Any) -> str:
 
 
 def _can_be_carried(value: Any) -> bool:
-    """Whether `run.carry` takes it."""
+    """Whether `run.carry` takes the value."""
     try:
         component_of_value({"value": value}, path="value")
     except UnsupportedStateError:
@@ -75,7 +75,7 @@ def _can_be_carried(value: Any) -> bool:
 
 
 def is_data(value: Any) -> bool:
-    """Whether the content of the value can be compared: it is no object of some class, and holds no such object."""
+    """Whether the content of the value can be compared, because it neither is nor holds an object of another class."""
     if isinstance(value, (*VALUES, *ARRAYS)) or is_frame(value) or keeps_state(value):
         return True
     if isinstance(value, COLLECTIONS):
@@ -84,12 +84,12 @@ def is_data(value: Any) -> bool:
 
 
 def may_be_data(value: Any) -> bool:
-    """Whether it is a plain value, an array, a tensor or a collection, judged without calling a class of the user's."""
+    """Whether the value is plain, an array, a tensor or a collection, judged without calling a class of the user's."""
     return issubclass(type(value), (*VALUES, *ARRAYS, *COLLECTIONS))
 
 
 def namespaces_of(frame: FrameType) -> list[tuple[str, Any]]:
-    """The namespaces that variables of a running function hold, and those in these, by name."""
+    """The namespaces that variables of a running function hold, and the namespaces within these, by name."""
     local, code = frame.f_locals, frame.f_code
     names = dict.fromkeys((*local, *code.co_names))
     waiting = [(name, local.get(name, frame.f_globals.get(name, ABSENT))) for name in names]
@@ -102,7 +102,7 @@ def namespaces_of(frame: FrameType) -> list[tuple[str, Any]]:
 
 
 def value_of(name: str, local: Mapping[str, Any], outside: Mapping[str, Any]) -> Any:
-    """The value of a variable, or of an attribute of an object that no other look sees."""
+    """The value of a variable, or of an attribute of an object that no other check looks at."""
     holder, _, attribute = name.partition(".")
     value = local.get(holder, outside.get(holder, ABSENT))
     if not attribute:

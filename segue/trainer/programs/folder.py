@@ -13,7 +13,7 @@ from segue.checkpoints.format.names import FOLDER, leads_out
 from segue.errors import MalformedCheckpointError, SessionError
 
 _MARKER = ".segue-folder"
-"""In a folder that holds a run's files and nothing else, so that they may be replaced."""
+"""A file in a folder that holds only a run's files: it shows that they may be replaced."""
 
 
 class Folder:
@@ -37,11 +37,11 @@ class Folder:
         self._restored, self._best = tree.get("files", {}), tree.get("best", {})
 
     def write_to(self, path: Path) -> Path | None:
-        """Replace the folder by the restored files; None, and nothing is changed, if there are none.
+        """Replace the folder by the restored files, and return it; if there are none, change nothing and return None.
 
         Raises:
-            SessionError: the folder has files of somebody else's.
-            MalformedCheckpointError: a restored file would be outside of it; nothing was written.
+            SessionError: the folder has files that are not the run's.
+            MalformedCheckpointError: a restored file would be outside of the folder; nothing was written.
         """
         if not self._restored:
             return None
@@ -59,7 +59,7 @@ class Folder:
     def take(
         self, path: Path, *, step: int, instead: Mapping[str, bytes | Path], best: Mapping[str, str] | None = None
     ) -> None:
-        """The folder holds the state after this many steps from now on.
+        """From now on, the folder holds the state after `step` steps.
 
         `best` has the files of the best model so far, each by the name that an export gives it.
 
@@ -70,7 +70,7 @@ class Folder:
             raise SessionError(what=f"run.commit_folder({str(path)!r}): {_lack(path)}.", fix="write it before.")
         lost = sorted({*(best or {}).values()} - {*_files(path), *instead})
         if lost:
-            what = f"run.commit_folder({str(path)!r}, best=...): {lost[0]!r} is no file that is committed."
+            what = f"run.commit_folder({str(path)!r}, best=...): {lost[0]!r} is not among the committed files."
             raise SessionError(what=what, fix="give paths in the folder, or names in instead=...")
         (path / _MARKER).touch()
         self.path, self.step, self._instead, self._best = path, step, instead, best or {}

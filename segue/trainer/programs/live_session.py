@@ -134,7 +134,9 @@ class LiveSession:
     def restore_folder(self, path: Path) -> Path | None:
         if self._owner.ranks.count > 1:
             what = f"run.restore_folder() on {self._owner.ranks.count} ranks: a folder is committed by one process."
-            raise SessionError(what=what, fix="train with ranks = 1, or track the model and the optimizer themselves.")
+            raise SessionError(
+                what=what, fix="train with ranks = 1, or use run.track() for model and optimizer in place of a folder."
+            )
         if self._folder is None:
             self._folder = Folder()
             self._add(FOLDER, {FOLDER: self._folder}, call="run.restore_folder()")
@@ -160,7 +162,7 @@ class LiveSession:
         return self._steps is None and self.progress.finish_reason is not None
 
     def finish(self, reason: str) -> None:
-        # Not before the state is restored, which would undo it, and compared, which would report it as a difference.
+        # Not before the state is restored (which would undo the change) and compared (which would report it).
         self._finish_reason = self._finish_reason or reason
         if self._steps is not None:
             self.progress.finish_reason = self.progress.finish_reason or reason
@@ -378,7 +380,7 @@ class LiveSession:
         return self._steps_so_far >= self.goal
 
     def _pass(self, batches: BatchesComponent) -> Iterator[tuple[int, Any]]:
-        """One pass over a loader. If no other loop makes the steps, each batch is one."""
+        """One pass over a loader. If no other loop makes the steps, each batch is a step."""
         if self._loop == "run.steps()":
             yield from ((batches.batches - 1, batch.content) for batch in batches.one_pass())
             return
@@ -413,7 +415,7 @@ class LiveSession:
             self.reason = end.value
             return False
         except Exception as error:
-            self.error = error  # Kept: a program may catch this exception, and go on.
+            self.error = error  # Kept: a program may catch this exception, and continue.
             raise
         return True
 

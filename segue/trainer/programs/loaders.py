@@ -23,7 +23,7 @@ class Loaders:
         self._seed = seed
         self._slots: dict[str, _Slot] = {}
         self._used: set[str] = set()
-        """Names of those that were used in this epoch."""
+        """Names of the loaders that were used in this epoch."""
         self._replaced: list[weakref.ref[Any]] = []
         self.by_name: dict[str, Any] = {}
         """The loaders as of now, in one dict throughout."""
@@ -36,7 +36,7 @@ class Loaders:
         self._used.clear()
 
     def known(self, loader: Any) -> BatchesComponent | None:
-        """The position in a loader that was used before; equal ranges are one loader.
+        """The position in a loader that was used before; equal ranges count as one loader.
 
         Raises:
             SessionError: another loader has taken its place since, so its generators and counters were not committed.
@@ -66,7 +66,7 @@ class Loaders:
         self._used.add(name)
 
     def take_over(self, loader: Any) -> BatchesComponent:
-        """The position in a loader that was made in this epoch: it takes the place of the one from an earlier epoch.
+        """The position in a loader that was made in this epoch: it takes the place of a loader from an earlier epoch.
 
         Raises:
             SessionError: there is no earlier loader whose place it could take; or the loader cannot be resumed.

@@ -91,7 +91,7 @@ def require_continued(
     `may_extend`: a later end alone is no mistake. `compares_code`: a changed program has to be accepted.
 
     Raises:
-        SessionError: it is another range; names the files of the run's own that the program has read.
+        SessionError: it is another range; the message names the run's own files that the program has read.
     """
     now, before = record.now, record.before
     if before is None:
@@ -119,7 +119,7 @@ def require_numbers(looped: LoopRange) -> None:
     """Pass if a run that has trained nothing yet has a step to make.
 
     Raises:
-        SessionError: its loop has no number; names the files that the program has read.
+        SessionError: its loop has no number; the message names the files that the program has read.
     """
     if not looped.is_empty:
         return

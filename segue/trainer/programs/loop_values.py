@@ -72,7 +72,7 @@ def _is_of_the_user(file: str) -> bool:
 
 
 class LoopValues:
-    """Carried variables with their values, from the first step that is due on. Used at safe points of the program."""
+    """Carried variables with their values, once the first step is due. Used at safe points of the program."""
 
     def __init__(self, flows: Flows, tracked: Mapping[str, Any], *, components: Collection[str]) -> None:
         """`tracked` are the program's tracked objects by name; to be called when the first step is due."""
@@ -90,7 +90,7 @@ class LoopValues:
     def look(self, trees: Mapping[str, Any]) -> tuple[Finding, ...]:
         """Findings about values that decide the further steps and are in none of these components, each once.
 
-        A value that the loop assigns counts before it has changed: a best loss may not be known yet.
+        A value that the loop assigns counts even before it has changed: a best loss may not be known yet.
         """
         now, names = self._marks(), self._names()
         is_changed = self._changed(now)
@@ -198,7 +198,7 @@ class LoopValues:
         )
 
     def _is_made_of_tracked(self, name: CarriedName) -> bool:
-        """Whether the program computes it before the loop from restored state: a resume shows if this is enough."""
+        """Whether the program computes it before the loop from restored state; a resume shows if this is enough."""
         frame = next((each for each in frames_of_the_user() if each.f_code.co_qualname == name.function), None)
         if frame is None or not name.derives_from:
             return False
@@ -211,7 +211,7 @@ class LoopValues:
         return is_restored or (is_attribute and bool(held))
 
     def _changed(self, now: Mapping[str, Mark]) -> set[str]:
-        """The paths of values that have changed since the first step was due. Code that was made since is no change."""
+        """The paths of values that have changed since the first step was due. Code made since then is no change."""
         code = {name.path for name, held in self._held() if isinstance(held, CODE)}
         made = {path for path in code if not isinstance(self._begun.get(path), str)}
         return {path for path, mark in now.items() if self._begun.get(path, UNREADABLE) != mark} - made
@@ -225,7 +225,7 @@ class LoopValues:
         return found
 
     def _values(self) -> dict[str, Any]:
-        """The values of the carried variables that are there now."""
+        """The values of the carried variables that exist now."""
         found: dict[str, Any] = {}
         for name, held in self._held():
             value = as_data(held, name)
@@ -236,7 +236,7 @@ class LoopValues:
         return found
 
     def _held(self) -> Iterator[tuple[CarriedName, Any]]:
-        """The carried variables with what they are bound to."""
+        """The carried variables with the values to which they are bound."""
         for frame, names in self._loops():
             local = frame.f_locals
             for name in names.carried.values():
@@ -281,7 +281,7 @@ class LoopValues:
 
 
 def _is_followed(name: str, names: LoopNames) -> bool:
-    """Whether the loop itself assigns it."""
+    """Whether the loop itself assigns the name."""
     return name in names.fresh or (name in names.carried and names.carried[name].is_rebound)
 
 

@@ -1,4 +1,4 @@
-"""What a program's step looked like: what it reported, and what its tracked objects show."""
+"""The measurements of a program's step: the numbers that it reported, and those that its tracked objects show."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from segue.trainer.workloads.steps.step_result import rates_of, scale_of
 
 
 class _Reported(NamedTuple):
-    """What the program reported of a step, as of that moment."""
+    """The numbers that the program reported for a step, as they were at that moment."""
 
     loss: Number
     lr: tuple[Number, ...] | None
@@ -57,7 +57,7 @@ class Measures:
         self._hook.remove()
 
     def watch(self, tracked: Mapping[str, Any], *, measured: Mapping[str, Any]) -> None:
-        """Measure these objects as far as they are modules, optimizers or a scaler. `measured` are not saved."""
+        """Measure the modules, optimizers and scalers among these objects. The objects in `measured` are not saved."""
         objects = {**measured, **tracked}
         self._tracked = frozenset(tracked)
         held = nn.ModuleList(each for each in objects.values() if isinstance(each, nn.Module))
@@ -160,7 +160,7 @@ class Measures:
 
 
 class PendingGradients:
-    """Gradients that are accumulated over several iterations, as a component: only if a safe point lies between."""
+    """Gradients that are accumulated over several iterations with a safe point between them, as a component."""
 
     def __init__(self, measures: Measures) -> None:
         self._measures = measures

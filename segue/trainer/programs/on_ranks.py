@@ -31,7 +31,7 @@ def named_on(ranks: Ranks, target: Any, components: Mapping[str, Component]) -> 
 
 
 def refuse_changing_sums(name: str, target: Any, ranks: Ranks) -> None:
-    """Refuse DDP that sums in another order in an attempt's first step than in later ones, which no resume repeats.
+    """Refuse DDP that sums in one order in an attempt's first step and in another order later: no resume repeats that.
 
     By default DDP rearranges its buckets after the first step; `find_unused_parameters` keeps them.
 
@@ -49,7 +49,7 @@ def refuse_changing_sums(name: str, target: Any, ranks: Ranks) -> None:
 
 
 def same_on_every_rank(objects: Mapping[str, Any]) -> Callable[[str], bool]:
-    """A predicate: whether all ranks hold the same values of a state tensor, because DDP keeps them so."""
+    """A predicate: whether all ranks hold the same values of a state tensor, because DDP keeps them equal."""
     modules = {name: each for name, each in objects.items() if isinstance(each, DistributedDataParallel)}
     parameters = {f"{name}.state.{path}" for name, each in modules.items() for path, _ in bare(each).named_parameters()}
     held = {id(parameter) for each in modules.values() for parameter in each.parameters()}

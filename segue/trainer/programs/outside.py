@@ -37,11 +37,11 @@ _HOLDERS = (nn.Module, torch.optim.Optimizer, *STREAMS, dict, list, set, deque, 
 
 _MOST_ITEMS = 64
 _CARRIED = "carried"
-"""The part of the record that has the values that the loops carry."""
+"""The part of the record with the values that the loops carry."""
 
 
 class ProgramOutside(OutsideState):
-    """The state that a program's loop reaches and does not track, with the variables that it carries."""
+    """The state that a program's loop reaches but does not track, with the variables that it carries."""
 
     def __init__(self, tracked: Mapping[str, Any], *, loaders: Mapping[str, Any], components: Collection[str]) -> None:
         flows = flows_of_program()
@@ -67,14 +67,14 @@ class ProgramOutside(OutsideState):
         try:
             return self._loops.look(trees)
         except Exception:  # Nothing that only looks may end an attempt.
-            log.warning("not looked at what the loop carries", exc_info=True)
+            log.warning("the values that the loop carries were not looked at", exc_info=True)
             return ()
 
     def _lost(self, committed: Mapping[str, Any]) -> tuple[Finding, ...]:
         try:
             return self._loops.lost(committed)
         except Exception as error:  # It may not end an attempt here either, but then nothing is proven.
-            log.warning("not compared what the loop carries", exc_info=True)
+            log.warning("the values that the loop carries were not compared", exc_info=True)
             sentence = f"what the loop carries could not be compared ({type(error).__name__}: {redacted(str(error))})"
             fix = "find the variable in the log of the attempt, which has the traceback, and let it hold plain data"
             return (Finding(component=UNREGISTERED, channel=CARRIED, sentence=sentence, fix=fix),)
@@ -87,7 +87,7 @@ class ProgramOutside(OutsideState):
         return (*super().of_process(), *unread)
 
     def _advised(self, findings: tuple[Finding, ...]) -> Iterator[Finding]:
-        """The findings without those that the loops make; findings about objects of packages get a fix for these."""
+        """The findings without those that `LoopValues` makes; findings about objects of packages get their own fix."""
         packages = {name: type(each).__module__.partition(".")[0] for name, each in self._loops.of_packages().items()}
         for finding in findings:
             of_script = re.match(rf"{_HOME}\.(\w+)(\S?)", finding.sentence)
@@ -112,7 +112,7 @@ def _wrapped(name: str, package: str) -> str:
 
 
 def of_program(tracked: Mapping[str, Any], *, loaders: Mapping[str, Any], components: Collection[str]) -> OutsideState:
-    """The state that the program's loop can reach and does not track; to be called when its first step is due.
+    """The state that the program's loop can reach but does not track; to be called when its first step is due.
 
     `loaders` are the loaders that the program has handed over so far, by the names of their components; `components`
     are the names of all components.
@@ -141,7 +141,7 @@ def _reached(tracked: Mapping[str, Any], loaders: Mapping[str, Any], loops: Loop
 
 
 def _variable_of(target: Any) -> str:
-    """How the code around the loop writes it: a variable, or an attribute of one; empty if there is none."""
+    """How the code around the loop writes the object: a variable, or an attribute of one; empty if it does not."""
     for frame in frames_of_the_user():
         held = {**frame.f_globals, **frame.f_locals}
         if found := next((name for name, value in held.items() if value is target), ""):
@@ -161,7 +161,8 @@ def _owned_by(target: Any) -> Iterable[Any]:
 
 
 _CALLED = ("dataset", "collate_fn", "worker_init_fn")
-"""Parts whose state is in no component. The loader's own component has its counters, its samplers' and any state."""
+"""Parts whose state is in no component. The loader's own component has its state, and its own and its samplers'
+counters."""
 
 
 def _parts_of(loader: Any) -> dict[str, Any]:
@@ -172,7 +173,7 @@ def _parts_of(loader: Any) -> dict[str, Any]:
 def _held_by_the_loop() -> dict[str, Any]:
     """The objects among the variables of the function with the loop, and of its module.
 
-    No plain values and no tensors: in a loop these differ in each step, and say nothing.
+    Plain values and tensors are left out: in a loop they differ in each step, and say nothing.
     """
     held: dict[str, Any] = {}
     for frame in frames_of_the_user():
@@ -199,7 +200,7 @@ def _within_variables(loops: LoopValues) -> Iterator[tuple[str, str, Any]]:
 
 
 def _is_object(value: Any) -> bool:
-    """Whether it is, or holds, more than data."""
+    """Whether the value is, or holds, more than data."""
     kind = type(value)  # Not `isinstance`, which asks a class of the user's.
     if issubclass(kind, COLLECTIONS):
         return not is_data(looked_at(value))
@@ -207,7 +208,7 @@ def _is_object(value: Any) -> bool:
 
 
 def _is_holder(value: Any) -> bool:
-    """Whether it can hold state: not an object of an installed package, such as a progress bar."""
+    """Whether the value can hold state. An object of an installed package, such as a progress bar, does not count."""
     kind = type(value)
     is_stateful = hasattr(kind, "state_dict") and hasattr(kind, "load_state_dict")
     return issubclass(kind, _HOLDERS) or is_stateful or is_users(kind, home=_HOME)

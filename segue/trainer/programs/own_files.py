@@ -1,4 +1,4 @@
-"""Files that a program's run has written itself: no part of the run, and not of the same moment as its checkpoint."""
+"""Files that a program's run has written itself: no part of its state, and not of the same moment as its checkpoint."""
 
 from __future__ import annotations
 
@@ -66,5 +66,5 @@ def files_below(folder: Path, *, apart: Sequence[Path]) -> Iterator[str]:
 
 
 def is_of_nobody(folder: str) -> bool:
-    """Whether the folder of this name is hidden, or one of installed packages and the like."""
+    """Whether a folder with this name is hidden, or is one that holds installed packages or the like."""
     return folder.startswith(".") or folder in _OF_NOBODY

@@ -35,7 +35,7 @@ class Owner(Protocol):
         ...
 
     def own_files(self, since: datetime) -> OwnFiles:
-        """The files that the run wrote in its earlier attempts, as far as the program has read them or could."""
+        """The files that the run wrote in its earlier attempts, and that the program has read or could have read."""
         ...
 
     def begin(self, live: Workload) -> Steps:

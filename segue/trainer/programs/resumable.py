@@ -18,19 +18,19 @@ class ResumableLoader:
     """A DataLoader that continues with the next batch of an interrupted pass, in its own order.
 
     The first batch after a resume is fetched with the random streams as they were before it, so that transforms in the
-    main process draw the same. The length and all else are the loader's own.
+    main process draw the same numbers. The length and all other attributes are the loader's own.
 
     Raises:
-        SessionError: the loader has no position that could be resumed; names the ways out.
+        SessionError: the loader has no position that could be resumed; the message names the ways out.
     """
 
     def __init__(self, loader: Any) -> None:
-        """The random streams of worker processes are seeded from torch's seed, so set it before, as scripts do."""
+        """Worker processes seed their random streams from torch's seed, so set that seed first, as scripts do."""
         self._loader, self._batches = loader, BatchesComponent(loader, seed=torch.initial_seed())
         self._streams: dict[str, Any] = {}
 
     def __iter__(self) -> Iterator[Any]:
-        """One pass, or what is left of one."""
+        """One pass, or the rest of one."""
         streams, self._streams = self._streams, {}
         for batch in self._batches.one_pass(fetch_with=streams):
             yield batch.content
@@ -46,7 +46,7 @@ class ResumableLoader:
         self._batches.end_whole()
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the pass is: plain values and tensors, which torch loads without running code."""
+        """The position in the pass: plain values and tensors, which torch loads without running code."""
         streams = {name: stream.capture() for name, stream in rng_components(Ranks(), nn.Module()).items()}
         tree = {"batches": self._batches.capture(), "streams": streams}
         tensors: dict[str, torch.Tensor] = {}

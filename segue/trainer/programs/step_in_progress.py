@@ -38,7 +38,7 @@ class StepInProgress:
         return self._opened is not None
 
     def open(self, due: StepDue, batch: SessionBatch | None, *, compare_state: bool) -> None:
-        """Begin the step that is due. If its comparison with the run raises, so does this, and nothing begins."""
+        """Begin the step that is due. If its comparison with the run raises, no step begins and this raises."""
         prelude = self._prelude(batch, with_fingerprints=due.needs_fingerprints)
         due.check(prelude, compare_state=compare_state)
         self._opened = due, prelude, batch

@@ -80,7 +80,7 @@ class Carried:
 
 @dataclass
 class AsStored:
-    """A component of which this process has no live object, and needs none."""
+    """A component for which this process has no live object, and needs none."""
 
     tree: Any = None
 
@@ -105,7 +105,7 @@ class Epoch:
 
 
 def components_of_object(name: str, target: Any) -> dict[str, Component]:
-    """The components of one tracked object, the first one under its name.
+    """The components of one tracked object; the first one has the object's name.
 
     Raises:
         SessionError: it has no state that can be saved.

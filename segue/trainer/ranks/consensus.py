@@ -37,7 +37,7 @@ class Vote(NamedTuple):
     is_busy: bool = False
     """Whether no staging buffer is free for a save."""
     waits: bool = False
-    """Whether a save is of this very step, and waits for a staging buffer."""
+    """Whether a save that must be of this very step waits for a staging buffer."""
     notice: tuple[str, float] | None = None
     """Kind of the notice, and the seconds left."""
 
@@ -103,7 +103,7 @@ def combined(
 
 
 def _one_of(*fingerprints: bytes) -> str:
-    """One fingerprint of several; none of none."""
+    """One fingerprint that combines several; empty if there are none."""
     seen = b"".join(fingerprints)
     return xxhash.xxh3_64_hexdigest(seen) if any(seen) else ""
 

@@ -52,7 +52,7 @@ def spread(recipe: Recipe, ranks: Ranks, device: torch.device, *, name: str) -> 
 
 
 def spread_again(recipe: Recipe, device: torch.device) -> Recipe:
-    """The recipe, wrapped again if other parameters are trained now: DDP sums only those it found when it was made."""
+    """The recipe, wrapped again if other parameters are trained now: DDP sums only those trained when it was made."""
     model = recipe.model
     if not isinstance(model, _Replicated) or _trained(model.module) == model.trained:
         return recipe
@@ -60,7 +60,7 @@ def spread_again(recipe: Recipe, device: torch.device) -> Recipe:
 
 
 def explained(step: Callable[..., Any], *, recipe: str) -> Callable[..., Any]:
-    """A step of several ranks, in which DDP's refusal of a parameter that is used twice says what to do.
+    """A step of several ranks; if DDP refuses a parameter that is used twice, the error says what to do.
 
     Raises:
         RecipeError: a parameter has two gradients in one backward pass.
@@ -187,7 +187,7 @@ class _Replicated(DistributedDataParallel):
         devices = None if device.type == "cpu" else [device]
         super().__init__(model, device_ids=devices, find_unused_parameters=True)
         self.trained = _trained(model)
-        """Which parameters have their gradients summed."""
+        """For each parameter, whether its gradient is summed."""
 
 
 def _trained(model: nn.Module) -> tuple[bool, ...]:

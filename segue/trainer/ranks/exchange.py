@@ -51,7 +51,7 @@ class Exchange:
         return text
 
     def count(self, key: str) -> int:
-        """How often this was called for the key, over all ranks."""
+        """How often this method was called for the key, over all ranks."""
         return int(self._answer(lambda: self._notes.add(f"segue/{key}", 1)))
 
     def _answer(self, make: Callable[[], object]) -> Any:

@@ -41,8 +41,8 @@ _SETTLE_SECONDS = 5.0
 """How long ranks that noticed the end of an attempt wait for each other's published ending."""
 
 _SILENT_LOOKS = 240
-"""After this many looks without an answer, two minutes, the machine of the store is gone. Looks are counted, not time,
-because this process itself may have stood still."""
+"""After this many looks without an answer, two minutes, the machine of the store counts as gone. Looks are counted, not
+time, because this process itself may have stood still."""
 _POLL_SECONDS = 0.05
 _OF_GLOO = re.compile("gloo|Application timeout caused pair closure")
 _STORAGE_OR_MACHINE = (
@@ -120,7 +120,7 @@ class RankFailures:
             raise cause from error
 
     def ended_elsewhere(self) -> SegueError | None:
-        """The error that has ended the attempt at another rank, until the training thread here has noticed.
+        """The error that has ended the attempt at another rank, until the training thread here has noticed that.
 
         Called from the watchdog's thread.
         """
@@ -168,7 +168,7 @@ class RankFailures:
         try:
             self._put_ending(ending, self._watched)
         except RuntimeError as error:
-            log.debug("the other ranks are gone, or what they share is error=%s", error)
+            log.debug("the other ranks or the store that they share are gone error=%s", error)
         # Judged by the ranks that were gone first, as every rank sees them: others end from now on.
         self.reporter = min(rank for rank in range(self._count) if rank not in self._dead) if 0 in self._dead else 0
         return self._rank == self.reporter
@@ -178,7 +178,7 @@ class RankFailures:
         try:
             self._notes.put(f"left/{self._rank}", "")
         except RuntimeError as error:
-            log.debug("the other ranks are gone, or what they share is error=%s", error)
+            log.debug("the other ranks or the store that they share are gone error=%s", error)
         if self._rank != self.reporter:
             return
         for rank in self._hung:
@@ -204,7 +204,7 @@ class RankFailures:
         notes.put("ended", "")
 
     def _cause(self, error: BaseException) -> BaseException:
-        """What to raise for this exception: itself, unless another rank is the cause."""
+        """The exception to raise for this one: itself, unless another rank is the cause."""
         silence = _silence_in(error)
         try:
             own = self._publish(error, is_silence=silence is not None)
@@ -212,7 +212,7 @@ class RankFailures:
                 return _store_lost(silence) if silence is not None else error
             return self._cause_elsewhere()
         except RuntimeError as of_store:
-            log.warning("the other ranks are gone, or what they share is error=%s", of_store)
+            log.warning("the other ranks or the store that they share are gone error=%s", of_store)
             # The ranks cannot agree on a rank that reports. If none reports, the heartbeat shows that all have ended.
             return _store_lost(of_store) if self.is_broken_off or is_broken_collective(error) else error
 

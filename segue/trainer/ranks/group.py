@@ -43,7 +43,7 @@ class RankGroup:
         """End the collectives in which this rank waits for an accelerator, once; returns at once."""
 
     def ended_elsewhere(self) -> SegueError | None:
-        """The error that has ended the attempt at another rank, until the training thread here has noticed."""
+        """The error that has ended the attempt at another rank, until the training thread here has noticed that."""
         return None
 
     def take_over(self) -> bool | None:
@@ -105,7 +105,8 @@ class SeveralRanks(RankGroup):
         return self._failures.take_over()
 
     def writer(self, inner: ShardWriter) -> ShardWriter:
-        # A separate connection: the writer's thread polls often. It waits as long as a collective: only a save waits.
+        # A separate connection: the writer's thread polls often. It may wait as long as a collective does, because only
+        # a save waits for it.
         notes = Exchange(wait_seconds=self._wait_seconds, answer_seconds=self._wait_seconds)
         return RankedWriter(inner, rank=self.ranks.rank, count=self.ranks.count, notes=notes)
 

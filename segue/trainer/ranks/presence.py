@@ -41,7 +41,7 @@ class Presence:
         notes.put(f"beat/{rank}", _NOT_BEGUN)
 
     def beat(self, notes: Notes) -> None:
-        """Show the ranks on other machines that this one runs."""
+        """Show other machines' ranks that this rank is running."""
         self._beats += 1
         notes.put(f"beat/{self._rank}", str(self._beats))
 
@@ -65,11 +65,11 @@ class Presence:
         return machine not in self._silent_machines
 
     def counters(self, ranks: Sequence[int], notes: Notes) -> dict[int, str | None]:
-        """The counters of the ranks among these that are on other machines."""
+        """The counters of those of these ranks that are on other machines."""
         return {rank: notes.get(f"beat/{rank}") for rank in ranks if self._is_elsewhere(rank, notes)}
 
     def kill(self, rank: int, notes: Notes) -> bool:
-        """Kill this rank if it is on this machine; return whether it was. Launchers end ranks on other machines."""
+        """Kill this rank if it runs on this machine; return whether it did. Launchers end ranks on other machines."""
         process, machine = self._process(rank, notes)
         if process is None or machine != self._machine or not process.is_alive():
             return False

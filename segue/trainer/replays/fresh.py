@@ -50,7 +50,7 @@ ANSWER = TypeAdapter(FreshAnswer)
 
 
 class ReplayRequest(Record):
-    """The steps for a fresh process to replay; with none it only builds the recipe and restores the checkpoint."""
+    """The steps that a fresh process replays; without steps, it only builds the recipe and restores the checkpoint."""
 
     assignment: Assignment
     checkpoint: CheckpointRef
@@ -102,9 +102,9 @@ class FreshProcesses:
         return json.loads(answer.setup_json) if answer is not None else {}
 
     def has_other_kernels(self, usual: Sequence[WitnessRow]) -> bool:
-        """Whether deterministic kernels compute something else than the usual kernels, or one is missing.
+        """Whether deterministic kernels compute other results than the usual kernels, or one of them is missing.
 
-        Then some of the usual ones are not deterministic, though they may nearly always give the same bits.
+        In that case, some usual kernels are not deterministic, though they may nearly always give the same bits.
         """
         answer = self._asked(self.request.model_copy(update={"only_deterministic": True}))
         return answer is not None and (answer.is_refused or not are_equal(answer.rows, usual))

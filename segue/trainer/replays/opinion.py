@@ -39,7 +39,7 @@ class SecondOpinion:
         is_noisy: bool,
         is_lost: bool,
     ) -> Noise | None:
-        """The noise that explains why the attempt's rows differ from the witness; none if nothing does.
+        """The noise that explains why the attempt's rows differ from the witness; empty if nothing explains it.
 
         None if a notice leaves no time to find out.
         """

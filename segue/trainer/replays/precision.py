@@ -13,7 +13,7 @@ from segue.continuity.noise import UNIT
 
 _TF32_UNIT = 2.0**-10
 _MOST_UNIT = 2.0**-7
-"""That of bf16. Coarser formats hold scaled values for single products, not results."""
+"""The unit of bf16. Coarser formats hold scaled values for single products, not results."""
 
 
 @dataclass

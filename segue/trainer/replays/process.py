@@ -44,7 +44,7 @@ def leave(code: int) -> NoReturn:
 
 
 def why_no_room(state_bytes: int) -> str:
-    """Which memory is too small for a second copy of a state and the other data of its process; empty: none is."""
+    """Which memory is too small for a second copy of a state and its process's other data; empty if none is."""
     if torch.cuda.is_available() and torch.cuda.memory_allocated():
         free, _ = torch.cuda.mem_get_info()
         # Reserved memory, not only allocated memory: a second process cannot use the rest of it.

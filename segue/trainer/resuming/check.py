@@ -39,7 +39,7 @@ class StateCheck:
     ranks: Ranks
     terms: Terms
     opinion: SecondOpinion | None
-    """Finds out which settings differ between processes; None: nobody is asked."""
+    """Finds out which settings differ between processes; None if no process is asked."""
 
     def compare(
         self,
@@ -49,10 +49,10 @@ class StateCheck:
         left_out: Collection[str],
         evaluate: Callable[[], float] | None,
     ) -> Comparison:
-        """Everything that is known before the first step; what `evaluate` changes in the state is restored again.
+        """Everything that is known before the first step; changes of the state by `evaluate` are undone.
 
         `left_out` has fingerprints of batches that this attempt skips and the one before trained on: there is no row to
-        compare from the first of them on. `evaluate` computes the user's metric; None: there is none to compare.
+        compare from the first of them on. `evaluate` computes the user's metric; None: there is no metric to compare.
         """
         checkpoint, as_built = found.checkpoint, found.as_built(components)
         step, count = checkpoint.manifest.step, len(components)
@@ -134,7 +134,7 @@ class StateCheck:
 
 
 def changed_by_another_hand(comparison: Comparison, components: Mapping[str, Component]) -> tuple[Finding, ...]:
-    """Changes by somebody between the restore and now, immediately before the first step.
+    """Changes that other code made between the restore and now, immediately before the first step.
 
     Every rank must call it: a sharded state can only be captured by all ranks together.
     """

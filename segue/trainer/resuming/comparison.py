@@ -1,4 +1,4 @@
-"""The facts that a resume is judged by, and the resulting verdict. Pure: nothing is read, written or waited for."""
+"""The facts by which a resume is judged, and the resulting verdict. Pure: it reads, writes and awaits nothing."""
 
 from __future__ import annotations
 
@@ -35,24 +35,24 @@ class Terms:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """All that is known of a resume before its first step."""
+    """All facts that are known of a resume before its first step."""
 
     checkpoint: Checkpoint
     committed: Digests
     restored: RestoredState
     environment_changes: tuple[str, ...]
     other_packages: tuple[str, ...]
-    """Packages in another version than at the commit."""
+    """Packages whose version differs from that at the commit."""
     setup: SetupChanges
     untracked: tuple[Finding, ...]
     """Values that no component holds and that are not as they were at the commit."""
     values_at_commit: Mapping[str, Any]
     """The marks of such values in the checkpoint."""
     as_built: frozenset[str]
-    """Components that the run begins with as they were built, because a fork has no state of them."""
+    """Components with which the run begins as they were built, because a fork has no state of them."""
     metric: MetricCheck = field(default_factory=MetricCheck)
     witness: tuple[WitnessRow, ...] = ()
-    """The rows of the steps after the commit, as the attempt before made them; on the leader alone."""
+    """The rows of the steps after the commit, as the previous attempt made them; on the leader alone."""
     last_witnessed: int = 0
     """The last step with such a row, on every rank; 0: there is none."""
 
@@ -63,7 +63,7 @@ class Comparison:
         return bool(found or self.setup.findings)
 
     def expected(self, step: int) -> WitnessRow | None:
-        """The row of this step in the attempt before."""
+        """The row of this step in the previous attempt."""
         return next((row for row in self.witness if row.step == step), None)
 
     def noting(self, findings: Sequence[Finding]) -> Comparison:
@@ -71,7 +71,7 @@ class Comparison:
         return replace(self, setup=replace(self.setup, noted=(*findings, *self.setup.noted)))
 
     def verdict(self, replay: Sequence[WitnessRow], *, early: tuple[Finding, ...], noise: Noise) -> Verdict:
-        """The verdict. Packages in other versions count as another environment only if the bits are not equal."""
+        """The verdict. Other versions of packages count as another environment only if the bits are not equal."""
         changes, others = self.environment_changes, self.other_packages
         verdict = self._verdict_in(changes, replay, early=early, noise=noise)
         if others and verdict.kind is VerdictKind.BROKEN:

@@ -39,12 +39,12 @@ class Found:
 
     @property
     def stored(self) -> Collection[str]:
-        """Names of the components that it holds."""
+        """Names of the components that the checkpoint holds."""
         return self.source.snapshot.skeletons
 
     @property
     def ranks(self) -> int:
-        """How many ranks made it."""
+        """How many ranks made the checkpoint."""
         return self.checkpoint.manifest.environment.world_size
 
     @property
@@ -88,9 +88,9 @@ class CheckpointSource:
         return Found(source, own, memory_bytes) if source is not None else None
 
     def restore(self, found: Found, components: Mapping[str, Component]) -> Found | None:
-        """Restore the live objects, in order, the random streams last; return the checkpoint as it was read for that.
+        """Restore the live objects, in order, the random streams last; return the checkpoint that was read for this.
 
-        It is read again, whole, if the state is now sharded in another way; None if it is gone by then.
+        The checkpoint is read again, whole, if the state is now sharded in another way; None if it is gone by then.
         """
         missing = ""
         try:
@@ -99,7 +99,7 @@ class CheckpointSource:
             missing = str(error)
         if found.own is None or not (missing := self.ranks.first_of(missing)):
             return found
-        log.info("the state is sharded otherwise than it was, and is read whole slice=%s", missing)
+        log.info("the state was sharded in another way, and is read whole slice=%s", missing)
         whole = self.newest(at_most=found.parent, memory_bytes=found.memory_bytes)
         if whole is not None:
             restore_all(components, whole.source.snapshot)

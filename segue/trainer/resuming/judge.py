@@ -29,7 +29,7 @@ class Judge:
     ranks: Ranks
     terms: Terms
     opinion: SecondOpinion | None = None
-    """Asked before a resume is called broken; None: nobody is asked."""
+    """Asked before a resume is called broken; None if there is nobody to ask."""
 
     def verdict(self, replaying: Replaying) -> Verdict | None:
         """The verdict of all ranks; None if a notice leaves no time to find out what a difference means."""
@@ -46,7 +46,7 @@ class Judge:
         return self._of_all_ranks(verdict)
 
     def record(self, verdict: Verdict, replaying: Replaying) -> None:
-        """Write the verdict to the log; the leader does. Afterwards it is there, or this raises."""
+        """Let the leader write the verdict to the log. Afterwards the verdict is there, or this raises."""
         if not self.ranks.is_leader:
             return
 
@@ -79,7 +79,7 @@ class Judge:
         )
 
     def _noise_of_earlier_attempts(self, replaying: Replaying) -> Noise:
-        """The noise among attempts from the same checkpoint: after a first broken resume there is a second one."""
+        """The noise among attempts from the same checkpoint: after a first broken resume, a second one is made."""
         comparison = replaying.comparison
         if replaying.early or comparison.environment_changes:
             return NONE

@@ -20,7 +20,7 @@ from segue.trainer.workloads.state import BUFFERS, marked_parts, restore_all
 
 @dataclass(frozen=True)
 class MetricCheck:
-    """The result of evaluating the restored state once more. As created, it says that nothing differs."""
+    """The result of evaluating the restored state once more. Its defaults say that nothing differs."""
 
     finding: Finding | None = None
     away: float = math.inf
@@ -37,8 +37,8 @@ def check_metric(
 ) -> MetricCheck:
     """Evaluate the restored state, compare, and restore what `evaluate` changes in the state.
 
-    A metric that differs each time proves nothing, and neither does a metric of other code. Every rank evaluates, as at
-    a save; the leader's numbers are the run's.
+    A metric that differs each time proves nothing, and a metric of changed code proves nothing either. Every rank
+    evaluates, as at a save; the leader's numbers are the run's.
     """
     expected, outside = found.checkpoint.manifest.metric, components.get(UNTRACKED)
     committed = found.source.snapshot.skeletons.get(UNTRACKED, {})

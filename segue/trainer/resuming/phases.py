@@ -23,11 +23,11 @@ class Replaying:
     rows: tuple[WitnessRow, ...] = ()
     """The rows of the steps made so far."""
     early: tuple[Finding, ...] = ()
-    """What differed before a step, which was therefore not made."""
+    """The differences before a step, which was therefore not made."""
     other_hands: tuple[Finding, ...] = ()
-    """Changes by somebody between the restore and the first step: the cause, if the replay differs."""
+    """Changes that other code made between the restore and the first step: the cause, if the replay differs."""
     is_undecided: bool = False
-    """Whether a notice left no time to find out what a difference means. If it is withdrawn, there may be time."""
+    """Whether a notice left no time to find the cause of a difference. If it is withdrawn, there may be time."""
 
     @property
     def parent(self) -> CheckpointRef:
@@ -42,7 +42,7 @@ class Replaying:
         return replace(self, rows=(*self.rows, row))
 
     def differences_before(self, prelude: Prelude) -> tuple[Finding, ...]:
-        """What differs from the witness before a step is made."""
+        """The differences from the witness before a step is made."""
         expected = self.comparison.expected(prelude.step)
         if expected is None:
             return ()
@@ -50,7 +50,7 @@ class Replaying:
         return prelude_findings(expected, prelude, environment_changes=changes, is_first=not self.rows)
 
     def noting_other_hands(self) -> Replaying:
-        """The same phase, judged with somebody's changes before the first step as a cause."""
+        """The same phase, with the changes that other code made before the first step as a cause."""
         return replace(self, comparison=self.comparison.noting(self.other_hands), other_hands=())
 
     def verdict(self, noise: Noise) -> Verdict:

@@ -1,4 +1,4 @@
-"""The live state right after a restore, and whether somebody has changed it before the first step."""
+"""The live state right after a restore, and whether other code has changed it before the first step."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class RestoredState:
 
     digests: Digests
     looks: Looks
-    """A look at the tensors on an accelerator, of the components that only a step changes."""
+    """A look at the accelerator's tensors of the components that only a step changes."""
 
     @classmethod
     def of(cls, live: Snapshot, components: Collection[str]) -> Self:

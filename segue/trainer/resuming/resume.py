@@ -31,8 +31,8 @@ log = logging.getLogger(__name__)
 class Resume:
     """Walks the phases of one resume, from the search for a checkpoint to the verdict.
 
-    Without a checkpoint there is no phase, and nothing to judge. A call that is not legal in a phase does nothing: a
-    row that comes after the verdict is not compared, for example.
+    Without a checkpoint there is no phase, and nothing to judge. A call that is not legal in a phase does nothing: for
+    example, a row that comes after the verdict is not compared.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class Resume:
         return self.parent
 
     def restore(self, components: Mapping[str, Component]) -> None:
-        """Restore these live objects from the checkpoint that was found, in order, the random streams last."""
+        """Restore these live objects from the checkpoint that was found: in this order, and the random streams last."""
         if isinstance(self._phase, Found):
             self._phase = self._checkpoints.restore(self._phase, components)
 
@@ -139,9 +139,9 @@ class Resume:
     ) -> None:
         """Compare the live state with the committed one, immediately before the first batch is drawn.
 
-        `left_out` has fingerprints of batches that this attempt skips and the one before trained on. `evaluate`
-        computes the user's metric, which is compared with that of the commit; None: there is no metric. Its changes of
-        the state are undone.
+        `left_out` has fingerprints of batches that this attempt skips and the previous attempt trained on. `evaluate`
+        computes the user's metric, which is compared with that of the commit; None: there is no metric. Changes of the
+        state by `evaluate` are undone.
 
         Raises:
             BrokenResumeError: a component differs from the commit; the verdict is in the log.
@@ -160,8 +160,8 @@ class Resume:
         """Compare again after the batch is drawn and before the step, so that no step trains on a difference.
 
         With `compare_state=False` the program's own code ran since the check, and may have changed the state as it did
-        in the attempt before. Several ranks find a difference after the step instead, when they exchange their results
-        anyway.
+        in the previous attempt. Several ranks find a difference after the step instead, when they exchange their
+        results anyway.
 
         Raises:
             BrokenResumeError: the state or the input differs; the verdict is in the log.
@@ -180,7 +180,7 @@ class Resume:
             self.settle()
 
     def wants_state(self, step: int) -> bool:
-        """Whether the row of this step is compared with one that has marks of the state."""
+        """Whether the row of this step is compared with a row that has marks of the state."""
         if not isinstance(self._phase, Replaying):
             return False
         expected = self._phase.comparison.expected(step)

@@ -1,4 +1,4 @@
-"""The part of a save that needs no numbers of the last step: it is done while a device still computes that step."""
+"""The part of a save that needs no numbers of the last step, and is done while a device still computes that step."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class LookAhead:
         self._found = _Found(self._live.progress.step, untracked, trees.get(UNTRACKED), encoded)
 
     def take(self) -> tuple[dict[str, Any], tuple[Finding, ...]]:
-        """The whole state of this step, and findings about what no component holds."""
+        """The whole state of this step, and findings about state that no component holds."""
         if self._found is None or self._found.step != self._live.progress.step:
             self.look()
         assert self._found is not None

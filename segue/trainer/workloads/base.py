@@ -16,7 +16,7 @@ from segue.trainer.workloads.components import Component, Progress
 
 
 class Check(Protocol):
-    """Compares what a step is about to read with what the attempt before read there."""
+    """Compares the inputs that a step is about to read with those that the previous attempt read there."""
 
     def __call__(self, prelude: Prelude, *, compare_state: bool = True) -> None:
         """`compare_state=False`: the program's own code ran since the state was restored."""
@@ -24,7 +24,7 @@ class Check(Protocol):
 
 
 class StepDue(NamedTuple):
-    """One step that is to be made next."""
+    """The step that is to be made next."""
 
     needs_fingerprints: bool
     """Whether its row is a witness, or is compared with one."""
@@ -33,7 +33,7 @@ class StepDue(NamedTuple):
     check: Check
     """To be called before the step is made; raises if a resume differs, and the step must not be made then."""
     before_update: Callable[[], None]
-    """To be called when the gradient is there, before the state changes."""
+    """To be called when the gradient is complete, before the state changes."""
     may_be_late: bool = False
     """Whether its numbers may be read a step later, if that saves a wait for an accelerator."""
 
@@ -45,7 +45,7 @@ class StepMade(NamedTuple):
     start: int
     """Position of its first sample."""
     samples: int
-    """How many samples it used; 1 if they are not known."""
+    """How many samples it used; 1 if that is not known."""
     ids: Ids
     """The samples themselves; none if they are not known."""
     epoch: int
@@ -63,25 +63,25 @@ class LateStep(NamedTuple):
     read: Callable[[], StepMade]
     """Waits for its numbers and, with several ranks, for the others' numbers. Call it once, before the next save."""
     read_alone: Callable[[], StepMade]
-    """Waits only for this rank's own numbers: for the case that another step has failed."""
+    """Waits only for this rank's own numbers, in case another step has failed."""
 
 
 Steps = Generator[StepDue, StepMade | LateStep | None, StopReason]
 """Yields each step that is due, is sent the step once it is made, and returns why the attempt ends.
 
-Sent None, it makes a safe point without a step: the training code has something to say there, or no step is left.
+If it is sent None, it makes a safe point without a step: the training code reports something, or no step is left.
 """
 
 
 class Workload(Protocol):
-    """A recipe or a program that is being trained: its state, its position, and what a save asks of it."""
+    """A recipe or a program that is being trained: its state, its position, and the functions that a save calls."""
 
     progress: Progress
     components: dict[str, Component]
 
     @property
     def has_metric(self) -> bool:
-        """Whether it has a metric of the user's."""
+        """Whether the user has given it a metric."""
         ...
 
     @property
@@ -131,7 +131,7 @@ class Workload(Protocol):
         ...
 
     def make_up(self, *, evaluating: Callable[[], AbstractContextManager[None]]) -> Mapping[str, float]:
-        """Called once a resume is checked: the evaluation that the attempt before did not make after its last step."""
+        """Called once a resume is checked: makes the evaluation that the previous attempt's last step lacks."""
         ...
 
     @property
@@ -152,18 +152,18 @@ class Workload(Protocol):
         ...
 
     def look_outside(self, trees: dict[str, Any]) -> tuple[Finding, ...]:
-        """Findings about state that training has changed and none of these captured components holds, each once.
+        """Findings about state that training has changed and that none of these components holds; each is given once.
 
         The record of this state is put among the `trees`.
         """
         ...
 
     def begin_marks(self) -> Marks:
-        """Marks of the parts of the state, to be called when a step was made; an accelerator may still be at work."""
+        """Marks of the parts of the state. Call it after a step; an accelerator may still be at work."""
         ...
 
     def structure_changes(self) -> tuple[str, ...]:
-        """What has changed in modules and optimizers that a resume would not build again, in words; at a safe point."""
+        """The changes of modules and optimizers that a resume would not build, in words. Called at a safe point."""
         ...
 
     def parameter_norm(self) -> float:
@@ -171,7 +171,7 @@ class Workload(Protocol):
         ...
 
     def changed_by_optimizer(self) -> frozenset[int]:
-        """Addresses of the tensors that do not change before an optimizer's next step."""
+        """Addresses of the tensors that change only at an optimizer's step."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Buffers that differ from the model as built: registered, resized or removed by its own code while it trains."""
+"""Buffers that differ from the model as built: the model's own code registers, resizes or removes them in training."""
 
 from __future__ import annotations
 

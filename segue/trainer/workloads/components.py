@@ -1,4 +1,4 @@
-"""The parts of a training state, each with one way to capture it and one to restore it."""
+"""The parts of a training state; each can be captured and restored."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Progress:
     is_finish_kept: bool = True
     """Whether a resume from here also ends for this reason."""
     owes_evaluation: bool = False
-    """Whether an evaluation is due after the last step and was not made: a notice came before its end."""
+    """Whether an evaluation is due after the last step but was not made, because a notice came before its end."""
 
     def is_finished(self, goal: int) -> bool:
         return self.step >= goal or self.finish_reason is not None
@@ -67,7 +67,7 @@ class Progress:
 
 
 class StatefulComponent:
-    """Anything with `state_dict` and `load_state_dict`."""
+    """An object with `state_dict` and `load_state_dict`."""
 
     def __init__(self, target: Stateful, *, is_spread: bool = False) -> None:
         self._target, self._is_spread = target, is_spread
@@ -83,7 +83,7 @@ class StatefulComponent:
 
 
 class OptimizerState:
-    """An optimizer's state. Before its first step it has none, so the parameters show which of it is sharded."""
+    """An optimizer's state. Before its first step it has no state, so the parameters show which parts are sharded."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
@@ -197,7 +197,7 @@ class UnsavedBuffers:
     @torch.no_grad()
     def restore(self, tree: Any) -> None:
         there = {_path(at, name) for at, name in self._names()}
-        # A mask or a table that the first forward pass registers, perhaps in a module that it creates.
+        # A mask or a table that the first forward pass registers, perhaps in a module that this pass creates.
         late = [path for path in tree if path not in there]
         unplaced = [path for path in late if not buffers.register(self._model, path, tree[path], persistent=False)]
         self._awaited = dict(tree) if unplaced else {}
@@ -229,7 +229,7 @@ def _path(at: str, name: str) -> str:
 
 
 def _left_out(model: nn.Module) -> Iterator[str]:
-    """Persistent buffers and trained parameters that are in the model's state_dict under no name."""
+    """Persistent buffers and trained parameters that the model's state_dict does not contain."""
     state = model.state_dict()
     places = {value.untyped_storage().data_ptr() for value in state.values() if _has_storage(value)}
     unsaved = {_path(at, n) for at, module in model.named_modules() for n in module._non_persistent_buffers_set}
@@ -335,7 +335,7 @@ class Stopper:
         self._worse = 0
 
     def judge(self, metric: float) -> str | None:
-        """Count one evaluation; the reason to end the run, if there is one now."""
+        """Count one evaluation; return the reason to end the run, if there is one now."""
         rule = self._rule
         sign = 1.0 if rule.mode == "min" else -1.0
         if self._best is None or sign * metric < sign * self._best - rule.min_delta:

@@ -25,7 +25,7 @@ _LEAST_GAMMA = 0.99
 
 
 def warn_of_epochs(scheduler: Any, *, steps_per_epoch: int) -> None:
-    """Log a warning if the scheduler, stepped after each step, would do within one epoch what it should do in many."""
+    """Log a warning if the scheduler, stepped after each step, would complete its schedule within one epoch."""
     kind = type(scheduler)
     is_early = (
         (kind is StepLR and scheduler.step_size < steps_per_epoch)
@@ -42,10 +42,10 @@ def warn_of_epochs(scheduler: Any, *, steps_per_epoch: int) -> None:
 
 
 def refuse_short_schedules(recipe: Recipe, *, name: str, steps: int, steps_per_epoch: int) -> None:
-    """Refuse a scheduler that raises when it is stepped more often than it was built for, if the run would do that.
+    """Refuse a scheduler that the run would step more often than it allows before it raises.
 
     Raises:
-        RecipeError: names the scheduler, and how often the run steps it.
+        RecipeError: the message names the scheduler, and how often the run steps it.
     """
     if recipe.epochs is not None:
         steps = min(steps, recipe.epochs * steps_per_epoch)
@@ -63,7 +63,7 @@ def refuse_short_schedules(recipe: Recipe, *, name: str, steps: int, steps_per_e
 
 
 def _reached(scheduler: Any, calls: int) -> Iterator[tuple[Any, int]]:
-    """A scheduler and those that it is made of, each with the count that it reaches after so many calls."""
+    """A scheduler and its parts, each with the count that it reaches after so many calls."""
     if isinstance(scheduler, ChainedScheduler):
         for each in scheduler._schedulers:
             yield from _reached(each, calls)

@@ -121,7 +121,7 @@ class LiveRecipe:
 
     @property
     def depends_on_order_of_sums(self) -> bool:
-        """Whether a gradient norm summed by parameter group has other bits than one summed in the model's order."""
+        """Whether a gradient norm has other bits when it is summed by parameter group than in the model's order."""
         model = [id(parameter) for parameter in bare(self.recipe.model).parameters()]
         held = [id(parameter) for parameter in held_by_optimizers(self.recipe)]
         return held != [number for number in model if number in set(held)]
@@ -234,7 +234,7 @@ class LiveRecipe:
         return StepMade(row, group.start, group.samples, group.ids, self.feed.order.epoch_of(group.start), metrics)
 
     def finish_step(self, *, evaluating: Callable[[], AbstractContextManager[None]]) -> Mapping[str, float]:
-        """Do what follows a step that counts: the evaluation that is due, an early stop, the end of an epoch."""
+        """Do the work after a step that counts: the evaluation that is due, an early stop, the end of an epoch."""
         seen = self.progress.samples_seen
         ends_epoch, self.progress.owes_evaluation = self.feed.order.is_epoch_over(seen), self._is_evaluation_due
         if not ends_epoch and not self.progress.owes_evaluation:
@@ -296,7 +296,7 @@ class LiveRecipe:
         return frozenset(batch_fingerprint(order.batch(start)) for start in starts)
 
     def prelude(self, group: Group, *, with_fingerprints: bool = True) -> Prelude:
-        """What the next step reads. Only rows that are witnesses, or are compared with one, need fingerprints."""
+        """The inputs of the next step. Only rows that are witnesses, or are compared with one, need fingerprints."""
         step = self.progress.step + 1
         if not with_fingerprints:
             return Prelude(step, "", "", None)

@@ -12,8 +12,8 @@ from segue.user_objects import step_by_metric
 class MetricSchedulers:
     """The schedulers of one recipe that take a metric.
 
-    An evaluation is made between two steps, and a replay, which only makes steps, makes none. The missing evaluation is
-    owed, and made up for before the next step, whose learning rates depend on it.
+    Evaluations are made between two steps; a replay only makes steps, and no evaluation. The missing evaluation is
+    owed, and is made before the next step, whose learning rates depend on it.
     """
 
     def __init__(self, recipe: Recipe, ranks: Ranks) -> None:

@@ -1,7 +1,7 @@
-"""The files that the user's code opens to read or to write, by any name that it makes up while it runs.
+"""The files that the user's code opens to read or to write, even by names that it makes up at run time.
 
 Python tells an audit hook of every file that is opened (PEP 578). A hook cannot be removed, so there is one for the
-life of a process, and it does little once it knows enough files.
+life of a process, and the hook does little once it knows enough files.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def opened_files() -> tuple[str, ...]:
 
 
 def is_only_written(path: str) -> bool:
-    """Whether the user's code opened this file to write, and never to read, as it does with a log."""
+    """Whether the user's code opened this file to write and never to read, as one does with a log."""
     whole = _absolute(path)
     return whole in _written and whole not in _read_back and whole not in map(_absolute, _opened)
 
@@ -116,7 +116,7 @@ def _is_by_user(frame: Any) -> bool:
 
 @cache
 def _owner_of(file: str) -> str | None:
-    """Whose code a file has: of the user or of segue; None for Python itself and for other packages."""
+    """The owner of a file's code: the user or segue; None for Python itself and for other packages."""
     if file.startswith("<"):
         return None
     if file.startswith(_OWN_FOLDER):

@@ -1,4 +1,4 @@
-"""Optimizers whose groups change during a run: which parameters each group holds is saved by name, and bound again."""
+"""Optimizers whose groups change during a run: the parameters of each group are saved by name, and bound again."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def all_optimizers(recipe: Recipe) -> dict[str, Any]:
 
 
 def regrouped(recipe: Recipe, components: Mapping[str, Component]) -> dict[str, Component]:
-    """The components of the recipe's torch optimizers, each of which is restored with its groups at the save."""
+    """The components of the recipe's torch optimizers, each restored with the groups that it had at the save."""
     modules = {f"extra.{key}.": each for key, each in recipe.extra.items() if isinstance(each, nn.Module)}
     roots = {"": bare(recipe.model)} | modules
 
@@ -38,7 +38,7 @@ def regrouped(recipe: Recipe, components: Mapping[str, Component]) -> dict[str, 
 
 
 class RegroupedOptimizerState(OptimizerState):
-    """The state of an optimizer, and its groups if they are not as they were when this was made."""
+    """The state of an optimizer, and its groups if they have changed since this object was made."""
 
     def __init__(
         self, optimizer: torch.optim.Optimizer, *, parameters: Callable[[], Mapping[str, torch.Tensor]]

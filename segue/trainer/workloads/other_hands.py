@@ -1,6 +1,6 @@
-"""Changes by somebody between the restore and the first step: hooks, modules and settings that a resume cannot hold.
+"""Changes by other code between the restore and the first step, of hooks, modules and settings that no resume restores.
 
-They are looked for before the first step, and named as the cause only if the replay differs.
+The search for them is made before the first step; they are named as the cause only if the replay differs.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _path(name: str) -> str:
 
 
 def _count(hooks: Any) -> int:
-    """How many of the hooks are not segue's own, with which it measures a step."""
+    """How many of the hooks are not segue's own hooks, which measure a step."""
     return sum(not _is_segues(hook) for hook in hooks.values()) if isinstance(hooks, Mapping) else 0
 
 
@@ -49,7 +49,7 @@ def _is_segues(hook: Any) -> bool:
 
 
 class OtherHands:
-    """The hooks and the modules of a model as built, to be compared with what they are before the first step."""
+    """The hooks and the modules of a model as built, to be compared with those before the first step."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model, self._modules = model, dict(model.named_modules())

@@ -1,4 +1,4 @@
-"""A recipe's state outside its components: what training changes and no state_dict holds."""
+"""A recipe's state outside its components: values that training changes and no state_dict holds."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class OutsideState:
         is_program: bool = False,
         others: OtherHands | None = None,
     ) -> None:
-        """`walk` follows everything that the training code leads to; it is called now, and again at some saves.
+        """`walk` visits everything that the training code can reach; it is called now, and again at some saves.
 
         `use` knows which values decide the further steps; by default, it judges by the code that was reached.
         `metric_code` has the hashes of the code of `evaluate`; None if there is no `evaluate` to call again.
@@ -68,7 +68,7 @@ class OutsideState:
         return recorded | ({_METRIC: self._metric_code} if self._metric_code is not None else {})
 
     def restore(self, tree: Any) -> None:
-        """Put nothing back, but also read the files and variables that the attempt before has read."""
+        """Put nothing back, but also read the files and variables that the previous attempt has read."""
         for name in tree.get(SURROUNDINGS, {}):
             read = reader_of(name) if name not in self._surroundings else None
             if read is not None and mark_of(read()) is not None and len(self._opened) < MOST_FILES:
@@ -76,10 +76,10 @@ class OutsideState:
                 self._opened[name] = mark_of(read())
 
     def look(self, trees: dict[str, Any]) -> tuple[Finding, ...]:
-        """Findings about values that have changed and are in none of these captured components, each once.
+        """Findings about values that have changed and are in none of these captured components; each is given once.
 
-        Everything is looked at again at the saves 1, 2, 4, 8, ...: a change shows soon, and thousands of saves cost no
-        more than a dozen. The new record is then put among the trees.
+        It looks at everything again at the saves 1, 2, 4, 8, ...: a change shows soon, and thousands of saves cost no
+        more than a dozen looks. The new record is then put among the trees.
         """
         self._saves += 1
         if self._saves & (self._saves - 1):
@@ -87,13 +87,13 @@ class OutsideState:
         try:
             found = self._watch.look(trees)
         except Exception:  # Nothing that only looks may end an attempt.
-            log.warning("not looked at what training changes outside every component", exc_info=True)
+            log.warning("state outside the components was not looked for", exc_info=True)
             found = ()
         trees[UNTRACKED] = self.capture()
         return found
 
     def lost(self, committed: Mapping[str, Any]) -> tuple[Finding, ...]:
-        """Findings about values that are not as they were at the commit; `committed` is what was captured there."""
+        """Findings about values that differ from the commit; `committed` is the state that was captured there."""
         values = committed.get(VALUES, {})
         self._watch.known_before(values)
         now = self._watch.marks_of(values)
@@ -111,12 +111,12 @@ class OutsideState:
         return tuple(self._others.findings(settings))
 
     def of_process(self) -> tuple[Finding, ...]:
-        """A finding about values that nobody compares, because each process has its own."""
+        """A finding about values that are never compared, because each process has its own values."""
         found = self._watch.of_process(_OF_STEPS)
         return (Finding(component=PROCESS, channel="process", sentence=", ".join(found)),) if found else ()
 
     def has_metric_of(self, committed: Mapping[str, Any]) -> bool:
-        """Whether `evaluate` is the code that it was at the commit."""
+        """Whether the code of `evaluate` is the same as at the commit."""
         return self._metric_code is not None and committed.get(_METRIC) == self._metric_code
 
     def _add_opened_files(self) -> None:
@@ -130,7 +130,7 @@ class OutsideState:
 
     def _reached(self) -> Reach:
         found = self._walk()
-        # A file that training writes may not have been there before.
+        # A file that training writes may not have existed before.
         self._surroundings = surroundings(found.functions, found.files) | self._surroundings
         for name, read in self._surroundings.items():
             if name in self._opened and mark_of(read()) == self._opened[name]:
@@ -145,7 +145,7 @@ _OF_LOADERS = frozenset(vars(DataLoader([0]))) | {"_iterator"}  # type: ignore[a
 
 
 def parts_of_loader(loader: DataLoader[Any]) -> dict[str, Any]:
-    """What a loader calls, and what the user has put on it, by name."""
+    """The objects that a loader calls, and those that the user has set as its attributes, by name."""
     parts = {name: getattr(loader, name) for name in ("dataset", "collate_fn", "worker_init_fn")}
     parts |= {name: getattr(loader, name) for name in vars(loader).keys() - _OF_LOADERS}
     if has_own_sampler(loader):
@@ -163,7 +163,7 @@ def of_recipe(recipe: Recipe, *, build: Callable[..., Any]) -> OutsideState:
 
 
 def reached(recipe: Recipe, *, home: str, scopes: tuple[CodeType, ...] = ()) -> Reach:
-    """Everything that the objects and functions of a recipe lead to; parts of a component are under its name.
+    """Everything that the objects and functions of a recipe can reach; parts of a component are under its name.
 
     `scopes` has the code of the function that makes the recipe.
     """

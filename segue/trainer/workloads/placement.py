@@ -19,7 +19,7 @@ _COUNTER = "step"
 
 
 def place(recipe: Recipe, device: torch.device) -> None:
-    """Move model, loss, what is in `extra`, and the state that optimizers have from the start.
+    """Move the model, the loss, the objects in `extra`, and the state that optimizers have from the start.
 
     Modules that are on an accelerator already, sharded, or spread over devices are left alone.
     """
@@ -44,7 +44,7 @@ def is_placed(module: nn.Module) -> bool:
 def to_device(content: Any, device: torch.device) -> Any:
     """A batch with its tensors on `device`; collections keep their type.
 
-    An object with a `to` of its own, as a batch of a graph library is, is asked to move itself.
+    An object with its own method `to`, such as a batch of a graph library, is asked to move itself.
     """
     if device.type == "cpu":
         return content

@@ -1,7 +1,7 @@
 """The setup of a run, recorded in each checkpoint to be compared at a resume, never restored.
 
 It is taken once, when the recipe has been built, because anything that training changes is state. Only the optimizer's
-tensors and the next samples are looked at again at each save and each resume.
+tensors and the next samples are read again at each save and each resume.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from segue.user_objects.variables import Variables
 
 _BATCHES_AHEAD, _GLANCED = 4, 64
 _OF_KERNELS = frozenset({"foreach", "fused", "capturable", "differentiable"})
-"""How an optimizer computes; many recipes choose it by the device, so it is no hyperparameter."""
+"""Settings of how an optimizer computes; many recipes choose them by the device, so they are no hyperparameters."""
 
 
 class Looked:
@@ -65,7 +65,7 @@ def setup_components(
     found = _inspected(recipe)
     code = [leaf.value for leaf in found.code]
     kinds = {leaf.path: f"{leaf.value.__module__}.{leaf.value.__qualname__}" for leaf in found.code}
-    # In the model's order and each once: a set has the order of addresses, which differs between processes.
+    # In the model's order, each once: the order of a set follows addresses, which differ between processes.
     classes = dict.fromkeys(type(module) for module in bare(recipe.model).modules())
     data = data_hashes(leaf for leaf in found.arrays if leaf.path.startswith(("data.", "loss", "step")))
     fixed = {
@@ -85,7 +85,7 @@ def setup_components(
 
 
 def named_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """Its live parameters by name, one that has several names under each."""
+    """The module's live parameters by name; a parameter with several names is listed under each of them."""
     yield from module.named_parameters(remove_duplicate=False)
 
 
@@ -105,7 +105,7 @@ def binding(
 
 
 def next_batches(order: SampleOrder, samples_seen: int) -> dict[str, Any]:
-    """How long the next batches are, and a hash of some of their samples in their order."""
+    """The lengths of the next batches, and a hash of some of their samples in their order."""
     lengths, numbers = [], []
     for _ in range(_BATCHES_AHEAD):
         length = order.batch_length(samples_seen)

@@ -42,9 +42,9 @@ BUFFERS = ": buffers"
 
 
 def rng_components(ranks: Ranks, model: nn.Module, *, device: torch.device | None = None) -> dict[str, Component]:
-    """Every global random stream that this process trains with, by names that distinguish the ranks.
+    """Every global random stream that training in this process uses, by names that distinguish the ranks.
 
-    `device` is the one on which it computes; a model that is offloaded has no parameter there between steps.
+    `device` is the device on which it computes; an offloaded model has no parameter there between steps.
     """
     streams: dict[str, Component] = {"torch": TorchRng(), "python": PythonRng(), "numpy": NumpyRng()}
     # Only accelerators that hold the model: the next machine may have others, and no code drew from the idle ones.
@@ -96,7 +96,8 @@ def components_of(
 def same_on_every_rank(recipe: Recipe) -> Callable[[str], bool]:
     """A predicate: whether all ranks hold the same values of a state tensor, because the optimizer changes it.
 
-    Buffers depend on each rank's own samples. For them, and for all else a recipe keeps, rank 0's values are the run's.
+    Buffers depend on each rank's own samples. For buffers, and for all other objects of a recipe, rank 0's values are
+    the run's.
     """
     same = {f"model.state.{name}" for name, _ in bare(recipe.model).named_parameters()}
     return lambda name: name in same or name.startswith("optimizer.")
@@ -115,9 +116,9 @@ def unchanged(components: Mapping[str, Component]) -> Iterator[None]:
 
 
 def marked_parts(components: Mapping[str, Component]) -> dict[str, Any]:
-    """The state trees whose marks are compared after a replay; parameters and buffers of a model are two.
+    """The state trees whose marks are compared after a replay; a model's parameters and its buffers are separate parts.
 
-    The position is left out, because the batches show it, and so are components that are only recorded.
+    The position is left out, because the batches show it. Components that are only recorded are left out too.
     """
     found: dict[str, Any] = {}
     for name, component in components.items():
@@ -167,7 +168,7 @@ def restore_all(components: Mapping[str, Component], snapshot: Snapshot) -> None
 
 
 def changed_by_optimizer(optimizer: torch.optim.Optimizer) -> frozenset[int]:
-    """Addresses of the tensors that do not change before the optimizer's next step."""
+    """Addresses of the tensors that change only at the optimizer's step."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     # Some optimizers keep plain values next to the slots of each parameter.
     slots = (slot for slot in optimizer.state.values() if isinstance(slot, Mapping))

@@ -1,7 +1,7 @@
 """The structure of a recipe or a program: its modules, tensors and groups, as a resume will build them again.
 
 A state_dict has values and no structure. A layer that is added in mid-run, or a weight that is pruned or replaced,
-cannot be restored from it. Such a change is found at the first save after it, by names and identities.
+cannot be restored from a state_dict. The first save after such a change finds it, by names and identities.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _FOREIGN = "a tensor that is no parameter of the model"
 
 
 class Structure:
-    """The structure of some modules and optimizers when this was made; it is compared with theirs at each save."""
+    """The structure of modules and optimizers when this object was made; each save compares theirs with it."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class Structure:
             found += [f"{name} {what}" for name, what in _of_values(self._built, now) if not name.startswith(apart)]
             found += self._of_groups(now)
         if not found:
-            self._watched = self._watch(now)  # The next look is to be a short one again.
+            self._watched = self._watch(now)  # So that the next look is short again.
         return tuple(found)
 
     def _watch(self, shape: Shape) -> Watched:
@@ -116,7 +116,7 @@ def structure_of_objects(objects: Mapping[str, Any]) -> Structure:
 
 
 def _of_modules(built: Shape, now: Shape) -> Iterator[tuple[str, str]]:
-    """Modules that are new, gone or of another kind, without those below them."""
+    """Modules that are new, gone or of another kind, but not the modules below them."""
     found: list[tuple[str, str]] = []
     done: tuple[str, ...] = ()
     for name in dict.fromkeys((*built.modules, *now.modules)):
@@ -134,7 +134,7 @@ def _of_modules(built: Shape, now: Shape) -> Iterator[tuple[str, str]]:
 
 
 def _is_layer(name: str, module: nn.Module | None, modules: Mapping[str, nn.Module]) -> bool:
-    """Whether a resume would train otherwise without it: it has a state, or a container of torch calls all it holds.
+    """Whether a resume would train differently without it: it has state, or a container of torch calls all it holds.
 
     If another module of the user's makes and calls a module without a state, its own code decides that, and this code
     is the same after a resume.

@@ -1,4 +1,4 @@
-"""Modules, tensors and groups at one moment, by name; and what shows in microseconds whether they are the same."""
+"""Modules, tensors and groups at one moment, by name; and a check, in microseconds, of whether they are the same."""
 
 from __future__ import annotations
 
@@ -59,12 +59,12 @@ class Shape(NamedTuple):
 
 
 class Watched(NamedTuple):
-    """The modules' own tables, which show a change in microseconds. All is held, so that no id is used again."""
+    """The modules' own tables, which show a change in microseconds. Holds all objects, so that ids stay unique."""
 
     attributes: list[dict[str, Any]]
     parameters: list[dict[str, Any]]
     buffers: list[dict[str, Any]]
-    """The buffers of modules that are not restored with whatever buffers they have."""
+    """The buffers of the modules whose restore does not accept new buffers."""
     optimizers: list[Any]
     held: list[Any]
     has_lazy: bool

@@ -1,6 +1,7 @@
 """Inputs of a recipe's code besides its arguments: environment variables, files, and settings of libraries.
 
-Recorded in each checkpoint and never judged alone: if a replay differs, a difference here is its likely cause.
+They are recorded in each checkpoint, and never judged alone: if a replay differs, a difference here is its likely
+cause.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ _LONGEST_PATH = 300
 
 
 def surroundings(functions: Iterable[FunctionType], files: Iterable[str]) -> dict[str, Callable[[], Any]]:
-    """Ways to read what these functions of the user's read by name; `files` are paths among the values they reach."""
+    """Readers of the inputs that the user's functions read by name; `files` are paths among the values they reach."""
     codes = [code for function in functions for code in codes_of(function.__code__)]
     names = {text for code in codes if _READ_VARIABLES.intersection(code.co_names) for text in _texts(code)}
     # The file that SEGUE_CONFIG names differs between processes; its content belongs to the run's identity.
@@ -66,12 +67,12 @@ def surroundings(functions: Iterable[FunctionType], files: Iterable[str]) -> dic
 
 
 def path_in(name: str) -> str | None:
-    """The path of a file that is recorded under this name; None for what is no file."""
+    """The path of a file that is recorded under this name; None if it is no file."""
     return name.removeprefix(_IS_FILE) if name.startswith(_IS_FILE) else None
 
 
 def reader_of(name: str) -> Callable[[], Any] | None:
-    """How to read what is recorded under this name; None if it is not read by its name alone, or confidential."""
+    """A reader of the value recorded under this name; None if more than the name is needed, or it is confidential."""
     if (path := path_in(name)) is not None:
         return _File(path)
     variable = name.removeprefix(_IS_VARIABLE)
@@ -84,7 +85,7 @@ def file_readers(paths: Iterable[str]) -> dict[str, Callable[[], Any]]:
 
 
 def machine() -> dict[str, Any]:
-    """Facts by which values that follow from the machine are recognized; equal in all processes of one machine."""
+    """Facts that reveal values that depend on the machine; the facts are equal in all processes of one machine."""
     return {
         "cpus": os.cpu_count() or 1,
         "usable_cpus": len(os.sched_getaffinity(0)),
@@ -113,7 +114,7 @@ _SETTINGS: dict[str, Callable[[], Any]] = {
     "torch.backends.cudnn.allow_tf32": lambda: bool(torch.backends.cudnn.allow_tf32),
     "torch.backends.cuda.matmul.allow_tf32": lambda: bool(torch.backends.cuda.matmul.allow_tf32),
 }
-"""Global settings that decide what torch computes."""
+"""Global settings that change the results of torch."""
 
 
 def _texts(code: CodeType) -> Iterator[str]:

@@ -15,7 +15,7 @@ from segue.user_objects.variables import is_registrable
 
 
 class LiveValue:
-    """A value that is restored in place, so that all who share it, or a part of it, see what was restored."""
+    """A value that is restored in place, so that all objects that share it, or a part of it, see the restored value."""
 
     def __init__(self, value: Any, *, path: str) -> None:
         self._value, self._path = value, path
@@ -42,7 +42,7 @@ class LiveValue:
 
 
 class RestoredValues:
-    """Facts about registered values besides their contents: where tensors were, and which settings they are."""
+    """Facts about registered values besides their contents: the devices of tensors, and which values are settings."""
 
     def __init__(self, components: Mapping[str, Component], *, paths: Sequence[str] = ()) -> None:
         """`paths` are the paths of registered values among the settings."""
@@ -63,7 +63,7 @@ def component_of_value(target: Any, *, path: str) -> Component | None:
     """The component of a value that is restored in place; None for a value with a state_dict, or without any state.
 
     Raises:
-        UnsupportedStateError: something in it cannot be saved; `path` is what it is called in messages.
+        UnsupportedStateError: something in it cannot be saved; `path` is its name in messages.
     """
     if has(target, "state_dict", "load_state_dict") or not is_registrable(target):
         return None

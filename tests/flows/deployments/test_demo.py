@@ -120,7 +120,7 @@ def test_the_demo_shows_a_kill_a_notice_and_an_escalation_and_ends_like_the_undi
     assert ended.returncode == 0 or is_too_slow, ended.stdout + ended.stderr
     rows = {line[:15].strip(): line[15:].strip() for line in ended.stdout.splitlines()}
     if not is_too_slow:
-        assert rows["shown"].startswith("kill, notice, escalation, ")
+        assert rows["shown"].startswith("kill, notice, escalation")
         assert rows["notice"].startswith("aws, ")
     assert rows["final weights"].startswith("bit-identical to the undisturbed run")
-    assert rows["final loss"].endswith(" at step 1000, in both runs")
+    assert rows["final loss"].endswith(" at step 2000, in both runs")

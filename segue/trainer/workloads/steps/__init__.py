@@ -1,1 +1,1 @@
-"""One step of a recipe: what it does, and how its numbers come to the host."""
+"""One step of a recipe: its work, and how its numbers come to the host."""

@@ -1,4 +1,4 @@
-"""Numbers of a step on their way to the host: all in one copy, which need not be waited for before the next step."""
+"""Numbers of a step on their way to the host: all in one copy, for which the next step need not wait."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _ONE_BY_ONE = ("mps",)
 
 
 class Numbers(NamedTuple):
-    """Values that were asked for together."""
+    """Values that were requested together."""
 
     read: Callable[[], list[float]]
-    """Waits until the values are here, and returns them in the order in which they were asked for."""
+    """Waits until the values have arrived, and returns them in the order in which they were requested."""
     is_late: bool
-    """Whether there is something to wait for."""
+    """Whether reading the values may have to wait."""
 
 
 def sent(numbers: Sequence[Number]) -> Numbers:
-    """Start copying these to the host. Later changes of the tensors do not change what is read."""
+    """Start copying these numbers to the host. Later changes of the tensors do not affect the values that are read."""
     there = [number for number in numbers if isinstance(number, torch.Tensor) and number.device.type != "cpu"]
     if not there or there[0].device.type in _ONE_BY_ONE:
         return Numbers([float(each.item() if isinstance(each, torch.Tensor) else each) for each in numbers].copy, False)
@@ -66,6 +66,6 @@ def _apart(number: Number) -> Number:
 
 
 def together(tensors: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
-    """Tensors of one element as one on `device`, in a type that holds each value exactly."""
+    """Tensors of one element as one tensor on `device`, in a type that holds each value exactly."""
     kind = torch.float32 if all(tensor.dtype in _WITHIN_FP32 for tensor in tensors) else torch.float64
     return torch.stack([tensor.detach().reshape(()).to(device, kind) for tensor in tensors])

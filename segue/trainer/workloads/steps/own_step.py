@@ -66,7 +66,7 @@ def begin_own_step(
 
 @dataclass
 class _Seen:
-    """What the optimizers showed at their updates."""
+    """The values that the optimizers showed at their updates."""
 
     norms: list[torch.Tensor] = field(default_factory=list)
     rates: dict[int, list[Number]] = field(default_factory=dict)

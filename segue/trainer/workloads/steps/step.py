@@ -1,4 +1,4 @@
-"""One optimizer step of a recipe, and what it looked like from outside."""
+"""One optimizer step of a recipe, and its result as seen from outside."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class ParameterOrder:
     """The optimizer's parameters in the order in which `clip_grad_norm_(model.parameters())` sums their norms.
 
     Another order rounds to other bits. Parameters that only the model has are left out: no optimizer clears their
-    gradients, so they grow from step to step, and no checkpoint has them. The model is walked only if the optimizer has
-    other parameters than before, and after `look_again`.
+    gradients, so they grow from step to step, and no checkpoint has them. The model is traversed only if the
+    optimizer's parameters have changed, and after `look_again`.
     """
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class ParameterOrder:
         return self._ordered
 
     def look_again(self) -> None:
-        """Walk the model at the next step: a resume from this step would also do so."""
+        """Traverse the model at the next step: a resume from this step would also do so."""
         self._held, self._ordered = [], []
 
 
@@ -60,10 +60,10 @@ def begin_step(
 ) -> StepBegun:
     """Forward and backward for each batch, then clip, update, schedule; `step` is the number of the global step.
 
-    On return everything is done or queued on the accelerator. There is no wait for the accelerator, unless the recipe
-    waits itself, or takes the step's metrics.
+    On return everything is done or queued on the accelerator. Nothing waits for the accelerator, unless the recipe
+    itself waits, or takes the step's metrics.
 
-    The gradient is the mean over the batches. `before_update` is called when the gradient is there, even if a scaler
+    The gradient is the mean over the batches. `before_update` is called when the gradient is complete, even if a scaler
     then skips the update. Without `with_norms`, only norms that the recipe itself uses are measured. With several ranks
     the gradient becomes the mean over them; `weights`, one for each batch, make it the mean over their samples.
 

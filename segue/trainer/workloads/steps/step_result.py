@@ -18,7 +18,7 @@ from segue.user_objects import attribute
 
 
 class StepResult(NamedTuple):
-    """What one step looked like from outside."""
+    """The result of one step, as seen from outside."""
 
     outcome: StepNumbers
     parts: dict[str, float]
@@ -31,12 +31,12 @@ class StepBegun(NamedTuple):
     result: StepResult | None
     """None: its numbers are in the memory of an accelerator."""
     read_late: Callable[[], StepResult] | None = None
-    """In that case, waits for the numbers."""
+    """Waits for the numbers, if `result` is None."""
     is_late: bool = False
     """Whether the accelerator may still be computing them."""
 
     def read(self) -> StepResult:
-        """Its result; waits for an accelerator."""
+        """The result of the step; waits for an accelerator."""
         if self.result is not None:
             return self.result
         assert self.read_late is not None
@@ -44,7 +44,7 @@ class StepBegun(NamedTuple):
 
 
 class Shown(NamedTuple):
-    """What the training code showed in a step."""
+    """The numbers that the training code showed in a step."""
 
     loss: float
     grad_norm: float | None
@@ -64,12 +64,12 @@ def row_of(prelude: Prelude, outcome: StepNumbers) -> StepRow:
 
 
 def rates_of(optimizer: torch.optim.Optimizer) -> list[Number]:
-    """The learning rate of each of its groups, as of now."""
+    """The current learning rate of each group of the optimizer."""
     return as_of_now([group["lr"] for group in optimizer.param_groups])
 
 
 def scale_of(scaler: torch.amp.GradScaler | None) -> list[Number]:
-    """The loss scale, as of now; empty without a scaler."""
+    """The current loss scale; empty without a scaler."""
     if scaler is None:
         return []
     # `get_scale` waits for the accelerator. The tensor is missing before the first use of a scaler, or if it is off.
@@ -88,10 +88,11 @@ def ended(
     scale: Sequence[Number],
     measured: list[torch.Tensor] | None,
 ) -> StepBegun:
-    """Do what follows the update, and begin to read the step's numbers.
+    """Do the work after the update, and begin to read the step's numbers.
 
     `shown` interprets the values of the numbers `asked`. `measured` are the parameters whose norm is measured; None: no
-    norm. All numbers are read in one copy, and the `asked` ones before `after_step` only if it takes metrics.
+    norm is measured. All numbers are read in one copy, and the `asked` ones before `after_step` only if it takes
+    metrics.
     """
     values = on_host(asked)
     if values is not None:
@@ -122,7 +123,7 @@ def ended(
 
 
 def follow(recipe: Recipe, *, step: int, ends_epoch: bool, metrics: dict[str, float] | None) -> None:
-    """What follows an update: the schedulers that take no metric, then the recipe's `after_step`.
+    """The work after an update: step the schedulers that take no metric, then call the recipe's `after_step`.
 
     `after_step` gets the `metrics` if there are some.
     """
