@@ -5,7 +5,8 @@ one transaction that SQLite begins as a reader (DEFERRED). If another connection
 write at once, whatever its busy timeout is (https://www.sqlite.org/lang_transaction.html, "Read transactions versus
 write transactions"); the server then answers 503, and a worker or an engine waits for 2, 4, 8, 16, 32 s. Here each
 transaction begins as a writer (IMMEDIATE): it waits its turn, and is never refused. Prefect itself does so in some
-places (`begin_transaction(..., with_for_update=True)`).
+places (`begin_transaction(..., with_for_update=True)`). If a request opens a further session within its transaction, as
+the change of a work queue does for its event, that session does not begin as a writer: it would wait for the first.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ import socket
 import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from pathlib import Path
 
 import uvicorn
 from prefect.server.database import dependencies
-from prefect.server.database.configurations import AioSqliteConfiguration
+from prefect.server.database.configurations import SQLITE_BEGIN_MODE, AioSqliteConfiguration
 from prefect.server.models.block_registration import run_block_auto_registration
 from prefect.server.utilities.database import get_dialect
 from prefect.settings import PREFECT_API_DATABASE_CONNECTION_URL, get_current_settings
@@ -30,6 +32,8 @@ from sqlalchemy.ext.asyncio import AsyncSession, AsyncSessionTransaction
 from segue.deployments.local_stack.database import copy_template, template_file
 
 HOST = "127.0.0.1"
+_IS_WRITER: ContextVar[bool] = ContextVar("is_writer", default=False)
+"""Whether this request has a transaction already."""
 
 
 class ImmediateSqlite(AioSqliteConfiguration):
@@ -39,8 +43,16 @@ class ImmediateSqlite(AioSqliteConfiguration):
     async def begin_transaction(
         self, session: AsyncSession, with_for_update: bool = False
     ) -> AsyncGenerator[AsyncSessionTransaction, None]:
-        async with super().begin_transaction(session, with_for_update=True) as transaction:
-            yield transaction
+        # A second one within the first, or a read in a session of its own, would wait for its own first one.
+        is_outer = not _IS_WRITER.get()
+        async with super().begin_transaction(session, with_for_update=is_outer) as transaction:
+            await session.connection()  # It begins here, in the mode that is set now.
+            mode, writer = SQLITE_BEGIN_MODE.set(None), _IS_WRITER.set(True)
+            try:
+                yield transaction
+            finally:
+                _IS_WRITER.reset(writer)
+                SQLITE_BEGIN_MODE.reset(mode)
 
 
 def prepare(database: Path, *, template: Path) -> None:

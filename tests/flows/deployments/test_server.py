@@ -9,8 +9,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
 import sqlalchemy as sa
+from prefect.client.orchestration import get_client
 from prefect.server.database.configurations import AioSqliteConfiguration
 
 from segue.deployments.local_stack import server
@@ -140,3 +142,16 @@ def test_a_database_without_a_template_has_prefects_migrations_and_blocks(tmp_pa
     assert {"flow_run", "alembic_version"} <= _tables(tmp_path / "home" / "prefect.db")
     with sqlite3.connect(tmp_path / "home" / "prefect.db") as connection:
         assert connection.execute("SELECT count(*) FROM block_type WHERE name = 'Secret'").fetchone() == (1,)
+
+
+def test_a_work_queue_can_be_changed_though_its_event_is_read_in_a_session_within_the_transaction(stack):
+    with get_client(sync_client=True) as client:
+        queue = client.create_work_queue(name="changed", work_pool_name="spot")
+        for is_paused in (True, False):
+            # Otherwise the server waits for itself, for a minute, and all others with it.
+            answer = httpx.patch(
+                f"{client.api_url}work_queues/{queue.id}", json={"is_paused": is_paused}, timeout=30, trust_env=False
+            )
+            assert answer.status_code == 204
+        assert client.read_work_queue(queue.id).is_paused is False
+        client._client.delete(f"/work_queues/{queue.id}")
