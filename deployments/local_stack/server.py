@@ -32,8 +32,8 @@ from sqlalchemy.ext.asyncio import AsyncSession, AsyncSessionTransaction
 from segue.deployments.local_stack.database import copy_template, template_file
 
 HOST = "127.0.0.1"
-_IS_WRITER: ContextVar[bool] = ContextVar("is_writer", default=False)
-"""Whether this request has a transaction already."""
+_OUTER: ContextVar[AsyncSessionTransaction | None] = ContextVar("outer transaction", default=None)
+"""The transaction of this request. A task that the request starts may outlive it, and keeps this variable."""
 
 
 class ImmediateSqlite(AioSqliteConfiguration):
@@ -43,15 +43,16 @@ class ImmediateSqlite(AioSqliteConfiguration):
     async def begin_transaction(
         self, session: AsyncSession, with_for_update: bool = False
     ) -> AsyncGenerator[AsyncSessionTransaction, None]:
-        # A second one within the first, or a read in a session of its own, would wait for its own first one.
-        is_outer = not _IS_WRITER.get()
+        # As a writer, a second transaction of the same request would wait for the first one.
+        outer = _OUTER.get()
+        is_outer = outer is None or not outer.is_active
         async with super().begin_transaction(session, with_for_update=is_outer) as transaction:
             await session.connection()  # It begins here, in the mode that is set now.
-            mode, writer = SQLITE_BEGIN_MODE.set(None), _IS_WRITER.set(True)
+            mode, before = SQLITE_BEGIN_MODE.set(None), _OUTER.set(transaction)
             try:
                 yield transaction
             finally:
-                _IS_WRITER.reset(writer)
+                _OUTER.reset(before)
                 SQLITE_BEGIN_MODE.reset(mode)
 
 

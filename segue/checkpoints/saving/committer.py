@@ -82,7 +82,7 @@ class Writer:
         release: Callable[[Staged], None],
         clock: Clock,
     ) -> None:
-        """`release` gets back each state whose bytes are durable."""
+        """`release` gets back each staged state once its bytes are no longer needed."""
         self._runlog, self._author, self._shards, self._base = runlog, author, shards, base
         self._pruner, self._release, self._clock = pruner, release, clock
         self._jobs: queue.Queue[SaveJob | SealJob | None] = queue.Queue()
