@@ -124,7 +124,7 @@ def test_a_recipe_that_hangs_at_import_is_not_a_missing_torch(tmp_path, monkeypa
     asking.join(60)
     [probed] = found
     assert probed.torch is not None
-    bad("recipe.imports", probed.recipe, "fail", "importing it failed", "at import must end")
+    bad("recipe.imports", probed.recipe, "fail", "importing it failed", "its import must end")
 
 
 def test_what_the_child_has_said_until_its_limit_counts():
