@@ -17,7 +17,8 @@ from typing import Any
 import psutil
 
 from segue.clock import SystemClock
-from segue.controller.steps import decide_next, declare_lost, open_run
+from segue.controller.attempt_ends import declare_lost
+from segue.controller.steps import decide_next, open_run
 from segue.data.config import config_of_environment
 from segue.errors import LogMovedError, SessionError
 from segue.hosting import Host

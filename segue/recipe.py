@@ -18,6 +18,7 @@ from segue.user_objects import (
     can_be_called,
     has,
     has_parameter,
+    in_words,
     is_users_file,
     needed_arguments,
     takes_metric,
@@ -314,16 +315,6 @@ def _listed(names: Sequence[str]) -> str:
 
 def _has_groups(optimizer: Any) -> bool:
     return not isinstance(optimizer, type) and isinstance(attribute(optimizer, "param_groups"), (list, tuple))
-
-
-def in_words(value: object) -> str:
-    """A description of a value for an error: None, a class, or an object of a class."""
-    if value is None:
-        return "None"
-    if isinstance(value, type):
-        return f"the class {value.__name__}"
-    name = type(value).__name__
-    return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
 
 
 def users_line(text: str) -> str:

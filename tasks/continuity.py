@@ -10,7 +10,7 @@ from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 from prefect.runtime import flow_run, task_run
 
-from segue.controller.steps import settle_verdict
+from segue.controller.attempt_ends import settle_verdict
 from segue.markup import inline
 from segue.notices.disturbance import DisturbanceKind
 from segue.prefect.api import SILENCE, quick_client, wait_for_api

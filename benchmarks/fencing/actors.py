@@ -17,7 +17,8 @@ from segue.checkpoints.saving.staging import StagingArea
 from segue.checkpoints.saving.writer_client import InlineWriter
 from segue.checkpoints.saving.written import Save
 from segue.clock import Clock
-from segue.controller.steps import decide_next, declare_lost
+from segue.controller.attempt_ends import declare_lost
+from segue.controller.steps import decide_next
 from segue.errors import (
     BrokenChainError,
     FencedError,

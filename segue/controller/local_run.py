@@ -7,9 +7,10 @@ from collections.abc import Callable
 from contextlib import closing
 
 from segue.clock import Clock, SystemClock
+from segue.controller.attempt_ends import settle_verdict
 from segue.controller.parent import drive
 from segue.controller.segment import TrainerEnd, conclude
-from segue.controller.steps import decide_next, settle_verdict
+from segue.controller.steps import decide_next
 from segue.controller.waiting.back_off import back_off
 from segue.controller.waiting.starts import Submitted
 from segue.controller.waiting.wait import Period, await_report

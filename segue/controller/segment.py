@@ -10,9 +10,10 @@ from functools import partial
 from typing import Protocol, Self
 
 from segue.clock import Clock
+from segue.controller.attempt_ends import declare_as, declare_lost
 from segue.controller.continuation import NextTrainer, await_plan, keeps_machine
 from segue.controller.standbys.agent import Left, StandbyAgent
-from segue.controller.steps import CANCELLED, declare_as, declare_lost
+from segue.controller.steps import CANCELLED
 from segue.controller.supervision import supervising
 from segue.controller.waiting.queue_wait import QueueReporter
 from segue.launch.assignment import Assignment, ExitCode

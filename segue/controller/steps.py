@@ -10,30 +10,19 @@ from contextlib import suppress
 from dataclasses import replace
 
 from segue.clock import Clock
+from segue.controller.attempt_ends import NothingToAddError, declare_lost
 from segue.controller.costs.affordable import refuse_cost
 from segue.controller.costs.prices import refresh_prices
 from segue.controller.costs.spending import refresh_spending
 from segue.errors import DriftError, LogMovedError, MissingObjectError, RanksChangedError, RunOverError
-from segue.launch import memory
 from segue.notices.recall import recall
 from segue.policy.broken_resumes import SET_ASIDE, to_set_aside
 from segue.policy.decide import Decision, decide
 from segue.policy.queueing import Queues
-from segue.records import (
-    CodeFailure,
-    Finding,
-    Heartbeat,
-    Notice,
-    SegmentPlan,
-    SegmentReport,
-    StopReason,
-    Verdict,
-    VerdictKind,
-)
+from segue.records import SegmentPlan, StopReason
 from segue.runlog import keys
-from segue.runlog.entries import DecisionEntry, Entry, OpenEntry, QuarantineEntry, ReportEntry, VerdictEntry
+from segue.runlog.entries import DecisionEntry, Entry, OpenEntry, QuarantineEntry, ReportEntry
 from segue.runlog.history import Checkpoint, History, read_history, require_trusted, require_whole
-from segue.runlog.last_heartbeat import last_heartbeat
 from segue.runlog.log import RunLog, Stamp
 from segue.runlog.open import open_log
 from segue.spec import RunSpec
@@ -43,10 +32,6 @@ from segue.stores.base import StoreGoneError, StoreWriteError
 log = logging.getLogger(__name__)
 
 CANCELLED = "its flow run was cancelled"
-_PHASES = {"starting": "build", "restoring": "restore", "training": "step", "stopping": "end"}
-"""Phases of a heartbeat, as notices name them."""
-_MEMORY_LIMIT_SHARE = 0.95
-"""A vanished attempt is taken to have run out of memory if it used at least this share of its memory limit."""
 
 
 def open_run(
@@ -195,13 +180,13 @@ def request_stop(runlog: RunLog, *, reason: str) -> SegmentPlan | None:
         history = read_history(runlog)
         last = history.decisions[-1] if history.decisions else None
         if history.stop is not None:
-            raise _NothingToAddError
+            raise NothingToAddError
         if last is not None and history.is_over:
             raise RunOverError(run_id=runlog.run_id, action=last.action, step=history.committed_step)
         facts = {"plan": None, "action": "stopped", "reason": reason}
         return DecisionEntry.model_validate(stamp(epoch=0) | facts)
 
-    with suppress(_NothingToAddError):
+    with suppress(NothingToAddError):
         runlog.append(build)
     history = read_history(runlog)
     plan = history.open_plan
@@ -210,70 +195,6 @@ def request_stop(runlog: RunLog, *, reason: str) -> SegmentPlan | None:
         return None
     recall(runlog.store, run_id=runlog.run_id, attempt_id=attempt.claim.attempt_id, reason=reason)
     return plan
-
-
-def declare_lost(
-    runlog: RunLog,
-    plan: SegmentPlan,
-    *,
-    why: str,
-    reason: StopReason = StopReason.LOST,
-    got_capacity: bool = True,
-    was_refused: bool = False,
-    failure: CodeFailure | None = None,
-    notice: Notice | None = None,
-) -> SegmentReport:
-    """Write the report of an attempt that ended without one; return its own report if there is one by now.
-
-    An attempt that is `lost` and whose memory had reached its limit is reported as out of memory. One that
-    `was_refused` never had a machine.
-
-    Raises:
-        StoreWriteError, StoreReadError: the report was not written; a retry is safe.
-    """
-    beat = last_heartbeat(runlog, read_history(runlog).attempt_of(plan.segment, plan.attempt))
-
-    def build(stamp: Stamp) -> Entry:
-        history = read_history(runlog)
-        if history.report_of(plan.segment, plan.attempt) is not None:
-            raise _NothingToAddError
-        had_machine = got_capacity and not was_refused and not history.is_import(plan.segment, plan.attempt)
-        actual, note = _with_memory(reason, why, beat)
-        unanswered = notice.model_copy(update={"phase": _PHASES.get(beat.phase) if beat else None}) if notice else None
-        facts = {"got_capacity": had_machine, "was_refused": was_refused, "failure": failure, "notice": unanswered}
-        report = _lost_report(history, plan, beat, actual, note).model_copy(update=facts)
-        return ReportEntry.model_validate(stamp(epoch=0) | {"report": report})
-
-    with suppress(_NothingToAddError):
-        runlog.append(build)
-    report = read_history(runlog).report_of(plan.segment, plan.attempt)
-    assert report is not None
-    return report
-
-
-def declare_as(runlog: RunLog, plan: SegmentPlan, reason: StopReason, *, why: str) -> SegmentReport:
-    """Correct the reason of an attempt that was reported as preempted; return its newest report.
-
-    Raises:
-        StoreWriteError, StoreReadError: the report was not written; a retry is safe.
-    """
-
-    def build(stamp: Stamp) -> Entry:
-        report = read_history(runlog).report_of(plan.segment, plan.attempt)
-        if report is None or not report.stop_reason.is_preemption:
-            raise _NothingToAddError
-        changed = report.model_copy(update={"stop_reason": reason, "note": why})
-        return ReportEntry.model_validate(stamp(epoch=0) | {"report": changed})
-
-    with suppress(_NothingToAddError):
-        runlog.append(build)
-    report = read_history(runlog).report_of(plan.segment, plan.attempt)
-    assert report is not None
-    return report
-
-
-class _NothingToAddError(Exception):
-    """Cancels an append: the log already holds what was to be written."""
 
 
 def _tidy(runlog: RunLog) -> None:
@@ -339,74 +260,3 @@ def _entry(decision: Decision, stamp: Stamp) -> Entry:
             "numbers": decision.numbers,
         }
     )
-
-
-def _with_memory(reason: StopReason, why: str, beat: Heartbeat | None) -> tuple[StopReason, str]:
-    """Reason and note of an attempt without a report, with what its last heartbeat shows about memory.
-
-    An attempt that used nearly all the memory it could have is taken to be out of memory: every process that could have
-    reported this was killed with its container.
-    """
-    if beat is None or reason not in (StopReason.LOST, StopReason.OUT_OF_MEMORY):
-        return reason, why
-    peak, limit = beat.peak_memory_bytes, beat.memory_limit_bytes
-    used = beat.memory_bytes  # Not the peak: it counts mapped files, and never falls again.
-    if used is not None and limit is not None and used >= _MEMORY_LIMIT_SHARE * limit:
-        reason = StopReason.OUT_OF_MEMORY
-    shown = memory.in_words(peak, limit) if reason is StopReason.OUT_OF_MEMORY else ""
-    return reason, f"{why}; {shown}" if shown else why
-
-
-def _lost_report(
-    history: History, plan: SegmentPlan, beat: Heartbeat | None, reason: StopReason, why: str
-) -> SegmentReport:
-    attempt = history.attempt_of(plan.segment, plan.attempt)
-    commits = attempt.commits if attempt else ()
-    start = plan.parent.step if plan.parent else 0
-    committed = commits[-1].step if commits else start
-    reached = max(beat.step if beat else committed, committed)
-    rate = beat.step_seconds if beat else None
-    steps = reached - start
-    alive = (beat.beat_at - attempt.claim.written_at).total_seconds() if beat and attempt else 0.0
-    return SegmentReport(
-        segment=plan.segment,
-        attempt=plan.attempt,
-        attempt_id=attempt.claim.attempt_id if attempt else None,
-        capacity=plan.capacity,
-        stop_reason=reason,
-        from_step=start,
-        to_step=reached,
-        checkpoint=commits[-1] if commits else None,
-        lost_steps=reached - committed,
-        seconds=max(alive, 0.0),
-        train_seconds=steps * rate if rate else 0.0,
-        train_steps=steps if rate else 0,
-        startup_seconds=max(alive - steps * rate, 0.0) if rate else 0.0,
-        peak_memory_bytes=beat.peak_memory_bytes if beat else None,
-        note=why,
-    )
-
-
-def settle_verdict(runlog: RunLog, report: SegmentReport) -> Verdict | None:
-    """The verdict about an attempt's resume: its own, or `unverified` when the attempt ended before it had one.
-
-    None when the attempt did not resume, or never claimed the run.
-
-    Raises:
-        StoreWriteError, StoreReadError: the verdict is not known; a retry is safe.
-    """
-    parent = read_history(runlog).parent_of(report.segment, report.attempt)
-
-    def build(stamp: Stamp) -> Entry:
-        attempt = read_history(runlog).attempt_named(report.attempt_id)
-        if attempt is None or attempt.verdict is not None or parent is None:
-            raise _NothingToAddError
-        finding = Finding(component="run", channel="time", sentence="the attempt ended before a step was replayed")
-        verdict = Verdict(kind=VerdictKind.UNVERIFIED, findings=(finding,))
-        facts = {"attempt_id": attempt.claim.attempt_id, "parent": parent, "verdict": verdict}
-        return VerdictEntry.model_validate(stamp(epoch=0) | facts)
-
-    with suppress(_NothingToAddError):
-        runlog.append(build)
-    attempt = read_history(runlog).attempt_named(report.attempt_id)
-    return attempt.verdict if attempt else None

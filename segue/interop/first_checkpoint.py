@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from segue.clock import Clock
-from segue.controller.steps import declare_lost
+from segue.controller.attempt_ends import declare_lost
 from segue.errors import LogMovedError, RunBegunError
 from segue.launch.assignment import Assignment
 from segue.policy.decide import numbers_of_next

@@ -16,7 +16,7 @@ from segue.checkpoints.saving.committer import IncrementalBase, Writer
 from segue.checkpoints.saving.partition import Partition
 from segue.checkpoints.saving.save_job import Author
 from segue.checkpoints.saving.staging import StagingArea
-from segue.checkpoints.saving.writer_client import ProcessWriter, ShardWriter
+from segue.checkpoints.saving.writer_client import ProcessWriter, ShardWriter, wait_for_writer
 from segue.clock import Clock
 from segue.data.loader import stream_seed
 from segue.data.streams import seed_all
@@ -60,9 +60,6 @@ from segue.trainer.workloads.base import Workload, driven
 from segue.trainer.workloads.live_recipe import LiveRecipe
 
 log = logging.getLogger(__name__)
-
-_WRITER_STARTS = 3
-"""Limit on starts of the writer process: if it dies this often before it is ready, the cause repeats."""
 
 
 def run_attempt(
@@ -208,7 +205,7 @@ class Attempt:
             self._read_environment()
             self._resume.judge_on(self.context.environment)
             self._wait_for_first_step()
-            _wait_for(self._shards)
+            wait_for_writer(self._shards)
             return self._loop(live, opened)
 
         return ProgramAttempt(self.context, self._resume, begin=begin, ended_early=self._ended_early)
@@ -259,7 +256,7 @@ class Attempt:
         self._resume.restore(live.components)
         live.spread()
         self._wait_for_first_step()
-        _wait_for(self._shards)
+        wait_for_writer(self._shards)
         return live
 
     def _wait_for_first_step(self) -> None:
@@ -324,18 +321,6 @@ def _claim(runlog: RunLog, assignment: Assignment, environment: Environment, ran
     if own is None:
         patiently(runlog.reload, what="log")
     return claim
-
-
-def _wait_for(shards: ShardWriter) -> None:
-    for tries_left in reversed(range(_WRITER_STARTS)):
-        try:
-            shards.wait_until_ready()
-        except WriterDiedError as error:
-            if not tries_left:
-                raise
-            log.warning("writer process restarted reason=%s", error)
-        else:
-            return
 
 
 def _fast_tier(spec: RunSpec) -> list[Store]:

@@ -10,26 +10,16 @@ import logging
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, closing
 from dataclasses import replace
-from functools import partial
 
 from segue.checkpoints.saving.committer import Writer
 from segue.checkpoints.saving.save_job import SealJob
 from segue.checkpoints.saving.staging import StagingArea
 from segue.checkpoints.saving.tracing import span
-from segue.continuity.state_marks import Marks
 from segue.continuity.verdict import Prelude
 from segue.continuity.witness import NORMS_EVERY_STEPS, StepRow, Witness
-from segue.errors import (
-    FencedError,
-    PoisonedStepError,
-    SessionError,
-)
+from segue.errors import FencedError, PoisonedStepError, SessionError
 from segue.policy.anomalies import anomalies_of
-from segue.records import (
-    Heartbeat,
-    SegmentReport,
-    StopReason,
-)
+from segue.records import Heartbeat, SegmentReport, StopReason
 from segue.runlog.history import read_history
 from segue.trainer.attempt_end import AttemptEnd
 from segue.trainer.process.context import AttemptContext
@@ -40,19 +30,20 @@ from segue.trainer.resuming.resume import Resume
 from segue.trainer.safe_points import SafePoints
 from segue.trainer.save_schedule import life_on
 from segue.trainer.saving import Saving, evaluating
-from segue.trainer.step_records import StepRecords, curve_of
+from segue.trainer.step_records import StepRecords, curve_of, with_marks
 from segue.trainer.stopping import NoticeResponse, StopRule
-from segue.trainer.time_left import REPORT_SECONDS, Pace, TimeLeft
+from segue.trainer.time_at_end import TimeAtEnd
+from segue.trainer.time_left import Pace, TimeLeft
 from segue.trainer.workloads.base import LateStep, StepDue, StepMade, Steps, Workload
 
 log = logging.getLogger(__name__)
 
 _SomeSteps = Generator[StepDue, StepMade | LateStep | None, None]
 _OneStep = Generator[StepDue, StepMade | LateStep | None, bool]
+"""Returns whether the step was made."""
 
 _WAIT_SECONDS = 0.5
 """How long a save waits for a staging buffer before the ranks vote again: a notice may have come."""
-"""Returns whether the step was made."""
 
 
 class TrainingLoop:
@@ -84,6 +75,7 @@ class TrainingLoop:
             started_at=context.started_at,
             clock=context.clock,
         )
+        self._at_end = TimeAtEnd(context, live.progress, time_left=self._time_left, pace=self._pace, writer=writer)
         self._stop_rule = StopRule(context, live, time_left=self._time_left, pace=self._pace, writer=writer)
         self._safe_points = SafePoints(
             context,
@@ -232,7 +224,7 @@ class TrainingLoop:
             self._records.refuse_poison(made)
             row = self._with_state(made.row)
         elif self._is_marked(self._progress.step + 1):
-            made = _marked(made, self._live.begin_marks())
+            made = with_marks(made, self._live.begin_marks())
         step = self._progress.step + 1
         self._live.advance(made.start, made.samples)
         self._context.group.step = step
@@ -307,7 +299,7 @@ class TrainingLoop:
         """Make the last commit and, if there is time, its witness."""
         self._saving.barrier()
         self._records.read()
-        while self._resume.is_pending and not self._resume.is_undecided and self._may_step():
+        while self._resume.is_pending and not self._resume.is_undecided and self._at_end.may_step():
             yield from self._step(counts=True)
         # If time ends the replay early, the rows so far decide: nothing can be committed without a verdict.
         self._resume.settle()
@@ -325,7 +317,7 @@ class TrainingLoop:
         self._progress.finish_reason = reached.finish_reason
         if reason is StopReason.FINISHED:
             self._context.activity.phase = "rehearsal"
-            self._rehearsal.wait(may_wait=self._may_wait)
+            self._rehearsal.wait(may_wait=self._at_end.may_wait)
             self._context.activity.leaving()
 
     def _miss_state(self, reason: StopReason) -> None:
@@ -340,14 +332,14 @@ class TrainingLoop:
         """Seal the commits that have rows; wait until all submitted jobs are durable, or time is up."""
         for step, rows in self._witness.take_rest():
             self._writer.submit(SealJob(step, rows))
-        while not self._ranks.all(self._writer.wait(self._time_left.patience_seconds)) and self._has_patience():
+        while not self._ranks.all(self._writer.wait(self._at_end.patience_seconds)) and self._at_end.has_patience():
             self._saving.refuse_risk()  # Waits for an unreachable store, until this limit or a notice ends the wait.
 
     def _add_witness(self, saved: int) -> _SomeSteps:
         """The steps after the last commit whose rows a resume replays; their state is not kept."""
         try:
             # An evaluation may take longer than the time that is left, so the rows end at the first that needs one.
-            while not self._witness.is_full(saved) and not self._live.awaits_metric and self._may_step():
+            while not self._witness.is_full(saved) and not self._live.awaits_metric and self._at_end.may_step():
                 yield from self._step(counts=False)
         except FencedError:
             raise
@@ -360,36 +352,10 @@ class TrainingLoop:
             # Neither the last commit nor the reason to stop changes. The next attempt does this step again.
             log.warning("the training code raised after the last commit; fewer witness rows are sealed", exc_info=True)
 
-    def _may_step(self) -> bool:
-        has_time = self._time_left.allows_witness(
-            step_seconds=self._pace.step_seconds, save_seconds=self._writer.last_save_seconds
-        )
-        return self._ranks.leader_decides(has_time and not self._progress.is_finished(self._spec.steps))
-
-    def _may_wait(self) -> bool:
-        """Whether the end of the attempt may wait for a rehearsal: not after a notice, and not beyond its bound."""
-        left = self._time_left.bound_seconds_left
-        self._context.activity.goes_on()
-        return self._context.board.first_kind is None and (left is None or left > REPORT_SECONDS)
-
     def _has_time_to_save(self) -> bool:
         if not self._ranks.leader_decides(self._notices.is_worth_saving()):
             return False
-        while not self._ranks.all(self._saving.wait_for_staging_buffer(self._time_left.patience_seconds)):
-            if not self._has_patience():
+        while not self._ranks.all(self._saving.wait_for_staging_buffer(self._at_end.patience_seconds)):
+            if not self._at_end.has_patience():
                 return False  # The previous save is still being written, and time is up.
         return True
-
-    def _has_patience(self) -> bool:
-        return self._ranks.leader_decides(self._time_left.patience_seconds > 0)
-
-
-def _marked(late: LateStep, marks: Marks) -> LateStep:
-    """The late step with these marks of the state that it left behind."""
-
-    def read(numbers: Callable[[], StepMade]) -> StepMade:
-        made = numbers()
-        with span("state marks"):
-            return made._replace(row=made.row._replace(state=marks()))
-
-    return late._replace(read=partial(read, late.read), read_alone=partial(read, late.read_alone))

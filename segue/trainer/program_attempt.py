@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+import runpy
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -23,7 +25,6 @@ from segue.trainer.process.context import AttemptContext
 from segue.trainer.programs.live_session import LiveSession
 from segue.trainer.programs.own_files import OwnFiles, own_files
 from segue.trainer.programs.program_record import ProgramRecord
-from segue.trainer.programs.script import run_command
 from segue.trainer.ranks.collectives import Ranks
 from segue.trainer.resuming.resume import Resume
 from segue.trainer.workloads.base import Steps, Workload
@@ -61,7 +62,7 @@ class ProgramAttempt:
         seed_all(stream_seed(spec.seed, rank=ranks.rank, step=0) if ranks.rank else spec.seed)
         try:
             with hosted(session), config_for_processes(config):
-                raised = run_command(program.command)
+                raised = _run_command(program.command)
         except OSError as error:  # The file with the config could not be written.
             raised = error
         return self._conclude(session, raised)
@@ -142,3 +143,25 @@ class ProgramAttempt:
                 raise SessionError(what=what, fix=fix)
         except BaseException as error:
             return self._ended_early(error)
+
+
+def _run_command(command: Sequence[str]) -> BaseException | None:
+    """Run `python script.py ...` or `python -m module ...` here, as python would; return what it raised, if anything.
+
+    `sys.exit(0)` is no error.
+    """
+    arguments = list(command[1:])
+    try:
+        if arguments[0] == "-m":
+            sys.argv = arguments[1:]
+            sys.path.insert(0, str(Path.cwd()))
+            runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+        else:
+            sys.argv = arguments
+            sys.path.insert(0, str(Path(arguments[0]).resolve().parent))
+            runpy.run_path(arguments[0], run_name="__main__")
+    except BaseException as error:
+        # Handed to the attempt, which reports it: a program may raise anything, and may end itself.
+        is_success = type(error) is SystemExit and error.code in (0, None)
+        return None if is_success else error
+    return None

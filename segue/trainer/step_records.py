@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
+from functools import partial
 from typing import NamedTuple
 
+from segue.checkpoints.saving.tracing import span
 from segue.continuity import anomalies
+from segue.continuity.state_marks import Marks
 from segue.continuity.witness import Witness
 from segue.curves.schema import Curve
 from segue.errors import PoisonedStepError
@@ -158,3 +161,14 @@ def curve_of(context: AttemptContext, *, from_step: int) -> Curve:
         environment=context.environment.short_id,
         from_checkpoint=from_step,
     )
+
+
+def with_marks(late: LateStep, marks: Marks) -> LateStep:
+    """The late step with these marks of the state that it left behind."""
+
+    def read(numbers: Callable[[], StepMade]) -> StepMade:
+        made = numbers()
+        with span("state marks"):
+            return made._replace(row=made.row._replace(state=marks()))
+
+    return late._replace(read=partial(read, late.read), read_alone=partial(read, late.read_alone))

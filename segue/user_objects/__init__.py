@@ -36,6 +36,16 @@ def text_of(value: Any) -> str:
         return f"a {type(value).__name__} that cannot be shown"
 
 
+def in_words(value: object) -> str:
+    """A description of a value for an error: None, a class, or an object of a class."""
+    if value is None:
+        return "None"
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    name = type(value).__name__
+    return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
+
+
 def settings_shown(module: Any) -> str:
     """The settings that a module prints; empty if its `extra_repr` raises."""
     try:

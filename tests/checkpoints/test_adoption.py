@@ -16,7 +16,8 @@ from segue.checkpoints.saving.staging import StagingArea
 from segue.checkpoints.saving.writer_client import InlineWriter
 from segue.checkpoints.saving.written import PreparedCommit, Save, Written
 from segue.clock import SystemClock
-from segue.controller.steps import decide_next, declare_lost, open_run
+from segue.controller.attempt_ends import declare_lost
+from segue.controller.steps import decide_next, open_run
 from segue.errors import FencedError
 from segue.launch.assignment import Assignment
 from segue.records import Environment, StopReason, VerdictKind

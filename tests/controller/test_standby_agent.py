@@ -7,9 +7,10 @@ from datetime import timedelta
 
 import pytest
 
+from segue.controller.attempt_ends import declare_lost
 from segue.controller.standbys.agent import Left, StandbyAgent, Taken
 from segue.controller.standbys.messages import StandbyCommand, held_by_standbys, put_command, status_of
-from segue.controller.steps import decide_next, declare_lost
+from segue.controller.steps import decide_next
 from segue.records import Capacity, StopReason
 from segue.runlog.entries import DecisionEntry, HandoverEntry, OpenEntry
 from segue.runlog.history import read_history

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from segue.controller.steps import decide_next, declare_lost, open_run, settle_verdict
+from segue.controller.attempt_ends import declare_lost, settle_verdict
+from segue.controller.steps import decide_next, open_run
 from segue.errors import DeadlinePassedError, DriftError
 from segue.launch.assignment import Assignment
 from segue.policy.queueing import Queues

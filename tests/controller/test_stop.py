@@ -7,8 +7,9 @@ import threading
 import pytest
 
 from segue.clock import SystemClock
+from segue.controller.attempt_ends import declare_lost
 from segue.controller.local_run import run_here
-from segue.controller.steps import decide_next, declare_lost, open_run, request_stop
+from segue.controller.steps import decide_next, open_run, request_stop
 from segue.errors import RunOverError, StalePlanError
 from segue.records import StopReason
 from segue.reports.summary import state_of

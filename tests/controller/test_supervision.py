@@ -11,8 +11,8 @@ import psutil
 import pytest
 
 from segue.clock import SystemClock
+from segue.controller.attempt_ends import declare_lost
 from segue.controller.segment import NoticeRelay, run_attempt
-from segue.controller.steps import declare_lost
 from segue.records import StopReason
 from segue.runlog.history import read_history
 from segue.runlog.last_heartbeat import last_heartbeat

@@ -28,7 +28,8 @@ from prefect.events.filters import EventFilter, EventResourceFilter
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from segue.clock import SystemClock
-from segue.controller.steps import decide_next, declare_lost
+from segue.controller.attempt_ends import declare_lost
+from segue.controller.steps import decide_next
 from segue.flows.notify import notify
 from segue.prefect.state_words import in_words
 from segue.prefect.ui.announcements import Announcer, resource_id

@@ -21,8 +21,9 @@ from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.states import Cancelling, Completed, Pending, Running, Scheduled
 
 from segue.clock import SystemClock
+from segue.controller.attempt_ends import declare_lost
 from segue.controller.recovery import register_start
-from segue.controller.steps import decide_next, declare_lost, open_run
+from segue.controller.steps import decide_next, open_run
 from segue.deployments.follow import trigger
 from segue.prefect.pools import warn_of_idle_schedule
 from segue.prefect.prefect_orchestrator import PrefectOrchestrator

@@ -7,7 +7,8 @@ from datetime import timedelta
 import pytest
 
 from segue.clock import SystemClock
-from segue.controller.steps import decide_next, declare_lost, open_run
+from segue.controller.attempt_ends import declare_lost
+from segue.controller.steps import decide_next, open_run
 from segue.records import Capacity, StopReason
 from segue.reports.cost import waits
 from segue.reports.run_plot import draw, latest_safe_starts

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from segue.clock import SystemClock
-from segue.controller.steps import decide_next, declare_lost, open_run, request_stop
+from segue.controller.attempt_ends import declare_lost
+from segue.controller.steps import decide_next, open_run, request_stop
 from segue.errors import StalePlanError
 from segue.launch.assignment import Assignment
 from segue.records import Environment

@@ -43,7 +43,7 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     ("trainer.replays",),
     ("trainer.process", "controller.steps"),
     ("trainer.claim",),
-    ("trainer.programs", "controller.costs"),
+    ("trainer.programs", "controller.costs", "controller.attempt_ends"),
     ("trainer.workloads", "controller.standbys"),
     ("trainer.workloads.steps", "controller.liveness", "controller.orchestrator"),
     ("trainer.ranks",),

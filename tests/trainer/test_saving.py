@@ -20,8 +20,9 @@ from segue.checkpoints.saving.save_job import Author
 from segue.checkpoints.saving.staging import StagingArea
 from segue.checkpoints.saving.writer_client import InlineWriter, ProcessWriter
 from segue.clock import SystemClock
+from segue.controller.attempt_ends import declare_lost
 from segue.controller.segment import TrainerEnd, report_or_lost
-from segue.controller.steps import decide_next, declare_lost
+from segue.controller.steps import decide_next
 from segue.curves.schema import Curve
 from segue.errors import WorkAtRiskError
 from segue.launch.assignment import Assignment

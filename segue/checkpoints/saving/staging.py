@@ -8,29 +8,24 @@ for their copies.
 
 from __future__ import annotations
 
-import operator
 import threading
-import weakref
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 
 from segue.checkpoints.format.gc_pause import paused_collector
-from segue.checkpoints.format.layout import PAGE_BYTES, ShardLayout, TensorSpec, layout_of
+from segue.checkpoints.format.layout import ShardLayout
 from segue.checkpoints.format.state_tree import Json, encode_tree
-from segue.checkpoints.saving.accelerator import Accelerator, Copy, Room, TorchAccelerator, no_pause
-from segue.checkpoints.saving.copy_cpu import Copier, copy_all
+from segue.checkpoints.saving.accelerator import Accelerator, Copy, TorchAccelerator
+from segue.checkpoints.saving.copy_cpu import copy_all
 from segue.checkpoints.saving.gathering import Pair
 from segue.checkpoints.saving.guard import Late, guarded, looks_at
 from segue.checkpoints.saving.partition import Partition, RankState
 from segue.checkpoints.saving.shared_memory import StagingBuffer
+from segue.checkpoints.saving.staged_layout import StagedLayout, copy_now, laid_out, touch
 from segue.checkpoints.saving.tracing import span
-
-_shape_of = operator.attrgetter("shape")
-_dtype_of = operator.attrgetter("dtype")
 
 
 @dataclass
@@ -76,106 +71,6 @@ class Staged:
         self._device_looks = []
 
 
-@dataclass
-class _StagedLayout:
-    """A layout in one staging buffer, and the views that fill it."""
-
-    staging_buffer: StagingBuffer
-    layout: ShardLayout
-    views: list[torch.Tensor]
-    copier: Copier
-    names: list[str]
-    shapes: list[torch.Size]
-    dtypes: list[torch.dtype]
-    device: torch.device | None
-    """The device of the first tensor that an accelerator holds; None if all are in the host's memory."""
-    accelerator: Accelerator
-    is_locked: bool | None = None
-    """Whether the device copies directly into the staging buffer; None: not tried yet."""
-    room: Room | None = None
-    """Device memory for a copy of the tensors on devices."""
-    _under_way: Sequence[Copy] = ()
-    _unlock: Callable[[], object] = lambda: None
-
-    def fits(self, live: Mapping[str, torch.Tensor]) -> bool:
-        """Whether the state still has the same tensors."""
-        tensors = live.values()
-        return (
-            self.names == list(live)
-            and self.shapes == list(map(_shape_of, tensors))
-            and self.dtypes == list(map(_dtype_of, tensors))
-        )
-
-    def fill(self, live: list[torch.Tensor]) -> None:
-        """Copy everything; all is done on return."""
-        if self.device is None:
-            self.copier.copy(live)
-            return
-        with span("wait for the device"):
-            self.accelerator.drain(live)  # Work on other streams may also change the state.
-        with span("copy", bytes=self.layout.size_bytes, is_locked=self.is_locked):
-            _copy_now(list(zip(self.views, live, strict=True)), self.accelerator)
-
-    def copy_within(self, live: list[torch.Tensor]) -> Sequence[Copy] | None:
-        """Copy everything, tensors on devices within their devices; the returned copies go from there to the host.
-
-        None if a device has too little memory left; nothing was copied then.
-        """
-        if self.device is None:
-            return None
-        there = [number for number, tensor in enumerate(live) if self.accelerator.has(tensor)]
-        if self.room is None:
-            with span("make room"):
-                self.room = self.accelerator.room_for([(self.views[number], live[number]) for number in there])
-        if self.room is None:
-            return None
-        with span("wait for the device"):
-            self.accelerator.drain(live)  # Work on other streams may also change the state.
-        with span("copy within the device", bytes=self.layout.size_bytes):
-            copies = self.room.copy([live[number] for number in there])
-        if copies is None:
-            self.room = None
-            return None
-        self._under_way = copies
-        if len(there) < len(live):
-            held = set(there)
-            here = [number for number in range(len(live)) if number not in held]
-            copy_all([self.views[number] for number in here], [live[number] for number in here])
-        return copies
-
-    def get_ready(self, *, pause: Callable[[float], object]) -> None:
-        """Touch the memory, and lock it if a device copies into it, with pauses in which training continues."""
-        memory = torch.frombuffer(self.staging_buffer.memory, dtype=torch.uint8)
-        with span("touch memory", bytes=memory.nbytes):
-            memory[len(self.layout.head) :].zero_()
-        self.lock(pause=pause)
-
-    def lock(self, *, pause: Callable[[float], object] = no_pause) -> None:
-        """Lock the memory, unless that was already tried or no device copies into the memory."""
-        if self.device is None or self.is_locked is not None:
-            return
-        memory = torch.frombuffer(self.staging_buffer.memory, dtype=torch.uint8)
-        with span("lock memory", bytes=memory.nbytes) as facts:
-            self.is_locked = facts["is_locked"] = self.accelerator.lock_pages(memory, device=self.device, pause=pause)
-        if self.is_locked:
-            # Memory that is unmapped while it is locked keeps its lock: copies to the memory that is mapped there next
-            # would go to pages that nobody sees. So the last owner of a buffer unlocks it, even if nobody closes this
-            # plan.
-            unlock = weakref.finalize(self.staging_buffer, self.accelerator.unlock_pages, memory)
-            unlock.atexit = False
-            self._unlock = unlock
-
-    def close(self) -> None:
-        """Free the memory, once no device copies into it."""
-        for copy in self._under_way:
-            with suppress(RuntimeError):  # A device that has failed copies nothing more.
-                copy.wait()
-        self.room = None
-        self._unlock()
-        self.is_locked = None
-        self.staging_buffer.close()
-
-
 class Encoded(NamedTuple):
     """A state tree that was encoded in advance; its tensors are the live ones."""
 
@@ -203,7 +98,7 @@ class StagingArea:
         self._partition = partition or Partition()
         self._accelerator = accelerator or TorchAccelerator()
         self._free = list(range(staging_buffers))
-        self._plans: dict[int, _StagedLayout] = {}
+        self._plans: dict[int, StagedLayout] = {}
         self._lock = threading.Lock()
         self._warming: threading.Thread | None = None
         self._is_awaited = threading.Event()
@@ -230,7 +125,7 @@ class StagingArea:
         plans = [self._plan_for(number, state) for number in self._free]
         self._is_awaited.clear()
         given = (plans, self._is_awaited.wait)
-        self._warming = threading.Thread(target=_touch, args=given, name="segue-staging-buffer", daemon=True)
+        self._warming = threading.Thread(target=touch, args=given, name="segue-staging-buffer", daemon=True)
         self._warming.start()
 
     @paused_collector()
@@ -263,12 +158,12 @@ class StagingArea:
             with span("wait for the device"):
                 device.drain(live)  # Work on other streams may also change the state.
         with span("copy", is_locked=plan.is_locked):
-            _copy_now(now, device)
+            copy_now(now, device)
         with span("guard"):
             staged._late = guarded([tensor for _, tensor in later], device)
         with span("begin to copy", is_locked=plan.is_locked):
-            plan._under_way = device.copy_aside([pair for pair in later if device.has(pair[1])])
-            staged._device_copies = plan._under_way
+            plan.under_way = device.copy_aside([pair for pair in later if device.has(pair[1])])
+            staged._device_copies = plan.under_way
         on_host = [pair for pair in later if not device.has(pair[1])]
         threading.Thread(target=_copy_late, args=(staged, on_host), name="segue-stage", daemon=True).start()
         return staged
@@ -285,7 +180,7 @@ class StagingArea:
             plan.close()
         self._plans.clear()
 
-    def _start(self, trees: Mapping[str, Any]) -> tuple[Staged, _StagedLayout, list[torch.Tensor]]:
+    def _start(self, trees: Mapping[str, Any]) -> tuple[Staged, StagedLayout, list[torch.Tensor]]:
         state = self._rank_state(trees)
         self._wait_for_memory()
         plan = self._plan_for(self._free[-1], state)
@@ -308,13 +203,13 @@ class StagingArea:
             skeletons = {name: _encoded(name, tree, live) for name, tree in trees.items()}
         return self._partition.of(live, skeletons)
 
-    def _plan_for(self, number: int, state: RankState) -> _StagedLayout:
+    def _plan_for(self, number: int, state: RankState) -> StagedLayout:
         plan = self._plans.get(number)
         if plan is not None and plan.fits(state.tensors) and plan.layout.slices == state.slices:
             return plan
         if plan is not None:
             plan.close()
-        self._plans[number] = _laid_out(number, state, self._accelerator)
+        self._plans[number] = laid_out(number, state, self._accelerator)
         return self._plans[number]
 
 
@@ -331,45 +226,6 @@ def _whole(staged: Staged, copies: Sequence[Copy]) -> Staged:
     staged._copied.set()
     staged._passed.set()
     return staged
-
-
-def _laid_out(number: int, state: RankState, accelerator: Accelerator) -> _StagedLayout:
-    live = state.tensors
-    specs = {name: TensorSpec(str(t.dtype).removeprefix("torch."), tuple(t.shape)) for name, t in live.items()}
-    layout = replace(layout_of(specs), slices=state.slices)
-    whole_pages = -(-layout.size_bytes // PAGE_BYTES) * PAGE_BYTES
-    staging_buffer = StagingBuffer(number=number, size_bytes=whole_pages)
-    staging_buffer.memory[: len(layout.head)] = layout.head
-    whole = torch.frombuffer(staging_buffer.memory, dtype=torch.uint8)
-    views = []
-    for name, tensor in live.items():
-        _, start, size_bytes = layout.placed[name]
-        views.append(whole[start : start + size_bytes].view(tensor.dtype).view(tensor.shape))
-    return _StagedLayout(
-        staging_buffer=staging_buffer,
-        layout=layout,
-        views=views,
-        copier=Copier(views),
-        names=list(live),
-        shapes=[tensor.shape for tensor in live.values()],
-        dtypes=[tensor.dtype for tensor in live.values()],
-        device=next((tensor.device for tensor in live.values() if accelerator.has(tensor)), None),
-        accelerator=accelerator,
-    )
-
-
-def _touch(plans: Sequence[_StagedLayout], pause: Callable[[float], object]) -> None:
-    for plan in plans:
-        plan.get_ready(pause=pause)
-
-
-def _copy_now(pairs: Sequence[Pair], accelerator: Accelerator) -> None:
-    """Copy these pairs; all is done on return. The host copies its own tensors while the devices copy theirs."""
-    there = [pair for pair in pairs if accelerator.has(pair[1])]
-    here = [pair for pair in pairs if not accelerator.has(pair[1])] if there else pairs
-    accelerator.copy(there)
-    copy_all([view for view, _ in here], [tensor for _, tensor in here])
-    accelerator.drain([tensor for _, tensor in there])
 
 
 def _copy_late(staged: Staged, pairs: Sequence[Pair]) -> None:

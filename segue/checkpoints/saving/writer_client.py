@@ -32,6 +32,8 @@ from segue.stores.base import Store, StoreWriteError
 log = logging.getLogger(__name__)
 
 _END_SECONDS = 5.0
+_STARTS = 3
+"""Limit on starts of the writer process: if it dies this often before it is ready, the cause repeats."""
 _NOTICES = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
@@ -266,3 +268,20 @@ def _skeletons(staged: Staged) -> dict[str, bytes]:
 def _address(spec: StoreSpec) -> dict[str, str | None]:
     """What `open_url` needs; the key is used where records are written."""
     return {"url": spec.url, "endpoint_url": spec.endpoint_url, "region": spec.region}
+
+
+def wait_for_writer(shards: ShardWriter) -> None:
+    """Block until the writer can write; a writer process that dies before that is started again, a few times.
+
+    Raises:
+        WriterDiedError: it died each time.
+    """
+    for tries_left in reversed(range(_STARTS)):
+        try:
+            shards.wait_until_ready()
+        except WriterDiedError as error:
+            if not tries_left:
+                raise
+            log.warning("writer process restarted reason=%s", error)
+        else:
+            return

@@ -7,9 +7,10 @@ import math
 from dataclasses import dataclass
 
 from segue.clock import Clock
+from segue.controller.attempt_ends import declare_as, declare_lost
 from segue.controller.liveness import HeartbeatTimeout
 from segue.controller.standbys.manager import StandbyManager
-from segue.controller.steps import CANCELLED, declare_as, declare_lost
+from segue.controller.steps import CANCELLED
 from segue.controller.waiting.capacity_wait import CapacityWait, Show
 from segue.controller.waiting.flow_run_end import FlowRunEnd
 from segue.controller.waiting.look_schedule import LookSchedule

@@ -14,11 +14,11 @@ from segue.data.order import Ids
 from segue.data.passes import Drawn, LoaderPasses, Passes, RepeatedPasses
 from segue.data.streams import streams_kept
 from segue.errors import SessionError
-from segue.recipe import Stateful, in_words
+from segue.recipe import Stateful
 from segue.trainer.programs.sampler_state import streams_and_counters
 from segue.trainer.ranks.collectives import Ranks
 from segue.trainer.workloads.state import RNG_PREFIX, rng_components
-from segue.user_objects import attribute, has
+from segue.user_objects import attribute, has, in_words
 
 _NONE = np.zeros(0, np.uint64)
 

@@ -27,6 +27,10 @@ class Folder:
         self._best: Mapping[str, str] = {}
         self._restored: dict[str, torch.Tensor] = {}
 
+    def is_of(self, step: int) -> bool:
+        """Whether the folder holds the state after this many steps."""
+        return self.path is not None and self.step == step
+
     def capture(self) -> Any:
         if self.path is None:
             return {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -30,6 +31,14 @@ class Loaders:
 
     def __iter__(self) -> Iterator[BatchesComponent]:
         return (slot.batches for slot in self._slots.values())
+
+    def batches_left(self, *, epochs: int) -> float:
+        """Batches until that many epochs have ended; infinite if that is not known, as with several loaders."""
+        if len(self._slots) != 1:
+            return math.inf
+        [batches] = self
+        left, length = batches.left, batches.length
+        return math.inf if left is None or length is None else left + (epochs - 1) * length
 
     def begin_epoch(self) -> None:
         """A program that makes loaders in each epoch uses them in the same order again."""

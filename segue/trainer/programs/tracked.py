@@ -13,7 +13,6 @@ from torch.utils.data import DataLoader
 
 from segue.continuity.live_tree import put, tree_of
 from segue.errors import SessionError, UnsupportedStateError
-from segue.recipe import in_words
 from segue.trainer.ranks.ddp import bare
 from segue.trainer.workloads.components import (
     Component,
@@ -24,7 +23,7 @@ from segue.trainer.workloads.components import (
     UnsavedBuffers,
 )
 from segue.trainer.workloads.values import LiveValue, component_of_value
-from segue.user_objects import has
+from segue.user_objects import has, in_words
 
 _LOADER_FIX = (
     "draw batches with a tracked generator, or give the loader a state of its own (torchdata's StatefulDataLoader), "

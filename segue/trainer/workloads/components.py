@@ -16,7 +16,7 @@ from torch.nn.parameter import is_lazy
 from segue.checkpoints.format.dtensor import is_sharded, placed_like, wholly_read
 from segue.checkpoints.format.state_tree import is_storable
 from segue.continuity.streams import set_state_of_stream, state_of_stream
-from segue.recipe import EarlyStop, Stateful
+from segue.recipe import Stateful
 from segue.trainer.workloads import buffers
 
 
@@ -324,30 +324,3 @@ def _typed_like(loaded: Any, saved: Any) -> Any:
     if not isinstance(loaded, torch.Tensor) or not isinstance(saved, torch.Tensor) or loaded.dtype == saved.dtype:
         return loaded
     return saved.to(loaded.device)
-
-
-class Stopper:
-    """An early stop: counts evaluations without a better metric, over all attempts of a run."""
-
-    def __init__(self, rule: EarlyStop) -> None:
-        self._rule = rule
-        self._best: float | None = None
-        self._worse = 0
-
-    def judge(self, metric: float) -> str | None:
-        """Count one evaluation; return the reason to end the run, if there is one now."""
-        rule = self._rule
-        sign = 1.0 if rule.mode == "min" else -1.0
-        if self._best is None or sign * metric < sign * self._best - rule.min_delta:
-            self._best, self._worse = metric, 0
-            return None
-        self._worse += 1
-        if self._worse < rule.patience:
-            return None
-        return f"the metric was no better than {self._best:.6g} in the last {self._worse} evaluations"
-
-    def capture(self) -> Any:
-        return {"best": self._best, "worse": self._worse}
-
-    def restore(self, tree: Any) -> None:
-        self._best, self._worse = tree["best"], int(tree["worse"])

@@ -24,6 +24,18 @@ _LEAST_GAMMA = 0.99
 """An exponential decay by a smaller factor ends a run within some hundred steps."""
 
 
+def check_schedulers(recipe: Recipe, *, name: str, steps: int, steps_per_epoch: int) -> None:
+    """Refuse schedulers that the run would step too often; warn of those that seem to count epochs.
+
+    Raises:
+        RecipeError: the message names the scheduler, and how often the run steps it.
+    """
+    refuse_short_schedules(recipe, name=name, steps=steps, steps_per_epoch=steps_per_epoch)
+    if recipe.scheduler_every is None:
+        for scheduler in recipe.schedulers.values():
+            warn_of_epochs(scheduler, steps_per_epoch=steps_per_epoch)
+
+
 def warn_of_epochs(scheduler: Any, *, steps_per_epoch: int) -> None:
     """Log a warning if the scheduler, stepped after each step, would complete its schedule within one epoch."""
     kind = type(scheduler)

@@ -32,8 +32,9 @@ from segue.trainer.ranks.collectives import Ranks
 from segue.trainer.ranks.consensus import combined
 from segue.trainer.ranks.ddp import bare, explained, parameter_norm, spread, spread_again
 from segue.trainer.workloads.base import LateStep, StepDue, StepMade
-from segue.trainer.workloads.components import Component, Progress, Stopper
-from segue.trainer.workloads.epoch_scheduler import refuse_short_schedules, warn_of_epochs
+from segue.trainer.workloads.components import Component, Progress
+from segue.trainer.workloads.early_stop import Stopper
+from segue.trainer.workloads.epoch_scheduler import check_schedulers
 from segue.trainer.workloads.metric_schedulers import MetricSchedulers, shared_metric
 from segue.trainer.workloads.opened_files import watch_opened_files
 from segue.trainer.workloads.optimizer_groups import regrouped
@@ -50,7 +51,7 @@ from segue.trainer.workloads.state import (
     same_on_every_rank,
     unchanged,
 )
-from segue.trainer.workloads.steps.own_step import held_by_optimizers
+from segue.trainer.workloads.steps.own_step import are_held_in_order, held_by_optimizers
 from segue.trainer.workloads.steps.step import ParameterOrder, begin_step
 from segue.trainer.workloads.steps.step_result import StepBegun, row_of
 from segue.trainer.workloads.structure import structure_of
@@ -99,7 +100,7 @@ class LiveRecipe:
         if self.outside is not None:
             self.components[UNTRACKED] = self.outside
         self._name, self._device, self._ranks = spec.recipe_path, device, ranks
-        self._is_same_everywhere = same_on_every_rank(self.recipe)
+        self.is_same_everywhere = same_on_every_rank(self.recipe)
         self._order = ParameterOrder()
         self._begin: Callable[..., StepBegun] = (
             explained(begin_step, recipe=spec.recipe_path) if ranks.count > 1 else begin_step
@@ -112,19 +113,12 @@ class LiveRecipe:
         stopper = self.components.get(EARLY_STOP)
         self._stopper = stopper if isinstance(stopper, Stopper) else None
         self._metric_schedulers = MetricSchedulers(self.recipe, ranks)
-        refuse_short_schedules(
-            self.recipe, name=spec.recipe_path, steps=spec.steps, steps_per_epoch=self.steps_per_epoch
-        )
-        if self.recipe.scheduler_every is None:
-            for scheduler in self.recipe.schedulers.values():
-                warn_of_epochs(scheduler, steps_per_epoch=self.steps_per_epoch)
+        check_schedulers(self.recipe, name=spec.recipe_path, steps=spec.steps, steps_per_epoch=self.steps_per_epoch)
 
     @property
     def depends_on_order_of_sums(self) -> bool:
         """Whether a gradient norm has other bits when it is summed by parameter group than in the model's order."""
-        model = [id(parameter) for parameter in bare(self.recipe.model).parameters()]
-        held = [id(parameter) for parameter in held_by_optimizers(self.recipe)]
-        return held != [number for number in model if number in set(held)]
+        return not are_held_in_order(self.recipe, bare(self.recipe.model))
 
     def restore(self, snapshot: Snapshot) -> Self:
         """Put a checkpoint's state into the live objects, the random streams last."""
@@ -138,9 +132,6 @@ class LiveRecipe:
             RecipeError: the recipe has already spread the model, in a way that is not supported.
         """
         self.recipe = spread(self.recipe, self._ranks, self._device, name=self._name)
-
-    def is_same_everywhere(self, tensor: str) -> bool:
-        return self._is_same_everywhere(tensor)
 
     @property
     def has_metric(self) -> bool:

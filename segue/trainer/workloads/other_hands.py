@@ -12,8 +12,8 @@ from typing import Any
 from torch import nn
 
 from segue.continuity.recipe_diff import HYPERPARAMETERS, MODEL
-from segue.recipe import in_words
 from segue.records import Finding
+from segue.user_objects import in_words
 
 _HOOKS_OF_MODULES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _HOOKS_OF_TENSORS = ("_backward_hooks", "_post_accumulate_grad_hooks")

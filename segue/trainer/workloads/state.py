@@ -28,10 +28,10 @@ from segue.trainer.workloads.components import (
     Progress,
     PythonRng,
     StatefulComponent,
-    Stopper,
     TorchRng,
     UnsavedBuffers,
 )
+from segue.trainer.workloads.early_stop import Stopper
 from segue.trainer.workloads.steps.own_step import held_by_optimizers
 from segue.trainer.workloads.values import component_of_value
 

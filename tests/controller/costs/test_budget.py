@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from segue.clock import SystemClock
+from segue.controller.attempt_ends import declare_lost
 from segue.controller.local_run import run_here
 from segue.controller.standbys.messages import StandbyCommand, StandbyStatus, put_command, put_status
-from segue.controller.steps import check_start, decide_next, declare_lost, open_run
+from segue.controller.steps import check_start, decide_next, open_run
 from segue.errors import BudgetError
 from segue.records import StopReason, VerdictKind
 from segue.reports.cost import cost_report

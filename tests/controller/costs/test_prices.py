@@ -11,10 +11,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from segue.controller.attempt_ends import declare_lost
 from segue.controller.costs import prices as prices_module
 from segue.controller.costs.command_output import CommandFailedError, output_of
 from segue.controller.costs.prices import at_current_prices, read_prices
-from segue.controller.steps import check_start, decide_next, declare_lost, open_run
+from segue.controller.steps import check_start, decide_next, open_run
 from segue.errors import PriceSourceError
 from segue.records import Capacity
 from segue.runlog.entries import PricesEntry

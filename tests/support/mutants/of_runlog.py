@@ -93,12 +93,18 @@ MUTANTS = (
                 "        self._highest_epoch = entry.epoch",
             ),
             ("        if 0 < entry.epoch < self._highest_epoch:", "        if False:"),
-            ("        if slot not in self._quarantined:", "        if False:"),
-            ('            self._is_stopped = entry.action == "stopped"', "            pass"),
             ("        self._fresh_from = len(self._reports)", "        self._fresh_from = 0"),
+        ),
+    ),
+    Mutants(
+        "segue/runlog/folded_parts.py",
+        (_HISTORY, "tests/runlog/test_folding.py"),
+        (
+            ("        if slot not in self._quarantined:", "        if False:"),
+            ('            self.is_stopped = entry.action == "stopped"', "            pass"),
             (
-                "            self._broken_resumes = (*self._broken_resumes, entry)",
-                "            self._broken_resumes = (entry,)",
+                "            self.broken_resumes = (*self.broken_resumes, entry)",
+                "            self.broken_resumes = (entry,)",
             ),
         ),
     ),

@@ -9,14 +9,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from segue.errors import LossError
-from segue.recipe import Recipe, in_words
+from segue.recipe import Recipe
 from segue.trainer.ranks.ddp import total_norm
 from segue.trainer.workloads.steps.numbers import Number
 from segue.trainer.workloads.steps.step_result import Shown, StepBegun, ended, rates_of, scale_of
-from segue.user_objects import attribute
+from segue.user_objects import attribute, in_words
 
 
 def begin_own_step(
@@ -117,3 +118,9 @@ def held_by_optimizers(recipe: Recipe) -> list[torch.Tensor]:
     """The parameters of all optimizers in the order of their groups, each once."""
     groups = [group for optimizer in recipe.optimizers.values() for group in optimizer.param_groups]
     return list({id(parameter): parameter for group in groups for parameter in group["params"]}.values())
+
+
+def are_held_in_order(recipe: Recipe, model: nn.Module) -> bool:
+    """Whether the optimizers hold the parameters in the model's order."""
+    held = [id(parameter) for parameter in held_by_optimizers(recipe)]
+    return held == [number for number in map(id, model.parameters()) if number in set(held)]

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from segue.errors import LossError
-from segue.recipe import Recipe, in_words, short_path
+from segue.recipe import Recipe, short_path
 from segue.trainer.ranks.ddp import bare, norm_and_clip, parameters_of
 from segue.trainer.workloads.steps.own_step import begin_own_step
 from segue.trainer.workloads.steps.step_result import Shown, StepBegun, StepResult, ended, rates_of, scale_of
-from segue.user_objects import attribute
+from segue.user_objects import attribute, in_words
 
 
 class ParameterOrder:

@@ -1,0 +1,39 @@
+"""Records: frozen values that reach disk or another process.
+
+A `Record` is a whole document with a schema version; a `Value` is a part of a record. Both refuse unknown fields,
+because a setting in a silently dropped field would have no effect.
+"""
+
+from __future__ import annotations
+
+from segue.records.attempts import Anomaly, Capacity, CodeFailure, Notice, SegmentPlan, SegmentReport, Skip, StopReason
+from segue.records.documents import FiniteValue, Record, Value
+from segue.records.evidence import Finding, StateMark, Verdict, VerdictKind, WitnessRow
+from segue.records.manifest import CheckpointRef, Environment, Fork, Manifest, WeightsFile
+from segue.records.signs_of_life import Heartbeat, ParentRecord
+
+__all__ = (
+    "Anomaly",
+    "Capacity",
+    "CheckpointRef",
+    "CodeFailure",
+    "Environment",
+    "Finding",
+    "FiniteValue",
+    "Fork",
+    "Heartbeat",
+    "Manifest",
+    "Notice",
+    "ParentRecord",
+    "Record",
+    "SegmentPlan",
+    "SegmentReport",
+    "Skip",
+    "StateMark",
+    "StopReason",
+    "Value",
+    "Verdict",
+    "VerdictKind",
+    "WeightsFile",
+    "WitnessRow",
+)

@@ -1,0 +1,107 @@
+"""The evidence of a resume: witness rows, findings, the verdict."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from pydantic import Field
+
+from segue.records.documents import Value
+
+
+class StateMark(Value):
+    """One part of the state after a step, as a few bytes: large tensors are sampled evenly."""
+
+    digest: str = Field(description="Hash of its values, bit for bit.")
+    plain: str = Field(description="Hash of its values that are no floating-point numbers, and of all shapes.")
+    norm: float | None = Field(None, description="L2 norm of its finite floating-point values; None: it has none.")
+
+
+class WitnessRow(Value):
+    """The outcome of one step, in full precision."""
+
+    step: int = Field(ge=1, description="Global step whose outcome this is.")
+    loss: float
+    grad_norm: float
+    param_norm: float = Field(description="Parameter norm after the optimizer step.")
+    lr: tuple[float, ...]
+    loss_scale: float | None = None
+    batch_fingerprint: str = Field(description="Hash of the sample ids, in any order; empty if it is not needed.")
+    input_fingerprint: str = Field(description="Hash of the batch's bytes; empty if it is not needed.")
+    streams: dict[str, str] | None = Field(
+        None, description="Hash of each random stream after the batch was drawn; None if it is not needed."
+    )
+    state: dict[str, StateMark] | None = Field(
+        None, description="The parts of the state after the step, by name; None except in the last row of a witness."
+    )
+
+
+class VerdictKind(StrEnum):
+    """The answer about a resume."""
+
+    EXACT = "exact"
+    EQUIVALENT = "equivalent"
+    UNVERIFIED = "unverified"
+    BROKEN = "broken"
+
+
+class Finding(Value):
+    """One reason in a verdict."""
+
+    component: str = Field(description="Component that was lost or differs: optimizer, rng.torch, data order, ...")
+    channel: str = Field(description="Measurement that shows it: digest, loss, grad_norm, ...")
+    step: int | None = Field(None, description="First step that differs; None if found before any step.")
+    sentence: str = Field(description="What differs, with the evidence.")
+    fix: str = Field("", description="What to do about it; empty in records of older versions.")
+
+    @property
+    def with_fix(self) -> str:
+        """The sentence, followed by the fix."""
+        return f"{self.sentence}. Fix: {self.fix}" if self.fix else self.sentence
+
+
+_MOST_LOST = 4
+
+
+class Verdict(Value):
+    """The answer to whether a resume continued the run, and how much was compared for it."""
+
+    kind: VerdictKind
+    findings: tuple[Finding, ...] = ()
+    components_compared: int = Field(0, ge=0)
+    rows_compared: int = Field(0, ge=0, description="Steps replayed and compared with the sealed witness.")
+    environment_changes: tuple[str, ...] = ()
+    not_compared: tuple[str, ...] = Field((), description="What the training code does not show; it proves nothing.")
+    noise: dict[str, float] = Field(
+        default_factory=dict,
+        exclude_if=lambda noise: not noise,
+        description="Largest measured relative difference between replays from one state, by channel; the tolerances "
+        "follow from it. Empty: no difference is known, and kernels count as deterministic.",
+    )
+
+    @property
+    def sentence(self) -> str:
+        """The verdict in words."""
+        if self.findings and self.kind is VerdictKind.UNVERIFIED and self.findings[0].channel == "carried":
+            return f"{self.kind}: {self._lost_in_words}"
+        if self.findings:
+            return f"{self.kind}: {self.findings[0].with_fix}"
+        changed = f"; environment differs in {', '.join(self.environment_changes)}" if self.environment_changes else ""
+        unknown = f"; not compared: {', '.join(self.not_compared)}" if self.not_compared else ""
+        counts = f"{self.components_compared} components and {self.rows_compared} steps compared"
+        if self.kind is VerdictKind.UNVERIFIED and not self.rows_compared:
+            why = "the previous attempt recorded no step after the checkpoint, or this one ended before it repeated one"
+            counts = f"{self.components_compared} components compared, but no step: {why}"
+        noisy = "; within the noise of kernels that are not deterministic" if self.noise else ""
+        return f"{self.kind}: {counts}{noisy}{changed}{unknown}"
+
+    @property
+    def _lost_in_words(self) -> str:
+        """State that training carries from step to step but the resume lacks, although all compared state is equal."""
+        lost = [finding for finding in self.findings if finding.channel == "carried"]
+        counts = f"{self.components_compared} components and {self.rows_compared} steps"
+        more = f"; {len(lost) - _MOST_LOST} more" if len(lost) > _MOST_LOST else ""
+        said = "; ".join(finding.sentence for finding in lost[:_MOST_LOST])
+        fixes = "; ".join(dict.fromkeys(finding.fix for finding in lost if finding.fix))
+        fix = f". Fix: {fixes}" if fixes else ""
+        return f"exact only in what was compared ({counts}); not restored: {said}{more}{fix}"

@@ -1,0 +1,186 @@
+"""The state of a program: the objects and values that it tracks, by the names of their components."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from segue.checkpoints.format.names import FOLDER, rank_of
+from segue.continuity.recipe_diff import NOT_STATE, RESTORED, UNTRACKED
+from segue.continuity.state_marks import Marks, begin_marks
+from segue.errors import SessionError
+from segue.records import Finding
+from segue.trainer.programs.folder import Folder
+from segue.trainer.programs.on_ranks import named_on, refuse_changing_sums, same_on_every_rank
+from segue.trainer.programs.outside import of_program
+from segue.trainer.programs.owner import Owner
+from segue.trainer.programs.program_record import ProgramRecord
+from segue.trainer.programs.tracked import AsStored, Carried, Variable, components_of_object
+from segue.trainer.workloads.components import Component, Progress
+from segue.trainer.workloads.outside import OutsideState
+from segue.trainer.workloads.state import PROGRESS, marked_parts, rng_components
+from segue.trainer.workloads.structure import Structure, structure_of_objects
+from segue.trainer.workloads.values import RestoredValues
+
+
+class _Complete(NamedTuple):
+    """What is known once the program has tracked all that it tracks."""
+
+    outside: OutsideState | None
+    """Looks for state that is not tracked; None on ranks that do not report."""
+    structure: Structure
+    is_same_everywhere: Callable[[str], bool]
+
+
+class TrackedState:
+    """The tracked state of one program in this process: it grows until the first step, and is restored as it grows."""
+
+    def __init__(self, owner: Owner, record: ProgramRecord | None) -> None:
+        self._owner, self._record = owner, record
+        self.progress = Progress()
+        self.components: dict[str, Component] = {PROGRESS: self.progress}
+        owner.restore(self.components)
+        self.objects: dict[str, Any] = {}
+        """The tracked objects, by name."""
+        self._variables: set[str] = set()
+        self._carried: dict[str, Carried] = {}
+        self.folder: Folder | None = None
+        """The committed folder of a framework; None if the program has none."""
+        self._complete: _Complete | None = None
+
+    def track(self, objects: Mapping[str, Any]) -> None:
+        """Track these objects under their names."""
+        for name, target in objects.items():
+            if self._record is not None:
+                self._record.add(name, target)
+            refuse_changing_sums(name, target, self._owner.ranks)
+            self.add(name, components_of_object(name, target), call=f"run.track({name}=...)", target=target)
+            self.objects[name] = target
+
+    def track_variables(self, namespace: dict[str, Any], names: tuple[str, ...]) -> None:
+        """Track these variables of a namespace."""
+        for name in names:
+            self.add(name, {name: Variable(namespace, name)}, call=f"run.track_variables(..., {name!r})")
+            self._variables.add(name)
+
+    def carry(self, name: str, values: Mapping[str, Any]) -> SimpleNamespace:
+        """Track these values as the attributes of a namespace; a name that is known begins again with them."""
+        known = self._carried.get(name)
+        if known is not None:
+            return known.begin(values)
+        made = Carried(name, values)
+        self.add(name, {name: made}, call=f"run.carry({name!r}, ...)")
+        self._carried[name] = made
+        return made.namespace
+
+    def restore_folder(self, path: Path) -> Path | None:
+        """Track a folder, and write the committed files to this path."""
+        if self._owner.ranks.count > 1:
+            what = f"run.restore_folder() on {self._owner.ranks.count} ranks: a folder is committed by one process."
+            raise SessionError(
+                what=what, fix="train with ranks = 1, or use run.track() for model and optimizer in place of a folder."
+            )
+        if self.folder is None:
+            self.folder = Folder()
+            self.add(FOLDER, {FOLDER: self.folder}, call="run.restore_folder()")
+        return self.folder.write_to(path)
+
+    def commit_folder(
+        self, path: Path, *, step: int, instead: Mapping[str, bytes | Path], best: Mapping[str, str] | None
+    ) -> None:
+        """Make the folder the state after this many steps, with these files in place of its own.
+
+        Raises:
+            SessionError: the folder is not tracked, or it cannot be committed.
+        """
+        if self.folder is None:
+            what = "run.commit_folder() without run.restore_folder() before the loop."
+            raise SessionError(what=what, fix="call run.restore_folder(path), which gives the folder back in a resume.")
+        self.folder.take(path, step=step, instead=instead, best=best)
+
+    def add(self, name: str, found: dict[str, Component], *, call: str, target: Any = None) -> None:
+        """Add the components of a tracked object, and restore them; `call` is how the program asked for that.
+
+        Raises:
+            SessionError: the first step has been made, or the name cannot be used.
+        """
+        self.refuse_after_first_step(call)
+        # A name with a dot would look like a part of another component, and components of reserved names are not
+        # compared.
+        taken = [each for each in found if each in self.components or each in NOT_STATE]
+        if taken or not name.isidentifier():
+            what = f"{call}: the name {(taken or [name])[0]!r} is taken or is no plain name."
+            raise SessionError(what=what, fix="give it another name.")
+        named = named_on(self._owner.ranks, target, found)
+        self.components |= named
+        self._owner.restore(named)
+
+    def refuse_after_first_step(self, call: str) -> None:
+        """Refuse a call that comes too late, because the first step is due already.
+
+        Raises:
+            SessionError: it comes too late.
+        """
+        if self._complete is not None:
+            raise SessionError(what=f"{call} came after the first step.", fix="call it before the loop.")
+
+    def complete(self, pending: Mapping[str, Component], *, loaders: Mapping[str, Any], is_over: bool) -> None:
+        """Add what the program need not track itself, and restore everything: nothing can be added from now on.
+
+        `pending` are components of the steps; `is_over`: the program makes no step any more.
+        """
+        ranks, objects = self._owner.ranks, self.objects
+        if is_over:
+            # No epoch is left that would call run.batches again.
+            self.components |= {name: AsStored() for name in self._stored_of_this_rank() if name not in self.components}
+        held = nn.ModuleList(each for each in objects.values() if isinstance(each, nn.Module))
+        self.components |= named_on(ranks, None, pending) | rng_components(ranks, held)
+        is_same_everywhere = same_on_every_rank(objects)
+        if self._record is not None:
+            self.components |= self._record.components(objects)
+        self.components[RESTORED] = RestoredValues(self.components)
+        # Everything, the random streams last: the program may have changed any part of it so far.
+        self._owner.restore(self.components)
+        outside = None
+        if ranks.is_leader:
+            outside = of_program(objects, loaders=loaders, components=self.components.keys())
+            self.components[UNTRACKED] = outside
+        self._complete = _Complete(outside, structure_of_objects(objects), is_same_everywhere)
+
+    def _stored_of_this_rank(self) -> Iterator[str]:
+        stored, rank = self._owner.stored, self._owner.ranks.rank
+        return (name for name in stored if rank_of(name, stored) in (None, rank))
+
+    def step_made(self) -> None:
+        """Take note that a step counts: the structure may have changed in it."""
+        if self._complete is not None:
+            self._complete.structure.step_made()
+
+    def structure_changes(self) -> tuple[str, ...]:
+        """The changes of modules and optimizers that a resume would not build, in words."""
+        return () if self._complete is None else self._complete.structure.changes()
+
+    def is_same_everywhere(self, tensor: str) -> bool:
+        """Whether all ranks hold the same values of this tensor of the state."""
+        return self._complete is not None and self._complete.is_same_everywhere(tensor)
+
+    def look_outside(self, trees: dict[str, Any]) -> tuple[Finding, ...]:
+        """Findings about state that training has changed and that is not tracked; each is given once."""
+        outside = None if self._complete is None else self._complete.outside
+        return () if outside is None else outside.look(trees)
+
+    def begin_marks(self, *, of_values: bool) -> Marks:
+        """Marks of the tracked state, as it is after a step.
+
+        `of_values=False`: only of modules and optimizers, because the program changes the rest between its steps.
+        """
+        kinds: tuple[type, ...] = (object,) if of_values else (nn.Module, torch.optim.Optimizer)
+        names: Collection[str] = {name for name, each in self.objects.items() if isinstance(each, kinds)}
+        names = {*names, "rng", "modes", "buffers", *((*self._variables, *self._carried) if of_values else ())}
+        tracked = {name: c for name, c in self.components.items() if name.partition(".")[0] in names}
+        return begin_marks(marked_parts(tracked))
