@@ -81,12 +81,16 @@ def test_values_that_the_rehearsal_had_otherwise_are_noted_at_the_next_resume(
         def observer(pid, log, plan):
             if not condition(read_history(log)):
                 return False
-            os.kill(pid, signal.SIGKILL)
-            return True
+            os.kill(pid, signal.SIGSTOP)  # So that it commits nothing between the look and the kill.
+            is_met = condition(read_history(log.reload()))
+            os.kill(pid, signal.SIGKILL if is_met else signal.SIGCONT)
+            return is_met
 
         return observer
 
-    fork_server.run_attempt(runlog, spec, observer=kill_after(lambda history: history.drills), limit_seconds=150)
+    # A checkpoint without rows would be resumed without a replay.
+    rehearsed = kill_after(lambda history: history.drills and history.newest.rows)
+    fork_server.run_attempt(runlog, spec, observer=rehearsed, limit_seconds=150)
     history = read_history(runlog.reload())
     assert [drill.verdict.kind for drill in history.drills] == [VerdictKind.EXACT]
     assert "setup.hyperparameters loss.delay" in history.process_values

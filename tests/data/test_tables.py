@@ -222,6 +222,14 @@ LATE = {
 }
 
 
+NATIVE = [
+    pytest.param("x.csv", bytes, None, id="plain"),
+    pytest.param("x.csv.gz", gzip.compress, None, id="compressed"),
+    pytest.param("x.csv", bytes, "cp1252", id="encoded"),
+    pytest.param("x.csv.gz", gzip.compress, "utf-16", id="both"),
+]
+
+
 @pytest.mark.parametrize(("cells", "kind", "expected"), LATE.values(), ids=LATE)
 def test_a_type_is_that_of_the_whole_column_however_late_it_shows(tmp_path, monkeypatch, cells, kind, expected):
     """Files are read in blocks of some megabytes, and no block decides for the others."""
@@ -244,6 +252,28 @@ def test_the_row_at_fault_is_counted_over_all_blocks(tmp_path, monkeypatch):
     assert "others are text, e.g. 'soon' in row 200" in layout(paths).unlike[0]
     with pytest.raises(DataContentError, match="column a, row 200: 'soon' is not of the type int64"):
         read_frame(paths, types={"a": "int64", "b": "string"})
+
+
+@pytest.mark.parametrize(("name", "write", "encoding"), NATIVE)
+def test_arrow_reads_ahead_without_python_which_a_process_that_ends_would_not_survive(
+    tmp_path, monkeypatch, name, write, encoding
+):
+    given, open_csv = [], csv_cells.pa.csv.open_csv
+
+    def opened(source, **options):
+        given.append(source)
+        return open_csv(source, **options)
+
+    monkeypatch.setattr(csv_cells.pa.csv, "open_csv", opened)
+    path = tmp_path / name
+    reading = Reading(encoding=encoding)
+    path.write_bytes(write("a,b\n1,x\n2,y\n".encode(encoding or "utf-8")))
+    assert list(read_frame([path], reading=reading)["a"]) == [1, 2]
+    path.write_bytes(write("a,b\n1,x\n2,y,z\n".encode(encoding or "utf-8")))
+    with pytest.raises(DataContentError, match="row 1: it has 3 cells"):
+        read_frame([path], reading=reading)
+    assert len(given) >= 4
+    assert all(isinstance(source, (str, pa.NativeFile)) for source in given)
 
 
 @pytest.mark.parametrize("share", [0.2, 0.9, 0.999])

@@ -182,7 +182,8 @@ from segue.data.frames import facts_of
 facts_of(Path({str(path)!r}), name="bomb")
 """
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=300)
-    assert "DataContentError: bomb could not be read: it is no CSV" in ended.stderr
+    assert "DataUnreadableError: bomb could not be read: it holds more than 2.2 GB" in ended.stderr
+    assert ended.returncode == 1
 
 
 def test_a_parquet_file_of_equal_rows_is_refused_by_its_size_in_memory(tmp_path, monkeypatch):

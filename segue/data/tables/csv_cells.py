@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import codecs
-import io
+import itertools
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+import tempfile
+from collections.abc import Generator, Iterator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +23,8 @@ _BLOCK_BYTES = 2**20
 """A row must fit into a block. With larger blocks, the threads that read files at once hold much more memory."""
 _HEAD_BYTES = 2**20
 """The header must end within so many bytes."""
+_CHUNK_BYTES = 2**20
+_TAIL_BYTES = 16
 _DELIMITERS = (",", ";", "\t", "|")
 _MARKS = (
     (codecs.BOM_UTF8, "utf-8"),
@@ -44,7 +47,9 @@ class _Dialect(NamedTuple):
     has_rows: bool
 
 
-def read_cells(path: Path, *, name: str, reading: Reading) -> tuple[tuple[str, ...], Iterator[pa.RecordBatch]]:
+def read_cells(
+    path: Path, *, name: str, reading: Reading
+) -> tuple[tuple[str, ...], Generator[pa.RecordBatch, None, None]]:
     """The names of the columns, and the rows in batches of text. Null is any text in `reading.nulls`, or an empty cell.
 
     Raises:
@@ -55,29 +60,27 @@ def read_cells(path: Path, *, name: str, reading: Reading) -> tuple[tuple[str, .
     return dialect.names, _batches(path, dialect, name=name, reading=reading)
 
 
-def _batches(path: Path, dialect: _Dialect, *, name: str, reading: Reading) -> Iterator[pa.RecordBatch]:
+def _batches(path: Path, dialect: _Dialect, *, name: str, reading: Reading) -> Generator[pa.RecordBatch, None, None]:
     if not dialect.has_rows:
         return
     last: pa.RecordBatch | None = None
     try:
-        with _plain(path, name=name) as source:
-            for batch in _opened(source, dialect, reading, pa.string()):
+        with _native(path, dialect.encoding, name=name) as native:
+            for batch in _opened(native.stream, dialect, reading, pa.string()):
                 if batch.num_rows:
                     last = batch.rename_columns(list(dialect.names))
                     yield last
-            tail = source.tail
     except UnicodeDecodeError as error:
         raise _not_decoded(name, error, dialect.encoding) from None
     except pa.ArrowInvalid as error:
         raise _explained(error, path, dialect, name=name, reading=reading) from None
-    _refuse_open_quote(last, tail, dialect, name=name, reading=reading)
+    _refuse_open_quote(last, native.tail, dialect, name=name, reading=reading)
 
 
-def _opened(source: _Source, dialect: _Dialect, reading: Reading, kind: pa.DataType) -> Iterator[pa.RecordBatch]:
-    encoding = "utf8" if dialect.encoding == "utf-8" else dialect.encoding  # pyarrow checks it only by that name.
+def _opened(stream: Any, dialect: _Dialect, reading: Reading, kind: pa.DataType) -> Iterator[pa.RecordBatch]:
     options = {
         # An error has the number of its row only without threads.
-        "read_options": pa.csv.ReadOptions(encoding=encoding, block_size=_BLOCK_BYTES, use_threads=False),
+        "read_options": pa.csv.ReadOptions(block_size=_BLOCK_BYTES, use_threads=False),
         "parse_options": _parse_options(dialect.delimiter, reading),
         "convert_options": pa.csv.ConvertOptions(
             column_types=dict.fromkeys(dialect.given, kind),
@@ -85,7 +88,7 @@ def _opened(source: _Source, dialect: _Dialect, reading: Reading, kind: pa.DataT
             strings_can_be_null=True,
         ),
     }
-    with pa.csv.open_csv(source.for_arrow(), **options) as batches:
+    with pa.csv.open_csv(stream, **options) as batches:
         yield from batches
 
 
@@ -100,8 +103,7 @@ def _parse_options(delimiter: str, reading: Reading, refuse: Any = None) -> pyar
 
 
 def _dialect_of(path: Path, *, name: str, reading: Reading) -> _Dialect:
-    with _plain(path, name=name) as source:
-        head = io.BufferedReader(source).read(_HEAD_BYTES)
+    head = _head(path, name=name)
     mark = next((encoding for mark, encoding in _MARKS if head.startswith(mark)), None)
     encoding = mark or reading.encoding or "utf-8"
     text = codecs.getincrementaldecoder(encoding)("replace").decode(head).removeprefix("\ufeff")
@@ -122,13 +124,21 @@ def _dialect_of(path: Path, *, name: str, reading: Reading) -> _Dialect:
     return _Dialect(encoding, delimiter, names, given, has_rows)
 
 
+def _head(path: Path, *, name: str) -> bytes:
+    head = b""
+    with closing(_chunks(path, name=name)) as chunks:
+        while len(head) < _HEAD_BYTES and (data := next(chunks, b"")):
+            head += data
+    return head[:_HEAD_BYTES]
+
+
 def _header_of(text: str, delimiter: str, *, name: str, reading: Reading) -> tuple[str, ...]:
     options = {
         "read_options": pa.csv.ReadOptions(block_size=4 * _HEAD_BYTES),
         "parse_options": _parse_options(delimiter, reading, lambda _: "skip"),
     }
     try:
-        with pa.csv.open_csv(io.BytesIO(f"{text}\n".encode()), **options) as batches:
+        with pa.csv.open_csv(pa.BufferReader(f"{text}\n".encode()), **options) as batches:
             return tuple(batches.schema.names)
     except pa.ArrowInvalid as error:
         raise _no_csv(error, delimiter, name=name, reading=reading) from None
@@ -166,8 +176,8 @@ def _explained(
         rule = f"a row is longer than {_BLOCK_BYTES / 2**20:.0f} MiB, or a quote is never closed"
         return DataContentError(path=name, rule=rule, fix="close the quote, or write the column as Parquet.")
     begin = 0
-    with suppress(pa.ArrowInvalid), _plain(path, name=name) as source:
-        for batch in _opened(source, dialect, reading, pa.binary()):
+    with suppress(pa.ArrowInvalid), _native(path, dialect.encoding, name=name) as native:
+        for batch in _opened(native.stream, dialect, reading, pa.binary()):
             for column, cells in zip(dialect.names, batch.columns, strict=True):
                 try:
                     cells.cast(pa.string())
@@ -208,39 +218,65 @@ def _refuse_open_quote(
         raise DataContentError(path=name, column=dialect.names[-1], rule=rule, fix="close the quote.")
 
 
+class _Native(NamedTuple):
+    """A file as Arrow reads it natively."""
+
+    stream: Any
+    """A path or a stream of Arrow's own."""
+    tail: bytes
+    """The last bytes of its text."""
+
+
 @contextmanager
-def _plain(path: Path, *, name: str) -> Iterator[_Source]:
+def _native(path: Path, encoding: str, *, name: str) -> Iterator[_Native]:
+    """The text of a file in UTF-8, decompressed if needed, without any call of Python in Arrow's threads.
+
+    Arrow reads ahead in threads of its own, also after an error. A process that ends while such a thread calls Python
+    aborts, or hangs. So bytes are counted and text is decoded before, in this thread.
+
+    Raises:
+        DataUnreadableError: it holds far more than a file of its size.
+        UnicodeDecodeError: it is not text in this encoding.
+    """
+    if encoding != "utf-8":
+        with tempfile.NamedTemporaryFile(prefix="segue-", suffix=".csv") as file:
+            tail = _decoded(path, encoding, file, name=name)
+            yield _Native(file.name, tail)
+    elif _compression(path) is None:
+        with path.open("rb") as file:
+            file.seek(max(path.stat().st_size - _TAIL_BYTES, 0))
+            tail = file.read()
+        yield _Native(str(path), tail)
+    else:
+        tail = b""
+        for data in _chunks(path, name=name):
+            tail = (tail + data[-_TAIL_BYTES:])[-_TAIL_BYTES:]
+        with pa.input_stream(str(path), compression=_compression(path)) as stream:
+            yield _Native(stream, tail)
+
+
+def _decoded(path: Path, encoding: str, file: Any, *, name: str) -> bytes:
+    """Write the text of a file into another one, in UTF-8; returns its last bytes."""
+    decoder, tail = codecs.getincrementaldecoder(encoding)(), b""
+    for data in itertools.chain(_chunks(path, name=name), (None,)):
+        text = decoder.decode(b"", final=True) if data is None else decoder.decode(data)
+        written = text.encode()
+        file.write(written)
+        tail = (tail + written[-_TAIL_BYTES:])[-_TAIL_BYTES:]
+    file.flush()
+    return tail
+
+
+def _chunks(path: Path, *, name: str) -> Generator[bytes, None, None]:
     """The bytes of a file, decompressed if needed, up to a limit."""
-    compression = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}.get(path.suffix)
-    with pa.input_stream(str(path), compression=compression) as inner:
-        yield _Source(inner, path=path, name=name, is_limited=compression is not None)
+    compression, count = _compression(path), 0
+    with pa.input_stream(str(path), compression=compression) as stream:
+        while data := stream.read(_CHUNK_BYTES):
+            count += len(data)
+            if compression is not None:
+                refuse_more(count, path=path, name=name)
+            yield data
 
 
-class _Source(io.RawIOBase):
-    """A stream that ends with an error after so many bytes, and knows the last ones."""
-
-    def __init__(self, inner: Any, *, path: Path, name: str, is_limited: bool) -> None:
-        self._inner, self._path, self._name, self._is_limited = inner, path, name, is_limited
-        self._count = 0
-        self.tail = b""
-
-    def readable(self) -> bool:
-        return True
-
-    def for_arrow(self) -> str | io.BufferedReader:
-        """The input that Arrow reads. Arrow opens a plain file itself: its threads then never call Python."""
-        if self._is_limited:
-            return io.BufferedReader(self, 2**20)
-        with self._path.open("rb") as file:
-            file.seek(max(self._path.stat().st_size - 16, 0))
-            self.tail = file.read()
-        return str(self._path)
-
-    def readinto(self, into: Any) -> int:
-        data = self._inner.read(len(into))
-        self._count += len(data)
-        if self._is_limited:
-            refuse_more(self._count, path=self._path, name=self._name)
-        self.tail = (self.tail + data[-16:])[-16:]
-        into[: len(data)] = data
-        return len(data)
+def _compression(path: Path) -> str | None:
+    return {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}.get(path.suffix)

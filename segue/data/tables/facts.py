@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -50,10 +51,11 @@ def csv_facts(path: Path, *, name: str, reading: Reading) -> FileFacts:
     names, batches = read_cells(path, name=name, reading=reading)
     columns = [_Column(reading) for _ in names]
     rows = 0
-    for batch in batches:
-        for column, cells in zip(columns, batch.columns, strict=True):
-            column.add(cells, begin=rows)
-        rows += batch.num_rows
+    with closing(batches):
+        for batch in batches:
+            for column, cells in zip(columns, batch.columns, strict=True):
+                column.add(cells, begin=rows)
+            rows += batch.num_rows
     return FileFacts(rows, {name: column.facts() for name, column in zip(names, columns, strict=True)})
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -43,17 +44,18 @@ def csv_tables(path: Path, *, name: str, types: Mapping[str, str], reading: Read
     """
     names, batches = read_cells(path, name=name, reading=reading)
     begin = 0
-    for batch in batches:
-        columns = {}
-        for column, kind in types.items():
-            target = arrow_type(kind)
-            if column not in names or target is None:
-                columns[column] = _missing(batch.num_rows, target)
-                continue
-            cells, cast = batch.column(names.index(column)), partial(values_of, kind=target, reading=reading)
-            columns[column] = _converted(cells, cast, kind, file=name, column=column, begin=begin)
-        begin += batch.num_rows
-        yield pa.table(columns)
+    with closing(batches):
+        for batch in batches:
+            columns = {}
+            for column, kind in types.items():
+                target = arrow_type(kind)
+                if column not in names or target is None:
+                    columns[column] = _missing(batch.num_rows, target)
+                    continue
+                cells, cast = batch.column(names.index(column)), partial(values_of, kind=target, reading=reading)
+                columns[column] = _converted(cells, cast, kind, file=name, column=column, begin=begin)
+            begin += batch.num_rows
+            yield pa.table(columns)
 
 
 def _missing(rows: int, kind: pa.DataType | None) -> pa.Array:
