@@ -300,7 +300,7 @@ class TrainingLoop:
         self._saving.barrier()
         self._records.read()
         while self._resume.is_pending and not self._resume.is_undecided and self._at_end.may_step():
-            yield from self._step(counts=True)
+            yield from self._last_step(counts=True)
         # If time ends the replay early, the rows so far decide: nothing can be committed without a verdict.
         self._resume.settle()
         reached = replace(self._progress)
@@ -340,7 +340,7 @@ class TrainingLoop:
         try:
             # An evaluation may take longer than the time that is left, so the rows end at the first that needs one.
             while not self._witness.is_full(saved) and not self._live.awaits_metric and self._at_end.may_step():
-                yield from self._step(counts=False)
+                yield from self._last_step(counts=False)
         except FencedError:
             raise
         except PoisonedStepError as error:
@@ -351,6 +351,10 @@ class TrainingLoop:
                 raise  # The other ranks are in the middle of that step.
             # Neither the last commit nor the reason to stop changes. The next attempt does this step again.
             log.warning("the training code raised after the last commit; fewer witness rows are sealed", exc_info=True)
+
+    def _last_step(self, *, counts: bool) -> _OneStep:
+        with self._context.activity.last_step():
+            return (yield from self._step(counts=counts))
 
     def _has_time_to_save(self) -> bool:
         if not self._ranks.leader_decides(self._notices.is_worth_saving()):

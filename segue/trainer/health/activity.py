@@ -42,6 +42,8 @@ class Activity:
         self.is_reported = False
         """Whether the attempt's report is in the log."""
         self.phase: Phase = "build"
+        self.makes_last_step = False
+        """Whether an ending attempt makes a step, which may take no longer than the steps before."""
         self._trains = threading.get_ident()
         self._taking = threading.Lock()
         self._is_taken = False
@@ -113,6 +115,16 @@ class Activity:
         self.phase = "end"
         self._set("ending")
 
+    @contextmanager
+    def last_step(self) -> Iterator[None]:
+        """An ending attempt makes a step until the block ends."""
+        self.makes_last_step = True
+        try:
+            yield
+        finally:
+            self.keep_out()
+            self.makes_last_step = False
+
     def leaving(self) -> None:
         """All is committed; a program runs the code after its loop."""
         self.phase = "end"
@@ -136,7 +148,7 @@ class Activity:
             case "evaluating":
                 longest = self.longest_evaluation_seconds
                 return first if longest is None else max(live.hang_factor * longest, least)
-            case "ending" | "leaving":
+            case "ending" | "leaving" if not self.makes_last_step:
                 return first + spec.checkpoints.max_work_at_risk_seconds
         usual = self.usual_step_seconds
         return first if usual is None else max(live.hang_factor * usual, least)

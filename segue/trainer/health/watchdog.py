@@ -152,7 +152,9 @@ class Watchdog:
                 if stood_seconds > activity.rank_limit_seconds(self._spec):
                     self._group.break_off()  # The ranks that wait raise, and then name the rank that hangs.
                 ended_seconds = self._heed_others(ended_seconds)
-            if stood_seconds > limit:
+            if stood_seconds > limit and activity.makes_last_step and ranks.count == 1:
+                self._end_in_last_step(seen, stood_seconds)
+            elif stood_seconds > limit:
                 doing = "" if seen.kind == "training" else f" while {seen.kind}"
                 self._end(StopReason.HUNG, f"no step for {stood_seconds:.0f} s after step {seen.step}{doing}")
             left = self._board.seconds_left()
@@ -192,7 +194,27 @@ class Watchdog:
         if self._stop.is_set() or not self._activity.take_over(seen):
             return
         patience = left if had_time else max(left, min(grace, _MOST_GRACE_SECONDS) - noticed_seconds)
-        self._end_on_notice(seen, patience_seconds=patience - reserve, is_cut_off=when == "at the end")
+        note = _TOO_LONG.format(self._doing(seen)) if when == "at the end" else None
+        self._end_in_place(self._reason_of_notice(), seen, patience_seconds=patience - reserve, note=note)
+
+    def _end_in_last_step(self, seen: Mark, stood_seconds: float) -> None:
+        """A step after the last save hangs. Nothing needs it, so the attempt ends for the reason it was ending for.
+
+        Returns if the training thread has made progress.
+        """
+        if self._activity.take_over(seen):
+            reason = self._reason_of_notice() if self._board.first_kind is not None else StopReason.BOUND
+            note = f"no step for {stood_seconds:.0f} s after step {seen.step}, while the attempt was ending"
+            self._end_in_place(reason, seen, patience_seconds=self._spec.grace_seconds, note=note)
+
+    def _reason_of_notice(self) -> StopReason:
+        return StopReason.BOUND if self._board.first_kind == "recall" else StopReason.NOTICE
+
+    def _doing(self, seen: Mark) -> str:
+        """What the training thread is busy with, in words."""
+        notice = self._board.read()
+        doing = notice.phase if notice is not None and notice.phase is not None else seen.kind
+        return _AFTER_LOOP if seen.kind == "leaving" else doing
 
     def _heed_others(self, seconds: float) -> float:
         """Do not let this rank wait for another rank that has ended; return how long that end has been known.
@@ -225,17 +247,15 @@ class Watchdog:
         finally:
             self._exit(reason)
 
-    def _end_on_notice(self, seen: Mark, *, patience_seconds: float, is_cut_off: bool) -> None:
+    def _end_in_place(self, reason: StopReason, seen: Mark, *, patience_seconds: float, note: str | None) -> None:
         """Commit what is captured, report, and end this process, in place of the training thread. Does not return."""
-        reason = StopReason.BOUND if self._board.first_kind == "recall" else StopReason.NOTICE
         try:
             self._board.hold()
-            notice = self._board.read()
-            doing = notice.phase if notice is not None and notice.phase is not None else seen.kind
-            doing = _AFTER_LOOP if seen.kind == "leaving" else doing
-            log.warning("notice answered while the training thread is busy phase=%s step=%d", doing, seen.step)
+            log.warning(
+                "attempt ended while the training thread is busy phase=%s step=%d", self._doing(seen), seen.step
+            )
             self.captured.commit(patience_seconds)
-            self._report_within_limit(reason, None, _TOO_LONG.format(doing) if is_cut_off else None)
+            self._report_within_limit(reason, None, note)
         except FencedError as error:
             log.warning("attempt fenced reason=%s", error)
             reason = StopReason.FENCED

@@ -92,6 +92,15 @@ def test_a_hung_attempt_that_gets_a_notice_ends_after_its_grace_period(fork_serv
     assert time.monotonic() - began < 60
 
 
+def test_a_hang_in_a_step_after_the_last_save_costs_no_more_time_than_in_any_step(fork_server, make_spec, open_log):
+    """Such steps are made for the proof of the next resume alone; saves and reports have much longer limits."""
+    spec = make_spec(recipe=STUCK, config={"how": "sleep", "at_step": 25}, liveness=QUICK, segment={"steps": 20})
+    runlog = open_log(spec)
+    report = fork_server.run_attempt(runlog, spec, limit_seconds=60)
+    assert (report.stop_reason, report.checkpoint.step, report.failure) == (StopReason.BOUND, 20, None)
+    assert "after step 24, while the attempt was ending" in report.note
+
+
 @pytest.mark.matrix
 def test_a_hung_orphan_ends_although_nobody_is_left_to_kill_it(make_spec, open_log, tmp_path):
     spec = make_spec(recipe=STUCK, config={"how": "sleep", "at_step": 25}, liveness=QUICK)
