@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -35,7 +36,11 @@ _COLUMNS = {
 
 def deadline(
     *,
-    traces: Annotated[Path, typer.Option(help="Folder of availability traces, or one file.")],
+    traces: Annotated[Path | None, typer.Option(help="Folder of availability traces, or one file.")] = None,
+    yardstick: Annotated[
+        str | None, typer.Option(help="Compare over several pools with a published artifact: skynomad.")
+    ] = None,
+    data: Annotated[Path | None, typer.Option(help="Folder with the converted artifact, for --yardstick.")] = None,
     knowledge: Annotated[
         str, typer.Option(help="What plan and slack_age observe of spot while on on-demand: free, sentinel or none.")
     ] = "free",
@@ -52,8 +57,16 @@ def deadline(
 ) -> None:
     """Replay availability traces against every policy with the safety clamp, and compare with the least possible cost.
 
-    Exit code 0: no run was late. 1: a run was late that could have met its deadline. 2: the traces cannot be read.
+    With --yardstick, PLAN over several pools, which no run uses yet, beside what a published artifact has paid.
+
+    Exit code 0: no run was late. 1: a run was late that could have met its deadline, or a published cost of the
+    yardstick is not reproduced. 2: the traces cannot be read.
     """
+    if yardstick is not None:
+        _beside(yardstick, data, jobs=jobs, as_json=as_json)
+        return
+    if traces is None:
+        raise typer.BadParameter("give the folder of the traces.", param_hint="--traces")
     from benchmarks.deadline import policies as bench
 
     if knowledge not in KNOWLEDGE:
@@ -71,6 +84,44 @@ def deadline(
     rows = [row for row in report.values() if isinstance(row, dict)]
     if report["adversarial_misses"] or report["adversarial_hopeless_unsaid"] or any(row["misses"] for row in rows):
         raise typer.Exit(1)
+
+
+def _beside(yardstick: str, data: Path | None, *, jobs: int | None, as_json: bool) -> None:
+    from benchmarks.deadline.skynomad import report as skynomad
+
+    if yardstick != "skynomad":
+        raise typer.BadParameter(f"{yardstick!r} is not skynomad, the only one.", param_hint="--yardstick")
+    if data is None:
+        raise typer.BadParameter("give the folder with the artifact's data.", param_hint="--data")
+    leave_as_on_ctrl_c()
+    with progress() as say:
+        report = skynomad.measure(data, jobs=jobs or os.cpu_count() or 1, say=say)
+    if as_json:
+        show_json(report)
+    else:
+        _show_beside(report, console)
+    if report["not_reproduced"] or report["late"]:
+        raise typer.Exit(1)
+
+
+def _show_beside(report: Mapping[str, Any], to: Console) -> None:
+    """Print one row per point of the published sweeps, and the cross-check."""
+    table = Table(box=SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False)
+    for name in ("point", "cases", "their optimum, $", "PLAN", "SkyNomad", "UP(S)", "least"):
+        table.add_column(name, justify="left" if name == "point" else "right")
+    for name, row in report.items():
+        if isinstance(row, dict):
+            table.add_row(name, *(str(value) for value in row.values()))
+    to.print(table)
+    to.print(
+        "ratios of totals over the optimum that the artifact publishes, without the tick in which the work ends, as "
+        "published; least: the exact least cost"
+    )
+    to.print(
+        f"PLAN was late in {report['late']} of {report['cases']} cases, and dearer than SkyNomad at "
+        f"{report['points_dearer_than_skynomad']} points; UP(S), run here, differs from what was published by more "
+        f"than a cent in {report['not_reproduced']} cases"
+    )
 
 
 def show(report: Mapping[str, Any], to: Console) -> None:
