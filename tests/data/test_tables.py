@@ -7,8 +7,10 @@ import gzip
 import hashlib
 import io
 import re
+import tempfile
 from datetime import UTC, date, datetime, time
 from decimal import Decimal
+from pathlib import Path
 
 import pandas as pd
 import pyarrow as pa
@@ -274,6 +276,19 @@ def test_arrow_reads_ahead_without_python_which_a_process_that_ends_would_not_su
         read_frame([path], reading=reading)
     assert len(given) >= 4
     assert all(isinstance(source, (str, pa.NativeFile)) for source in given)
+
+
+def test_a_temporary_folder_without_room_is_said_to_be_full(tmp_path, monkeypatch):
+    path = tmp_path / "x.csv"
+    path.write_bytes("a,b\n1,\xe9\n".encode("cp1252"))
+    full = tempfile.NamedTemporaryFile
+    # Writes to this device fail as on a disk without room.
+    monkeypatch.setattr(csv_cells.tempfile, "NamedTemporaryFile", lambda **_: Path("/dev/full").open("wb"))
+    with pytest.raises(DataUnreadableError, match="No space left on device") as refused:
+        read_frame([path], reading=Reading(encoding="cp1252"))
+    assert "set TMPDIR to a folder with room" in str(refused.value)
+    monkeypatch.setattr(csv_cells.tempfile, "NamedTemporaryFile", full)
+    assert list(read_frame([path], reading=Reading(encoding="cp1252"))["b"]) == ["\xe9"]
 
 
 @pytest.mark.parametrize("share", [0.2, 0.9, 0.999])

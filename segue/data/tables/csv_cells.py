@@ -16,7 +16,7 @@ import pyarrow.csv
 
 from segue.data.tables.cells import first_refused
 from segue.data.tables.limits import refuse_more, refuse_names
-from segue.errors import DataContentError
+from segue.errors import DataContentError, DataUnreadableError
 from segue.spec import Reading
 
 _BLOCK_BYTES = 2**20
@@ -235,7 +235,7 @@ def _native(path: Path, encoding: str, *, name: str) -> Iterator[_Native]:
     aborts, or hangs. So bytes are counted and text is decoded before, in this thread.
 
     Raises:
-        DataUnreadableError: it holds far more than a file of its size.
+        DataUnreadableError: it holds far more than a file of its size, or the temporary folder has no room for its text.
         UnicodeDecodeError: it is not text in this encoding.
     """
     if encoding != "utf-8":
@@ -261,9 +261,14 @@ def _decoded(path: Path, encoding: str, file: Any, *, name: str) -> bytes:
     for data in itertools.chain(_chunks(path, name=name), (None,)):
         text = decoder.decode(b"", final=True) if data is None else decoder.decode(data)
         written = text.encode()
-        file.write(written)
+        try:
+            file.write(written)
+            file.flush()
+        except OSError as error:
+            why = f"its text could not be written in UTF-8 to {tempfile.gettempdir()} ({error.strerror})"
+            fix = "make room there, set TMPDIR to a folder with room for the file's text, or write the file as UTF-8."
+            raise DataUnreadableError(path=name, why=why, fix=fix) from error
         tail = (tail + written[-_TAIL_BYTES:])[-_TAIL_BYTES:]
-    file.flush()
     return tail
 
 
