@@ -47,15 +47,6 @@ def expected_ends(rates: Floats, seconds: float) -> Floats:
     return np.array([each[_IS_YOUNG].sum(), each[~_IS_YOUNG].sum()])
 
 
-def mean_seconds(rates: Floats) -> Floats:
-    """The mean length of an interval, for the rates of each pool."""
-    left = 1 / rates[..., -1]
-    for at in range(BINS - 2, -1, -1):
-        survives = np.exp(-rates[..., at] * _WIDTHS[at])
-        left = (1 - survives) / rates[..., at] + survives * left
-    return np.asarray(left)
-
-
 def survival(rates: Floats, begin_seconds: float, seconds: float) -> Floats:
     """The share of intervals of this age that last so much longer, for the rates of each pool."""
     after, before = (np.clip(age - _STARTS, 0.0, _WIDTHS) for age in (begin_seconds + seconds, begin_seconds))
