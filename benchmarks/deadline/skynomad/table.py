@@ -29,6 +29,7 @@ from benchmarks.deadline.skynomad.beliefs import (
     age_bin,
     survival,
 )
+from segue.policy.rules.plan_table import shifted
 from segue.policy.rules.view import Flags, Floats
 
 _NEVER = 1e9
@@ -265,16 +266,8 @@ class _Solving:
     def _less_slack(self, value: Floats, seconds: float) -> Floats:
         """The values of states from which a choice leads to so much less slack."""
         whole, part = divmod(seconds / self._slack_step, 1.0)
-        near = _shifted(value, int(whole))
+        near = shifted(value, int(whole), otherwise=_NEVER)
         if part < 1e-9:
             return near
-        far = _shifted(value, int(whole) + 1)
+        far = shifted(value, int(whole) + 1, otherwise=_NEVER)
         return np.where(far < _NEVER / 2, (1 - part) * near + part * far, near)
-
-
-def _shifted(value: Floats, by: int) -> Floats:
-    moved = np.full_like(value, _NEVER)
-    size = value.shape[-1]
-    if by < size:
-        moved[..., by:] = value[..., : size - by]
-    return moved

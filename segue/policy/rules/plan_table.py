@@ -173,10 +173,10 @@ class _Step:
     def _less_slack(self, value: Floats, seconds: float) -> Floats:
         """The values of states from which a choice leads to `seconds` less slack."""
         whole, part = divmod(seconds / self._slack_step, 1.0)
-        near = _shifted(value, int(whole))
+        near = shifted(value, int(whole))
         if part < 1e-9:
             return near
-        far = _shifted(value, int(whole) + 1)
+        far = shifted(value, int(whole) + 1)
         return np.where(np.isfinite(far), (1 - part) * near + part * far, near)
 
 
@@ -185,10 +185,12 @@ def _expected(chances: Floats, value: Floats) -> Floats:
     return chances @ np.minimum(value, 1e12)
 
 
-def _shifted(value: Floats, by: int) -> Floats:
-    moved = np.full_like(value, np.inf)
-    if by < value.shape[1]:
-        moved[:, by:] = value[:, : value.shape[1] - by]
+def shifted(value: Floats, by: int, *, otherwise: float = np.inf) -> Floats:
+    """The values of so many steps less of slack, the last axis; `otherwise` where there is no such state."""
+    moved = np.full_like(value, otherwise)
+    size = value.shape[-1]
+    if by < size:
+        moved[..., by:] = value[..., : size - by]
     return moved
 
 
