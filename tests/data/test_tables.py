@@ -283,7 +283,8 @@ def test_a_temporary_folder_without_room_is_said_to_be_full(tmp_path, monkeypatc
     path.write_bytes("a,b\n1,\xe9\n".encode("cp1252"))
     full = tempfile.NamedTemporaryFile
     # Writes to this device fail as on a disk without room.
-    monkeypatch.setattr(csv_cells.tempfile, "NamedTemporaryFile", lambda **_: Path("/dev/full").open("wb"))
+    without_room = Path("/dev/full").open("wb")  # noqa: SIM115 - closed by the reader
+    monkeypatch.setattr(csv_cells.tempfile, "NamedTemporaryFile", lambda **_: without_room)
     with pytest.raises(DataUnreadableError, match="No space left on device") as refused:
         read_frame([path], reading=Reading(encoding="cp1252"))
     assert "set TMPDIR to a folder with room" in str(refused.value)

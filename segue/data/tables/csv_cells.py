@@ -235,7 +235,8 @@ def _native(path: Path, encoding: str, *, name: str) -> Iterator[_Native]:
     aborts, or hangs. So bytes are counted and text is decoded before, in this thread.
 
     Raises:
-        DataUnreadableError: it holds far more than a file of its size, or the temporary folder has no room for its text.
+        DataUnreadableError: it holds far more than a file of its size, or its text does not fit into the temporary
+            folder.
         UnicodeDecodeError: it is not text in this encoding.
     """
     if encoding != "utf-8":
@@ -265,6 +266,8 @@ def _decoded(path: Path, encoding: str, file: Any, *, name: str) -> bytes:
             file.write(written)
             file.flush()
         except OSError as error:
+            with suppress(OSError):  # It would write the rest again.
+                file.close()
             why = f"its text could not be written in UTF-8 to {tempfile.gettempdir()} ({error.strerror})"
             fix = "make room there, set TMPDIR to a folder with room for the file's text, or write the file as UTF-8."
             raise DataUnreadableError(path=name, why=why, fix=fix) from error
