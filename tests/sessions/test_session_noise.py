@@ -44,11 +44,11 @@ with segue.session() as run:
         optimizer.step()
         scale["weight"] *= 0.99
         run.report(loss=loss)
-        if step == 25 and hangs:
+        if step == 19 and hangs:
             time.sleep(600)
 """
 
-# The first process holds at step 25, so it cannot end before it is killed. Several rows, for the loss of the first step
+# The first process holds at step 19, before it can commit step 20. Several rows, for the loss of the first step
 # after a checkpoint is computed from the checkpoint's own weights: noise in gradients shows only in later ones.
 KILLED = stop_when_proven(signal.SIGKILL, rows=3)
 

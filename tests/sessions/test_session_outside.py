@@ -41,7 +41,7 @@ def main():
             state["weight"] *= 0.99
             losses.append(loss.item())
             run.report(loss=loss)
-            if step == 25 and not is_second:
+            if step == 19 and not is_second:
                 time.sleep(600)
 
 main()
@@ -87,7 +87,7 @@ def main():
             loss.backward()
             optimizer.step()
             run.report(loss=loss)
-            if step == 25 and not is_second:
+            if step == 19 and not is_second:
                 time.sleep(600)
 
 main()

@@ -35,7 +35,7 @@ with segue.session() as run:
         loss.backward()
         optimizer.step()
         run.report(loss=loss)
-        if step == 25 and settings["hangs"]:
+        if step == 19 and settings["hangs"]:
             time.sleep(600)
 """
 LOSS = "def loss(x):\n    return x.square().mean()\n"

@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 
 import psutil
 
@@ -31,7 +32,7 @@ def stop_when_proven(number: int, rows: int = 1) -> Callable[[int, RunLog, Segme
             helpers = trainer.children(recursive=True) if number == signal.SIGKILL else []
             for each in helpers:
                 with suppress(psutil.NoSuchProcess):
-                    each.suspend()
+                    _stop(each)
             is_proven = _can_be_verified(runlog, rows)
             for each in helpers:
                 with suppress(psutil.NoSuchProcess):
@@ -47,9 +48,18 @@ def stop_when_proven(number: int, rows: int = 1) -> Callable[[int, RunLog, Segme
 
 
 def _stop(process: psutil.Process) -> None:
+    """Stop all threads: one that is within a system call, such as the link of a commit, stops only after the call."""
     process.suspend()
-    while process.status() not in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE):
+    threads = Path(f"/proc/{process.pid}/task")
+    while any(_state(thread) not in "TtZX" for thread in threads.glob("*/stat")):
         time.sleep(0.001)
+
+
+def _state(stat: Path) -> str:
+    try:
+        return stat.read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return "X"
 
 
 def _can_be_verified(runlog: RunLog, rows: int) -> bool:
