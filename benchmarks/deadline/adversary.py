@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, get_args
 
 import numpy as np
@@ -41,11 +41,12 @@ class Adversary:
         return self._up.copy()
 
 
-def adversarial_runs(part: int, runs_each: int, *, seed: int) -> dict[str, Any]:
+def adversarial_runs(part: int, runs_each: int, *, seed: int, start_factor: float = 1.0) -> dict[str, Any]:
     """`runs_each` runs of every policy with random parameters, jobs and harshness.
 
-    `misses`: late runs whose deadline could be met when they began. `hopeless`: runs whose deadline could not;
-    `unsaid`: those of them that were not reported as hopeless at their start.
+    Each start takes `start_factor` times the changeover that the run is told; if that is not 1, the clamp of a run, with
+    its margin on starts, decides. `misses`: late runs whose deadline could be met when they began. `hopeless`: runs
+    whose deadline could not; `unsaid`: those of them that were not reported as hopeless at their start.
     """
     random = np.random.default_rng([seed, part])
     total: dict[str, Any] = {"runs": 0, "misses": 0, "hopeless": 0, "unsaid": 0}
@@ -54,7 +55,7 @@ def adversarial_runs(part: int, runs_each: int, *, seed: int) -> dict[str, Any]:
         while left > 0:
             runs = min(left, _RUNS_AT_ONCE)
             left -= runs
-            job, harsh, tick = _job(random)
+            job, harsh, tick = _job(random, start_factor)
             policy = named_policy(name, _parameters(name, random))
             made = simulate(
                 policy,
@@ -64,7 +65,7 @@ def adversarial_runs(part: int, runs_each: int, *, seed: int) -> dict[str, Any]:
                 harshness=harsh,
                 seed=int(random.integers(2**31)),
             )
-            could = job.total_seconds >= job.changeover_seconds + job.work_seconds / harsh.pace
+            could = job.total_seconds >= start_factor * job.changeover_seconds + job.work_seconds / harsh.pace
             total["runs"] += runs
             total["misses"] += int(made.is_late.sum()) if could else 0
             total["hopeless"] += 0 if could else runs
@@ -72,21 +73,18 @@ def adversarial_runs(part: int, runs_each: int, *, seed: int) -> dict[str, Any]:
     return total
 
 
-def _job(random: np.random.Generator) -> tuple[Job, Harshness, float]:
+def _job(random: np.random.Generator, start_factor: float) -> tuple[Job, Harshness, float]:
     tick = float(random.choice([60.0, 300.0, 600.0]))
-    harsh = _HARSH[random.integers(len(_HARSH))]
+    harsh = replace(_HARSH[random.integers(len(_HARSH))], start_factor=start_factor)
     work = tick * float(random.uniform(2, 30))
     changeover = float(random.choice([0.0, 0.1, 0.5, 1.0, 2.4])) * tick
     # From the time that on-demand needs to three times that; sometimes less.
-    least = changeover + work / harsh.pace
+    least = start_factor * changeover + work / harsh.pace
     room = float(random.choice([0.0, 1e-6, 0.3, 1.0, 3.0])) * tick + float(random.choice([0.0, 0.1, 0.5, 2.0])) * least
     total = 0.9 * least if random.random() < 0.02 else least + room
     knowledge = _KNOWLEDGE[random.integers(len(_KNOWLEDGE))]
-    return (
-        Job(total, work, changeover, float(random.choice([1.2, 3.0, 10.0])), knowledge, bool(random.integers(2))),
-        harsh,
-        tick,
-    )
+    price_ratio, handover = float(random.choice([1.2, 3.0, 10.0])), bool(random.integers(2))
+    return Job(total, work, changeover, price_ratio, knowledge, handover, start_factor != 1), harsh, tick
 
 
 def _parameters(name: str, random: np.random.Generator) -> dict[str, float]:

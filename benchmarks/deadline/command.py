@@ -82,7 +82,8 @@ def deadline(
     else:
         show(report, console)
     rows = [row for row in report.values() if isinstance(row, dict)]
-    if report["adversarial_misses"] or report["adversarial_hopeless_unsaid"] or any(row["misses"] for row in rows):
+    bad = [report["adversarial_hopeless_unsaid"], *(row["misses"] for row in rows)]
+    if any(bad) or any(report[name] for name in report if name.startswith("adversarial_misses")):
         raise typer.Exit(1)
 
 
@@ -142,6 +143,11 @@ def show(report: Mapping[str, Any], to: Console) -> None:
         f"against an adversary: {report['adversarial_misses']} misses in {report['adversarial_runs']} runs; "
         f"{report['adversarial_hopeless']} deadlines could not be met and were reported at once"
     )
+    for name in [name for name in report if name.startswith("adversarial_runs_starts_")]:
+        misses, factor = report[name.replace("runs", "misses")], name.rpartition("_")[2]
+        to.print(
+            f"with starts that take {factor} times as long as the run is told: {misses} misses in {report[name]} runs"
+        )
     to.print(
         f"simulated on one core: {report['runs_per_second_uniform_progress']:.0f} runs of 60 hours per second of "
         f"uniform_progress, {report['runs_per_second_plan']:.0f} of plan"

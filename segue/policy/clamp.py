@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from segue.policy.rules.view import Flags, Floats, Job
 
 
-def permits(slack: Floats, *, risk_seconds: Floats, on_demand_seconds: float) -> Flags:
+def permits(slack: Floats, *, risk_seconds: Floats, on_demand_seconds: Floats) -> Flags:
     """Whether on-demand still meets the deadline after the worst case until the next decision, element by element.
 
     `risk_seconds` is the slack that can be lost by then: time in which nothing was committed.
@@ -33,8 +33,9 @@ def needed_for_spot_seconds(now: Situation) -> float | None:
 
     In the worst case the attempt boots (d), works until just before its next commit (at risk), is recalled and dies
     silently before its last save is committed (answer), which is noticed late (detection); then on-demand is waited for
-    (queue, and the crowd that leaves spot), boots (d) and does all of the work (C). While an attempt commits in time,
-    the remaining time and the remaining work fall together, so what held at its start holds until its end.
+    (queue, and the crowd that leaves spot), boots (d, with its margin) and does all of the work (C). While an attempt
+    commits in time, the remaining time and the remaining work fall together, so what held at its start holds until its
+    end.
     """
     if now.work_seconds is None:
         return None
@@ -136,5 +137,5 @@ def is_late(now: Situation, *, in_seconds: float = 0.0) -> bool:
 
 
 def _needed_by_a_death_seconds(now: Situation, work_seconds: float) -> float:
-    on_demand = now.on_demand_queue_seconds + now.changeover_seconds + work_seconds
+    on_demand = now.on_demand_queue_seconds + now.to_on_demand_seconds + work_seconds
     return now.answer_seconds + now.detection_seconds + on_demand

@@ -329,6 +329,7 @@ def _numbers(here: Situation, ahead: Outlook | None) -> dict[str, float]:
         "slack_seconds": here.slack_seconds,
         "changeover_seconds": here.changeover_seconds,
         "usual_changeover_seconds": here.usual_changeover_seconds,
+        "on_demand_changeover_seconds": here.on_demand_changeover_seconds,
         "save_seconds": here.save_seconds,
         "at_risk_seconds": here.at_risk_seconds,
         "detection_seconds": here.detection_seconds,

@@ -1,8 +1,8 @@
 """A run's speed, changeovers and saves, as its own attempts measured them. Pure.
 
 Usual values are medians over the newest attempts, so that one slow disk, queue or batch does not change a policy's
-choice. The deadline does not rest on medians: the clamp counts the longest of the newest changeovers, and the slower of
-two paces, that of all attempts and that of on-demand.
+choice. The deadline does not rest on medians: the clamp counts the longest of the newest changeovers, with a margin for
+the one to on-demand, and the slower of two paces, that of all attempts and that of on-demand.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ _LONGEST_OF, _USUAL_OF = 3, 5
 """How many of the newest attempts the longest changeover and the usual values are taken from."""
 _ENOUGH_STEPS, _ENOUGH_SECONDS = 5, 300.0
 """More steps than this, or more time in steps, must be measured before the measured rate replaces the prior."""
+UNSEEN_START_FACTOR, SEEN_START_FACTOR = 1.5, 1.2
+"""Factors by which on-demand may start slower than expected: while this run has seen no start of it, and afterwards."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,8 @@ class Situation:
     """Time that probes may still use while C is unmeasured; None without a deadline."""
     usual_changeover_seconds: float | None = None
     """The usual d, for expectations; None: as long as the longest."""
+    on_demand_changeover_seconds: float | None = None
+    """Longest time from the end of a segment to the first new step on on-demand, with a margin; None: no margin."""
     save_seconds: float | None = None
     """The usual time from a snapshot to its commit; None while unmeasured."""
     on_demand_queue_seconds: float = 0.0
@@ -58,6 +62,12 @@ class Situation:
         """The d that a policy expects; the clamp counts with the longest."""
         usual = self.usual_changeover_seconds
         return self.changeover_seconds if usual is None else usual
+
+    @property
+    def to_on_demand_seconds(self) -> float:
+        """The longest changeover to on-demand, by which the clamp permits spot."""
+        longest = self.on_demand_changeover_seconds
+        return self.changeover_seconds if longest is None else longest
 
     @property
     def slack_seconds(self) -> float | None:
@@ -98,6 +108,7 @@ def situation(
         answer_seconds=spec.liveness.heartbeat_seconds + (rate or 0.0) + (save or 0.0),
         probe_seconds=_probe_seconds(spec, measured.begun_at or now, now=now),
         usual_changeover_seconds=measured.usual_changeover_seconds,
+        on_demand_changeover_seconds=measured.on_demand_changeover_seconds,
         save_seconds=save,
         on_demand_queue_seconds=on_demand_queue_seconds,
     )
@@ -111,6 +122,7 @@ class _Measured:
     save_seconds: float | None
     changeover_seconds: float
     usual_changeover_seconds: float
+    on_demand_changeover_seconds: float
     begun_at: datetime | None
 
 
@@ -120,6 +132,7 @@ def _measured(spec: RunSpec, history: History) -> _Measured:
         save_seconds=save_seconds(history),
         changeover_seconds=changeover_seconds(spec, history),
         usual_changeover_seconds=usual_changeover_seconds(spec, history),
+        on_demand_changeover_seconds=on_demand_changeover_seconds(spec, history),
         begun_at=_begun_at(history),
     )
 
@@ -146,6 +159,20 @@ def changeover_seconds(spec: RunSpec, history: History) -> float:
     """
     seen = (_changeover_of(attempt, history) for attempt in history.attempts[-_LONGEST_OF:])
     return max([spec.policy.changeover_seconds, *(seconds for seconds in seen if seconds is not None)])
+
+
+def on_demand_changeover_seconds(spec: RunSpec, history: History) -> float:
+    """The longest changeover to on-demand, with its margin: the deadline relies on it, and it may be a guess.
+
+    While the run has seen no start of on-demand, it may take half as long again as the usual changeover; afterwards, a
+    fifth longer than the longest of its newest starts. It is never below the longest of the newest changeovers.
+    """
+    on_demand = [attempt for attempt in history.attempts if attempt.claim.capacity is Capacity.ON_DEMAND]
+    seen = [seconds for each in on_demand if (seconds := _changeover_of(each, history)) is not None]
+    expected = UNSEEN_START_FACTOR * max(spec.policy.changeover_seconds, usual_changeover_seconds(spec, history))
+    if seen:
+        expected = SEEN_START_FACTOR * max(seen[-_LONGEST_OF:])
+    return max(expected, changeover_seconds(spec, history))
 
 
 def usual_changeover_seconds(spec: RunSpec, history: History) -> float:

@@ -115,7 +115,7 @@ def latest_moments(spec: RunSpec, here: Situation) -> dict[str, datetime]:
     if spec.deadline is None or needed is None or here.work_seconds is None:
         return {}
     return {
-        "latest_safe_moment": spec.deadline - timedelta(seconds=here.work_seconds + here.changeover_seconds),
+        "latest_safe_moment": spec.deadline - timedelta(seconds=here.work_seconds + here.to_on_demand_seconds),
         "latest_spot_start": spec.deadline - timedelta(seconds=needed),
     }
 

@@ -42,8 +42,12 @@ class Rows:
 
 
 def as_published(name: str, job: Job) -> Job:
-    """The job as a policy observes it: the published baselines observe spot at all times and hand nothing over."""
-    return replace(job, knowledge="free", handover=False) if POLICIES[name].as_published else job
+    """The job as a policy observes it.
+
+    The published baselines observe spot at all times, hand nothing over, and know how long a start takes.
+    """
+    published = replace(job, knowledge="free", handover=False, has_start_margin=False)
+    return published if POLICIES[name].as_published else job
 
 
 def tick_seconds_for(job: Job, *, is_quick: bool = False) -> float:

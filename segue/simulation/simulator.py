@@ -13,6 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from segue.policy import clamp
+from segue.policy.estimates import SEEN_START_FACTOR, UNSEEN_START_FACTOR
 from segue.policy.rules.heuristics import Capped, Policy
 from segue.policy.rules.view import IDLE, ON_DEMAND, SPOT, Flags, Floats, Job, View, Wishes
 from segue.simulation.observation import Observation
@@ -62,6 +63,8 @@ class Harshness:
     """Work that each death loses, at most what the attempt did; for when saves are not simulated one by one."""
     start_slack_seconds: float = 0.0
     """The least slack at which a spot attempt is begun or waited for, in addition to the clamp."""
+    start_factor: float = 1.0
+    """Time that a start takes on either capacity, as a multiple of the changeover that is known before the first."""
 
     @property
     def pace(self) -> float:
@@ -174,7 +177,7 @@ class _Runs:
         """Whether a run on on-demand could still return to spot, with enough work left to pay for it."""
         job, policy, work = self._job, self._policy, self.work / self._harsh.pace
         most = policy.preemptions if isinstance(policy, Capped) else np.inf
-        needed = max(job.changeover_seconds, self._harsh.start_slack_seconds)
+        needed = np.maximum(self._to_on_demand_seconds(), self._harsh.start_slack_seconds)
         can = (remaining - work >= needed) & (work > 2 * job.changeover_seconds) & (self.preemptions < most)
         return np.asarray(can & policy.comes_back)
 
@@ -218,24 +221,45 @@ class _Runs:
             wish = np.where(here == ON_DEMAND, here, wish)
         hands = (here == ON_DEMAND) & (wish != ON_DEMAND) & job.handover
         wish = np.where((wish == SPOT) & ~is_up & ~hands & (here != SPOT), IDLE, wish)
-        boot = np.where(here == SPOT, self.boot, np.where(hands, 0.0, job.changeover_seconds))
+        boot = self._longest_boot(np.where(here == SPOT, self.boot, np.where(hands, 0.0, self._start_seconds)))
         slack = remaining - (self.work + self.unsaved) / self._harsh.pace
         # A run that leaves on-demand without a standby may find spot down, and be idle until the next tick.
         is_sure = (wish == SPOT) & (hands | (here != ON_DEMAND) | (job.knowledge == "free"))
         risk = np.where(is_sure, self._spot_risk_seconds(boot), np.maximum(self._spot_risk_seconds(boot), self._tick))
         risk = risk + np.where(wish == SPOT, self._harsh.lost_by_a_death_seconds / self._harsh.pace, 0.0)
-        allowed = clamp.permits(slack, risk_seconds=risk, on_demand_seconds=job.changeover_seconds)
+        allowed = clamp.permits(slack, risk_seconds=risk, on_demand_seconds=self._to_on_demand_seconds())
         allowed &= (here == SPOT) | (slack >= self._harsh.start_slack_seconds)
         self.has_standby = hands & allowed
-        self.standby = np.where(self.has_standby & self.now, np.minimum(self.standby, job.changeover_seconds), np.inf)
+        self.standby = np.where(self.has_standby & self.now, np.minimum(self.standby, self._start_seconds), np.inf)
         wish = np.where(hands | ~allowed, ON_DEMAND, wish)
         wish = np.where((wish == SPOT) & ~self.now, IDLE, wish)
         wish = np.where(self.undetected > 0, here, wish)  # Its death was not detected yet.
         self.undetected = np.maximum(self.undetected - self._tick, 0.0)
         starts = (wish != here) & (wish != IDLE)
         self.since_start[starts] = 0.0
-        self.boot = np.where(starts, job.changeover_seconds, np.where(wish == IDLE, 0.0, self.boot))
+        self.boot = np.where(starts, self._start_seconds, np.where(wish == IDLE, 0.0, self.boot))
         self.mode = wish.astype(np.int8)
+
+    @property
+    def _start_seconds(self) -> float:
+        return self._job.changeover_seconds * self._harsh.start_factor
+
+    def _to_on_demand_seconds(self) -> Floats:
+        """The longest start of on-demand that the clamp allows for, as `policy.estimates` does for a run."""
+        known = np.full(len(self.mode), self._job.changeover_seconds)
+        if not self._job.has_start_margin:
+            return known
+        is_seen = self.on_demand >= self._start_seconds
+        return np.where(
+            is_seen, np.maximum(known, SEEN_START_FACTOR * self._start_seconds), UNSEEN_START_FACTOR * known
+        )
+
+    def _longest_boot(self, left: Floats) -> Floats:
+        """The rest of a boot that the clamp allows for; it does not know how long the boot will take."""
+        if not self._job.has_start_margin:
+            return left
+        more = UNSEEN_START_FACTOR * self._job.changeover_seconds - self._start_seconds
+        return np.where(left > 0, np.maximum(left + more, 0.0), 0.0)
 
     def _spot_risk_seconds(self, boot: Floats) -> Floats:
         """The slack that can be lost by the next decision: a boot, or with harshness the whole tick."""

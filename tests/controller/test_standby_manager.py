@@ -452,8 +452,8 @@ def test_a_dead_attempt_is_noticed_while_the_standbys_objects_cannot_be_read(sta
     assert run.clock.monotonic() < 90
 
 
-# 800 s of work: the clamp needs 800 + 2 * 60 + 100 + 15 + 12 = 1047, and the recall another 27.
-@pytest.mark.parametrize(("deadline_in", "is_sent"), [(1060, False), (1090, True)])
+# 800 s of work: the clamp needs 800 + 60 + 1.5 * 60 + 100 + 15 + 12 = 1077, and the recall another 27.
+@pytest.mark.parametrize(("deadline_in", "is_sent"), [(1090, False), (1120, True)])
 def test_no_standby_is_submitted_that_could_no_longer_take_over(standby_run, deadline_in, is_sent):
     run = standby_run(deadline_in=deadline_in)
     run.reports_at(5, FINISHED)

@@ -158,7 +158,7 @@ def watch(make_spec) -> Callable[..., Watched]:
 
 @pytest.fixture
 def tight(watch) -> Callable[..., Watched]:
-    """100 steps of a second in 150 s: a preemption must be known by 41.95 s, while 100 + 6 + 1 + 1.05 s are left."""
+    """100 steps of a second in 150 s: a preemption must be known by 38.95 s, while 100 + 1.5 * 6 + 1 + 1.05 s are left."""
 
     def make(**policy) -> Watched:
         numbers = {"step_seconds": 1, "changeover_seconds": 6, "detection_seconds": 1, "margin_share": 0}
@@ -167,7 +167,7 @@ def tight(watch) -> Callable[..., Watched]:
     return make
 
 
-RECALL_AT = 41.95
+RECALL_AT = 38.95
 
 
 def test_the_report_of_the_attempt_ends_the_wait(watch):
@@ -580,7 +580,7 @@ def test_each_commit_delays_the_recall(tight):
     run = tight()
     plan, claim = run.started()
     run.beats_on(claim)
-    run.clock.at(40, lambda: run.commit(claim, 30))
+    run.clock.at(35, lambda: run.commit(claim, 30))
     run.reports(73, plan, claim, StopReason.BOUND)
     run.wait(plan)
     assert len(run.recalls) == 1

@@ -15,7 +15,7 @@ from tests.policy.test_decide import HERE, NO_DEADLINE, UNMEASURED
 from tests.support.histories import Logbook, make_spec
 
 SPOT, ON_DEMAND = Capacity.SPOT, Capacity.ON_DEMAND
-# 100 steps of 10 s, d 60, at risk 100, detection 15, answer 12: the clamp needs 1000 + 2 * 60 + 100 + 15 + 12 = 1247.
+# 100 steps of 10 s, d 60, at risk 100, detection 15, answer 12: the clamp needs 1000 + 60 + 1.5 * 60 + 100 + 15 + 12 = 1277.
 POLICY = {"name": "uniform_progress", "step_seconds": 10, "changeover_seconds": 60, "detection_seconds": 15}
 
 
@@ -107,8 +107,8 @@ def test_without_a_hand_over_on_demand_goes_on():
     assert (made.plan.capacity, made.plan.standby) == (ON_DEMAND, None)
 
 
-# After step 20: 800 + 2 * 60 + 100 + 15 + 12 = 1047.
-@pytest.mark.parametrize(("left", "standby"), [(1046.9, None), (1047.1, "spare4")])
+# After step 20: 800 + 60 + 1.5 * 60 + 100 + 15 + 12 = 1077.
+@pytest.mark.parametrize(("left", "standby"), [(1076.9, None), (1077.1, "spare4")])
 def test_the_clamp_can_refuse_a_hand_over(left, standby):
     log = handed_over(deadline_in=5000)
     log.seconds = 5000 - left

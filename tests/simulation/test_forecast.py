@@ -161,8 +161,8 @@ def test_without_a_deadline_it_waits_for_spot():
 
 
 def test_where_the_clamp_permits_no_spot_the_plan_is_on_demand():
-    # The clamp needs 3600 + 2 * 600 + 310 + 15 + 12.
-    for left, kind in ((5137.0, Greedy), (5136.0, OnDemandOnly)):
+    # The clamp needs 3600 + 600 + 1.5 * 600 + 310 + 15 + 12.
+    for left, kind in ((5437.0, Greedy), (5436.0, OnDemandOnly)):
         asked = spec(left)
         assert isinstance(planned_policy(asked, here(asked), job_ahead(asked, here(asked))).policy, kind)
 
@@ -184,8 +184,8 @@ def test_a_bound_on_preemptions_is_part_of_the_plan():
 def test_the_latest_moments_are_the_deadline_less_what_is_needed():
     asked = spec(policy={"margin_share": 0.1})
     found = latest_moments(asked, here(asked))
-    assert found["latest_safe_moment"] == START + timedelta(seconds=4 * HOUR - 1.1 * HOUR - 600)
-    assert found["latest_spot_start"] == START + timedelta(seconds=4 * HOUR - (1.1 * HOUR + 1200 + 310 + 15 + 12))
+    assert found["latest_safe_moment"] == START + timedelta(seconds=4 * HOUR - 1.1 * HOUR - 900)
+    assert found["latest_spot_start"] == START + timedelta(seconds=4 * HOUR - (1.1 * HOUR + 1500 + 310 + 15 + 12))
 
 
 def test_the_cadence_is_the_configured_one_or_the_one_the_trainer_would_choose():

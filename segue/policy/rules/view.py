@@ -49,6 +49,8 @@ class Job:
     knowledge: Knowledge = "sentinel"
     handover: bool = True
     """Whether on-demand keeps running while the spot machine boots, so that the move costs no progress."""
+    has_start_margin: bool = False
+    """Whether the clamp allows for starts that take longer than is known, as in a run; not so in the published work."""
     lost_by_a_death_seconds: float = 0.0
     """Work that the death of a spot attempt loses, on the mean."""
     decides_every_seconds: float = 0.0

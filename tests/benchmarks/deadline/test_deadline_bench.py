@@ -60,9 +60,23 @@ def test_where_spot_always_is_or_never_the_optimum_is_known(report):
 def test_no_adversary_makes_a_run_late_that_can_be_in_time_and_hopeless_runs_are_reported(report):
     assert report["adversarial_runs"] == 2 * 64
     assert report["adversarial_misses"] == report["adversarial_hopeless_unsaid"] == 0
+    for factor in ("1.2", "1.5"):
+        assert (report[f"adversarial_misses_starts_{factor}"], report[f"adversarial_runs_starts_{factor}"]) == (0, 128)
     some = adversarial_runs(3, 300, seed=1)
     assert some["runs"] == 300 * len(POLICIES)
     assert some["misses"] == some["unsaid"] == 0
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("factor", [1.2, 1.5])
+def test_starts_that_take_longer_than_the_run_is_told_make_it_late_only_without_the_margin(factor, monkeypatch):
+    def misses() -> int:
+        return sum(adversarial_runs(part, 20, seed=9, start_factor=factor)["misses"] for part in range(12))
+
+    assert misses() == 0
+    monkeypatch.setattr("segue.simulation.simulator.UNSEEN_START_FACTOR", 1.0)
+    monkeypatch.setattr("segue.simulation.simulator.SEEN_START_FACTOR", 1.0)
+    assert misses() > 10
 
 
 def test_an_adversary_goes_up_and_down_by_the_mode_of_each_run():
