@@ -65,6 +65,14 @@ class UniformProgressParameters(PolicyParameters):
 
 
 @dataclass(frozen=True)
+class EagerProgressParameters(PolicyParameters):
+    """Uniform Progress that leaves on-demand as soon as spot is available, also while it is behind the line."""
+
+    name: ClassVar[str] = "eager_progress"
+    comes_back: ClassVar[bool] = True
+
+
+@dataclass(frozen=True)
 class GreedyParameters(PolicyParameters):
     """Spot until the slack is less than two changeovers, then on-demand to the end (NSDI 2024)."""
 
@@ -116,6 +124,7 @@ POLICIES: dict[str, type[PolicyParameters]] = {
         PlanParameters,
         SlackAgeParameters,
         UniformProgressParameters,
+        EagerProgressParameters,
         GreedyParameters,
         TimeSlicedParameters,
         ThresholdParameters,

@@ -108,7 +108,7 @@ def test_a_spec_and_its_parts_are_frozen():
         ({"checkpoints": {"best": "mid"}}, "checkpoints.best: input should be 'min' or 'max'"),
         (
             {"policy": {"name": "bold"}},
-            "policy.name: no such policy; known are plan, slack_age, uniform_progress, greedy",
+            "policy.name: no such policy; known are plan, slack_age, uniform_progress, eager_progress, greedy",
         ),
         (
             {"policy": {"name": "threshold", "parameters": {"deaths": 2}}},

@@ -44,9 +44,9 @@ class Adversary:
 def adversarial_runs(part: int, runs_each: int, *, seed: int, start_factor: float = 1.0) -> dict[str, Any]:
     """`runs_each` runs of every policy with random parameters, jobs and harshness.
 
-    Each start takes `start_factor` times the changeover that the run is told; if that is not 1, the clamp of a run, with
-    its margin on starts, decides. `misses`: late runs whose deadline could be met when they began. `hopeless`: runs
-    whose deadline could not; `unsaid`: those of them that were not reported as hopeless at their start.
+    Each start takes `start_factor` times as long as the run expects; if that is not 1, the clamp has its margin on
+    starts. `misses`: late runs whose deadline could be met when they began. `hopeless`: runs whose deadline could
+    not; `unsaid`: those of them that were not reported as hopeless at their start.
     """
     random = np.random.default_rng([seed, part])
     total: dict[str, Any] = {"runs": 0, "misses": 0, "hopeless": 0, "unsaid": 0}

@@ -17,7 +17,7 @@ from tests.support.stretched_time import late_seconds
 
 STEPS = 1200
 RECIPE = {"steps": STEPS, "checkpoints": {"every_steps": 50}}
-POLICIES = ("uniform_progress", "slack_age", "plan")
+POLICIES = ("eager_progress", "slack_age", "plan")
 NUMBERS = {"step_seconds": 0.01, "changeover_seconds": 4, "detection_seconds": 8}
 
 

@@ -24,7 +24,7 @@ ASK, LOOK, HEARTBEAT = 2.0, 10.0, 2.0
 LIVENESS = {"heartbeat_seconds": HEARTBEAT, "heartbeat_timeout_seconds": HEARTBEAT_TIMEOUT}
 """The default settings; those of other tests are faster."""
 RECALL_AT = 37.0
-"""150 s, less 100 s of work, 9 s of boot with its margin, 1 s until a death is noticed, and 3 s until an answer to the recall."""
+"""150 s, less 100 s of work, 9 s of boot with its margin, 1 s until a death is noticed, 3 s until an answer."""
 MOST_A_MINUTE = 30
 
 

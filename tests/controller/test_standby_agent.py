@@ -105,7 +105,7 @@ class Waiting(Run):
 
 @pytest.fixture
 def waiting(make_spec) -> Waiting:
-    policy = {"name": "uniform_progress", "step_seconds": 10, "changeover_seconds": 60, "detection_seconds": 15}
+    policy = {"name": "eager_progress", "step_seconds": 10, "changeover_seconds": 60, "detection_seconds": 15}
     deadline = START + timedelta(seconds=20_000)
     return Waiting(make_spec(steps=100, deadline=deadline, policy=policy, liveness={"heartbeat_seconds": 2}))
 

@@ -25,9 +25,9 @@ from tests.controller.test_steps import START
 from tests.controller.test_wait import POLL, ScriptedClock, ScriptedOrchestrator, Watched
 
 BOUND, FINISHED, LOST = StopReason.BOUND, StopReason.FINISHED, StopReason.LOST
-# 100 steps of 10 s in 20,000 s. Uniform Progress uses spot whenever it is available.
+# 100 steps of 10 s in 20,000 s. Eager Progress uses spot whenever it is available.
 POLICY = {
-    "name": "uniform_progress",
+    "name": "eager_progress",
     "step_seconds": 10,
     "changeover_seconds": 60,
     "detection_seconds": 15,

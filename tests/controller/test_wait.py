@@ -158,7 +158,7 @@ def watch(make_spec) -> Callable[..., Watched]:
 
 @pytest.fixture
 def tight(watch) -> Callable[..., Watched]:
-    """100 steps of a second in 150 s: a preemption must be known by 38.95 s, while 100 + 1.5 * 6 + 1 + 1.05 s are left."""
+    """100 steps of a second in 150 s: a preemption must be known while 100 + 1.5 * 6 + 1 + 1.05 s are left."""
 
     def make(**policy) -> Watched:
         numbers = {"step_seconds": 1, "changeover_seconds": 6, "detection_seconds": 1, "margin_share": 0}

@@ -21,7 +21,7 @@ from tests.flows.test_runs import ended_segments, final_state, live_attempt, seg
 pytestmark = pytest.mark.prefect
 
 STEPS = 2000
-POLICY = {"name": "uniform_progress", "step_seconds": 0.05, "changeover_seconds": 1, "detection_seconds": 1}
+POLICY = {"name": "eager_progress", "step_seconds": 0.05, "changeover_seconds": 1, "detection_seconds": 1}
 
 
 @pytest.fixture

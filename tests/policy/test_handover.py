@@ -15,8 +15,8 @@ from tests.policy.test_decide import HERE, NO_DEADLINE, UNMEASURED
 from tests.support.histories import Logbook, make_spec
 
 SPOT, ON_DEMAND = Capacity.SPOT, Capacity.ON_DEMAND
-# 100 steps of 10 s, d 60, at risk 100, detection 15, answer 12: the clamp needs 1000 + 60 + 1.5 * 60 + 100 + 15 + 12 = 1277.
-POLICY = {"name": "uniform_progress", "step_seconds": 10, "changeover_seconds": 60, "detection_seconds": 15}
+# 100 steps of 10 s, d 60, at risk 100, detection 15, answer 12: the clamp needs 1000 + 2.5 * 60 + 100 + 15 + 12.
+POLICY = {"name": "eager_progress", "step_seconds": 10, "changeover_seconds": 60, "detection_seconds": 15}
 
 
 def handed_over(*, deadline_in: float = 10_000, reason: StopReason = StopReason.BOUND, **policy) -> Logbook:
@@ -38,7 +38,7 @@ def handed_over(*, deadline_in: float = 10_000, reason: StopReason = StopReason.
     return log
 
 
-@pytest.mark.parametrize("name", ["plan", "uniform_progress", "slack_age", "time_sliced"])
+@pytest.mark.parametrize("name", ["plan", "uniform_progress", "eager_progress", "slack_age", "time_sliced"])
 def test_policies_that_come_back_to_spot_may_send_a_standby(name):
     assert may_come_back(make_spec(deadline_in=1000, policy={"name": name}), History())
     assert not may_come_back(make_spec(deadline_in=1000, policy={"name": name, "handover": False}), History())
@@ -97,7 +97,7 @@ def test_a_standby_that_does_not_claim_leaves_the_decision_to_the_policy():
     log.report(plan, StopReason.LOST, attempt_id=None, got_capacity=False)
     made = log.decide()
     assert made.plan.standby is None
-    assert "policy uniform_progress" in made.reason
+    assert "policy eager_progress" in made.reason
 
 
 def test_without_a_hand_over_on_demand_goes_on():
@@ -133,7 +133,7 @@ def asked(history: Logbook, *, work: float, up_seconds: float = 0.0) -> bool:
     return wants_spot(history.spec, history.history, here, up_seconds=up_seconds, now=history.now)
 
 
-def test_uniform_progress_takes_the_risk_of_spot_whenever_it_can_be_had():
+def test_eager_progress_takes_the_risk_of_spot_whenever_it_can_be_had():
     log = Logbook(make_spec(deadline_in=10_000, policy=POLICY))
     log.attempt(StopReason.BOUND, ON_DEMAND, commit=50)
     assert asked(log, work=1000.0)

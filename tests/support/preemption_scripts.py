@@ -70,7 +70,7 @@ def drawn(seed: int) -> Script:
         events.append(Event(chance.uniform(0.5, 9.0), what, for_seconds=lasts))
     return Script(
         seed=seed,
-        policy=("plan", "uniform_progress", "slack_age", "greedy")[seed % 4],
+        policy=("plan", "eager_progress", "slack_age", "greedy")[seed % 4],
         is_tight=is_tight,
         slack_seconds=chance.uniform(0.0, 2.0) if is_tight else chance.uniform(15.0, 55.0),
         events=tuple(events),

@@ -12,6 +12,7 @@ from typing import Protocol
 import numpy as np
 
 from segue.policies import (
+    EagerProgressParameters,
     GreedyParameters,
     OnDemandOnlyParameters,
     SlackAgeParameters,
@@ -85,20 +86,24 @@ class TimeSliced(TimeSlicedParameters):
 
 @dataclass(frozen=True)
 class UniformProgress(UniformProgressParameters):
-    """Keeps the work done at or above the straight line from start to deadline (NSDI 2024, 4.3 and 4.4).
+    """Keeps the work done at or above the straight line from start to deadline (NSDI 2024, 5.2.2).
 
-    Idle and behind the line: on-demand, until ahead by two changeovers (the hysteresis). Spot whenever it is available,
-    even from on-demand and behind the line (taking risks), and kept until preempted. The safety net is that of greedy.
+    Idle and behind the line: spot if it is available, else on-demand. On-demand is kept until ahead of the line by two
+    changeovers (the hysteresis, rule 3), spot until preempted. The safety net is that of greedy.
     """
 
     def choose(self, view: View) -> Wishes:
-        job = view.job
-        done = job.work_seconds - view.work_seconds
-        gone = job.total_seconds - view.remaining_seconds
-        slope = job.work_seconds / job.total_seconds
-        is_behind = (view.mode == IDLE) & (done < slope * gone)
-        is_kept = _stays(view) & (done < slope * (gone + 2 * job.changeover_seconds))
-        return _on_demand_if((~view.is_up & (is_behind | is_kept)) | ((view.mode != SPOT) & _is_net_reached(view)))
+        is_behind, is_kept = _against_the_line(view)
+        return _on_demand_if((is_behind & ~view.is_up) | is_kept | ((view.mode != SPOT) & _is_net_reached(view)))
+
+
+@dataclass(frozen=True)
+class EagerProgress(EagerProgressParameters):
+    """Uniform Progress without the hysteresis while spot is available: on-demand is left for spot at any time."""
+
+    def choose(self, view: View) -> Wishes:
+        is_behind, is_kept = _against_the_line(view)
+        return _on_demand_if(((is_behind | is_kept) & ~view.is_up) | ((view.mode != SPOT) & _is_net_reached(view)))
 
 
 @dataclass(frozen=True)
@@ -132,6 +137,16 @@ class Capped:
     def choose(self, view: View) -> Wishes:
         capped = view.preemptions >= self.preemptions
         return np.where(capped, ON_DEMAND, self.policy.choose(view))
+
+
+def _against_the_line(view: View) -> tuple[Flags, Flags]:
+    """Whether an idle run is behind the line, and whether one on on-demand is less than two changeovers ahead of it."""
+    job = view.job
+    done = job.work_seconds - view.work_seconds
+    gone = job.total_seconds - view.remaining_seconds
+    slope = job.work_seconds / job.total_seconds
+    is_behind = (view.mode == IDLE) & (done < slope * gone)
+    return is_behind, _stays(view) & (done < slope * (gone + 2 * job.changeover_seconds))
 
 
 def _on_demand_if(there: Flags) -> Wishes:

@@ -7,6 +7,7 @@ from typing import Any
 
 from segue.policies import checked_parameters
 from segue.policy.rules.heuristics import (
+    EagerProgress,
     Greedy,
     OnDemandOnly,
     Policy,
@@ -19,7 +20,11 @@ from segue.policy.rules.heuristics import (
 from segue.policy.rules.plan import Plan
 
 RULES: dict[str, type[Any]] = {
-    rule.name: rule for rule in (Plan, SlackAge, UniformProgress, Greedy, TimeSliced, Threshold, SpotOnly, OnDemandOnly)
+    rule.name: rule
+    for rule in (
+        *(Plan, SlackAge, UniformProgress, EagerProgress, Greedy),
+        *(TimeSliced, Threshold, SpotOnly, OnDemandOnly),
+    )
 }
 """The class for each declaration in `segue.policies`: it has the parameters, and chooses by them."""
 

@@ -32,7 +32,16 @@ def test_no_policy_beats_the_optimum():
     random = np.random.default_rng(3)
     up = random.random((40, 19)) < 0.5
     best = cheapest(JOB, up, tick_seconds=TICK)
-    for name in ("plan", "greedy", "uniform_progress", "slack_age", "time_sliced", "threshold", "on_demand_only"):
+    for name in (
+        "plan",
+        "greedy",
+        "uniform_progress",
+        "slack_age",
+        "eager_progress",
+        "time_sliced",
+        "threshold",
+        "on_demand_only",
+    ):
         assert (simulate(named_policy(name), JOB, up, tick_seconds=TICK).cost >= best - 1e-6).all(), name
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from segue.policies import POLICIES
-from segue.policy.rules.heuristics import Capped, Greedy, SpotOnly, UniformProgress
+from segue.policy.rules.heuristics import Capped, EagerProgress, Greedy, SpotOnly, UniformProgress
 from segue.policy.rules.registry import RULES, named_policy
 from segue.policy.rules.view import Intervals, Job, Mode, View
 from segue.spec import PolicySpec
@@ -59,9 +59,17 @@ def test_uniform_progress_works_when_idle_and_behind_the_line_until_it_is_ahead_
     assert chosen == [ON_DEMAND, SPOT, SPOT, ON_DEMAND, ON_DEMAND, SPOT]
 
 
-def test_uniform_progress_takes_the_risk_of_spot_though_it_is_behind():
+def test_uniform_progress_takes_the_risk_of_spot_though_it_is_behind_but_not_from_on_demand():
     seen = view(remaining_seconds=10 * HOUR, work_seconds=9 * HOUR, mode=[IDLE, ON_DEMAND])
-    assert list(UniformProgress().choose(seen)) == [SPOT, SPOT]
+    assert list(UniformProgress().choose(seen)) == [SPOT, ON_DEMAND]
+    assert list(EagerProgress().choose(seen)) == [SPOT, SPOT]
+
+
+def test_on_demand_is_kept_until_two_changeovers_ahead_of_the_line_whether_spot_is_up_or_not():
+    left = 5 * HOUR + np.array([-59.0, -61.0, -59.0, -61.0])
+    seen = view(remaining_seconds=10 * HOUR, work_seconds=left, mode=ON_DEMAND, is_up=[True, True, False, False])
+    assert list(UniformProgress().choose(seen)) == [ON_DEMAND, SPOT, ON_DEMAND, SPOT]
+    assert list(EagerProgress().choose(seen)) == [SPOT, SPOT, ON_DEMAND, SPOT]
 
 
 def test_time_slices_catch_up_within_each_slice():
