@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.common.workers import workers
 from benchmarks.deadline.adversary import adversarial_runs
 from benchmarks.deadline.optimum import cheapest
 from benchmarks.deadline.paper import hours_against_the_paper
@@ -99,7 +99,7 @@ def measure(options: Options, *, say: Say) -> dict[str, Any]:
         long_enough([trace], seconds=max(setting.job.total_seconds for setting in settings(trace)))
     found: dict[str, dict[str, list[Any]]] = {}
     one = partial(_on_trace, options=options)
-    with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
+    with workers(options.jobs) as pool:
         for done, (trace, columns) in enumerate(zip(traces, pool.map(one, traces), strict=True), 1):
             say(f"{done} of {len(traces)} traces")
             found[trace.name] = columns

@@ -8,13 +8,12 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common.workers import workers
 from benchmarks.fencing.world import KINDS, Judged, World
 from segue.signing import open_signer
 
@@ -51,7 +50,7 @@ def _judged(seeds: range) -> Iterator[Judged]:
     if len(batches) == 1:
         yield from _judged_batch(seeds)
         return
-    with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
+    with workers(os.cpu_count() or 1) as pool:
         for found in pool.map(_judged_batch, batches):
             yield from found
 

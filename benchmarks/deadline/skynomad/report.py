@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks.common.workers import workers
 from benchmarks.deadline.skynomad.cases import SKYNOMAD, THEIR_OPTIMUM, UP_S, Case, read_cases
 from benchmarks.deadline.skynomad.optimum import least_cost
 from benchmarks.deadline.skynomad.plan import PlanOverPools
@@ -51,7 +50,7 @@ def measure(folder: Path, *, jobs: int, say: Callable[[str], None]) -> dict[str,
     """
     cases = read_cases(folder)
     rows = []
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+    with workers(jobs) as pool:
         for row in pool.map(row_of, cases, chunksize=4):
             rows.append(row)
             say(f"{len(rows)} of {len(cases)} cases")
