@@ -140,6 +140,7 @@ def job_ahead(spec: RunSpec, here: Situation, *, longest_seconds: float | None =
         price_ratio=spec.pools.price_ratio,
         knowledge="sentinel" if spec.policy.handover else "none",
         handover=spec.policy.handover,
+        has_start_margin=True,
     )
 
 
