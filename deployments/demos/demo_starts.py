@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+from segue.policy.estimates import UNSEEN_START_FACTOR
 from segue.runlog.history import Attempt, History
 
 _MARGIN = 1.5
@@ -51,7 +52,8 @@ class Measured:
     def seconds_to_deadline(self, *, steps: int, save_every: int) -> float:
         """The time for the main job: on-demand alone, one lost attempt, and the slack that its events use up."""
         work = steps * self.step * _WORK_MARGIN
-        needed = work + 2 * self.changeover_seconds + save_every * self.step + _DETECTION_SECONDS
+        starts = (1 + UNSEEN_START_FACTOR) * self.changeover_seconds  # Of spot and of on-demand, as the clamp counts.
+        needed = work + starts + save_every * self.step + _DETECTION_SECONDS
         return _MARGIN * self.to_decision + needed + _SLACK_CHANGEOVERS * self.changeover_seconds
 
 

@@ -30,8 +30,8 @@ def test_what_a_run_took_is_read_from_its_log():
 
 
 def test_the_deadline_has_room_for_starts_half_as_long_again_as_measured():
-    # 24 s of training, and a third more; two changeovers for the clamp, two and a half for the events.
-    expected = 24 * 1.35 + 4.5 * 4.5 + 1.2 + 3.0 + 4.5
+    # 24 s of training, and a third more; two and a half changeovers for the clamp, as many for the events.
+    expected = 24 * 1.35 + 5.0 * 4.5 + 1.2 + 3.0 + 4.5
     assert QUIET.seconds_to_deadline(steps=2400, save_every=120) == pytest.approx(expected)
     assert QUIET.policy()["changeover_seconds"] == pytest.approx(4.5)
 
@@ -39,7 +39,7 @@ def test_the_deadline_has_room_for_starts_half_as_long_again_as_measured():
 def test_a_machine_on_which_starts_take_ten_times_as_long_gets_ten_times_as_much_for_them():
     slow = Measured(to_decision=30.0, to_claim=20.0, to_first_step=10.0, step=0.01)
     more = slow.seconds_to_deadline(steps=2400, save_every=120) - QUIET.seconds_to_deadline(steps=2400, save_every=120)
-    assert more == pytest.approx(4.5 * 40.5 + 40.5)
+    assert more == pytest.approx(5.0 * 40.5 + 40.5)
 
 
 def test_a_late_run_names_the_start_that_took_longest_with_its_log():
