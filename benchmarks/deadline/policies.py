@@ -37,7 +37,7 @@ PRICE_RATIO = 3.0
 NAMES = {"on_demand_only": "on_demand"}
 """Policies whose name in the report is not the one in a run spec."""
 SLOW_STARTS = (1.2, 1.5)
-"""The adversary also makes every start so much longer than the run is told."""
+"""The adversary also makes every start so much longer than the run expects."""
 Say = Callable[[str], None]
 
 

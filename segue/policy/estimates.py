@@ -13,7 +13,7 @@ from itertools import accumulate, takewhile
 from statistics import median, median_high
 
 from segue.policy import queueing
-from segue.records import Capacity, SegmentReport
+from segue.records import Capacity, SegmentReport, StopReason
 from segue.runlog.entries import ClaimEntry
 from segue.runlog.history import Attempt, History
 from segue.spec import RunSpec
@@ -22,7 +22,7 @@ _LONGEST_OF, _USUAL_OF = 3, 5
 """How many of the newest attempts the longest changeover and the usual values are taken from."""
 _ENOUGH_STEPS, _ENOUGH_SECONDS = 5, 300.0
 """More steps than this, or more time in steps, must be measured before the measured rate replaces the prior."""
-UNSEEN_START_FACTOR, SEEN_START_FACTOR = 1.5, 1.2
+UNSEEN_START_FACTOR, SEEN_START_FACTOR = 1.5, 1.1
 """Factors by which on-demand may start slower than expected: while this run has seen no start of it, and afterwards."""
 
 
@@ -157,21 +157,19 @@ def changeover_seconds(spec: RunSpec, history: History) -> float:
 
     Waits for spot are included. How much of the time to a claim was a wait is unknown, and on-demand may take as long.
     """
-    seen = (_changeover_of(attempt, history) for attempt in history.attempts[-_LONGEST_OF:])
-    return max([spec.policy.changeover_seconds, *(seconds for seconds in seen if seconds is not None)])
+    return max([spec.policy.changeover_seconds, *_newest_changeovers(history)])
 
 
 def on_demand_changeover_seconds(spec: RunSpec, history: History) -> float:
     """The longest changeover to on-demand, with its margin: the deadline relies on it, and it may be a guess.
 
     While the run has seen no start of on-demand, it may take half as long again as the usual changeover; afterwards, a
-    fifth longer than the longest of its newest starts. It is never below the longest of the newest changeovers.
+    tenth longer than the longest of its newest starts. It is never below the longest of the newest changeovers.
     """
-    on_demand = [attempt for attempt in history.attempts if attempt.claim.capacity is Capacity.ON_DEMAND]
-    seen = [seconds for each in on_demand if (seconds := _changeover_of(each, history)) is not None]
+    seen = _newest_changeovers(history, Capacity.ON_DEMAND)
     expected = UNSEEN_START_FACTOR * max(spec.policy.changeover_seconds, usual_changeover_seconds(spec, history))
     if seen:
-        expected = SEEN_START_FACTOR * max(seen[-_LONGEST_OF:])
+        expected = SEEN_START_FACTOR * max(seen)
     return max(expected, changeover_seconds(spec, history))
 
 
@@ -236,6 +234,31 @@ def _median_pace(reports: list[SegmentReport]) -> float:
     paces = sorted((report.train_seconds / report.train_steps, report.train_steps) for report in reports)
     done = list(accumulate(steps for _, steps in paces))
     return next(pace for (pace, _), steps in zip(paces, done, strict=True) if steps > done[-1] / 2)
+
+
+def _newest_changeovers(history: History, capacity: Capacity | None = None) -> list[float]:
+    """The newest changeovers, and the newest of those that began with a new machine: those after a planned end do not.
+
+    The next machine starts like the ones before, however often a run goes on with the one that it has.
+    """
+    attempts = history.attempts
+    before = (None, *attempts)[: len(attempts)]
+    of_it = [pair for pair in zip(before, attempts, strict=True) if capacity in (None, pair[1].claim.capacity)]
+    new = [pair for pair in of_it if not _keeps_machine_of(*pair, history=history)]
+    counted = {id(each): each for _, each in (*of_it[-_LONGEST_OF:], *new[-_LONGEST_OF:])}
+    seen = (_changeover_of(each, history) for each in counted.values())
+    return [seconds for seconds in seen if seconds is not None]
+
+
+def _keeps_machine_of(before: Attempt | None, attempt: Attempt, *, history: History) -> bool:
+    if before is None or before.report is None or before.report.stop_reason is not StopReason.BOUND:
+        return False
+    decided = history.decision_of(before.claim.segment, before.claim.attempt)
+    plan = decided.plan if decided is not None else None
+    if plan is None or not plan.keeps_machine or plan.capacity is not attempt.claim.capacity:
+        return False
+    # If the machine was gone by then, its attempt ended without a claim, and this one is a later one.
+    return attempt.claim.attempt == 1 and attempt.claim.host == before.claim.host
 
 
 def _changeover_of(attempt: Attempt, history: History) -> float | None:

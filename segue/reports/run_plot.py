@@ -148,7 +148,8 @@ def latest_safe_starts(decisions: list[DecisionEntry]) -> list[tuple[datetime, i
         left, work = entry.numbers.get("remaining_seconds"), entry.numbers.get("work_seconds")
         if entry.plan is None or left is None or work is None:
             continue
-        slack = left - work - entry.numbers.get("changeover_seconds", 0.0)
+        start = entry.numbers.get("on_demand_changeover_seconds", entry.numbers.get("changeover_seconds", 0.0))
+        slack = left - work - start
         found.append((entry.written_at + timedelta(seconds=slack), entry.plan.parent.step if entry.plan.parent else 0))
     return found
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 import pytest
@@ -127,12 +127,41 @@ def test_a_start_of_on_demand_may_take_longer_than_is_known():
 
     assert situation(book.spec, book.history, now=book.now).to_on_demand_seconds == 1.5 * 60
     assert attempt(Capacity.SPOT, to_claim=50) == 1.5 * 100  # Spot starts more slowly than was said.
-    assert attempt(Capacity.ON_DEMAND, to_claim=60) == 1.2 * 110
-    assert attempt(Capacity.ON_DEMAND, to_claim=10) == 1.2 * 110
+    assert attempt(Capacity.ON_DEMAND, to_claim=60) == 1.1 * 110
+    assert attempt(Capacity.ON_DEMAND, to_claim=10) == 1.1 * 110
     for _ in range(3):
         longest = attempt(Capacity.ON_DEMAND, to_claim=20)
-    assert longest == 1.2 * 70
+    assert longest == 1.1 * 70
     assert attempt(Capacity.SPOT, to_claim=900) == 950  # A wait, or a slow start: it counts as it was.
+
+
+@pytest.mark.parametrize("capacity", [Capacity.SPOT, Capacity.ON_DEMAND])
+def test_planned_ends_on_the_same_machine_do_not_make_the_next_machine_start_sooner(capacity):
+    book = Logbook(make_spec(segment={"steps": 10}, policy={"changeover_seconds": 60, "max_lost_in_place": 99}))
+
+    def attempt(reason: StopReason, *, to_claim: float, commit: int) -> float:
+        plan = book.plan(capacity)
+        assert plan.keeps_machine
+        book.seconds += to_claim
+        name = book.claim(plan)
+        book.commit(name, commit)
+        book.report(plan, reason, attempt_id=name, to_step=commit, startup_seconds=5, **measured(10, 10.0))
+        here = situation(book.spec, book.history, now=book.now)
+        return here.to_on_demand_seconds if capacity is Capacity.ON_DEMAND else here.changeover_seconds
+
+    factor = 1.1 if capacity is Capacity.ON_DEMAND else 1.0
+    assert attempt(BOUND, to_claim=295, commit=10) == factor * 300
+    for commit in (20, 30, 40, 50):
+        assert attempt(BOUND, to_claim=1, commit=commit) == factor * 300
+    book.not_started(capacity)  # The machine is gone.
+    attempt(BOUND, to_claim=95, commit=55)
+    for commit in (56, 57, 58):
+        assert attempt(BOUND, to_claim=1, commit=commit) == factor * 300
+    attempt(LOST, to_claim=1, commit=59)
+    assert attempt(LOST, to_claim=395, commit=60) == factor * 400, "a machine of its own again"
+    attempt(LOST, to_claim=95, commit=65)
+    assert attempt(LOST, to_claim=95, commit=68) == factor * 400
+    assert attempt(LOST, to_claim=95, commit=69) == factor * 100
 
 
 def test_a_claim_without_a_way_does_not_make_all_ways_short():
@@ -272,7 +301,7 @@ class World:
                 self.spot_attempts += 1
                 self._spot(made.plan, self.fates[(self.spot_attempts - 1) % len(self.fates)])
             else:
-                self.book.seconds += self.changeover
+                self.book.seconds += 1.0 if self._is_machine_kept(made.plan) else self.changeover
                 self._work(made.plan, self.book.claim(made.plan), ends_at=None, ending=None, startup=0.0)
             assert self.spot_attempts < 500, "it went on for ever"
         assert made.action == "finished", made
@@ -280,6 +309,8 @@ class World:
 
     def _spot(self, plan: SegmentPlan, ending: Ending) -> None:
         book, changeover = self.book, self.changeover
+        if self._is_machine_kept(plan):
+            ending, changeover = replace(ending, wait=0.0), min(changeover, 1.0)
         to_claim = ending.wait * plan.start_within_seconds + ending.boot * changeover
         if to_claim > plan.start_within_seconds:
             book.seconds += plan.start_within_seconds
@@ -289,6 +320,14 @@ class World:
         ends_at = None if ending.dies is None else book.seconds + ending.dies
         startup = ending.startup * (1 - ending.boot) * changeover
         self._work(plan, book.claim(plan), ends_at=ends_at, ending=ending, startup=startup)
+
+    def _is_machine_kept(self, plan: SegmentPlan) -> bool:
+        """Whether the attempt goes on where the one before it has ended as planned."""
+        last = self.book.history.fresh_reports[-1] if self.book.history.fresh_reports else None
+        if last is None or last.stop_reason is not BOUND or last.capacity is not plan.capacity:
+            return False
+        before = self.book.history.decision_of(last.segment, last.attempt)
+        return before.plan.keeps_machine
 
     def _work(
         self, plan: SegmentPlan, name: str, *, ends_at: float | None, ending: Ending | None, startup: float
@@ -316,7 +355,7 @@ class World:
                 detection = 0.0 if ending.warned else ending.detection * spec.policy.detection_seconds
                 return end(NOTICE if ending.warned else LOST, ends_at + detection)
             book.seconds = safe_at
-            is_over = step == spec.steps or (heard_at is not None and heard_at <= safe_at)
+            is_over = step in (spec.steps, plan.stop_at_step) or (heard_at is not None and heard_at <= safe_at)
             if is_over or (step // every > saved // every and step - start >= replay):
                 if step > saved:
                     book.commit(name, step)
@@ -383,6 +422,7 @@ def runs(draw: st.DrawFn, start_factor: float = 1.0) -> tuple[Logbook, float]:
         continuity={"witness_steps": draw(st.sampled_from([0, 8]))},
         liveness={"heartbeat_seconds": 2.0},
         policy=policy,
+        segment={"steps": segment} if (segment := draw(st.sampled_from([0, 0, 7, 20]))) else {},
     )
     return Logbook(spec), rate
 

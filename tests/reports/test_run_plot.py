@@ -20,7 +20,7 @@ from tests.support.histories import START, Logbook, make_spec
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
-def test_the_latest_safe_start_of_each_decision_is_deadline_less_work_less_changeover():
+def test_the_latest_safe_start_of_each_decision_leaves_time_for_the_work_and_a_slow_start():
     spec = make_spec(deadline_in=10_000, policy={"step_seconds": 20, "margin_share": 0.0, "changeover_seconds": 100})
     book = Logbook(spec)
     plan = book.decide().plan
@@ -31,8 +31,8 @@ def test_the_latest_safe_start_of_each_decision_is_deadline_less_work_less_chang
     book.decide()
     moments = latest_safe_starts(list(book.history.decisions))
     assert moments == [
-        (START + timedelta(seconds=10_000 - 2000 - 100), 0),
-        (START + timedelta(seconds=10_000 - 1200 - 100), 40),
+        (START + timedelta(seconds=10_000 - 2000 - 150), 0),
+        (START + timedelta(seconds=10_000 - 1200 - 150), 40),
     ]
 
 

@@ -66,7 +66,10 @@ MUTANTS = (
         (_ESTIMATES,),
         (
             ("* rate * (1 + spec.policy.margin_share)", "* rate"),
-            ("history.attempts[-_LONGEST_OF:])", "history.attempts[-1:])"),
+            ("_LONGEST_OF, _USUAL_OF = 3, 5", "_LONGEST_OF, _USUAL_OF = 1, 5"),
+            ("(*of_it[-_LONGEST_OF:], *new[-_LONGEST_OF:])", "of_it[-_LONGEST_OF:]"),
+            ("    expected = UNSEEN_START_FACTOR * max(", "    expected = max("),
+            ("SEEN_START_FACTOR * max(seen)", "max(seen)"),
             (
                 "    return max(usual, default=spec.policy.step_seconds)",
                 "    return min(usual, default=spec.policy.step_seconds)",
