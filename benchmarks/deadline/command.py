@@ -146,7 +146,7 @@ def show(report: Mapping[str, Any], to: Console) -> None:
     for name in [name for name in report if name.startswith("adversarial_runs_starts_")]:
         misses, factor = report[name.replace("runs", "misses")], name.rpartition("_")[2]
         to.print(
-            f"with starts that take {factor} times as long as the run is told: {misses} misses in {report[name]} runs"
+            f"with starts that take {factor} times as long as the run expects: {misses} misses in {report[name]} runs"
         )
     to.print(
         f"simulated on one core: {report['runs_per_second_uniform_progress']:.0f} runs of 60 hours per second of "

@@ -147,7 +147,9 @@ def _on_trace(trace: Trace, *, options: Options) -> dict[str, list[Any]]:
         up, job = setting.windows(starts=options.starts, seed=options.seed), setting.job
         columns["optimum"].append(cheapest(job, up, tick_seconds=trace.tick_seconds))
         for name in POLICIES:
-            ours = replace(job, knowledge=options.knowledge, handover=options.handover, has_start_margin=True)
+            # With free knowledge, all are compared in the published setting, in which starts are known.
+            knowledge, is_as_in_a_run = options.knowledge, options.knowledge != "free"
+            ours = replace(job, knowledge=knowledge, handover=options.handover, has_start_margin=is_as_in_a_run)
             asked = as_published(name, ours)
             made = simulate(named_policy(name), asked, up, tick_seconds=trace.tick_seconds)
             column = Column(

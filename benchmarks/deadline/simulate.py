@@ -94,7 +94,8 @@ def simulate(
         raise SpecError(source=COMMAND_LINE, problems=(problem,))
     work_seconds = parse_seconds(work, name="work")
     total = work_seconds / deadline_share if deadline is None else parse_seconds(deadline, name="deadline")
-    job = Job(total, work_seconds, parse_seconds(changeover, name="changeover"), price_ratio, knowledge, handover, True)
+    start, has_margin = parse_seconds(changeover, name="changeover"), knowledge != "free"
+    job = Job(total, work_seconds, start, price_ratio, knowledge, handover, has_margin)
     _refuse_too_little_time(job)
     contenders = [contender(text, job) for text in dict.fromkeys(policy or POLICIES)]
     random = np.random.default_rng(seed)
