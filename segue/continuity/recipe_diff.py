@@ -56,6 +56,7 @@ NOT_STATE = frozenset((*COMPARED, CONFIG, RANGE, RESTORED, UNTRACKED))
 """Components that are compared and not restored: their digests are not judged like those of state."""
 
 PACKAGES = "packages"
+KERNELS = "kernels"
 """The name of a change of package versions, among the changes of the environment."""
 _OF_VERSIONS = ("torch", "python", PACKAGES)
 _MOST_SHOWN = 3
@@ -141,6 +142,13 @@ def noted_packages(others: Collection[str]) -> tuple[Finding, ...]:
     sentence = f"the checkpoint was made with other versions of packages: {', '.join(others)}"
     fix = "resume with the versions of the checkpoint, or begin another run with these"
     return (Finding(component=PACKAGES, channel=CHANNEL, sentence=sentence, fix=fix),)
+
+
+def noted_kernels() -> tuple[Finding, ...]:
+    """The finding about kernels that torch.compile timed again; it explains rows that differ."""
+    sentence = "torch.compile chose its kernels again, by timing them: its cache folder is not that of the checkpoint"
+    fix = "keep the folder of TORCHINDUCTOR_CACHE_DIR between machines, or let torch.compile time nothing"
+    return (Finding(component=KERNELS, channel=CHANNEL, sentence=sentence, fix=fix),)
 
 
 def _is_below(path: str, places: Collection[str]) -> bool:

@@ -26,6 +26,10 @@ def _of_accelerator(default: Any, description: str) -> Any:
     return Field(default, exclude_if=lambda value: value == default, description=description)
 
 
+_PERHAPS = ("packages", "compile_cache")
+"""Fields of an environment that may differ though the bits are equal; the bits decide whether they count."""
+
+
 class Environment(Value):
     """The software and hardware that must be equal for a replay to match bit for bit."""
 
@@ -58,13 +62,16 @@ class Environment(Value):
         exclude_if=lambda packages: not packages,
         description="Versions of the installed packages that the training code imports, as far as they were loaded.",
     )
+    compile_cache: str = _of_accelerator(
+        "", "Which cache folder torch.compile keeps the kernels in that it chose by timing; empty if it timed none."
+    )
 
     def differs_from(self, other: Environment) -> tuple[str, ...]:
         """Names of the fields that differ; bitwise comparison is valid if there are none.
 
-        `packages` is not among them, because training does not depend on most packages.
+        `packages` and `compile_cache` are not among them: another version or another folder may change nothing.
         """
-        names = (name for name in type(self).model_fields if name != "packages")
+        names = (name for name in type(self).model_fields if name not in _PERHAPS)
         return tuple(name for name in names if getattr(self, name) != getattr(other, name))
 
     def other_packages(self, other: Environment) -> tuple[str, ...]:
@@ -72,11 +79,15 @@ class Environment(Value):
         names = [name for name in self.packages if self.packages[name] != other.packages.get(name, self.packages[name])]
         return tuple(f"{name} {self.packages[name]} (now {other.packages[name]})" for name in names)
 
+    def has_other_kernels(self, other: Environment) -> bool:
+        """Whether torch.compile timed its kernels in both, and keeps its choices in different folders."""
+        return "" not in (self.compile_cache, other.compile_cache) and self.compile_cache != other.compile_cache
+
     @property
     def short_id(self) -> str:
         """A name that only equal environments share: device, instruction set, counts, a hash."""
         parts = f"{self.device} {self.instruction_set} {self.threads}t {self.world_size}r"
-        digest = hashlib.sha256(self.model_dump_json(exclude={"packages"}).encode()).hexdigest()
+        digest = hashlib.sha256(self.model_dump_json(exclude=set(_PERHAPS)).encode()).hexdigest()
         return re.sub(r"[^a-z0-9]+", "-", parts.lower()).strip("-") + f"-{digest[:8]}"
 
 

@@ -60,7 +60,11 @@ def test_a_sharded_model_of_one_rank_resumes_exactly(resumed, on_device, config)
     assert verdict.kind is VerdictKind.EXACT, verdict.sentence
 
 
-@pytest.mark.parametrize("kind", ["mlp", "cnn", "attention"])
+@pytest.mark.parametrize(
+    # cuDNN chooses a kernel for a convolution by the memory that is free, which other tests would change.
+    "kind",
+    ["mlp", pytest.param("cnn", marks=pytest.mark.alone), "attention"],
+)
 def test_with_deterministic_kernels_a_drill_ends_as_undisturbed(make_spec, kind):
     report = drill_spec(make_spec(recipe=RECIPE, config={"kind": kind}, steps=40, threads=None), kills=1)
     assert report.passed, report

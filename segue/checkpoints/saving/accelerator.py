@@ -187,11 +187,9 @@ class TorchAccelerator:
         side.wait_stream(torch.accelerator.current_stream(device))
         with side:
             self._copy(pairs)
-            for _, tensor in pairs:
-                tensor.record_stream(side)  # Its memory may be given to another tensor only after the copy.
             copied = torch.Event(device=device, blocking=True)
             copied.record(side)
-        return _OnSideStream(copied, device)
+        return _OnSideStream(copied, device, [tensor for _, tensor in pairs])
 
     @torch.no_grad()
     def _copy(self, pairs: Sequence[Pair]) -> None:
@@ -217,14 +215,22 @@ class TorchAccelerator:
 
 @dataclass(frozen=True)
 class _OnSideStream:
+    """A copy that a stream of its own makes.
+
+    Until it is done it holds its tensors, so that their memory is given to no others. `Tensor.record_stream` would do
+    the same, but torch then records an event if such a tensor is freed, and ends the process if the device has failed.
+    """
+
     event: torch.Event
     device: torch.device
+    held: list[torch.Tensor]
 
     def hold_back_device(self) -> None:
         torch.accelerator.current_stream(self.device).wait_event(self.event)
 
     def wait(self) -> None:
         self.event.synchronize()
+        self.held.clear()
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from segue.trainer.process.compile_cache import compile_times_kernels
 
 _DRIVER_FILE = Path("/proc/driver/nvidia/version")
 _VERSION = re.compile(r"\b\d{3,}\.\d+(?:\.\d+)?\b")
@@ -70,11 +71,6 @@ def _kernel_choice() -> str:
         "cuDNN times its kernels": cudnn.benchmark,
         "cuDNN is deterministic": cudnn.deterministic,
         "torch is deterministic": torch.are_deterministic_algorithms_enabled(),
-        "torch.compile times its kernels": _compile_times_kernels(),
+        "torch.compile times its kernels": compile_times_kernels(),
     }
     return ", ".join(name for name, is_so in choices.items() if is_so)
-
-
-def _compile_times_kernels() -> bool:
-    inductor = sys.modules.get("torch._inductor.config")  # Importing it takes seconds; without it nothing is compiled.
-    return inductor is not None and bool(inductor.max_autotune or inductor.max_autotune_gemm)

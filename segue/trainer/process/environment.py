@@ -14,6 +14,7 @@ from segue.records import Environment
 from segue.runlog.history import History
 from segue.spec import RunSpec
 from segue.trainer.process.accelerator_facts import accelerator_facts, device_name
+from segue.trainer.process.compile_cache import compile_cache_id
 from segue.trainer.ranks.group import local_rank_count
 from segue.user_objects.packages import imported_packages
 
@@ -105,5 +106,6 @@ def environment_of(device: torch.device, *, world_size: int = 1, is_deterministi
         arithmetic=2,
         deterministic=is_deterministic,
         packages=imported_packages(),
+        compile_cache=compile_cache_id(device),
         **accelerator_facts(device),
     )

@@ -10,7 +10,7 @@ from itertools import dropwhile, takewhile
 from segue.checkpoints.format.digests import Digests
 from segue.checkpoints.format.snapshot import Snapshot, take
 from segue.checkpoints.loading.snapshot import committed_as
-from segue.continuity.recipe_diff import PACKAGES, UNTRACKED, SetupChanges, noted_packages, setup_changes
+from segue.continuity.recipe_diff import PACKAGES, UNTRACKED, SetupChanges, noted_kernels, noted_packages, setup_changes
 from segue.errors import MissingObjectError
 from segue.records import Finding, Heartbeat, WitnessRow
 from segue.runlog import keys
@@ -65,6 +65,7 @@ class StateCheck:
             restored=RestoredState.of(live, components),
             environment_changes=terms.changes_since(committed),
             other_packages=committed.other_packages(terms.environment),
+            has_other_kernels=committed.has_other_kernels(terms.environment),
             setup=SetupChanges(),
             untracked=(),
             values_at_commit=found.source.snapshot.skeletons.get(UNTRACKED, {}),
@@ -100,6 +101,8 @@ class StateCheck:
             untracked = outside.lost(comparison.values_at_commit)
             noted = (*noted, *outside.of_process())
         noted = (*noted, *noted_packages(comparison.other_packages))
+        if comparison.has_other_kernels:
+            noted = (*noted, *noted_kernels())
         return replace(comparison, setup=replace(setup, noted=noted), untracked=untracked)
 
     def _setup_changes(

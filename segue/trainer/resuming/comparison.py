@@ -43,6 +43,8 @@ class Comparison:
     environment_changes: tuple[str, ...]
     other_packages: tuple[str, ...]
     """Packages whose version differs from that at the commit."""
+    has_other_kernels: bool
+    """Whether torch.compile chose its kernels again since the commit, by timing them."""
     setup: SetupChanges
     untracked: tuple[Finding, ...]
     """Values that no component holds and that are not as they were at the commit."""
@@ -71,8 +73,9 @@ class Comparison:
         return replace(self, setup=replace(self.setup, noted=(*findings, *self.setup.noted)))
 
     def verdict(self, replay: Sequence[WitnessRow], *, early: tuple[Finding, ...], noise: Noise) -> Verdict:
-        """The verdict. Other versions of packages count as another environment only if the bits are not equal."""
-        changes, others = self.environment_changes, self.other_packages
+        """The verdict. Other packages and kernels count as another environment only if the bits are not equal."""
+        changes = self.environment_changes
+        others = (*self.other_packages, *(["kernels that torch.compile timed"] if self.has_other_kernels else []))
         verdict = self._verdict_in(changes, replay, early=early, noise=noise)
         if others and verdict.kind is VerdictKind.BROKEN:
             verdict = self._verdict_in((*changes, *others), replay, early=early, noise=noise)

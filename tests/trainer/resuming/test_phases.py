@@ -47,6 +47,7 @@ def replaying():
         restored=RestoredState(STATE, Looks.at({})),
         environment_changes=(),
         other_packages=(),
+        has_other_kernels=False,
         setup=SetupChanges(),
         untracked=(),
         values_at_commit={},
