@@ -25,10 +25,10 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: demo retrain-demo near test units flows matrix matrix-units matrix-flows gpu gpu-kit soak soak-quarter lint types format docs setup setup-demo clean
 
 demo: setup-demo
-	$(BIN)/segue demo
+	$(BIN)/python -m examples.demo
 
 retrain-demo: setup-demo
-	$(BIN)/segue demo --retraining
+	$(BIN)/python -m examples.demo --retraining
 
 # Flow tests mostly wait, so the others run at the same time, at a lower priority.
 test: lint
@@ -80,7 +80,7 @@ lint: setup
 	$(BIN)/ruff check .
 
 types: setup
-	$(BIN)/mypy -p segue -p benchmarks -p website
+	$(BIN)/mypy -p segue -p benchmarks -p website -p examples.demo
 
 format: setup
 	$(BIN)/ruff format .

@@ -1,4 +1,4 @@
-"""`segue bench ...`: compares segue with other ways to do the same. Also `python -m benchmarks ...`."""
+"""`python -m benchmarks`: compares segue with other ways to do the same, and with the limits of this machine."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _QUICK_BYTES, _QUICK_ROUNDS = 64_000_000, 2
 
 
 app = typer.Typer(
-    name="bench",
+    name="benchmarks",
     help="Compare segue with others and with the limits of this machine.",
     no_args_is_help=True,
     add_completion=False,

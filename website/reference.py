@@ -27,7 +27,7 @@ _TABLES = re.compile(r"(<!-- fields of ([\w.]+):(\w+): begin -->\n).*?(<!-- fiel
 _COMMANDS = """# Commands
 
 Every command of `segue`, as `--help` shows it. An expected error prints one paragraph that ends with the fix, and sets
-an exit code other than 0. The commands of `segue bench` are in [benchmarks.md](benchmarks.md)."""
+an exit code other than 0. The commands of `python -m benchmarks` are in [benchmarks.md](benchmarks.md)."""
 
 
 def page_with_tables(page: str) -> str:

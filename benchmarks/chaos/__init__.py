@@ -1,1 +1,1 @@
-"""`segue bench chaos`: runs on a whole local Prefect while everything around them fails."""
+"""`python -m benchmarks chaos`: runs on a whole local Prefect while everything around them fails."""

@@ -1,8 +1,7 @@
-"""`segue bench chaos`: also `python -m benchmarks.chaos.command --minutes 1`."""
+"""`python -m benchmarks chaos`."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,8 +13,7 @@ from rich.table import Table
 
 from benchmarks.common.terminal import leave_as_on_ctrl_c, progress
 from segue.cli.options import require_prefect
-from segue.errors import SegueError
-from segue.reports.console import console, show_error, show_json
+from segue.reports.console import console, show_json
 
 _SHOULD_BE_ZERO = ("late", "commits_lost", "doubled_steps", "stuck", "processes_left")
 
@@ -86,18 +84,3 @@ def _show_kinds(kinds: Mapping[str, tuple[str, tuple[float, float]]], to: Consol
     for name, (what, (shortest, longest)) in kinds.items():
         lasts = f", {shortest:g} to {longest:g} s" if longest else ""
         to.print(f"{name:<22}{what}{lasts}", markup=False, highlight=False, soft_wrap=True)
-
-
-def main() -> None:
-    """Entry point of `python -m benchmarks.chaos.command`."""
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command()(chaos)
-    try:
-        app()
-    except SegueError as error:
-        show_error(error)
-        sys.exit(error.exit_code)
-
-
-if __name__ == "__main__":
-    main()

@@ -20,7 +20,7 @@ _MOST_PICK = 997
 class Fault(FiniteValue):
     """One fault: what fails, when, for how long, and which of those it could hit."""
 
-    kind: str = Field(description="Kind of fault, as `segue bench chaos --kinds` lists them.")
+    kind: str = Field(description="Kind of fault, as `python -m benchmarks chaos --kinds` lists them.")
     at_seconds: float = Field(ge=0, description="Seconds after the first run was started.")
     for_seconds: float | None = Field(
         None, ge=0, le=120, description="Seconds until it is over, where it lasts; None: drawn for the kind."

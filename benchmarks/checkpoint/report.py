@@ -1,4 +1,4 @@
-"""`segue bench checkpoint`: savers and uploaders next to each other and to the machine's limits, in one run."""
+"""`python -m benchmarks checkpoint`: savers and uploaders beside each other and the machine's limits, in one run."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""`segue bench continuity`: also `python -m benchmarks.continuity.command --quick`."""
+"""`python -m benchmarks continuity`."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any
@@ -13,9 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.common.terminal import leave_as_on_ctrl_c, progress
-from segue.cli.demo import require_checkout
-from segue.errors import SegueError
-from segue.reports.console import console, show_error, show_json
+from segue.reports.console import console, show_json
 
 _WIDTH_IN_FILES = 140
 """Of the tables, in columns, where no terminal has one: nothing of them is cut off."""
@@ -38,7 +35,6 @@ def continuity(
     change it: they are the result. 2: the benchmark could not start as asked.
     """
     # Torch takes seconds to import: what can be refused without it has been refused by now.
-    require_checkout("examples", command="bench continuity")
     from benchmarks.continuity import matrix as bench
     from benchmarks.continuity.recipes import MODELS
 
@@ -192,18 +188,3 @@ def _chosen(
             raise typer.BadParameter(f"there is no {what} {word!r}; there are {', '.join(known)}.")
         found |= dict.fromkeys(matching)
     return tuple(found)
-
-
-def main() -> None:
-    """Entry point of `python -m benchmarks.continuity.command`."""
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command()(continuity)
-    try:
-        app()
-    except SegueError as error:
-        show_error(error)
-        sys.exit(error.exit_code)
-
-
-if __name__ == "__main__":
-    main()

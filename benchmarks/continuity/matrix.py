@@ -1,4 +1,4 @@
-"""`segue bench continuity`: a matrix of faulty and clean resumes, SIGKILLs, and what finding out costs.
+"""`python -m benchmarks continuity`: a matrix of faulty and clean resumes, SIGKILLs, and what finding out costs.
 
 Every resume goes through `segue.trainer.attempt.run_attempt`. Its verdict is compared with what the smoothness rules of
 the tutorials find in the losses around the same resume.

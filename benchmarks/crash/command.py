@@ -1,8 +1,7 @@
-"""`segue bench crash`: also `python -m benchmarks.crash.command --kills 20`."""
+"""`python -m benchmarks crash`."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -12,8 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.common.terminal import leave_as_on_ctrl_c, progress
-from segue.errors import SegueError
-from segue.reports.console import console, show_error, show_json
+from segue.reports.console import console, show_json
 
 _QUICK_KILLS, _KILLS = 20, 200
 _MUST_BE_ZERO = ("commits_lost", "records_lost", "torn_visible")
@@ -75,18 +73,3 @@ def show(report: Mapping[str, Any], to: Console) -> None:
     to.print(f"final weights {same} those of the uninterrupted run", markup=False)
     for problem in report["problems"]:
         to.print(problem, markup=False, style="red")
-
-
-def main() -> None:
-    """Entry point of `python -m benchmarks.crash.command`."""
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command()(crash)
-    try:
-        app()
-    except SegueError as error:
-        show_error(error)
-        sys.exit(error.exit_code)
-
-
-if __name__ == "__main__":
-    main()

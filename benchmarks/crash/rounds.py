@@ -1,4 +1,4 @@
-"""`segue bench crash`: SIGKILL at named operations and at random moments, on a folder and on S3, again and again.
+"""`python -m benchmarks crash`: SIGKILL at named operations and at random, on a folder and on S3, again and again.
 
 After every kill the store is read again and checked, and the run goes on; each run ends with the weights of one that
 was never interrupted, or `final_identical` is false.

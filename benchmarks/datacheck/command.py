@@ -1,4 +1,4 @@
-"""`segue bench datacheck`: the check of a window of data, beside Great Expectations on one frame."""
+"""`python -m benchmarks datacheck`: the check of a window of data, beside Great Expectations on one frame."""
 
 from __future__ import annotations
 

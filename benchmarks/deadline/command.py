@@ -1,9 +1,8 @@
-"""`segue bench deadline`: also `python -m benchmarks.deadline.command --traces DIR`."""
+"""`python -m benchmarks deadline`."""
 
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -16,9 +15,8 @@ from rich.table import Table
 
 from benchmarks.common.terminal import leave_as_on_ctrl_c, progress
 from benchmarks.deadline.paper import PAPER
-from segue.errors import SegueError
 from segue.policy.rules.view import Knowledge
-from segue.reports.console import console, show_error, show_json
+from segue.reports.console import console, show_json
 
 KNOWLEDGE: dict[str, Knowledge] = {name: name for name in get_args(Knowledge)}
 _COLUMNS = {
@@ -158,11 +156,3 @@ def show(report: Mapping[str, Any], to: Console) -> None:
             to.print(f"{name}: {own} hours of work on on-demand / spot; in the paper {on_demand} / {spot}")
     for trace, cost in policies["plan"]["by_trace"].items():
         to.print(f"plan on {trace}: {cost} x optimum", markup=False)
-
-
-if __name__ == "__main__":
-    try:
-        typer.run(deadline)
-    except SegueError as error:
-        show_error(error)
-        sys.exit(error.exit_code)

@@ -1,4 +1,4 @@
-"""`segue bench simulate`: policies compared on the same spot availability."""
+"""`python -m benchmarks simulate`: policies compared on the same spot availability."""
 
 from __future__ import annotations
 

@@ -1,15 +1,13 @@
-"""`segue bench dispatch`: also `python -m benchmarks.dispatch.command`."""
+"""`python -m benchmarks dispatch`."""
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import typer
 
 from benchmarks.common.terminal import leave_as_on_ctrl_c, progress
-from segue.errors import SegueError
-from segue.reports.console import console, show_error, show_json
+from segue.reports.console import console, show_json
 
 MOST_MEDIANS = 2.0
 """The slowest of a hundred starts against the median, at most."""
@@ -36,16 +34,3 @@ def dispatch(
             console.print(f"{name.replace('_', ' '):>32}  {value}", markup=False)
     if found["requests_refused"] or found["start_p99_seconds"] > MOST_MEDIANS * found["start_median_seconds"]:
         raise typer.Exit(1)
-
-
-def main() -> None:
-    """Entry point of `python -m benchmarks.dispatch.command`."""
-    try:
-        typer.run(dispatch)
-    except SegueError as error:
-        show_error(error)
-        sys.exit(error.exit_code)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,15 +1,13 @@
-"""`segue bench fencing`: also `python -m benchmarks.fencing.command`."""
+"""`python -m benchmarks fencing`."""
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import typer
 
 from benchmarks.common.terminal import leave_as_on_ctrl_c, progress
-from segue.errors import SegueError
-from segue.reports.console import console, show_error, show_json
+from segue.reports.console import console, show_json
 
 
 def fencing(
@@ -36,16 +34,3 @@ def fencing(
             console.print(f"{name.replace('_', ' '):>20}  {value}", markup=False)
     if found["faults"]:
         raise typer.Exit(1)
-
-
-def main() -> None:
-    """Entry point of `python -m benchmarks.fencing.command`."""
-    try:
-        typer.run(fencing)
-    except SegueError as error:
-        show_error(error)
-        sys.exit(error.exit_code)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,15 +1,13 @@
-"""`segue bench fleet`: also `python -m benchmarks.fleet.command`."""
+"""`python -m benchmarks fleet`."""
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import typer
 
 from benchmarks.common.terminal import leave_as_on_ctrl_c, progress
-from segue.errors import SegueError
-from segue.reports.console import console, show_error, show_json
+from segue.reports.console import console, show_json
 
 
 def fleet(
@@ -41,16 +39,3 @@ def fleet(
             console.print(f"{key.replace('_', ' '):>32}  {value}", markup=False)
     if not passed(report):
         raise typer.Exit(1)
-
-
-def main() -> None:
-    """Entry point of `python -m benchmarks.fleet.command`."""
-    try:
-        typer.run(fleet)
-    except SegueError as error:
-        show_error(error)
-        sys.exit(error.exit_code)
-
-
-if __name__ == "__main__":
-    main()

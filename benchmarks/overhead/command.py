@@ -1,15 +1,13 @@
-"""`segue bench overhead`: also `python -m benchmarks.overhead.command`."""
+"""`python -m benchmarks overhead`."""
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import typer
 
 from benchmarks.common.terminal import leave_as_on_ctrl_c, progress
-from segue.errors import SegueError
-from segue.reports.console import console, show_error, show_json
+from segue.reports.console import console, show_json
 
 MOST = {
     ("recipe", "small_x_bare"): 1.06,
@@ -42,16 +40,3 @@ def overhead(
             console.print(f"{name.replace('_', ' '):>12}  {figures}", markup=False)
     if any(found[name][key] > most for (name, key), most in MOST.items()):
         raise typer.Exit(1)
-
-
-def main() -> None:
-    """Entry point of `python -m benchmarks.overhead.command`."""
-    try:
-        typer.run(overhead)
-    except SegueError as error:
-        show_error(error)
-        sys.exit(error.exit_code)
-
-
-if __name__ == "__main__":
-    main()

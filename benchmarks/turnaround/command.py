@@ -1,15 +1,13 @@
-"""`segue bench turnaround`: also `python -m benchmarks.turnaround.command`."""
+"""`python -m benchmarks turnaround`."""
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import typer
 
 from benchmarks.common.terminal import leave_as_on_ctrl_c, progress
-from segue.errors import SegueError
-from segue.reports.console import console, show_error, show_json
+from segue.reports.console import console, show_json
 
 MOST_SECONDS = {
     "decision_to_first_step_seconds": 4.0,
@@ -41,16 +39,3 @@ def turnaround(
             console.print(f"{name.replace('_', ' '):>32}  {value}", markup=False)
     if any(found[name] > most for name, most in MOST_SECONDS.items()):
         raise typer.Exit(1)
-
-
-def main() -> None:
-    """Entry point of `python -m benchmarks.turnaround.command`."""
-    try:
-        typer.run(turnaround)
-    except SegueError as error:
-        show_error(error)
-        sys.exit(error.exit_code)
-
-
-if __name__ == "__main__":
-    main()

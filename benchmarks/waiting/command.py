@@ -1,8 +1,7 @@
-"""`segue bench waiting`: also `python -m benchmarks.waiting.command`."""
+"""`python -m benchmarks waiting`."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any
@@ -13,8 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.common.terminal import leave_as_on_ctrl_c, progress
-from segue.errors import SegueError
-from segue.reports.console import console, show_error, show_json
+from segue.reports.console import console, show_json
 
 
 def waiting(
@@ -80,16 +78,3 @@ def show(report: Mapping[str, Any], to: Console) -> None:
             name = key.removeprefix("reload_seconds_")
             cpu = report[f"reload_cpu_seconds_{name}"]
             to.print(f"{name.replace('_', ' '):>24}  {value:.2f} s to read the longest log, {cpu:.2f} s of a core")
-
-
-def main() -> None:
-    """Entry point of `python -m benchmarks.waiting.command`."""
-    try:
-        typer.run(waiting)
-    except SegueError as error:
-        show_error(error)
-        sys.exit(error.exit_code)
-
-
-if __name__ == "__main__":
-    main()

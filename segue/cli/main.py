@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 
 from segue.cli import checkpoints, curve
-from segue.cli.demo import bench, demo
 from segue.cli.doctor import doctor
 from segue.cli.drill import drill
 from segue.cli.init import init
@@ -68,8 +67,6 @@ app.add_typer(curve.app)
 app.add_typer(data.app)
 app.add_typer(retrain.app)
 app.add_typer(models.app)
-app.command()(demo)
-app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})(bench)
 
 
 def main() -> None:

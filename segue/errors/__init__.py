@@ -98,7 +98,6 @@ from segue.errors.training import (
 )
 from segue.errors.usage import (
     COMMAND_LINE,
-    CheckoutNeededError,
     CodeChangedError,
     DeadlinePassedError,
     DriftError,
@@ -129,7 +128,6 @@ __all__ = [
     "BrokenChainError",
     "BrokenResumeError",
     "BudgetError",
-    "CheckoutNeededError",
     "CheckpointError",
     "CodeChangedError",
     "CorruptShardError",

@@ -163,17 +163,6 @@ class MissingExtraError(UsageError):
         super().__init__(f"{needed_for} needs the extra {extra!r}.", fix=f"pip install 'segue[{extra}]'")
 
 
-class CheckoutNeededError(UsageError):
-    """The command needs a folder that is in the repository and not in the package."""
-
-    def __init__(self, *, command: str, folder: str) -> None:
-        self.command, self.folder = command, folder
-        super().__init__(
-            f"`segue {command}` needs the folder {folder}/, which the installed package does not have.",
-            fix=f"clone segue's repository and run `segue {command}` there.",
-        )
-
-
 class OrchestratorError(UsageError):
     """Prefect lacks something that the run needs."""
 

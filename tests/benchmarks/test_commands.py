@@ -1,4 +1,4 @@
-"""Every `segue bench` command measures what is segue's own, at its smallest size, in CI."""
+"""Every `python -m benchmarks` command measures what is segue's own, at its smallest size, in CI."""
 
 from __future__ import annotations
 

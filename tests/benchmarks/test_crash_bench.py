@@ -194,7 +194,7 @@ while True:
 
 @pytest.mark.soak
 def test_ctrl_c_leaves_neither_files_nor_processes(tmp_path):
-    command = [sys.executable, "-m", "benchmarks.crash.command", "--kills", "30"]
+    command = [sys.executable, "-m", "benchmarks", "crash", "--kills", "30"]
     run = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, env=os.environ | {"TMPDIR": str(tmp_path)})
     give_up_at = time.monotonic() + 60
     while len(processes_of(tmp_path)) < 4:  # The benchmark itself, moto's server, the fork_server and a trainer.

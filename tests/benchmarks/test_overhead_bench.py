@@ -1,4 +1,4 @@
-"""`segue bench overhead` measures whole processes of every loop, and says when a figure is missed."""
+"""`python -m benchmarks overhead` measures whole processes of every loop, and says when a figure is missed."""
 
 from __future__ import annotations
 

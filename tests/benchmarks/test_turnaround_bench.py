@@ -1,4 +1,4 @@
-"""The figures of `segue bench turnaround`, and once the whole benchmark."""
+"""The figures of `python -m benchmarks turnaround`, and once the whole benchmark."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_the_figures_are_medians_and_orchestration_ends_where_the_flow_begins():
 @pytest.mark.prefect
 @pytest.mark.timeout(1500)
 def test_the_benchmark_measures_each_part_on_a_real_prefect():
-    command = [sys.executable, "-m", "benchmarks.turnaround.command", "--count", "1", "--json"]
+    command = [sys.executable, "-m", "benchmarks", "turnaround", "--count", "1", "--json"]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert ended.returncode in (0, 1), ended.stderr  # 1: slower than it should be, as on a busy machine.
     found = json.loads(ended.stdout)

@@ -120,7 +120,7 @@ def test_the_help_lists_every_command(place):
     outcome = place.run("--help")
     assert (outcome.code, outcome.err) == (0, "")
     listed = {line.split()[1] for line in outcome.out.splitlines() if line.startswith("│ ")}
-    assert listed >= {"demo", "run", "status", "checkpoints", "drill"}
+    assert listed >= {"run", "status", "checkpoints", "drill"}
 
 
 @pytest.mark.matrix
@@ -251,7 +251,7 @@ def within(set_up: str, *arguments: str) -> tuple[str, str]:
         (("status", "x", "--store", "/nowhere"), "2"),
         (("run", "flights.py"), "2"),
         (("run", "--help"), "0"),
-        (("demo", "--help"), "0"),
+        (("drill", "--help"), "0"),
         (("--help",), "0"),
     ],
 )
@@ -260,7 +260,7 @@ def test_what_needs_neither_prefect_nor_torch_does_not_wait_for_them(arguments, 
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("arguments", [("demo",), ("run", TINY, "--steps", "5")])
+@pytest.mark.parametrize("arguments", [("worker", "--pool", "spot"), ("run", TINY, "--steps", "5")])
 def test_without_prefect_its_commands_name_the_extra(arguments):
     end, said = within("sys.modules['prefect'] = None", *arguments)
     assert end == "2"

@@ -45,7 +45,7 @@ def begin_on_demand(spec, runlog) -> None:
 
 
 SEEDS = (1, *(pytest.param(seed, marks=pytest.mark.soak) for seed in (101, 102)))
-"""One of each policy. `segue bench chaos` and `segue bench crash` take many seeds."""
+"""One of each policy. `python -m benchmarks chaos` and `python -m benchmarks crash` take many seeds."""
 
 
 @pytest.mark.matrix

@@ -16,7 +16,6 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     ("cli.main",),
     ("cli.planning", "cli.retraining"),
     ("cli",),
-    ("deployments.demos",),
     ("deployments.local_stack", "deployments.ecs", "deployments.kubernetes"),
     ("deployments.workers",),
     ("deployments",),
@@ -77,8 +76,6 @@ ROOMS: tuple[tuple[str, ...], ...] = (
 """Top to bottom. A room imports those below it, and none of its own line or above."""
 APART = ("testing",)
 """For tests of segue and of its users: looks at what it fakes, and nothing shipped looks at it."""
-SHOWS_FAKES = ("segue.deployments.demos.demo", "segue.deployments.demos.demo_provider")
-"""What may look at it nevertheless: the demo takes its machines back through a fake of a cloud."""
 
 
 @cache
@@ -134,7 +131,7 @@ def upward() -> list[str]:
     found = []
     for source, target in arrows():
         one, other = room_of(source), room_of(target)
-        if one == other or one in APART or (other in APART and source in SHOWS_FAKES):
+        if one == other or one in APART:
             continue
         if other in APART or height[one] <= height[other]:
             found.append(f"{source} imports {target}")

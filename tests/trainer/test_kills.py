@@ -43,7 +43,7 @@ class Killer:
 
 @pytest.mark.matrix
 def test_kills_at_random_moments_lose_no_commit_and_change_no_bit(fork_server, make_spec, open_log):
-    wanted = 4  # `segue bench crash` makes hundreds.
+    wanted = 4  # `python -m benchmarks crash` makes hundreds.
     steps = 190 * wanted
     fields = {"steps": steps, "config": {"pause_seconds": 0.002}, "checkpoints": {"every_steps": 25}}
     undisturbed = make_spec(run_id="undisturbed", **fields)

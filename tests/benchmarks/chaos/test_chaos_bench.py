@@ -15,7 +15,7 @@ import pytest
 pytestmark = [pytest.mark.prefect, pytest.mark.matrix]
 
 ROOT = Path(__file__).parents[3]
-COMMAND = [sys.executable, "-m", "benchmarks.chaos.command"]
+COMMAND = [sys.executable, "-m", "benchmarks", "chaos"]
 FIGURES = {"runs", "faults", "finished", "late", "commits_lost", "doubled_steps", "final_identical", "stuck"}
 
 

@@ -1,4 +1,4 @@
-"""`segue bench simulate`: its figures, its table, and what it refuses."""
+"""`python -m benchmarks simulate`: its figures, its table, and what it refuses."""
 
 from __future__ import annotations
 

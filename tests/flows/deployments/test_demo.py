@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from examples.demo.provider import Provider
 from segue.clock import SystemClock
-from segue.deployments.demos.demo_provider import Provider
 from segue.notices.board import NoticeBoard
 from segue.notices.platform import find_platform
 from segue.records import Capacity, Heartbeat, StopReason

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from segue.deployments.demos.demo import _cost, _way_back
-from segue.deployments.demos.retrain_demo import is_shown
+from examples.demo.main_job import _cost, _way_back
+from examples.demo.retraining import is_shown
 from segue.records import Capacity, StopReason
 from segue.retraining.model_record import Training
 from tests.support.histories import Logbook, make_spec

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from segue.deployments.demos.demo_starts import Measured, measured, why_late
+from examples.demo.starts import Measured, measured, why_late
 from segue.records import Capacity, StopReason
 from tests.support.histories import START, Logbook, make_spec
 

@@ -13,8 +13,7 @@ import pytest
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
 
-from examples.retraining.months import write_month_here
-from segue.deployments.demos.retrain_demo import DELIVERIES, RetrainDemo
+from examples.demo.retraining import DELIVERIES, RetrainDemo
 from segue.prefect.state_words import word_of
 from segue.retraining.gate.docs import fetch_docs
 from segue.retraining.slots import run_id_of
@@ -39,7 +38,7 @@ def test_six_monthly_slots_end_as_they_should_and_the_ui_shows_them(own_stack, t
     monkeypatch.chdir(REPO)  # Where the example's package can be imported.
     started = time.monotonic()
     with get_client(sync_client=True) as client:
-        demo = RetrainDemo(client, own_stack, write_month=write_month_here)
+        demo = RetrainDemo(client, own_stack)
         demo.run()
         demo.show(url=own_stack.url, seconds=time.monotonic() - started)
         deployment = client.read_deployment_by_name("retrain/flights")

@@ -6,18 +6,17 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Callable
 from contextlib import chdir
 from datetime import datetime
-from pathlib import Path
 from typing import NamedTuple
 
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.objects import State
 
+from examples.demo.main_job import DemoFailedError
+from examples.demo.starts import measured, why_late
+from examples.retraining.months import write_month_here
 from segue.clock import SystemClock
-from segue.deployments.demos.demo import DemoFailedError
-from segue.deployments.demos.demo_starts import measured, why_late
 from segue.deployments.follow import open_client
 from segue.deployments.local_stack.stack import LocalStack
 from segue.deployments.retraining import deploy, publish_history, start_slot, wait_for
@@ -41,10 +40,6 @@ _READY_WITHIN_HOURS = 0.08
 _KILL_AT_STEP = 1000
 _FIRST_MONTHS = (1, 2)
 _LOOK_SECONDS = 0.2
-
-
-WriteMonth = Callable[[int, Path, bool], object]
-"""Writes the file of a month into a folder; a spoiled file if the last argument is true."""
 
 
 class Delivery(NamedTuple):
@@ -85,7 +80,7 @@ class Slot(NamedTuple):
     seconds: float
 
 
-def run_retrain_demo(stack: LocalStack, *, write_month: WriteMonth) -> None:
+def run_retrain_demo(stack: LocalStack) -> None:
     """Run everything, from an empty folder to six slots and a rollback, on a stack that is starting; say where to look.
 
     Raises:
@@ -96,7 +91,7 @@ def run_retrain_demo(stack: LocalStack, *, write_month: WriteMonth) -> None:
     with chdir(stack.home):  # Where the example's package can be imported.
         stack.start()
         with stack.settings(), open_client() as client:
-            demo = RetrainDemo(client, stack, write_month=write_month)
+            demo = RetrainDemo(client, stack)
             demo.run()
             demo.show(url=stack.url, seconds=time.monotonic() - started)
 
@@ -104,11 +99,10 @@ def run_retrain_demo(stack: LocalStack, *, write_month: WriteMonth) -> None:
 class RetrainDemo:
     """Six slots of the example on a running Prefect."""
 
-    def __init__(self, client: SyncPrefectClient, stack: LocalStack, *, write_month: WriteMonth) -> None:
+    def __init__(self, client: SyncPrefectClient, stack: LocalStack) -> None:
         folder = stack.folder / "retrain-demo"
         shutil.rmtree(folder, ignore_errors=True)
         self._client, self._folder, self._home, self._logs = client, folder, stack.home, stack.logs
-        self._write_month = write_month
         self._lake, self.file = folder / "lake", folder / "retrain.toml"
         self._write_spec()
         self.spec = RetrainSpec.from_toml(self.file)
@@ -218,7 +212,7 @@ class RetrainDemo:
         console.print(f"  version {models.in_service} -> version {models.before}")
 
     def _deliver(self, month: int, *, is_spoiled: bool = False) -> None:
-        self._write_month(month, self._lake, is_spoiled)
+        write_month_here(month, self._lake, is_spoiled)
 
     def _write_spec(self) -> None:
         """The example's retrain.toml, with the demo's own folders, and a deadline that a person can wait for."""

@@ -13,11 +13,11 @@ from pathlib import Path
 from prefect.client.schemas.actions import WorkPoolUpdate
 from prefect.client.schemas.objects import State
 
+from examples.demo.provider import Provider
+from examples.demo.starts import Measured, measured, what_took_longer, why_late
 from segue.clock import SystemClock
 from segue.controller.steps import open_run
 from segue.curves.frame import curve
-from segue.deployments.demos.demo_provider import Provider
-from segue.deployments.demos.demo_starts import Measured, measured, what_took_longer, why_late
 from segue.deployments.follow import follow, open_client, trigger
 from segue.deployments.local_stack.stack import LocalStack
 from segue.errors import SegueError

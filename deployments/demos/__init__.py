@@ -1,1 +1,0 @@
-"""`segue demo`: the main job, and scheduled retraining, on real data."""
