@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from segue.cli.durations import parse_deadline
-from segue.cli.forks import begin_with, parse_source
 from segue.cli.interrupts import ends_cleanly
 from segue.cli.options import RankCount, Workload, read_settings, require_prefect, workload_name
 from segue.cli.server import require_lasting_server, server
@@ -30,6 +29,47 @@ from segue.stores import is_url
 
 if TYPE_CHECKING:
     from prefect.client.schemas.objects import State
+from typing import Literal
+
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from segue.interop.fork import fork_run
+
+Source = tuple[str, int | Literal["best"] | None]
+"""A run, and the step of its checkpoint; None: the newest."""
+
+
+def parse_source(text: str) -> Source:
+    """The run and the step in RUN, RUN@STEP or RUN@best.
+
+    Raises:
+        SpecError: it is none of them.
+    """
+    run, separator, step = text.partition("@")
+    if run and not separator:
+        return run, None
+    if run and step == "best":
+        return run, "best"
+    if run and step.isascii() and step.isdigit():
+        return run, int(step)
+    problem = f"--from: {text!r} names no checkpoint of a run; write RUN, RUN@STEP or RUN@best"
+    raise SpecError(source=COMMAND_LINE, problems=(problem,))
+
+
+def begin_with(spec: RunSpec, source: Source, reset: list[str]) -> None:
+    """Make the checkpoint the run's first, and say so; a run that has begun with it is left alone."""
+    run, step = source
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as bars:
+        task = bars.add_task("reading the run's log")
+        report = fork_run(
+            spec, run, step=step, reset=reset, progress=lambda doing: bars.update(task, description=doing)
+        )
+    without = f", without its {' and '.join(report.fork.reset)}" if report.fork.reset else ""
+    begins = "begins" if report.is_new else "began"
+    if report.as_built:
+        errors.print(f"note: begins as built, {report.fork.name} has none: {', '.join(report.as_built)}", markup=False)
+    errors.print(f"run {spec.run_id} {begins} with {report.fork.name}{without}", markup=False)
 
 
 def run(

@@ -15,10 +15,8 @@ from pathlib import Path
 from typing import Protocol
 
 from segue.clock import Clock
-from segue.notices.board import NoticeBoard
-from segue.notices.file import FileWatcher
+from segue.notices.board import NO_KILL_COMING_SECONDS, NoticeBoard
 from segue.notices.metadata import CloudWatcher
-from segue.notices.orphan import OrphanWatcher
 from segue.notices.platform import cloud_watcher, find_platform
 from segue.notices.recall import RecallWatcher
 from segue.process import Parent, ProcessRef
@@ -26,6 +24,33 @@ from segue.spec import RunSpec
 from segue.stores.base import Store
 
 log = logging.getLogger(__name__)
+
+
+class OrphanWatcher:
+    """Sees that the parent of this process, or the process that started all ranks, has ended."""
+
+    def __init__(self, owner: ProcessRef | None = None, *, parent: Parent | None = None) -> None:
+        """Give `parent` if it may have ended before this call."""
+        self._parent, self._owner = parent or Parent(), owner
+
+    def poll(self, board: NoticeBoard) -> None:
+        """Look once."""
+        is_owned = self._owner is None or self._owner.is_alive()
+        if not self._parent.is_alive() or not is_owned:
+            board.leave("orphaned", grace_seconds=NO_KILL_COMING_SECONDS)
+
+
+class FileWatcher:
+    """Watches for a file whose appearance is the notice."""
+
+    def __init__(self, path: Path, *, grace_seconds: float) -> None:
+        self._path, self._grace_seconds = path, grace_seconds
+
+    def poll(self, board: NoticeBoard) -> None:
+        """Check once whether the file exists."""
+        if self._path.exists():
+            board.leave("file", grace_seconds=self._grace_seconds)
+
 
 _LOCAL_PERIOD_SECONDS = 1.0
 """Longest period of a source on this machine."""

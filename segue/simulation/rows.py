@@ -16,8 +16,7 @@ from segue.policies import POLICIES
 from segue.policy.rules.heuristics import Policy
 from segue.policy.rules.view import Flags, Job
 from segue.simulation.simulator import Harshness, SimulationResult, simulate
-from segue.simulation.synthetic import synthetic_availability
-from segue.simulation.traces import Trace, long_enough, windows
+from segue.simulation.traces import Trace, long_enough, synthetic_availability, windows
 
 SYNTHETIC = "synthetic"
 """The name of rows that come from no trace."""

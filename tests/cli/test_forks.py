@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from segue.cli.forks import begin_with, parse_source
+from segue.cli.run import begin_with, parse_source
 from tests.interop.test_fork import source
 
 __all__ = ["source"]

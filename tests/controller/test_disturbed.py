@@ -7,8 +7,7 @@ import threading
 import pytest
 
 from segue.clock import SystemClock
-from segue.controller.disturbed import DisturbedTrainer, look_seconds
-from segue.controller.supervision import supervising
+from segue.controller.supervision import DisturbedTrainer, look_seconds, supervising
 from segue.notices.disturbance import Disturbance, DisturbanceKind, request_disturbance, requested_disturbance
 from segue.records import StopReason
 from segue.runlog import keys

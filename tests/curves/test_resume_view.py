@@ -6,8 +6,7 @@ import pytest
 
 from segue.clock import SystemClock
 from segue.controller.steps import open_run
-from segue.curves.resume_plot import draw_resume, title
-from segue.curves.resume_view import resume_point_of
+from segue.curves.resume_plot import draw_resume, resume_point_of, title
 from segue.errors import NoResumeError
 from segue.records import Heartbeat, VerdictKind
 from segue.spec import RunSpec

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from segue.controller.costs.command_output import CommandFailedError, output_of
-from segue.controller.costs.prices import read_prices
+from segue.controller.costs.prices import CommandFailedError, output_of, read_prices
 from segue.credentials import HIDDEN, redacted, secrets_in
 from segue.errors import PriceSourceError, SpecError
 from segue.launch.slurm.commands import ask

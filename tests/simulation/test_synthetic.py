@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from segue.policy.rules.hazards import BINS, DOWN_RATES, UP_RATES, age_bin
-from segue.simulation.synthetic import synthetic_availability
+from segue.simulation.traces import synthetic_availability
 
 DAY = 86400.0
 

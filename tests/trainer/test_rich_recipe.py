@@ -17,7 +17,7 @@ from segue.errors import RecipeError
 from segue.recipe import EarlyStop, Recipe, built_recipe
 from segue.records import StopReason, VerdictKind
 from segue.runlog.history import read_history
-from segue.trainer.workloads.epoch_scheduler import refuse_short_schedules, warn_of_epochs
+from segue.trainer.workloads.schedulers import refuse_short_schedules, warn_of_epochs
 from segue.trainer.workloads.steps.step import do_step
 from tests.recipes.rich import BATCH, SAMPLES, rich
 from tests.support.final_states import state_at_end

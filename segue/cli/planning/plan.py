@@ -15,7 +15,7 @@ from segue.clock import SystemClock
 from segue.controller.costs.prices import at_current_prices
 from segue.errors import COMMAND_LINE, RunNotFoundError, SpecError, StoreUnreachableError
 from segue.reports.console import console, show_json
-from segue.reports.forecast_text import forecast_lines, policy_row
+from segue.reports.forecast_views import forecast_lines, policy_row
 from segue.reports.progress import progress
 from segue.reports.tables import rows_table
 from segue.runlog.history import History
@@ -135,7 +135,7 @@ def _history(spec: RunSpec) -> tuple[History, tuple[str, ...]]:
 
 
 def _draw(made: Plan, spec: RunSpec, *, now: datetime, to: Path) -> None:
-    from segue.reports.forecast_plot import draw_sample
+    from segue.reports.forecast_views import draw_sample
 
     latest = made.latest_safe_moment
     picture = draw_sample(

@@ -34,13 +34,12 @@ from segue.trainer.ranks.ddp import bare, explained, parameter_norm, spread, spr
 from segue.trainer.workloads.base import LateStep, StepDue, StepMade
 from segue.trainer.workloads.components import Component, Progress
 from segue.trainer.workloads.early_stop import Stopper
-from segue.trainer.workloads.epoch_scheduler import check_schedulers
-from segue.trainer.workloads.metric_schedulers import MetricSchedulers, shared_metric
 from segue.trainer.workloads.opened_files import watch_opened_files
 from segue.trainer.workloads.optimizer_groups import regrouped
 from segue.trainer.workloads.outside import of_recipe
 from segue.trainer.workloads.placement import place, to_device
 from segue.trainer.workloads.recipe_record import setup_components
+from segue.trainer.workloads.schedulers import MetricSchedulers, check_schedulers, shared_metric
 from segue.trainer.workloads.state import (
     EARLY_STOP,
     RNG_PREFIX,

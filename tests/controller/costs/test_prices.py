@@ -13,8 +13,7 @@ import pytest
 
 from segue.controller.attempt_ends import declare_lost
 from segue.controller.costs import prices as prices_module
-from segue.controller.costs.command_output import CommandFailedError, output_of
-from segue.controller.costs.prices import at_current_prices, read_prices
+from segue.controller.costs.prices import CommandFailedError, at_current_prices, output_of, read_prices
 from segue.controller.steps import check_start, decide_next, open_run
 from segue.errors import PriceSourceError
 from segue.records import Capacity

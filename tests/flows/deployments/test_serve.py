@@ -23,7 +23,7 @@ from prefect.utilities.callables import parameter_schema
 from segue.clock import SystemClock
 from segue.controller.steps import open_run
 from segue.deployments.local_stack.registration import process_template
-from segue.deployments.workers.own_process import PARENT_ENTRYPOINT, ProcessJob, why_own_process
+from segue.deployments.workers.parents_worker import PARENT_ENTRYPOINT, ProcessJob, why_own_process
 from segue.flows.recover import recover
 from segue.flows.train import train
 from segue.prefect.recovery.look import look_at

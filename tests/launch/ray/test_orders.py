@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-orders = pytest.importorskip("segue.launch.ray.orders", reason="the extra `ray` is not installed")
+orders = pytest.importorskip("segue.launch.ray.gang", reason="the extra `ray` is not installed")
 
 
 class DeafActor:

@@ -33,7 +33,7 @@ def test_it_expects_to_pay_between_the_price_of_spot_and_that_of_on_demand():
 
 
 def test_what_it_expects_is_what_the_simulator_charges_on_spot_as_published():
-    from segue.simulation.synthetic import synthetic_availability
+    from segue.simulation.traces import synthetic_availability
 
     up = synthetic_availability(np.random.default_rng(5), runs=400, seconds=JOB.total_seconds + 600, tick_seconds=600.0)
     job = replace(JOB, knowledge="free")
@@ -45,7 +45,7 @@ def test_what_it_expects_is_what_the_simulator_charges_on_spot_as_published():
 
 @pytest.mark.matrix
 def test_work_that_deaths_lose_is_expected_as_the_simulator_charges_it():
-    from segue.simulation.synthetic import synthetic_availability
+    from segue.simulation.traces import synthetic_availability
 
     up = synthetic_availability(np.random.default_rng(6), runs=400, seconds=JOB.total_seconds + 600, tick_seconds=600.0)
     job = replace(JOB, knowledge="free", lost_by_a_death_seconds=900.0)
@@ -90,7 +90,7 @@ def test_with_hand_over_on_demand_is_left_for_spot_and_never_to_wait():
 
 
 def test_observing_spot_while_on_on_demand_is_worth_its_price():
-    from segue.simulation.synthetic import synthetic_availability
+    from segue.simulation.traces import synthetic_availability
 
     up = synthetic_availability(np.random.default_rng(3), runs=150, seconds=14 * HOUR, tick_seconds=600.0)
     job = replace(JOB, total_seconds=13 * HOUR, handover=False)

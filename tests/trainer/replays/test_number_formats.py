@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from segue.trainer.replays.precision import noting_formats
+from segue.trainer.replays.replay import noting_formats
 
 
 def made(dtype, *, is_autocast):

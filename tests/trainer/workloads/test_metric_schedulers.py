@@ -14,7 +14,7 @@ from segue.records import StopReason, VerdictKind
 from segue.runlog.history import read_history
 from segue.trainer.ranks.collectives import Ranks
 from segue.trainer.rehearsal_main import rehearse
-from segue.trainer.workloads.metric_schedulers import shared_metric
+from segue.trainer.workloads.schedulers import shared_metric
 from tests.support.forked_trainers import next_plan
 from tests.support.observers import stop_when_proven
 from tests.trainer.workloads.interrupted import assert_exact, killed_once, undisturbed
