@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, get_args
 
-from segue.doctor.pools.jobs import SIGTERM_VARIABLE
+from segue.doctor.pools.segment_job import SIGTERM_VARIABLE
 
 PoolName = Literal["spot", "on-demand", "parents"]
 POOLS: tuple[PoolName, ...] = get_args(PoolName)

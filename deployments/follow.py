@@ -17,7 +17,7 @@ from segue.clock import SystemClock
 from segue.controller.recovery import Life, OrphanWatch
 from segue.prefect.api import SILENCE, quick_client, refusal
 from segue.prefect.pools import read_pool, refuse_unusable_parent, require_pools
-from segue.prefect.recovery.parents import PARENT_DEPLOYMENT, create_parent, recover_run
+from segue.prefect.recovery.dead_parents import PARENT_DEPLOYMENT, create_parent, recover_run
 from segue.prefect.state_words import in_words
 from segue.records import Heartbeat
 from segue.reports.console import errors

@@ -17,7 +17,7 @@ from segue.flows.slot import SlotRunner
 from segue.launch.output import survive_broken_output
 from segue.prefect.api import tagged
 from segue.prefect.parent_clock import parent_clock, run_time
-from segue.prefect.slots.schedule import ticks
+from segue.prefect.slots.slot_ticks import ticks
 from segue.prefect.state_words import Word, state_with
 from segue.prefect.ui.quiet_logs import quieten
 from segue.retraining.slots import missed_slots, newest_begun, run_id_of, slot_at, store_of

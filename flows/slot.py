@@ -18,11 +18,11 @@ from segue.errors import NoDataError, ParentAliveError, SameDataError, SegueErro
 from segue.flows.train import train
 from segue.prefect.api import is_cancelled
 from segue.prefect.parent_clock import as_parent, parent_clock
-from segue.prefect.recovery.parents import known_server_id
-from segue.prefect.recovery.watch import RecoveryWatch
+from segue.prefect.recovery.dead_parents import known_server_id
+from segue.prefect.recovery.recovery_watch import RecoveryWatch
 from segue.prefect.slots.events import announce
 from segue.prefect.slots.questions import Questions
-from segue.prefect.slots.schedule import begins_for_data
+from segue.prefect.slots.slot_ticks import begins_for_data
 from segue.prefect.slots.turns import Turns, stop_run
 from segue.prefect.state_words import Word, has_reached_goal, state_with, word_of
 from segue.retraining.history import SlotState

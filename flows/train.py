@@ -21,15 +21,15 @@ from segue.launch.output import survive_broken_output
 from segue.policy.decide import Decision
 from segue.prefect.api import tagged, wait_for_api
 from segue.prefect.parent_clock import as_parent, ending_with, parent_clock, run_time
-from segue.prefect.recovery.parents import known_server_id, withdraw_other_starts
+from segue.prefect.recovery.dead_parents import known_server_id, withdraw_other_starts
+from segue.prefect.recovery.recovery_watch import RecoveryWatch
 from segue.prefect.recovery.segment_states import settle_missed
-from segue.prefect.recovery.watch import RecoveryWatch
 from segue.prefect.standbys import release_standby
 from segue.prefect.state_words import Word, state_of_run, state_with
 from segue.prefect.ui.live_run import LiveRun
 from segue.prefect.ui.quiet_logs import quieten
 from segue.records import SegmentPlan, SegmentReport, Verdict
-from segue.reports.cost import CostReport
+from segue.reports.cost_report import CostReport
 from segue.reports.summary import late_seconds_at_end
 from segue.runlog.history import read_history
 from segue.runlog.open import open_log

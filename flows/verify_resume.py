@@ -28,9 +28,9 @@ from segue.stores.base import StoreGoneError
 from segue.tasks.continuity import publish_verification, record_verification, tidy_verification
 from segue.verification.disturber import Disturber, disturbing, latency_seconds
 from segue.verification.moments import Pace, moments
-from segue.verification.page import headline
-from segue.verification.record import Outcome, Verification
 from segue.verification.runs import DrillRuns
+from segue.verification.verification_page import headline
+from segue.verification.verification_record import Outcome, Verification
 from segue.verification.verifications import VerificationsLog
 
 _LOOK_SECONDS = 1.0

@@ -33,13 +33,13 @@ from segue.runlog.open import open_log
 from segue.spec import BudgetSpec, RunSpec, StoreSpec
 from segue.spec.pool_prices import PoolSpec
 from segue.trainer.replays.fresh import FreshProcesses, ReplayRequest
-from segue.verification.comparison import differing, differing_before, resumes_of, worst
+from segue.verification.drill_comparison import differing, differing_before, resumes_of, worst
 from segue.verification.drill_report import DrillReport
-from segue.verification.failures import failure_in, failure_in_words, is_raised
 from segue.verification.folder_entries import folder_differences
 from segue.verification.local_disturber import LocalDisturber, Target
-from segue.verification.place import RunPlace, scratch_place
+from segue.verification.scratch_place import RunPlace, scratch_place
 from segue.verification.shared_folder import SharedFolder
+from segue.verification.users_failure import failure_in, failure_in_words, is_raised
 
 __all__ = ["DrillReport", "drill", "drill_spec"]
 

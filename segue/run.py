@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from segue.clock import SystemClock
-from segue.reports.cost import CostReport, cost_report
+from segue.reports.cost_report import CostReport, cost_report
 from segue.reports.summary import state_of, summarize
 from segue.reports.tables import checkpoint_rows, decision_rows, segment_rows
 from segue.runlog.history import History, read_history

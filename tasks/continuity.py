@@ -25,11 +25,11 @@ from segue.stores import open_store
 from segue.stores.base import StoreReadError, StoreWriteError
 from segue.verification.cleanup import tidy
 from segue.verification.disturber import Disturber
-from segue.verification.events import event_of
-from segue.verification.judgement import Found, judge_verification
-from segue.verification.page import headline, verifications_page
-from segue.verification.record import Verification
 from segue.verification.runs import DrillRuns
+from segue.verification.verification_event import event_of
+from segue.verification.verification_outcome import Found, judge_verification
+from segue.verification.verification_page import headline, verifications_page
+from segue.verification.verification_record import Verification
 from segue.verification.verifications import VerificationsLog
 
 _API_SECONDS = 900.0

@@ -7,7 +7,7 @@ from prefect.cache_policies import NO_CACHE
 
 from segue.controller.standbys.messages import held_by_standbys
 from segue.prefect.parent_clock import as_parent
-from segue.reports.cost import CostReport, cost_report
+from segue.reports.cost_report import CostReport, cost_report
 from segue.runlog.history import read_history
 from segue.runlog.open import open_log
 from segue.spec import RunSpec

@@ -9,9 +9,9 @@ from prefect.cache_policies import NO_CACHE
 
 from segue.clock import Clock
 from segue.controller.continuation import await_claim
+from segue.controller.waiting.attempt_starts import Submitted
 from segue.controller.waiting.back_off import back_off
 from segue.controller.waiting.capacity_wait import Show
-from segue.controller.waiting.starts import Submitted
 from segue.controller.waiting.wait import await_report
 from segue.prefect.parent_clock import as_parent, parent_clock
 from segue.prefect.prefect_orchestrator import PrefectOrchestrator

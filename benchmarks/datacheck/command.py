@@ -18,7 +18,7 @@ from benchmarks.common.child import child_environment
 from benchmarks.common.terminal import progress
 from benchmarks.datacheck.worker import SUITE
 from segue.data.frames import facts_of
-from segue.data.tables.layout import layout_of
+from segue.data.tables.column_types import layout_of
 from segue.reports.console import console, show_json
 from segue.reports.tables import rows_table
 from segue.retraining.gate.columns import columns_of

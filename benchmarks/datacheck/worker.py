@@ -15,8 +15,8 @@ from pathlib import Path
 
 from segue.curves.great_expectations import ephemeral_context
 from segue.parsing import parsed
-from segue.retraining.gate.check import check_window
 from segue.retraining.gate.suite import read_suite
+from segue.retraining.gate.window_check import check_window
 from segue.retraining.spec import RetrainSpec
 from segue.retraining.window import window_of
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from benchmarks.waiting.logs import HEARTBEAT_SECONDS, RUN_ID, beat
 from segue.clock import SystemClock
 from segue.controller.recovery import ParentHeartbeat
-from segue.controller.waiting.starts import Submitted
+from segue.controller.waiting.attempt_starts import Submitted
 from segue.controller.waiting.wait import await_report
 from segue.policy.queueing import Queues
 from segue.records import SegmentPlan, StopReason

@@ -26,7 +26,7 @@ POOLS = ("spot", "on-demand", "parents")
 
 _START_SECONDS = 180.0
 _PORT_TRIES = 3
-_SERVER = "segue.deployments.local_stack.server"
+_SERVER = "segue.deployments.local_stack.stack_server"
 _WORKER = "segue.deployments.local_stack.local_worker"
 
 Say = Callable[[str], None]

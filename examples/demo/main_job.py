@@ -23,7 +23,7 @@ from segue.deployments.local_stack.stack import LocalStack
 from segue.errors import SegueError
 from segue.records import Capacity, StopReason
 from segue.reports.console import console
-from segue.reports.cost import cost_report
+from segue.reports.cost_report import cost_report
 from segue.reports.run_plot import draw
 from segue.reports.tables import segments_table
 from segue.runlog.history import History, read_history

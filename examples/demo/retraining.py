@@ -19,7 +19,7 @@ from examples.retraining.months import write_month_here
 from segue.clock import SystemClock
 from segue.deployments.follow import open_client
 from segue.deployments.local_stack.stack import LocalStack
-from segue.deployments.retraining import deploy, publish_history, start_slot, wait_for
+from segue.deployments.retrain_deployments import deploy, publish_history, start_slot, wait_for
 from segue.prefect.state_words import Word, in_words, word_of
 from segue.reports.console import console
 from segue.reports.tables import rows_table

@@ -8,7 +8,7 @@ import typer
 
 from segue.cli.options import Endpoint, require_prefect, store_named
 from segue.clock import SystemClock
-from segue.controller.looks import SILENCE_FIX, seconds_without_look, silence_sentence
+from segue.controller.recovery_looks import SILENCE_FIX, seconds_without_look, silence_sentence
 from segue.errors import OrchestratorError, StoreError
 from segue.reports.console import console
 from segue.spec import StoreSpec

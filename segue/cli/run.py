@@ -19,7 +19,7 @@ from segue.controller.recovery import forget_parent, register_start, withdraw_st
 from segue.controller.steps import check_start, open_run
 from segue.errors import COMMAND_LINE, SpecError
 from segue.reports.console import console, errors, show_json
-from segue.reports.facts import run_facts, segment_facts
+from segue.reports.run_facts import run_facts, segment_facts
 from segue.reports.summary import summarize
 from segue.reports.tables import segments_table
 from segue.runlog.history import read_history
@@ -146,8 +146,8 @@ def _checked(spec: RunSpec, *, accept_drift: bool) -> RunLog:
     """The log of the run, after every check that needs no server; nothing of the run is written."""
     from segue.hosting import require_program
     from segue.interop.code_check import refuse_changed_code
-    from segue.launch.ray.checks import has_ray, require_ray
-    from segue.launch.slurm.checks import has_slurm, require_slurm
+    from segue.launch.ray.ray_problems import has_ray, require_ray
+    from segue.launch.slurm.slurm_problems import has_slurm, require_slurm
     from segue.recipe import import_build
     from segue.retraining.program_check import notes_on_files
 
@@ -182,7 +182,7 @@ def _train_on_server(
     spec: RunSpec, runlog: RunLog, *, accept_drift: bool, detach: bool, hint: str | None
 ) -> State | None:
     from segue.deployments.follow import follow, open_client, require_deployments, trigger
-    from segue.prefect.recovery.parents import server_id, stop_if_cancelled
+    from segue.prefect.recovery.dead_parents import server_id, stop_if_cancelled
 
     with server(), open_client() as client:
         require_deployments(client, spec, is_new=not read_history(runlog).has_trained)

@@ -11,8 +11,8 @@ from segue.controller.attempt_ends import settle_verdict
 from segue.controller.parent import drive
 from segue.controller.segment import TrainerEnd, conclude
 from segue.controller.steps import decide_next
+from segue.controller.waiting.attempt_starts import Submitted
 from segue.controller.waiting.back_off import back_off
-from segue.controller.waiting.starts import Submitted
 from segue.controller.waiting.wait import Period, await_report
 from segue.launch.assignment import Assignment
 from segue.launch.launcher import Trainer, pid_of

@@ -12,8 +12,8 @@ from dataclasses import replace
 from segue.clock import Clock
 from segue.controller.attempt_ends import NothingToAddError, declare_lost
 from segue.controller.costs.affordable import refuse_cost
+from segue.controller.costs.other_spending import refresh_spending
 from segue.controller.costs.prices import refresh_prices
-from segue.controller.costs.spending import refresh_spending
 from segue.errors import DriftError, LogMovedError, MissingObjectError, RanksChangedError, RunOverError
 from segue.notices.recall import recall
 from segue.policy.broken_resumes import SET_ASIDE, to_set_aside

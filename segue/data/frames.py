@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
-    from segue.data.tables.facts import FileFacts
+    from segue.data.tables.column_facts import FileFacts
 
 _OF_CONTENT = (ArithmeticError, AttributeError, LookupError, NotImplementedError, RecursionError, TypeError)
 """Errors that pandas and pyarrow raise for files whose parts contradict each other."""
@@ -30,7 +30,7 @@ def facts_of(path: Path, *, name: str, reading: Reading = _USUAL) -> FileFacts:
         DataContentError: its content breaks a rule of the reader.
         DataUnreadableError: it is neither Parquet nor CSV, is damaged, or holds far more than its own size.
     """
-    from segue.data.tables.facts import csv_facts
+    from segue.data.tables.column_facts import csv_facts
     from segue.data.tables.parquet import parquet_facts
 
     with _as_data(name):  # For a damaged file, pyarrow raises a ValueError.
@@ -82,7 +82,7 @@ def read_frame(
         raise MissingExtraError(extra="data", needed_for="Reading data as a frame") from None
     import pyarrow as pa
 
-    from segue.data.tables.layout import arrow_type, layout_of
+    from segue.data.tables.column_types import arrow_type, layout_of
 
     files = [(path, (names or {}).get(path, str(path))) for path in paths]
     if types is None:
@@ -106,7 +106,7 @@ def tables_of(path: Path, *, name: str, types: Mapping[str, str], reading: Readi
         DataContentError: its content breaks a rule of the reader.
         DataUnreadableError: it is neither Parquet nor CSV, or is damaged.
     """
-    from segue.data.tables.reader import csv_tables, parquet_tables
+    from segue.data.tables.row_reader import csv_tables, parquet_tables
 
     with _as_data(name):
         if is_parquet(path, name=name):
@@ -166,7 +166,7 @@ def _frame(table: pa.Table, types: Mapping[str, str]) -> pd.DataFrame:
 def _series(column: pa.ChunkedArray, kind: str) -> pd.Series:
     import pandas as pd
 
-    from segue.data.tables.layout import NULLABLE
+    from segue.data.tables.column_types import NULLABLE
 
     if column.type == "null":
         return pd.Series([None] * len(column), dtype=object)

@@ -21,8 +21,8 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sampler, SequentialSampler
 from torch.utils.data.distributed import DistributedSampler
 
+from segue.data.global_streams import seed_all, streams_kept
 from segue.data.order import Ids, SampleOrder, mix
-from segue.data.streams import seed_all, streams_kept
 from segue.errors import RecipeError
 from segue.user_objects import attribute, has
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from segue.doctor.check import Item, Result, fail, joined, ok, skipped, warn
 from segue.doctor.subject import Subject
 from segue.launch.problem import Problem
-from segue.launch.ray.checks import ray_problems
-from segue.launch.slurm.checks import slurm_problems
+from segue.launch.ray.ray_problems import ray_problems
+from segue.launch.slurm.slurm_problems import slurm_problems
 
 _LIMIT_SECONDS, _RAY_SECONDS = 120.0, 90.0
 """Each of Slurm's commands waits nine seconds for a controller that is away; Ray's client would wait for minutes."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from segue.controller.steps import check_start
 from segue.data.files import file_system, is_remote, readable
 from segue.doctor.check import Item, Result, fail, ok, refused, skipped
-from segue.doctor.rehearsal import rehearse
+from segue.doctor.run_rehearsal import rehearse
 from segue.doctor.save_time import judge_save, notice_seconds
 from segue.doctor.subject import Subject
 from segue.errors import DataUnreadableError

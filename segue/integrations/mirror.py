@@ -12,7 +12,7 @@ from typing import Any, Literal
 from segue.curves.committed import CommittedRows
 from segue.errors import MissingExtraError
 from segue.integrations.tracker import TrackedEnd, TrackedRun, Tracker
-from segue.reports.cost import cost_report
+from segue.reports.cost_report import cost_report
 from segue.reports.run_plot import draw
 from segue.reports.tables import segment_rows
 from segue.runlog.history import History, read_history

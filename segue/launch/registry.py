@@ -8,8 +8,8 @@ from segue.launch.assignment import Assignment
 from segue.launch.launcher import StandbyTrainer, Trainer
 from segue.launch.local import launch_here, launch_standby_here
 from segue.launch.output import OnLine
-from segue.launch.ray.trainer import RayTrainer
-from segue.launch.slurm.trainer import SlurmTrainer
+from segue.launch.ray.ray_trainer import RayTrainer
+from segue.launch.slurm.slurm_trainer import SlurmTrainer
 from segue.spec import RunSpec
 
 

@@ -10,7 +10,7 @@ from typing import ClassVar
 from segue.clock import Clock
 from segue.errors import MetadataServiceError
 from segue.notices.board import NoticeBoard
-from segue.notices.metadata import LINK_LOCAL, NOT_FOUND, OK, UNAUTHORIZED, MetadataAnswer, MetadataService
+from segue.notices.metadata_client import LINK_LOCAL, NOT_FOUND, OK, UNAUTHORIZED, MetadataAnswer, MetadataService
 
 REBALANCE = "rebalance"
 """Kind of the hint that AWS gives before an interruption, or without one."""

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from segue.clock import Clock
 from segue.notices.board import NoticeBoard
-from segue.notices.metadata import LINK_LOCAL, OK, MetadataAnswer, MetadataService
+from segue.notices.metadata_client import LINK_LOCAL, OK, MetadataAnswer, MetadataService
 
 _ADDRESS_VARIABLE = "AZURE_POD_IDENTITY_AUTHORITY_HOST"
 _METADATA = {"Metadata": "true"}

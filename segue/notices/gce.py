@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 
 from segue.clock import Clock
 from segue.notices.board import NoticeBoard
-from segue.notices.metadata import LINK_LOCAL, OK, MetadataService
+from segue.notices.metadata_client import LINK_LOCAL, OK, MetadataService
 
 _ADDRESS_VARIABLE = "GCE_METADATA_HOST"
 _FLAVOR = {"Metadata-Flavor": "Google"}

@@ -12,7 +12,7 @@ from segue.errors import MetadataServiceError
 from segue.notices.aws import AwsWatcher
 from segue.notices.azure import AzureWatcher
 from segue.notices.gce import GceWatcher
-from segue.notices.metadata import CloudWatcher
+from segue.notices.metadata_client import CloudWatcher
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from segue.clock import Clock
 from segue.notices.board import NO_KILL_COMING_SECONDS, NoticeBoard
-from segue.notices.metadata import CloudWatcher
+from segue.notices.metadata_client import CloudWatcher
 from segue.notices.platform import cloud_watcher, find_platform
 from segue.notices.recall import RecallWatcher
 from segue.process import Parent, ProcessRef

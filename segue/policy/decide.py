@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from segue.policy import budget, clamp, failure_classes, queueing, refusals
+from segue.policy import budget_cap, clamp, failure_classes, queueing, refusals
 from segue.policy.anomalies import reason_to_give_up, rollback_reason, skips_of
 from segue.policy.availability import preemptions
 from segue.policy.broken_resumes import next_recovery_step
@@ -66,19 +66,19 @@ def decide(spec: RunSpec, history: History, *, now: datetime, queues: Queues | N
     if ended is not None:
         return ended
     here = _here(spec, history, now, queues or Queues())
-    chosen, purse = _choose(spec, history, here, now), budget.purse_of(spec, history, here, now=now)
+    chosen, purse = _choose(spec, history, here, now), budget_cap.purse_of(spec, history, here, now=now)
     asked = spec
     if purse is not None:
         spec, here, chosen = _affordable(spec, history, here, chosen, purse, now=now)
     price = pools_now(spec, history).price(chosen.capacity, chosen.deployment(spec))
     numbers = _numbers(here, chosen.ahead) | (purse.numbers() if purse is not None else {})
-    spent = budget.reason_to_end(asked, history, here, purse, price=price) if purse is not None else None
+    spent = budget_cap.reason_to_end(asked, history, here, purse, price=price) if purse is not None else None
     if spent is not None:
         return Decision("budget", spent, numbers=numbers)
-    most = budget.bound_seconds(spec, purse, price=price)
+    most = budget_cap.bound_seconds(spec, purse, price=price)
     plan, reasons = _planned(spec, history, here, chosen, most)
     # If the deadline was given up, the reason already names the money.
-    money = budget.warning_of(spec, purse) if purse is not None and spec is asked else ""
+    money = budget_cap.warning_of(spec, purse) if purse is not None and spec is asked else ""
     reason = "; ".join(part for part in (*reasons, money) if part)
     warning = "; ".join(part for part in (refusals.warning_of(history), money) if part)
     plan = plan.model_copy(update={"ignores_deadline": spec is not asked})
@@ -103,12 +103,12 @@ def _choose(spec: RunSpec, history: History, here: Situation, now: datetime) -> 
 
 
 def _affordable(
-    spec: RunSpec, history: History, here: Situation, chosen: _Choice, purse: budget.Purse, *, now: datetime
+    spec: RunSpec, history: History, here: Situation, chosen: _Choice, purse: budget_cap.Purse, *, now: datetime
 ) -> tuple[RunSpec, Situation, _Choice]:
     """The choice, or spot as if there was no deadline if that is the only reason for on-demand beyond the budget."""
-    if chosen.capacity is Capacity.SPOT or not budget.forbids_on_demand(spec, purse):
+    if chosen.capacity is Capacity.SPOT or not budget_cap.forbids_on_demand(spec, purse):
         return spec, here, chosen
-    free, there = budget.without_deadline(spec, here)
+    free, there = budget_cap.without_deadline(spec, here)
     capacity, _, _ = _by_policy(free, history, there, chosen.pool, now)
     if capacity is not Capacity.SPOT:
         return spec, here, chosen

@@ -26,15 +26,15 @@ from prefect.utilities.templating import apply_values
 
 from segue.clock import SystemClock
 from segue.doctor.check import CheckOutcome, Result
-from segue.doctor.pools.jobs import PoolJob, job_of
 from segue.doctor.pools.judgement import refusals, refusals_of_parents, warnings
-from segue.doctor.pools.state import Needs, PoolState
-from segue.doctor.server import Recovery, judge_recovery, judge_version
+from segue.doctor.pools.pool_state import Needs, PoolState
+from segue.doctor.pools.segment_job import PoolJob, job_of
+from segue.doctor.server_judgement import Recovery, judge_recovery, judge_version
 from segue.errors import OrchestratorError, QueueMissingError
-from segue.launch.ray.checks import has_ray, require_ray
-from segue.launch.slurm.checks import has_slurm, require_slurm
+from segue.launch.ray.ray_problems import has_ray, require_ray
+from segue.launch.slurm.slurm_problems import has_slurm, require_slurm
 from segue.prefect.api import SILENCE, quick_client, require_silence
-from segue.prefect.cluster import with_nodes
+from segue.prefect.kubernetes_nodes import with_nodes
 from segue.spec import RunSpec
 
 log = logging.getLogger(__name__)

@@ -26,9 +26,9 @@ from segue.prefect.api import (
 from segue.prefect.messenger import Message, Messenger
 from segue.prefect.pools import read_pool
 from segue.prefect.queues.answers import Answers
+from segue.prefect.queues.flow_run_start import StartTimes, said_of_start, why_refused
 from segue.prefect.queues.queues import queues_of_attempt
 from segue.prefect.queues.shared import SharedReadings
-from segue.prefect.queues.starts import StartTimes, said_of_start, why_refused
 from segue.prefect.state_words import Word, in_words, is_by_a_person, state_with
 from segue.records import Capacity, SegmentPlan, StopReason
 from segue.spec import RunSpec

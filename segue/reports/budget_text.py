@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from segue.policy.budget import Purse, caps_of
+from segue.policy.budget_cap import Purse, caps_of
 from segue.records import Heartbeat
 from segue.reports.summary import live_of
 from segue.runlog.history import History

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from segue.markup import Markup, blocks, bold, bullets, code, heading, inline, table
 from segue.records import Heartbeat, VerdictKind
 from segue.reports.budget_text import budget_facts
-from segue.reports.cost import CostReport
+from segue.reports.cost_report import CostReport
 from segue.reports.lineage import lineage_rows
 from segue.reports.preemptions import notice_counts, preemptions
 from segue.reports.rehearsal_text import rehearsal_text

@@ -14,7 +14,7 @@ from pydantic import AwareDatetime, Field
 
 from segue.notices.board import NO_KILL_COMING_SECONDS
 from segue.records import Heartbeat, SegmentReport, StopReason, Value
-from segue.reports.cost import lost_cost, usual_step_seconds
+from segue.reports.cost_report import lost_cost, usual_step_seconds
 from segue.reports.summary import live_of
 from segue.runlog.history import Attempt, History
 from segue.spec import RunSpec

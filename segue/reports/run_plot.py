@@ -15,7 +15,7 @@ from segue.curves.frame import curve
 from segue.curves.picture import PAGE_INCHES, small_png, styled
 from segue.errors import MissingExtraError
 from segue.records import Capacity, SegmentReport
-from segue.reports.cost import waits
+from segue.reports.cost_report import waits
 from segue.runlog.entries import DecisionEntry
 from segue.runlog.history import Attempt, History, read_history
 from segue.runlog.log import RunLog

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 
 from segue.policy.estimates import situation, step_seconds
 from segue.records import Heartbeat
-from segue.reports.cost import NOT_LIVE, CostReport, Live, cost_report
+from segue.reports.cost_report import NOT_LIVE, CostReport, Live, cost_report
 from segue.runlog.history import History
 from segue.spec import RunSpec
 from segue.units import duration

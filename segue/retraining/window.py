@@ -17,8 +17,8 @@ from segue.retraining.spec import MissingPeriod, RetrainSpec, Window, WindowFile
 from segue.spec import DataAccess
 
 if TYPE_CHECKING:
-    from segue.data.tables.facts import FileFacts
-    from segue.data.tables.layout import Layout
+    from segue.data.tables.column_facts import FileFacts
+    from segue.data.tables.column_types import Layout
 
 _FETCHED_AT_ONCE = 4
 
@@ -76,7 +76,7 @@ def described(places: Sequence[FoundFile], access: DataAccess) -> Described:
         DataUnreadableError: a file could not be read, is damaged, or is being written to.
         MissingExtraError: the package that reaches such files is not installed.
     """
-    from segue.data.tables.layout import layout_of
+    from segue.data.tables.column_types import layout_of
 
     with ThreadPoolExecutor(_FETCHED_AT_ONCE) as pool:
         fetched = list(pool.map(lambda place: _described(place, access), places))

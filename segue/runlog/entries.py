@@ -212,7 +212,7 @@ class ModelEntry(Entry):
 
 
 class VerificationEntry(Entry):
-    """The outcome of a scheduled verification: `segue/verification/record.py`."""
+    """The outcome of a scheduled verification: `segue/verification/verification_record.py`."""
 
     kind: Literal["verification"] = "verification"
     record: dict[str, JsonValue]

@@ -20,9 +20,9 @@ from segue.errors import (
 from segue.runlog import keys
 from segue.runlog.entries import Entry, body_of, encode, framed
 from segue.runlog.packs import Packs
+from segue.runlog.read_slots import Damage, Slot, Slots
 from segue.runlog.reader import LogReader
 from segue.runlog.signatures import SignatureChain
-from segue.runlog.slots import Damage, Slot, Slots
 from segue.signing import Signer
 from segue.stores.base import Store, StoreReadError, StoreWriteError
 

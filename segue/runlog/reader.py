@@ -17,7 +17,7 @@ from segue.errors import (
 from segue.runlog import keys
 from segue.runlog.entries import entry_id_in, is_intact
 from segue.runlog.packs import Packs
-from segue.runlog.slots import Slot, Slots
+from segue.runlog.read_slots import Slot, Slots
 from segue.stores.base import ObjectInfo, Store, StoreReadError, ways_to
 from segue.stores.parallel import read_each
 

@@ -18,7 +18,7 @@ from segue.runlog.history import History, read_history
 from segue.runlog.log import RunLog, Stamp
 from segue.stores.retry import patiently
 from segue.trainer.replays.fresh import start
-from segue.trainer.replays.process import why_no_room
+from segue.trainer.replays.replay_process import why_no_room
 
 log = logging.getLogger(__name__)
 

@@ -28,8 +28,8 @@ from segue.stores.local import LocalStore
 from segue.stores.retry import patiently
 from segue.trainer.replays.fresh import FreshProcesses, ReplayRequest
 from segue.trainer.replays.measurement import measured_noise
-from segue.trainer.replays.process import begin_beside, leave
 from segue.trainer.replays.replay import replay
+from segue.trainer.replays.replay_process import begin_beside, leave
 from segue.user_objects import text_of
 
 log = logging.getLogger("segue.rehearsal")

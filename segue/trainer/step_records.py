@@ -9,7 +9,7 @@ from functools import partial
 from typing import NamedTuple
 
 from segue.checkpoints.saving.tracing import span
-from segue.continuity import anomalies
+from segue.continuity import anomalous_steps
 from segue.continuity.state_marks import Marks
 from segue.continuity.witness import Witness
 from segue.curves.schema import Curve
@@ -105,7 +105,7 @@ class StepRecords:
             PoisonedStepError: the step is an anomaly.
         """
         row, recent = made.row, self._progress.recent_losses if recent_losses is None else recent_losses
-        symptom = anomalies.symptom(row, spec=self._spec, recent_losses=recent)
+        symptom = anomalous_steps.symptom(row, spec=self._spec, recent_losses=recent)
         if symptom is None:
             return
         # If a replay has an anomaly that the run did not have, it has lost some state; the batch is not the cause.
@@ -129,7 +129,7 @@ class StepRecords:
         """Add a step that is no anomaly."""
         row, self._newest = made.row, made
         recent = self._progress.recent_losses
-        self._progress.recent_losses = anomalies.with_loss(recent, row.loss, spec=self._spec)
+        self._progress.recent_losses = anomalous_steps.with_loss(recent, row.loss, spec=self._spec)
         self.loss = row.loss
         self.witness.add(row)
         self._resume.add_replayed(row)

@@ -12,7 +12,7 @@ from segue.runlog.log import Stamp
 from segue.runlog.open import log_in
 from segue.spec import StoreSpec
 from segue.stores.base import Store
-from segue.verification.record import Verification
+from segue.verification.verification_record import Verification
 
 log = logging.getLogger(__name__)
 

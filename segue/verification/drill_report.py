@@ -6,7 +6,7 @@ from pydantic import Field
 
 from segue.notices.disturbance import DisturbanceKind
 from segue.records import CodeFailure, Finding, Record, Verdict, VerdictKind
-from segue.verification.comparison import Problem, Resume, has_noise, problems_of
+from segue.verification.drill_comparison import Problem, Resume, has_noise, problems_of
 
 _ROOM = "raise --steps: commits, the steps after them and the disturbances need some room."
 _FIX = " Fix: "

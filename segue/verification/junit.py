@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 from segue.markup import Markup, blocks, bullets, code, heading, inline, table
 from segue.records import VerdictKind
-from segue.verification.comparison import Problem, problems_of
+from segue.verification.drill_comparison import Problem, problems_of
 from segue.verification.drill_report import DrillReport
 
 _SUITE = "segue drill"

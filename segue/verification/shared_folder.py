@@ -11,7 +11,7 @@ from pathlib import Path
 
 from segue.stores import LocalStore, open_store
 from segue.trainer.programs.own_files import files_below, is_of_nobody
-from segue.verification.place import RunPlace
+from segue.verification.scratch_place import RunPlace
 
 _HIDDEN = ".segue"
 _MOST_KNOWN = 20_000

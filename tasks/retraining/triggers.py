@@ -14,7 +14,7 @@ from segue.prefect.slots.slot_starts import SlotStarter
 from segue.retraining.models import ModelsLog
 from segue.retraining.slots import store_of
 from segue.retraining.spec import RetrainSpec
-from segue.retraining.triggers.look import look, unstarted
+from segue.retraining.triggers.trigger_look import look, unstarted
 from segue.stores import open_store
 
 

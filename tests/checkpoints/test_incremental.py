@@ -15,7 +15,7 @@ from segue.records import StopReason, VerdictKind
 from segue.runlog.history import read_history
 from segue.spec import StoreSpec
 from segue.stores import LocalStore
-from segue.verification.comparison import differing
+from segue.verification.drill_comparison import differing
 from tests.support.manifests import manifest_of
 
 

@@ -12,9 +12,9 @@ import yaml
 from prefect.utilities.templating import apply_values
 
 from segue.cli.init import FILES, Pools, template
-from segue.doctor.pools.jobs import PoolJob, job_of
 from segue.doctor.pools.judgement import refusals
-from segue.doctor.pools.state import Needs, PoolState
+from segue.doctor.pools.pool_state import Needs, PoolState
+from segue.doctor.pools.segment_job import PoolJob, job_of
 from segue.spec import RunSpec, read_toml
 from tests.support.command import Desk
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from segue.retraining.gate.check import check_window
 from segue.retraining.gate.docs import store_docs
 from segue.retraining.gate.record import GateResult
+from segue.retraining.gate.window_check import check_window
 from segue.retraining.model_record import Candidate, Comparison, Interval, SlotEnd, SlotStart, Training
 from segue.retraining.slots import run_id_of, run_of
-from segue.retraining.versions.artifacts import put_artifact, weights_bytes
+from segue.retraining.versions.version_files import put_artifact, weights_bytes
 from segue.retraining.window import window_of
 from segue.stores import open_store
 from tests.retraining.monthly import Monthly, slot_of_month

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from segue.clock import SystemClock
-from segue.controller.looks import begin_look
+from segue.controller.recovery_looks import begin_look
 from segue.controller.steps import decide_next
 from segue.records import ParentRecord, StopReason
 from segue.runlog import keys

@@ -6,9 +6,9 @@ import pytest
 
 from segue.clock import SystemClock
 from segue.controller.steps import decide_next
+from segue.controller.waiting.attempt_starts import Starts, Submitted
 from segue.controller.waiting.capacity_wait import CapacityWait
 from segue.controller.waiting.queue_wait import QueueReporter, QueueWatch
-from segue.controller.waiting.starts import Starts, Submitted
 from segue.records import StopReason
 from segue.runlog.history import read_history
 

@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 from segue.controller.recovery import ParentHeartbeat, register_start
-from segue.controller.waiting.starts import Submitted
+from segue.controller.waiting.attempt_starts import Submitted
 from segue.controller.waiting.wait import await_report
 from segue.policy.estimates import detection_seconds
 from segue.records import SegmentPlan, SegmentReport, StopReason

@@ -10,7 +10,7 @@ import pytest
 from segue.controller.standbys.manager import release_leftover
 from segue.controller.standbys.messages import StandbyStatus, command_of, put_status
 from segue.controller.steps import decide_next
-from segue.controller.waiting.starts import Submitted
+from segue.controller.waiting.attempt_starts import Submitted
 from segue.controller.waiting.wait import await_report
 from segue.policy.availability import intervals
 from segue.policy.handover import SPOT_AGAIN

@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 
 from segue.controller.steps import decide_next
-from segue.controller.waiting.starts import Submitted
+from segue.controller.waiting.attempt_starts import Submitted
 from segue.controller.waiting.wait import Period, await_report
 from segue.errors import MissingObjectError
 from segue.policy import clamp

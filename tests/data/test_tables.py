@@ -21,7 +21,7 @@ import segue
 from segue.data.config import config_with_data
 from segue.data.frames import facts_of, read_frame
 from segue.data.tables import csv_cells
-from segue.data.tables.layout import layout_of
+from segue.data.tables.column_types import layout_of
 from segue.errors import DataContentError, DataUnreadableError
 from segue.spec import DataSpec, Reading, RunSpec
 from tests.data.dialects import plain

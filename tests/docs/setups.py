@@ -20,7 +20,7 @@ from segue.clock import SystemClock
 from segue.controller.steps import open_run
 from segue.retraining.model_record import Candidate
 from segue.retraining.models import ModelsLog
-from segue.retraining.versions.artifacts import PROGRAM, WEIGHTS, program_bytes, put_artifact, weights_bytes
+from segue.retraining.versions.version_files import PROGRAM, WEIGHTS, program_bytes, put_artifact, weights_bytes
 from segue.spec import RunSpec
 from segue.stores import open_store
 

@@ -9,10 +9,10 @@ import pytest
 
 from segue.doctor import launchers
 from segue.doctor.check import CheckOutcome, fail, warn
-from segue.doctor.pools.containers import nodes
+from segue.doctor.pools.job_judgement import nodes
 from segue.doctor.subject import Subject
 from segue.launch.problem import Problem, refusals
-from segue.prefect.cluster import read_nodes, with_nodes
+from segue.prefect.kubernetes_nodes import read_nodes, with_nodes
 from tests.doctor import templates
 from tests.doctor.showing import bad, good, makes_fail
 from tests.doctor.test_pools import Needs, on_kubernetes

@@ -42,7 +42,13 @@ def subject(make_spec):
 
 @makes_fail("notices.metadata")
 def test_a_metadata_service_that_is_to_be_watched_and_does_not_answer_is_found(subject):
-    bad("notices.metadata", notices.metadata(subject(notices=["aws"])), "fail", "notices names aws", "hop limit to 2")
+    bad(
+        "notices.metadata",
+        notices.metadata(subject(notices=["aws"])),
+        "fail",
+        "notices names aws",
+        "hop limit to 2",
+    )
 
 
 @makes_fail("notices.metadata")

@@ -13,14 +13,14 @@ from segue.doctor import recipe, stores
 from segue.doctor.check import Item, examine, ok
 from segue.doctor.probe import TorchFacts, probe, understood
 from segue.doctor.registry import all_items, without_server
-from segue.doctor.rehearsal import rehearsal_spec, rehearse, why_not_here
+from segue.doctor.run_rehearsal import rehearsal_spec, rehearse, why_not_here
 from segue.doctor.save_time import judge_save
 from segue.doctor.scratch import Scratch
 from segue.doctor.subject import Subject
 from segue.errors import SpecError
 from segue.process import ProcessRef
 from segue.spec import RunSpec, StoreSpec
-from segue.verification.place import RunPlace
+from segue.verification.scratch_place import RunPlace
 from tests.doctor.showing import bad, good, makes_fail
 from tests.doctor.waiting import awaited
 

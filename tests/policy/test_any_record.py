@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from segue.errors import DamagedRecordError, SpecError
 from segue.policy.decide import decide
 from segue.records import Capacity, Heartbeat, Notice, SegmentPlan, SegmentReport, StopReason, VerdictKind
-from segue.reports.cost import cost_report
+from segue.reports.cost_report import cost_report
 from segue.reports.page import RunView, page
 from segue.runlog.entries import DrillEntry, HandoverEntry, PricesEntry, SpendingEntry, StartEntry, body_of, parse
 from segue.runlog.history import fold

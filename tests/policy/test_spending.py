@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from segue.policy.decide import decide
 from segue.policy.spending import Charge, charges_of, month_named, month_of, months_of, pools_now
 from segue.records import Capacity, StopReason
-from segue.reports.cost import Live, cost_report
+from segue.reports.cost_report import Live, cost_report
 from segue.runlog.entries import OpenEntry, PricesEntry
 from tests.support.histories import START, Logbook, make_spec
 

@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 from segue.records import Capacity, Heartbeat, StopReason, Verdict, VerdictKind
-from segue.reports.cost import cost_report
+from segue.reports.cost_report import cost_report
 from segue.reports.page import Picture, RunView, decision_lines, facts, finding_lines, headline, page
 from segue.reports.summary import live_of
 from segue.runlog.entries import VerdictEntry

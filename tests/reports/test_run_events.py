@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 from segue.records import Capacity, Finding, Notice, StopReason, Verdict, VerdictKind
-from segue.reports.cost import cost_report
+from segue.reports.cost_report import cost_report
 from segue.reports.page import RunView
 from segue.reports.run_events import (
     AT_RISK,

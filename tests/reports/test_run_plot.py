@@ -10,7 +10,7 @@ from segue.clock import SystemClock
 from segue.controller.attempt_ends import declare_lost
 from segue.controller.steps import decide_next, open_run
 from segue.records import Capacity, StopReason
-from segue.reports.cost import waits
+from segue.reports.cost_report import waits
 from segue.reports.run_plot import draw, latest_safe_starts
 from segue.reports.tables import decision_rows
 from segue.runlog.history import read_history

@@ -26,7 +26,7 @@ from segue.retraining.models import ModelsLog
 from segue.retraining.pages import card, history_page, question
 from segue.retraining.slots import heartbeat_of
 from segue.retraining.spec import RetrainSpec, Window
-from segue.retraining.versions.artifacts import put_artifact, require_artifact
+from segue.retraining.versions.version_files import put_artifact, require_artifact
 from segue.runlog.parents import read_parent, write_parent
 from segue.stores import open_store
 from segue.testing.faulty_store import FaultyStore

@@ -13,7 +13,7 @@ import pendulum
 import pytest
 from prefect.client.schemas.objects import FlowRun
 
-from segue.prefect.slots.schedule import require_cron
+from segue.prefect.slots.slot_ticks import require_cron
 from segue.retraining.periods import newest_complete, period_at, periods_until
 from segue.retraining.slots import slot_at
 from segue.retraining.spec import RetrainSpec

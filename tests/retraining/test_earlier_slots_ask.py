@@ -19,7 +19,7 @@ from segue.retraining.model_record import SlotStart
 from segue.retraining.models import ModelsLog
 from segue.retraining.slots import heartbeat_of, store_of
 from segue.retraining.spec import RetrainSpec
-from segue.retraining.versions.artifacts import put_artifact
+from segue.retraining.versions.version_files import put_artifact
 from segue.retraining.window import window_of
 from segue.runlog.parents import parents, read_parent
 from segue.stores import open_store

@@ -17,10 +17,10 @@ import pytest
 
 from segue.errors import SpecError
 from segue.parsing import parsed
-from segue.retraining.gate import check
-from segue.retraining.gate.check import check_window
+from segue.retraining.gate import window_check
 from segue.retraining.gate.columns import Columns, columns_of
 from segue.retraining.gate.starter import starter_suite
+from segue.retraining.gate.window_check import check_window
 from segue.retraining.spec import RetrainSpec
 from segue.retraining.window import window_of
 
@@ -109,7 +109,7 @@ def test_the_columns_of_one_expectation_are_gone_before_those_of_the_next_but_on
         return found
 
     monkeypatch.setattr(Columns, "read", watched)
-    monkeypatch.setattr(check, "_LARGE_BYTES", 0)
+    monkeypatch.setattr(window_check, "_LARGE_BYTES", 0)
     gc.disable()  # Circles of objects must not wait for a collection that comes by chance.
     try:
         lake.check()

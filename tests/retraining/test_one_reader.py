@@ -16,7 +16,7 @@ import segue
 from segue.data.config import config_with_data
 from segue.data.files import checked_copies
 from segue.data.frames import facts_of, read_frame
-from segue.data.tables.layout import layout_of
+from segue.data.tables.column_types import layout_of
 from segue.errors import DataContentError, NoDataError
 from segue.parsing import parsed
 from segue.retraining.gate.columns import columns_of

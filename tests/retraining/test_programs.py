@@ -17,11 +17,11 @@ from segue.controller.steps import decide_next, open_run
 from segue.errors import ProgramError, PublishError, RetrainJobError, SpecError
 from segue.records import StopReason
 from segue.retraining.diff import differences
-from segue.retraining.gate.check import check_window
+from segue.retraining.gate.window_check import check_window
 from segue.retraining.pages import card
 from segue.retraining.program_check import asks_for_files, notes_on_files, require_publishable
 from segue.retraining.spec import RetrainSpec
-from segue.retraining.versions.jobs import CheckJob, run_job
+from segue.retraining.versions.candidate_jobs import CheckJob, run_job
 from segue.retraining.versions.scoring import require_functions
 from segue.retraining.window import window_of
 from segue.runlog.history import read_history

@@ -13,7 +13,7 @@ from segue.prefect.slots import questions
 from segue.prefect.slots.questions import PromotionAnswer, Questions, _Given
 from segue.retraining.models import ModelsLog
 from segue.retraining.spec import RetrainSpec
-from segue.retraining.versions.artifacts import put_artifact
+from segue.retraining.versions.version_files import put_artifact
 from segue.stores import open_store
 from segue.testing.clock import FakeClock
 from tests.retraining.monthly import Monthly

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from segue.retraining.spec import RegistrySpec
-from segue.retraining.versions.registry import mirror
+from segue.retraining.versions.mlflow_mirror import mirror
 from segue.stores import open_store
 from tests.cli.test_retraining_commands import version
 from tests.retraining.monthly import Monthly

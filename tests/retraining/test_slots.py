@@ -9,7 +9,7 @@ import pendulum
 import pytest
 
 from segue.errors import NoDataError, SlotEndedError, SpecError
-from segue.prefect.slots.schedule import require_cron, ticks, ticks_of_the_evening_before
+from segue.prefect.slots.slot_ticks import require_cron, ticks, ticks_of_the_evening_before
 from segue.retraining.gate.record import GateResult
 from segue.retraining.model_record import SlotEnd, SlotStart
 from segue.retraining.models import ModelsLog

@@ -25,10 +25,10 @@ from segue.retraining.gate.record import GateResult
 from segue.retraining.history import Models
 from segue.retraining.model_record import SlotStart
 from segue.retraining.slots import run_of
-from segue.retraining.versions.artifacts import state_of, weights_bytes
+from segue.retraining.versions.candidate_jobs import BeginJob, EvaluateJob, run_job
 from segue.retraining.versions.job_main import evaluated
-from segue.retraining.versions.jobs import BeginJob, EvaluateJob, run_job
 from segue.retraining.versions.scoring import nan_predictions, nan_weights
+from segue.retraining.versions.version_files import state_of, weights_bytes
 from segue.retraining.window import window_of
 from segue.runlog.history import read_history
 from segue.runlog.open import open_log

@@ -21,7 +21,7 @@ from segue.checkpoints.saving.written import PreparedCommit
 from segue.curves.frame import curve
 from segue.data.files import fetch, find
 from segue.data.frames import facts_of, read_frame
-from segue.data.tables import limits
+from segue.data.tables import content_limits
 from segue.errors import DataUnreadableError
 from segue.runlog import keys
 
@@ -156,7 +156,7 @@ def test_compressed_csv_is_read(tmp_path, suffix):
 @pytest.mark.matrix
 @pytest.mark.parametrize("suffix", ["gz", "zst"])
 def test_a_file_that_decompresses_to_far_more_than_its_size_is_refused(tmp_path, monkeypatch, suffix):
-    monkeypatch.setattr(limits, "LEAST_LIMIT_BYTES", 2**20)
+    monkeypatch.setattr(content_limits, "LEAST_LIMIT_BYTES", 2**20)
     path = tmp_path / f"bomb.csv.{suffix}"
     with pa.output_stream(str(path), compression="detect") as stream:
         stream.write(b"a,b,c,d\n")
@@ -187,7 +187,7 @@ facts_of(Path({str(path)!r}), name="bomb")
 
 
 def test_a_parquet_file_of_equal_rows_is_refused_by_its_size_in_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr(limits, "LEAST_LIMIT_BYTES", 2**20)
+    monkeypatch.setattr(content_limits, "LEAST_LIMIT_BYTES", 2**20)
     path = written(tmp_path, pa.table({"x": pa.array([0] * 4_000_000, pa.int8())}))
     assert path.stat().st_size < 50_000
     for read in (lambda: read_frame([path]), lambda: facts_of(path, name=str(path))):
@@ -196,7 +196,7 @@ def test_a_parquet_file_of_equal_rows_is_refused_by_its_size_in_memory(tmp_path,
 
 
 def test_a_usual_compressed_file_is_far_from_the_limit(tmp_path, monkeypatch):
-    monkeypatch.setattr(limits, "LEAST_LIMIT_BYTES", 0)
+    monkeypatch.setattr(content_limits, "LEAST_LIMIT_BYTES", 0)
     table = pd.DataFrame({"day": ["2026-01-01"] * 50_000, "delay": [number % 97 for number in range(50_000)]})
     table.to_csv(tmp_path / "data.csv.gz")
     table.to_parquet(tmp_path / "data.parquet")

@@ -11,7 +11,7 @@ import pytest
 from segue.curves.expectations import CurveReport
 from segue.interop.export_readme import readme, readme_of_dcp
 from segue.records import Capacity, Finding, StopReason, Verdict, VerdictKind
-from segue.reports.cost import cost_report
+from segue.reports.cost_report import cost_report
 from segue.reports.page import RunView, page
 from segue.retraining import pages
 from segue.retraining.gate.record import Finding as Unmet
@@ -21,9 +21,9 @@ from segue.retraining.model_record import Artifact, Candidate, Comparison, Inter
 from segue.retraining.models import ModelsLog
 from segue.retraining.spec import MissingPeriod, Window, WindowFile
 from segue.stores import LocalStore
-from segue.verification.comparison import Problem, Resume
+from segue.verification.drill_comparison import Problem, Resume
 from segue.verification.junit import summary_of, summary_of_error
-from segue.verification.page import verifications_page
+from segue.verification.verification_page import verifications_page
 from tests.support.histories import Logbook, make_spec
 from tests.verification.drills import SLOT, red
 from tests.verification.test_junit import report

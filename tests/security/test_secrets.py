@@ -17,7 +17,7 @@ from segue.curves.frame import curve
 from segue.errors import SpecError, StoreUnreachableError
 from segue.interop.export import ExportFormat, write_export
 from segue.records import StopReason
-from segue.reports.cost import cost_report
+from segue.reports.cost_report import cost_report
 from segue.reports.page import RunView, page
 from segue.runlog.history import read_history
 from segue.spec import DataSpec, StoreSpec

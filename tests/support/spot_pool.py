@@ -16,7 +16,7 @@ from segue.clock import SystemClock
 from segue.controller.segment import TrainerEnd, report_or_lost
 from segue.controller.standbys.agent import StandbyAgent, Taken
 from segue.controller.steps import decide_next
-from segue.controller.waiting.starts import Submitted
+from segue.controller.waiting.attempt_starts import Submitted
 from segue.controller.waiting.wait import await_report
 from segue.launch.assignment import Assignment
 from segue.launch.rendezvous import LaunchFolder

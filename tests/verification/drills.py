@@ -10,9 +10,9 @@ from segue.notices.disturbance import DisturbanceKind
 from segue.records import Capacity, CheckpointRef, Environment, Manifest, StopReason, Verdict, VerdictKind, WitnessRow
 from segue.runlog.entries import CommitEntry, DecisionEntry, SealEntry, VerdictEntry
 from segue.spec import RunSpec
-from segue.verification.judgement import Found, judge_verification
-from segue.verification.record import Outcome, Verification
 from segue.verification.runs import DrillRuns
+from segue.verification.verification_outcome import Found, judge_verification
+from segue.verification.verification_record import Outcome, Verification
 from tests.support.histories import ENVIRONMENT, Logbook, make_spec
 
 KILL, NOTICE = DisturbanceKind.KILL, DisturbanceKind.NOTICE

@@ -10,9 +10,9 @@ import torch
 
 from segue.records import StopReason
 from segue.spec import StoreSpec
-from segue.verification.comparison import differing_before
+from segue.verification.drill_comparison import differing_before
 from segue.verification.folder_entries import folder_differences
-from segue.verification.place import RunPlace
+from segue.verification.scratch_place import RunPlace
 from segue.verification.shared_folder import SharedFolder
 from tests.verification.drills import EXACT, KILL, STATE, Pair
 from tests.verification.test_junit import report

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import pytest
 
 from segue.records import Finding, Verdict, VerdictKind
-from segue.verification.comparison import NOTHING_RECORDED, Resume
+from segue.verification.drill_comparison import NOTHING_RECORDED, Resume
 from segue.verification.drill_report import DrillReport
 from segue.verification.junit import junit_of, junit_of_error, summary_of
 from tests.verification.drills import EXACT, KILL, NOTICE, UNVERIFIED

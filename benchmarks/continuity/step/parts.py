@@ -20,7 +20,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from benchmarks.continuity.step.plain import PlainScript
 from benchmarks.continuity.step.stepwise import WITNESS_STEPS, Step, StepKind, Stored, attempt_by_steps
-from segue.continuity import anomalies
+from segue.continuity import anomalous_steps
 from segue.continuity.witness import NORMS_EVERY_STEPS, Witness
 from segue.curves.schema import Curve
 from segue.data.order import SampleOrder
@@ -45,7 +45,7 @@ _FUNCTIONS: dict[str, tuple[tuple[Any, str], ...]] = {
     "parameter norm": ((step_result, "parameter_norm"),),
     "numbers and row": ((step_result, "on_host"), (step_result, "sent"), (live_recipe, "row_of")),
     "state after the steps": ((LiveRecipe, "state_marks"),) if hasattr(LiveRecipe, "state_marks") else (),
-    "anomalies": ((anomalies, "symptom"), (anomalies, "with_loss")),
+    "anomalies": ((anomalous_steps, "symptom"), (anomalous_steps, "with_loss")),
     "witness rows": ((Witness, "wants"), (Witness, "add"), (Witness, "take_full")),
     "row of the curve": ((Curve, "add"),),
     "activity and pace": ((Activity, "step_done"), (Pace, "step_done"), (SavesInFlight, "step_done")),

@@ -13,9 +13,9 @@ from typing import Any, Protocol, TypeVar
 
 import crc32c
 
-from segue.checkpoints.format.base import Base
 from segue.checkpoints.format.digests import Digests, TensorDigest, digests_of
 from segue.checkpoints.format.gc_pause import paused_collector
+from segue.checkpoints.format.incremental_base import Base
 from segue.checkpoints.format.index import Index
 from segue.checkpoints.format.layout import (
     LENGTH_BYTES,

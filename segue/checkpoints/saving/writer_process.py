@@ -17,8 +17,8 @@ import sys
 import threading
 from typing import Any
 
-from segue.checkpoints.format.base import Base
 from segue.checkpoints.format.gc_pause import paused_collector
+from segue.checkpoints.format.incremental_base import Base
 from segue.checkpoints.format.layout import Placed, ShardLayout, TensorSlice, TensorSpec
 from segue.checkpoints.saving import ipc
 from segue.checkpoints.saving.incremental import Bases

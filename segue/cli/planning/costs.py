@@ -10,12 +10,12 @@ from typing import Annotated, Any
 import typer
 
 from segue.cli.options import Endpoint, Json, Store
-from segue.controller.costs.spending import charges_in_store
+from segue.controller.costs.other_spending import charges_in_store
 from segue.errors import COMMAND_LINE, SpecError
 from segue.parsing import parsed
 from segue.policy.spending import Month, month_named
 from segue.reports.console import console, show_json
-from segue.reports.spending import RunCharges, by_month, by_run, by_slot, totals
+from segue.reports.spending_report import RunCharges, by_month, by_run, by_slot, totals
 from segue.reports.summary import state_of
 from segue.reports.tables import rows_table
 from segue.runlog.open import known_runs

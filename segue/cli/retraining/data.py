@@ -55,7 +55,7 @@ def profile(
     """
     if to.exists():
         raise SpecError(source=COMMAND_LINE, problems=(f"--to: {to} exists; name a new file",))
-    from segue.data.tables.layout import layout_of
+    from segue.data.tables.column_types import layout_of
     from segue.retraining.gate.columns import columns_of
     from segue.retraining.gate.starter import starter_suite
 
@@ -89,7 +89,7 @@ def check(file: File = DEFAULT, slot: Slot = None, as_json: Json = False) -> Non
 
     Exit code 0: it passes. 1: it is refused. 2: there is no such data.
     """
-    from segue.retraining.gate.check import check_window
+    from segue.retraining.gate.window_check import check_window
 
     spec = RetrainSpec.from_toml(file)
     when = moment(slot, spec, option="--slot") if slot is not None else slot_at(SystemClock().now())

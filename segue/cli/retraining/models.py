@@ -20,8 +20,8 @@ from segue.retraining.history import Models
 from segue.retraining.model_record import IN_WORDS, Answer, Decision
 from segue.retraining.models import ModelsLog, model_names
 from segue.retraining.pages import card, version_status
-from segue.retraining.versions.artifacts import require_artifact
 from segue.retraining.versions.serving import known_model, place_of, require_in_service
+from segue.retraining.versions.version_files import require_artifact
 from segue.spec import StoreSpec
 from segue.stores import open_store
 from segue.stores.base import Store as OpenedStore
@@ -226,7 +226,7 @@ def _follow(models: Models, store: OpenedStore) -> None:
 
 def _publish(models: Models) -> None:
     from segue.deployments.follow import open_client
-    from segue.deployments.retraining import publish_history
+    from segue.deployments.retrain_deployments import publish_history
     from segue.prefect.api import SILENCE
 
     try:
@@ -243,7 +243,7 @@ def _mirror(models: Models, store: OpenedStore) -> None:
     registries = [version.registry for version in models.candidates.values() if version.registry is not None]
     if not registries:
         return
-    from segue.retraining.versions.registry import mirror
+    from segue.retraining.versions.mlflow_mirror import mirror
 
     try:
         mirror(registries[-1], models, store)

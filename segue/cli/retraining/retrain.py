@@ -51,8 +51,8 @@ def deploy(
     spec = _read(file)
     require_prefect("retrain")
     from segue.deployments.follow import open_client, require_server
-    from segue.deployments.retraining import deploy as deploy_here
-    from segue.prefect.slots.schedule import ticks, ticks_of_the_evening_before
+    from segue.deployments.retrain_deployments import deploy as deploy_here
+    from segue.prefect.slots.slot_ticks import ticks, ticks_of_the_evening_before
 
     require_lasting_server("segue retrain deploy")
     require_server()
@@ -103,7 +103,7 @@ def backfill(
     """
     spec = _read(file)
     require_prefect("retrain")
-    from segue.prefect.slots.schedule import require_cron, ticks
+    from segue.prefect.slots.slot_ticks import require_cron, ticks
 
     require_cron(spec)
     first, last = (moment(text, spec, option=option) for text, option in ((since, "--from"), (until, "--to")))
@@ -174,7 +174,7 @@ def _run_all(spec: RetrainSpec, file: Path, wanted: list[datetime]) -> None:
 
 
 def _run(client: SyncPrefectClient, spec: RetrainSpec, file: Path, slot: datetime, *, is_local: bool) -> bool:
-    from segue.deployments.retraining import deploy, start_slot, wait_for
+    from segue.deployments.retrain_deployments import deploy, start_slot, wait_for
     from segue.prefect.state_words import in_words
 
     if is_local:

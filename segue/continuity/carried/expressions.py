@@ -16,6 +16,7 @@ from segue.continuity.carried.calls import (
     shows,
     words_of,
 )
+from segue.continuity.carried.code_facts import NOTHING, Binding, Found, MethodCall, Spots, call_of, result_of
 from segue.continuity.carried.flows import (
     COLLECTION,
     PROCESS,
@@ -26,7 +27,6 @@ from segue.continuity.carried.flows import (
     Spot,
     spot_of,
 )
-from segue.continuity.carried.found import NOTHING, Binding, Found, MethodCall, Spots, call_of, result_of
 from segue.continuity.carried.source import Function
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from segue.continuity.carried.flows import Flows, spot_of
-from segue.continuity.carried.liveness import Loop, bound_before, live_in, loops_at, targets_of, written_in
+from segue.continuity.carried.live_names import Loop, bound_before, live_in, loops_at, targets_of, written_in
 from segue.continuity.carried.source import MODULE, Function, function_at, own_nodes
 
 _LONGEST = 40

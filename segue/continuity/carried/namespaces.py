@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator
 from functools import cached_property
 
 from segue.continuity.carried.flows import AttributeChange, Flows, Spot, spot_of
-from segue.continuity.carried.liveness import Loop, live_at_entry, live_in, loops_at
+from segue.continuity.carried.live_names import Loop, live_at_entry, live_in, loops_at
 from segue.continuity.carried.loop_names import CarriedName, Running
 from segue.continuity.carried.source import Function, function_at, functions_of
 

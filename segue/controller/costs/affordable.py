@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from segue.clock import Clock
+from segue.controller.costs.other_spending import with_spending_to_start
 from segue.controller.costs.prices import with_prices_to_start
-from segue.controller.costs.spending import with_spending_to_start
 from segue.errors import BudgetError
 from segue.policy.decide import decide
 from segue.runlog.history import History

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from segue.clock import Clock
+from segue.controller.waiting.attempt_starts import Starts
 from segue.controller.waiting.queue_wait import QueueWatch
-from segue.controller.waiting.starts import Starts
 from segue.policy import clamp, queueing, refusals
 from segue.policy.estimates import Situation, situation
 from segue.policy.queueing import Queues

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from segue.clock import Clock
-from segue.controller.waiting.starts import Starts
+from segue.controller.waiting.attempt_starts import Starts
 from segue.spec import RunSpec
 
 _LATE_REPORT_SECONDS = 5.0

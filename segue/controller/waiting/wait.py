@@ -11,12 +11,12 @@ from segue.controller.attempt_ends import declare_as, declare_lost
 from segue.controller.liveness import HeartbeatTimeout
 from segue.controller.standbys.manager import StandbyManager
 from segue.controller.steps import CANCELLED
+from segue.controller.waiting.attempt_starts import Starts, Submitted
 from segue.controller.waiting.capacity_wait import CapacityWait, Show
 from segue.controller.waiting.flow_run_end import FlowRunEnd
 from segue.controller.waiting.look_schedule import LookSchedule
 from segue.controller.waiting.queue_wait import QueueWatch
 from segue.controller.waiting.recalled import Recalled
-from segue.controller.waiting.starts import Starts, Submitted
 from segue.notices.recall import recall
 from segue.policy import clamp
 from segue.policy.estimates import Situation, situation

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.csv
 
 from segue.data.tables.cells import first_refused
-from segue.data.tables.limits import refuse_more, refuse_names
+from segue.data.tables.content_limits import refuse_more, refuse_names
 from segue.errors import DataContentError, DataUnreadableError
 from segue.spec import Reading
 

@@ -12,8 +12,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from segue.data.tables.cells import MOST_EXACT
-from segue.data.tables.facts import ColumnFacts, FileFacts
-from segue.data.tables.limits import refuse_more, refuse_names
+from segue.data.tables.column_facts import ColumnFacts, FileFacts
+from segue.data.tables.content_limits import refuse_more, refuse_names
 
 _INDEX = re.compile(r"__index_level_\d+__")
 """Columns in which pandas keeps an index without a name. It is no data."""

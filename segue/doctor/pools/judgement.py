@@ -9,28 +9,28 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 from segue.doctor.check import CheckOutcome, Result, skipped, worst
-from segue.doctor.pools import containers, queues
-from segue.doctor.pools.jobs import CONTAINERS, ECS, KUBERNETES, PoolJob
-from segue.doctor.pools.state import Needs, PoolState
+from segue.doctor.pools import job_judgement, queue_judgement
+from segue.doctor.pools.pool_state import Needs, PoolState
+from segue.doctor.pools.segment_job import CONTAINERS, ECS, KUBERNETES, PoolJob
 
 Judge = Callable[[PoolState, Needs], Result]
 
 JUDGES: Mapping[str, Judge] = MappingProxyType(
     {
-        "pool.queue": queues.queue,
-        "pool.paused": queues.paused,
-        "pool.workers": queues.workers,
-        "pool.limits": queues.limits,
-        "pool.job-variables": queues.job_variables,
-        "pool.sigterm": containers.sigterm,
-        "pool.backoff-limit": containers.retries,
-        "pool.pod-replacement": containers.pod_replacement,
-        "pool.grace-period": containers.grace_period,
-        "pool.shared-memory": containers.shared_memory,
-        "pool.finished-jobs": containers.finished_jobs,
-        "pool.memory": containers.container_memory,
-        "pool.nodes": containers.nodes,
-        "pool.store": containers.store_reach,
+        "pool.queue": queue_judgement.queue,
+        "pool.paused": queue_judgement.paused,
+        "pool.workers": queue_judgement.workers,
+        "pool.limits": queue_judgement.limits,
+        "pool.job-variables": queue_judgement.job_variables,
+        "pool.sigterm": job_judgement.sigterm,
+        "pool.backoff-limit": job_judgement.retries,
+        "pool.pod-replacement": job_judgement.pod_replacement,
+        "pool.grace-period": job_judgement.grace_period,
+        "pool.shared-memory": job_judgement.shared_memory,
+        "pool.finished-jobs": job_judgement.finished_jobs,
+        "pool.memory": job_judgement.container_memory,
+        "pool.nodes": job_judgement.nodes,
+        "pool.store": job_judgement.store_reach,
     }
 )
 """Every check of a pool, by its name."""

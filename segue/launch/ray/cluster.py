@@ -15,8 +15,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from segue.clock import Clock
 from segue.errors import RaySetupError
 from segue.launch.problem import Problem, as_pairs
-from segue.launch.ray.node import facts_here
-from segue.launch.ray.placement import Node, Resources, mark_of
+from segue.launch.ray.bundle_actor import facts_here
+from segue.launch.ray.placement_group import Node, Resources, mark_of
 from segue.launch.ray.problems import (
     NodeFacts,
     is_of_import,

@@ -25,11 +25,11 @@ from segue.launch.assignment import Assignment, ExitCode
 from segue.launch.output import survive_broken_output
 from segue.launch.problem import Problem, as_pairs
 from segue.launch.ray import cluster
+from segue.launch.ray.bundle_actor import facts_here, shared_variables
+from segue.launch.ray.driver_status import DriverStatus, StatusFolder
 from segue.launch.ray.gang import ActorLostError, Gang
-from segue.launch.ray.node import facts_here, shared_variables
-from segue.launch.ray.placement import bundle_of, bundles_now, in_words, is_to_ask
+from segue.launch.ray.placement_group import bundle_of, bundles_now, in_words, is_to_ask
 from segue.launch.ray.problems import node_problems
-from segue.launch.ray.status import DriverStatus, StatusFolder
 from segue.process import Parent
 
 log = logging.getLogger(__name__)

@@ -15,8 +15,8 @@ from segue.errors import RaySetupError
 from segue.launch.assignment import Assignment, ExitCode
 from segue.launch.meeting import Nodes
 from segue.launch.problem import as_pairs
-from segue.launch.ray.node import RanksAnswer, remote_class
-from segue.launch.ray.placement import Resources
+from segue.launch.ray.bundle_actor import RanksAnswer, remote_class
+from segue.launch.ray.placement_group import Resources
 from segue.launch.ray.problems import NodeFacts, is_of_import, not_importable
 
 log = logging.getLogger(__name__)

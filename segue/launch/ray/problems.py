@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pydantic import BaseModel, ConfigDict
 
 from segue.launch.problem import Problem
-from segue.launch.ray.placement import Node, bundle_counts, bundle_of, in_words, mark_of, room
+from segue.launch.ray.placement_group import Node, bundle_counts, bundle_of, in_words, mark_of, room
 from segue.records import Capacity
 from segue.spec import RunSpec
 

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from segue.launch.assignment import Assignment
-from segue.launch.slurm.partition import Partition
+from segue.launch.slurm.slurm_partition import Partition
 from segue.records import Capacity
 from segue.spec import RunSpec
 

@@ -12,10 +12,10 @@ from segue.clock import Clock
 from segue.errors import SlurmSetupError
 from segue.launch.assignment import Assignment, ExitCode
 from segue.launch.launcher import Ending
-from segue.launch.slurm.checks import require_slurm
 from segue.launch.slurm.commands import CommandResult, ask, find_jobs, submitted_id, waiting_jobs
-from segue.launch.slurm.partition import partition_shown
 from segue.launch.slurm.script import batch_script, older_jobs, partition_of, sbatch_command
+from segue.launch.slurm.slurm_partition import partition_shown
+from segue.launch.slurm.slurm_problems import require_slurm
 
 log = logging.getLogger(__name__)
 

@@ -13,10 +13,10 @@ from prefect.settings import PREFECT_API_URL
 from segue.clock import Clock
 from segue.credentials import masked
 from segue.doctor.check import Item, Result, ok, refused, worst
-from segue.doctor.pools.containers import kept_seconds
+from segue.doctor.pools.job_judgement import kept_seconds
 from segue.doctor.pools.judgement import JUDGES, judge
-from segue.doctor.pools.state import Needs
-from segue.doctor.server import (
+from segue.doctor.pools.pool_state import Needs
+from segue.doctor.server_judgement import (
     judge_database,
     judge_recovery,
     judge_refusals,
@@ -26,7 +26,7 @@ from segue.doctor.server import (
 )
 from segue.doctor.subject import Subject
 from segue.prefect.api import SILENCE, quick_client, refusal
-from segue.prefect.doctor.server import Pools, database_of, open_parents, refused_writes
+from segue.prefect.doctor.server_facts import Pools, database_of, open_parents, refused_writes
 from segue.prefect.pools import is_verification_limited, recovery_of, server_version
 from segue.spec.pool_prices import PoolSpec
 

@@ -13,8 +13,8 @@ from prefect.exceptions import ObjectNotFound
 from segue.policy.queueing import UNLIMITED, Queues, Slots, queue_seconds
 from segue.prefect.api import SILENCE, quick_client
 from segue.prefect.parent_clock import parent_clock, time_at
+from segue.prefect.queues.pool_slots import Limit, count_waiting, read_limit, without_own
 from segue.prefect.queues.shared import SharedReadings
-from segue.prefect.queues.slots import Limit, count_waiting, read_limit, without_own
 from segue.spec import RunSpec
 
 log = logging.getLogger(__name__)

@@ -13,12 +13,12 @@ from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.exceptions import ObjectNotFound
 
 from segue.clock import SystemClock
-from segue.controller.looks import begin_look
 from segue.controller.recovery import OrphanWatch
+from segue.controller.recovery_looks import begin_look
 from segue.errors import SegueError
 from segue.prefect.api import SILENCE
 from segue.prefect.parent_clock import clock_of
-from segue.prefect.recovery.parents import recover_run
+from segue.prefect.recovery.dead_parents import recover_run
 from segue.prefect.recovery.segment_states import settle_left
 from segue.prefect.recovery.slot_parents import is_slot, recover_slot
 from segue.runlog.open import log_in

@@ -20,7 +20,7 @@ from prefect.client.schemas.sorting import FlowRunSort
 from prefect.exceptions import ObjectNotFound
 from prefect.states import Cancelled
 
-from segue.doctor.server import Recovery, judge_recovery
+from segue.doctor.server_judgement import Recovery, judge_recovery
 from segue.prefect.api import SILENCE
 from segue.prefect.pools import recovery_of
 

@@ -17,7 +17,7 @@ from prefect.states import Scheduled, to_state_create
 from segue.errors import OrchestratorError
 from segue.prefect.api import create_flow_run
 from segue.prefect.parent_clock import time_at
-from segue.prefect.recovery.parents import known_server_id, start_seconds, will_start
+from segue.prefect.recovery.dead_parents import known_server_id, start_seconds, will_start
 from segue.prefect.slots.questions import go_on
 from segue.prefect.slots.turns import stop_run
 from segue.prefect.state_words import Word, is_by_a_person, state_with

@@ -37,7 +37,7 @@ from segue.retraining.model_record import Answer, Decision
 from segue.retraining.models import ModelsLog, expired
 from segue.retraining.pages import question
 from segue.retraining.spec import RetrainSpec
-from segue.retraining.versions.artifacts import require_artifact
+from segue.retraining.versions.version_files import require_artifact
 
 _LOOK_SECONDS = 5.0
 

@@ -7,7 +7,7 @@ from datetime import datetime
 
 from segue.controller.standbys.messages import held_by_standbys
 from segue.errors import MissingExtraError
-from segue.reports.cost import cost_report
+from segue.reports.cost_report import cost_report
 from segue.reports.page import Picture, RunView
 from segue.reports.run_plot import draw
 from segue.reports.summary import live_of

@@ -105,7 +105,7 @@ def _as_parquet(path: Path, to: Path, name: str, types: Mapping[str, str], readi
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    from segue.data.tables.layout import arrow_type
+    from segue.data.tables.column_types import arrow_type
 
     schema = pa.schema([(column, arrow_type(kind) or pa.null()) for column, kind in types.items()])
     with pq.ParquetWriter(to, schema) as writer:

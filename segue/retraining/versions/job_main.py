@@ -21,7 +21,7 @@ from segue.interop.export_files import plain_state
 from segue.interop.import_weights import import_weights
 from segue.interop.load import choose_checkpoint, read_verified
 from segue.recipe import import_build
-from segue.reports.cost import cost_report
+from segue.reports.cost_report import cost_report
 from segue.reports.summary import late_seconds_at_end
 from segue.retraining.evaluation import Promotion, Scores, compare, decide
 from segue.retraining.model_record import Candidate, Comparison, SlotStart, Training
@@ -29,16 +29,8 @@ from segue.retraining.models import ModelsLog
 from segue.retraining.program_check import require_publishable
 from segue.retraining.slots import store_of
 from segue.retraining.spec import RetrainSpec
-from segue.retraining.versions.artifacts import (
-    PROGRAM,
-    WEIGHTS,
-    get_artifact,
-    program_bytes,
-    put_artifact,
-    weights_bytes,
-)
-from segue.retraining.versions.jobs import JOB, AnyJob, BeginJob, CheckJob, EvaluateJob, JobResult, MirrorJob
-from segue.retraining.versions.registry import mirror
+from segue.retraining.versions.candidate_jobs import JOB, AnyJob, BeginJob, CheckJob, EvaluateJob, JobResult, MirrorJob
+from segue.retraining.versions.mlflow_mirror import mirror
 from segue.retraining.versions.scoring import (
     built_model,
     called,
@@ -47,6 +39,14 @@ from segue.retraining.versions.scoring import (
     published_model,
     require_functions,
     scores_of,
+)
+from segue.retraining.versions.version_files import (
+    PROGRAM,
+    WEIGHTS,
+    get_artifact,
+    program_bytes,
+    put_artifact,
+    weights_bytes,
 )
 from segue.runlog.history import Checkpoint, History, read_history
 from segue.runlog.log import RunLog

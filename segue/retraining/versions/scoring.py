@@ -18,7 +18,7 @@ from segue.recipe import import_build, users_line
 from segue.retraining.evaluation import Scores, checked_scores
 from segue.retraining.model_record import Candidate
 from segue.retraining.spec import RetrainSpec
-from segue.retraining.versions.artifacts import get_artifact, program_of, state_of
+from segue.retraining.versions.version_files import get_artifact, program_of, state_of
 from segue.stores.base import Store
 from segue.user_objects import can_be_called
 

@@ -16,7 +16,7 @@ from segue.errors import (
 )
 from segue.retraining.history import Models
 from segue.retraining.models import ModelsLog
-from segue.retraining.versions.artifacts import get_artifact, program_of, state_of
+from segue.retraining.versions.version_files import get_artifact, program_of, state_of
 from segue.runlog.open import DEFAULT_STORE
 from segue.spec import StoreSpec
 from segue.stores import StoreReadError, open_store

@@ -17,8 +17,8 @@ from torch import nn
 
 from segue.checkpoints.format.collections import is_frame
 from segue.checkpoints.format.constants import CONSTANTS
+from segue.continuity.carried.carried_sentences import ITERATOR, KEEPER, OF_CODE
 from segue.continuity.carried.loop_names import CarriedName
-from segue.continuity.carried.sentences import ITERATOR, KEEPER, OF_CODE
 from segue.continuity.carried.source import calls_method
 from segue.continuity.code_hash import is_users
 from segue.continuity.iterators import is_iterator, position_of

@@ -13,17 +13,17 @@ from typing import Any
 from segue.continuity.recipe_diff import RANGE
 from segue.continuity.state_marks import Marks
 from segue.curves.schema import NO_METRICS
-from segue.data.streams import streams_kept
+from segue.data.global_streams import streams_kept
 from segue.errors import SessionError
 from segue.records import Finding, Notice, StopReason
 from segue.spec import RunSpec
 from segue.trainer.programs.batches import BatchesComponent, SessionBatch
 from segue.trainer.programs.loaders import Loaders
-from segue.trainer.programs.measures import Measures, PendingGradients
 from segue.trainer.programs.owner import AttemptEnded, Owner
 from segue.trainer.programs.program_loop import Ending, ProgramLoop
 from segue.trainer.programs.program_record import ProgramRecord
 from segue.trainer.programs.step_in_progress import StepInProgress
+from segue.trainer.programs.step_measures import Measures, PendingGradients
 from segue.trainer.programs.tracked import Epoch
 from segue.trainer.programs.tracked_state import TrackedState
 from segue.trainer.workloads.base import StepDue, Steps

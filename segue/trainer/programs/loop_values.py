@@ -11,11 +11,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from segue.continuity.carried.carried_sentences import findings_of, unread_ones
 from segue.continuity.carried.flows import Flows
 from segue.continuity.carried.loop_names import CarriedName, LoopNames, Running, names_in_loops
 from segue.continuity.carried.namespaces import NamespaceFlows
 from segue.continuity.carried.reading import flows_of
-from segue.continuity.carried.sentences import findings_of, unread_ones
 from segue.continuity.carried.source import MODULE
 from segue.continuity.recipe_diff import NOT_STATE
 from segue.continuity.untracked.coverage import Coverage

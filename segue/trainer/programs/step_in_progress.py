@@ -11,7 +11,7 @@ from segue.continuity.fingerprints import batch_fingerprint, input_fingerprint, 
 from segue.continuity.verdict import Prelude
 from segue.continuity.witness import StepRow
 from segue.trainer.programs.batches import SessionBatch
-from segue.trainer.programs.measures import Measures
+from segue.trainer.programs.step_measures import Measures
 from segue.trainer.ranks.collectives import Ranks
 from segue.trainer.ranks.consensus import StepNumbers, combined
 from segue.trainer.workloads.base import LateStep, StepDue, StepMade

@@ -17,10 +17,10 @@ from segue.continuity.state_marks import Marks, begin_marks
 from segue.errors import SessionError
 from segue.records import Finding
 from segue.trainer.programs.folder import Folder
-from segue.trainer.programs.measures import parameters_of
-from segue.trainer.programs.outside import of_program
 from segue.trainer.programs.owner import Owner
+from segue.trainer.programs.program_outside import of_program
 from segue.trainer.programs.program_record import ProgramRecord
+from segue.trainer.programs.step_measures import parameters_of
 from segue.trainer.programs.tracked import AsStored, Carried, Variable, components_of_object
 from segue.trainer.ranks.collectives import Ranks
 from segue.trainer.ranks.ddp import bare

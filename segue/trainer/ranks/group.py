@@ -15,7 +15,7 @@ from segue.clock import Clock
 from segue.errors import SegueError
 from segue.trainer.ranks.collectives import Ranks, RanksOfProgram, TorchRanks, is_one_of_several
 from segue.trainer.ranks.exchange import Exchange
-from segue.trainer.ranks.failures import RankFailures
+from segue.trainer.ranks.rank_failures import RankFailures
 
 log = logging.getLogger(__name__)
 

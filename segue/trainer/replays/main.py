@@ -19,8 +19,8 @@ from segue.stores.retry import patiently
 from segue.trainer.health.failures import without_traceback
 from segue.trainer.process.environment import allow_deterministic_alone
 from segue.trainer.replays.fresh import ANSWER, FreshAnswer, ReplayRequest
-from segue.trainer.replays.process import begin_beside, leave
 from segue.trainer.replays.replay import replay
+from segue.trainer.replays.replay_process import begin_beside, leave
 
 log = logging.getLogger("segue.replay")
 

@@ -25,7 +25,7 @@ from segue.runlog.log import RunLog
 from segue.stores.base import Store
 from segue.trainer.process.environment import environment_of, prepare_device
 from segue.trainer.ranks.collectives import Ranks
-from segue.trainer.replays.process import cap_device_memory
+from segue.trainer.replays.replay_process import cap_device_memory
 from segue.trainer.workloads.live_recipe import LiveRecipe
 from segue.trainer.workloads.state import capture
 

@@ -18,11 +18,11 @@ from segue.stores.base import Store
 from segue.trainer.claim import Claim
 from segue.trainer.ranks.collectives import Ranks
 from segue.trainer.replays.opinion import SecondOpinion
-from segue.trainer.resuming.check import StateCheck, changed_by_another_hand
 from segue.trainer.resuming.comparison import Terms
 from segue.trainer.resuming.found import CheckpointSource, Found
 from segue.trainer.resuming.judge import Judge
 from segue.trainer.resuming.phases import Judged, Replaying
+from segue.trainer.resuming.state_check import StateCheck, changed_by_another_hand
 from segue.trainer.workloads.components import Component
 
 log = logging.getLogger(__name__)

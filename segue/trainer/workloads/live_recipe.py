@@ -21,9 +21,9 @@ from segue.continuity.verdict import Prelude
 from segue.continuity.witness import StepRow
 from segue.curves.schema import NO_METRICS
 from segue.data.config import config_with_data
+from segue.data.global_streams import seed_all
 from segue.data.groups import Group, grouped
 from segue.data.loader import Feed
-from segue.data.streams import seed_all
 from segue.errors import RecipeError
 from segue.recipe import built_recipe, import_build
 from segue.records import Finding, Notice, Skip, StateMark

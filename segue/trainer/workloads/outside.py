@@ -18,7 +18,7 @@ from segue.continuity.untracked.marks import Mark, mark_of
 from segue.continuity.untracked.place import Leaf
 from segue.continuity.untracked.reach import Reach
 from segue.continuity.untracked.scope import name_of_definition
-from segue.continuity.untracked.watch import Watch
+from segue.continuity.untracked.value_watch import Watch
 from segue.data.sampled import has_own_sampler
 from segue.recipe import Recipe
 from segue.records import Finding

@@ -9,7 +9,7 @@ import pytest
 from benchmarks.continuity.carried.kind import Kind, in_steps
 from benchmarks.continuity.carried.trial import outcome_of
 from segue.continuity.naming import CARRIED
-from segue.trainer.programs.outside import ProgramOutside
+from segue.trainer.programs.program_outside import ProgramOutside
 
 RATES = "''.join(f'{0.02 * 0.95**k:.8f}\\n' for k in range(60))"
 COMPARED = (

@@ -6,9 +6,9 @@ from textwrap import dedent
 
 import pytest
 
+from segue.continuity.carried.carried_sentences import ITERATOR, OF_CODE, fix_of
 from segue.continuity.carried.loop_names import CarriedName, Running, names_in_loops
 from segue.continuity.carried.reading import flows_of
-from segue.continuity.carried.sentences import ITERATOR, OF_CODE, fix_of
 from segue.continuity.carried.source import functions_of
 
 

@@ -6,10 +6,10 @@ from textwrap import dedent
 
 import pytest
 
+from segue.continuity.carried.carried_sentences import fix_of
 from segue.continuity.carried.loop_names import Running
 from segue.continuity.carried.namespaces import NamespaceFlows
 from segue.continuity.carried.reading import flows_of
-from segue.continuity.carried.sentences import fix_of
 from segue.continuity.carried.source import functions_of
 
 _PROGRAM = """

@@ -15,7 +15,7 @@ from segue.controller.standbys.messages import StandbyCommand, StandbyStatus, pu
 from segue.controller.steps import check_start, decide_next, open_run
 from segue.errors import BudgetError
 from segue.records import StopReason, VerdictKind
-from segue.reports.cost import cost_report
+from segue.reports.cost_report import cost_report
 from segue.runlog import keys
 from segue.runlog.entries import SpendingEntry
 from segue.runlog.history import read_history

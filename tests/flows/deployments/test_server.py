@@ -15,9 +15,9 @@ import sqlalchemy as sa
 from prefect.client.orchestration import get_client
 from prefect.server.database.configurations import AioSqliteConfiguration
 
-from segue.deployments.local_stack import server
+from segue.deployments.local_stack import stack_server
 from segue.deployments.local_stack.database import keep_template, template_file
-from segue.deployments.local_stack.server import ImmediateSqlite, prepare
+from segue.deployments.local_stack.stack_server import ImmediateSqlite, prepare
 
 
 async def _read_then_write_beside_a_writer(config: AioSqliteConfiguration) -> int:
@@ -70,7 +70,7 @@ def migrations(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
         with sqlite3.connect(tmp_path / "home" / "prefect.db") as connection:
             connection.execute("CREATE TABLE alembic_version (version_num TEXT)")
 
-    monkeypatch.setattr(server, "_create", create)
+    monkeypatch.setattr(stack_server, "_create", create)
     return made
 
 
@@ -120,7 +120,7 @@ def test_where_there_is_no_database_no_template_is_kept_and_no_file_is_made(tmp_
 def test_a_server_whose_port_is_taken_ends_at_once_and_says_so():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        command = [sys.executable, "-m", "segue.deployments.local_stack.server", str(port)]
+        command = [sys.executable, "-m", "segue.deployments.local_stack.stack_server", str(port)]
         ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=300)
     assert ended.returncode == 1
     assert ended.stderr == f"port {port} cannot be used: Address already in use\n"
@@ -130,11 +130,11 @@ def test_a_server_whose_port_is_taken_ends_at_once_and_says_so():
 def test_a_database_without_a_template_has_prefects_migrations_and_blocks(tmp_path, monkeypatch):
     code = (
         "import sys; from pathlib import Path\n"
-        "from segue.deployments.local_stack import server\n"
+        "from segue.deployments.local_stack import stack_server\n"
         "from prefect.server.database import dependencies\n"
         "folder = Path(sys.argv[1])\n"
         "url = f'sqlite+aiosqlite:///{folder}/home/prefect.db'\n"
-        "dependencies.MODELS_DEPENDENCIES['database_config'] = server.ImmediateSqlite(connection_url=url)\n"
+        "dependencies.MODELS_DEPENDENCIES['database_config'] = stack_server.ImmediateSqlite(connection_url=url)\n"
         "server.prepare(folder / 'home' / 'prefect.db', template=folder / 'template.db')\n"
     )
     monkeypatch.setenv("PREFECT_SERVER_DATABASE_CONNECTION_URL", f"sqlite+aiosqlite:///{tmp_path}/home/prefect.db")

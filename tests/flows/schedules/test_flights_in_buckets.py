@@ -17,7 +17,7 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowFilter, FlowFilterName
 
 from segue.deployments.local_stack.stack import LocalStack
-from segue.deployments.retraining import wait_for
+from segue.deployments.retrain_deployments import wait_for
 from segue.prefect.state_words import in_words
 from segue.records import Heartbeat
 from segue.retraining.models import Models, ModelsLog

@@ -19,7 +19,7 @@ from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
 from prefect.events.filters import EventFilter, EventNameFilter
 from prefect.states import Cancelling, Scheduled
 
-from segue.deployments.retraining import deploy, start_slot
+from segue.deployments.retrain_deployments import deploy, start_slot
 from segue.prefect.recovery.look import look_at
 from segue.prefect.state_words import in_words
 from segue.retraining.slots import run_id_of, store_of

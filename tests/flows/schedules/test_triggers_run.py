@@ -6,7 +6,7 @@ import pytest
 from prefect.client.schemas.filters import FlowFilter, FlowFilterName
 from prefect.events import Event, Resource
 
-from segue.deployments.retraining import deploy
+from segue.deployments.retrain_deployments import deploy
 from segue.flows.watch import watch
 from segue.prefect.state_words import in_words
 from segue.retraining.slots import run_id_of

@@ -20,8 +20,8 @@ from segue.records import Capacity, StopReason
 from segue.runlog.history import read_history
 from segue.runlog.open import open_log
 from segue.stores import open_store
-from segue.verification.record import Outcome
 from segue.verification.runs import DrillRuns
+from segue.verification.verification_record import Outcome
 from segue.verification.verifications import VerificationsLog
 from tests.flows.test_live_run import deploy_notify, notified, versions
 from tests.flows.test_runs import final_state, live_attempt, until

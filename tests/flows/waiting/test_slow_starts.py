@@ -16,7 +16,7 @@ from segue.clock import SystemClock
 from segue.controller.steps import decide_next, open_run
 from segue.policy.availability import preemptions
 from segue.prefect.prefect_orchestrator import PrefectOrchestrator
-from segue.prefect.queues import starts
+from segue.prefect.queues import flow_run_start
 from segue.records import Capacity, StopReason
 from segue.runlog.history import read_history
 from tests.flows.test_runs import LONG, ended_segments, final_state, segment_runs, start, until
@@ -110,7 +110,7 @@ def test_a_segment_whose_worker_died_before_it_started_is_started_again_though_n
 
 
 def test_how_long_a_start_has_taken_is_known_to_a_parent_that_comes_later(client, make_spec, monkeypatch):
-    monkeypatch.setattr(starts, "_ASK_SECONDS", 0.5)
+    monkeypatch.setattr(flow_run_start, "_ASK_SECONDS", 0.5)
     spec = make_spec(run_id="taken-and-lost", **LONG)
     runlog = open_run(spec, clock=SystemClock())
     plan = decide_next(runlog, spec, clock=SystemClock()).plan

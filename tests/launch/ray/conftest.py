@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from segue.launch.ray.checks import has_ray
+from segue.launch.ray.ray_problems import has_ray
 from segue.runlog.log import RunLog
 from segue.spec import RunSpec
 from tests.launch.ray.local_cluster import ENVIRONMENT, RayCluster

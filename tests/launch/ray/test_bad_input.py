@@ -7,7 +7,7 @@ import pytest
 from segue.controller.local_run import run_here
 from segue.doctor import launchers
 from segue.doctor.subject import Subject
-from segue.launch.ray.checks import ray_problems
+from segue.launch.ray.ray_problems import ray_problems
 from tests.doctor.showing import bad, good
 
 pytestmark = pytest.mark.matrix

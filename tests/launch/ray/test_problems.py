@@ -12,9 +12,10 @@ import pytest
 from segue.errors import RaySetupError, SpecError
 from segue.launch.assignment import Assignment
 from segue.launch.problem import Problem
-from segue.launch.ray import checks, trainer
-from segue.launch.ray.checks import ray_problems, require_ray
-from segue.launch.ray.placement import Node, bundle_of, bundles_now, in_words, is_to_ask, room
+from segue.launch.ray import ray_problems as checks
+from segue.launch.ray import ray_trainer
+from segue.launch.ray.driver_status import DriverStatus, StatusFolder
+from segue.launch.ray.placement_group import Node, bundle_of, bundles_now, in_words, is_to_ask, room
 from segue.launch.ray.problems import (
     REQUIREMENT,
     NodeFacts,
@@ -23,7 +24,7 @@ from segue.launch.ray.problems import (
     resource_problems,
     version_refusal,
 )
-from segue.launch.ray.status import DriverStatus, StatusFolder
+from segue.launch.ray.ray_problems import ray_problems, require_ray
 from segue.records import Capacity, SegmentPlan
 from segue.spec import RunSpec
 
@@ -193,9 +194,9 @@ def test_a_machine_without_ray_is_named_with_the_fix(make_ray_spec, monkeypatch)
 
 
 def test_a_segment_without_ray_ends_its_attempt_with_the_fix(make_ray_spec, monkeypatch):
-    monkeypatch.setattr(trainer, "has_ray", lambda: False)
+    monkeypatch.setattr(ray_trainer, "has_ray", lambda: False)
     plan = SegmentPlan(segment=0, attempt=1, capacity=Capacity.SPOT, deployment="segment/spot")
-    started = trainer.RayTrainer(Assignment(spec=make_ray_spec(), plan=plan))
+    started = ray_trainer.RayTrainer(Assignment(spec=make_ray_spec(), plan=plan))
     assert started.wait(60) == 1
     assert "pip install 'segue[ray]'" in str(started.ending.refusal)
     started.give_notice()
@@ -203,7 +204,7 @@ def test_a_segment_without_ray_ends_its_attempt_with_the_fix(make_ray_spec, monk
 
 
 def test_a_driver_that_ray_aborts_says_so():
-    ended = trainer._last_status(DriverStatus(has_started=True), -signal.SIGABRT)
+    ended = ray_trainer._last_status(DriverStatus(has_started=True), -signal.SIGABRT)
     assert ended.code == -signal.SIGKILL
     assert ended.ending.in_words.endswith("as Ray does when the cluster's head restarts")
     assert ended.ending.had_machine

@@ -6,7 +6,7 @@ import pytest
 
 from segue.launch.slurm.commands import CommandResult
 from segue.launch.slurm.job import SlurmJob, job_accounted, job_completed, job_shown
-from segue.launch.slurm.partition import minutes_of, partition_shown
+from segue.launch.slurm.slurm_partition import minutes_of, partition_shown
 
 NAME = "segue-tiny-seg0-a1-0a1b2c3d"
 SHOWN = """JobId=1 JobName={name}

@@ -17,8 +17,8 @@ from segue.controller.steps import decide_next
 from segue.errors import SpecError
 from segue.launch.assignment import Assignment
 from segue.launch.node import nodes_of_slurm
-from segue.launch.slurm.partition import Partition
 from segue.launch.slurm.script import batch_script, job_name, limit_minutes, older_jobs, sbatch_command
+from segue.launch.slurm.slurm_partition import Partition
 from segue.policy.handover import may_come_back
 from segue.records import Capacity, SegmentPlan
 from segue.runlog.history import read_history

@@ -6,14 +6,14 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from segue.prefect.slots.schedule import begins_for_data
+from segue.prefect.slots.slot_ticks import begins_for_data
 from segue.retraining.gate.profile import profile_of
 from segue.retraining.gate.record import GateResult
 from segue.retraining.history import Models
 from segue.retraining.model_record import Artifact, Candidate, SlotEnd, SlotStart
 from segue.retraining.models import require_new_data
 from segue.retraining.slots import run_of
-from segue.retraining.triggers.look import Look, look
+from segue.retraining.triggers.trigger_look import Look, look
 from segue.retraining.window import window_of
 from segue.stores import open_store
 from tests.retraining.monthly import Monthly, slot_of_month

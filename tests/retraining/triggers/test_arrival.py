@@ -11,15 +11,15 @@ import pytest
 
 from segue.data.files import Listed, hash_of, listed, written_at
 from segue.errors import DataUnreadableError, SameDataError, SpecError
-from segue.prefect.slots.schedule import begins_for_data
+from segue.prefect.slots.slot_ticks import begins_for_data
 from segue.retraining.gate.record import GateResult
 from segue.retraining.model_record import SlotEnd, SlotStart, Trigger
 from segue.retraining.models import ModelsLog
 from segue.retraining.pages import history_page
 from segue.retraining.slots import run_of
 from segue.retraining.spec import RetrainSpec
-from segue.retraining.triggers import look as looks
-from segue.retraining.triggers.look import unstarted
+from segue.retraining.triggers import trigger_look as looks
+from segue.retraining.triggers.trigger_look import unstarted
 from segue.retraining.window import window_of
 from segue.spec import DataAccess
 from segue.stores import open_store

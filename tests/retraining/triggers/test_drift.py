@@ -16,7 +16,7 @@ from segue.retraining.gate.profile import Drift
 from segue.retraining.model_record import SlotEnd
 from segue.retraining.pages import card, history_page
 from segue.retraining.trigger_spec import DriftSpec
-from segue.retraining.triggers import look as looks
+from segue.retraining.triggers import trigger_look as looks
 from segue.retraining.triggers.drift import drift_in, exceeded, largest
 from tests.retraining.monthly import slot_of_month
 

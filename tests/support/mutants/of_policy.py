@@ -123,8 +123,8 @@ MUTANTS = (
         ),
     ),
     Mutants(
-        "segue/policy/budget.py",
-        ("tests/policy/test_budget.py",),
+        "segue/policy/budget_cap.py",
+        ("tests/policy/test_budget_cap.py",),
         (
             (
                 "        return min(self.caps, key=lambda cap: cap.left)",

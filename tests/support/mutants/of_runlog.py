@@ -65,7 +65,7 @@ MUTANTS = (
         ),
     ),
     Mutants(
-        "segue/runlog/slots.py",
+        "segue/runlog/read_slots.py",
         (_LOG, _IDENTITY, "tests/runlog/test_folding.py"),
         (
             ("        self.repairs += at < len(self._in_order)", "        self.repairs += 0"),

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from segue.trainer.process.environment import prepare_device
-from segue.trainer.replays.process import cap_device_memory
+from segue.trainer.replays.replay_process import cap_device_memory
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from segue.continuity.witness import Witness
 from segue.recipe import Recipe
 from segue.records import Skip, StopReason, VerdictKind
 from segue.runlog.history import read_history
-from segue.trainer.programs.measures import Measures
+from segue.trainer.programs.step_measures import Measures
 from segue.trainer.workloads.steps import numbers
 from segue.trainer.workloads.steps.step import begin_step
 from tests.recipes.poisoned import sample_at_step

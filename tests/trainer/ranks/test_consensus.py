@@ -13,7 +13,7 @@ from segue.errors import HungRankError, RankDriftError, RankFailedError, RankLos
 from segue.records import StopReason
 from segue.trainer.ranks.collectives import Ranks
 from segue.trainer.ranks.consensus import StepNumbers, Vote, agree, combined, merged
-from segue.trainer.ranks.failures import RankEnding, cause_of, is_broken_collective
+from segue.trainer.ranks.rank_failures import RankEnding, cause_of, is_broken_collective
 
 FINISHED, BOUND, NOTICE = StopReason.FINISHED, StopReason.BOUND, StopReason.NOTICE
 NO_VOTE = Vote()

@@ -14,7 +14,7 @@ from torch.distributed import DistStoreError
 from segue.clock import SystemClock
 from segue.errors import RankLostError
 from segue.trainer.ranks.exchange import Exchange, SilentStoreError
-from segue.trainer.ranks.failures import _SILENT_LOOKS, RankFailures
+from segue.trainer.ranks.rank_failures import _SILENT_LOOKS, RankFailures
 from tests.trainer.ranks.test_unanswered import DictNotes
 
 HOST = """

@@ -17,7 +17,7 @@ from segue.process import ProcessRef, this_machine
 from segue.records import StopReason
 from segue.runlog.entries import ClaimEntry, ReportEntry
 from segue.runlog.history import read_history
-from segue.trainer.ranks.failures import RankFailures
+from segue.trainer.ranks.rank_failures import RankFailures
 
 GRACE_SECONDS = 2.0
 KEPT = (0, 10)

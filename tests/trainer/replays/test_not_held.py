@@ -10,7 +10,7 @@ from segue.records import VerdictKind
 from segue.reports.rehearsal_text import rehearsal_text
 from segue.runlog.history import read_history
 from segue.trainer.rehearsal import ResumeRehearsal, is_due
-from segue.trainer.replays.process import why_no_room
+from segue.trainer.replays.replay_process import why_no_room
 from tests.support.forked_trainers import next_plan
 from tests.support.observers import stop_when_proven
 

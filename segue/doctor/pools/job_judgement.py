@@ -1,0 +1,191 @@
+"""Judgement of the job of a segment: what it starts, its grace period, retries, memory, nodes, store. Pure."""
+
+from __future__ import annotations
+
+from segue.doctor.check import Result, fail, ok, skipped, warn
+from segue.doctor.pools.node_needs import most_grace_seconds
+from segue.doctor.pools.pool_state import Needs, PoolState
+from segue.doctor.pools.segment_job import ECS, KUBERNETES, SIGTERM_SECONDS, SIGTERM_VARIABLE, PoolJob
+from segue.units import duration
+
+_MOST_STOP_SECONDS = 120.0
+"""Longest stopTimeout. https://docs.aws.amazon.com/AmazonECS/latest/APIReference/API_ContainerDefinition.html"""
+_COMMAND = "set the job variable `command` to `python -m segue.flows.prefect_engine`"
+
+
+def sigterm(state: PoolState, needs: Needs) -> Result:
+    """Whether a segment hears SIGTERM, and Prefect starts no flow run again behind segue's back."""
+    job = state.job
+    if job is None or not job.is_known:
+        return _of_other_job(state)
+    if job.starts_engine or (job.command is None and not job.is_container):  # A worker for processes starts the engine.
+        return ok(f"{state.deployment}: the engine hears SIGTERM itself")
+    starter = f"`{job.command}`" if job.command else "Prefect's default command"
+    if job.starts_engine is None:
+        return warn(
+            f"{state.named} starts {starter}, and it is not known whether SIGTERM reaches the engine behind that",
+            fix=f"{_COMMAND}, or end the script with `exec python -m segue.flows.prefect_engine`.",
+        )
+    if not job.is_container:
+        return warn(f"{state.named} starts {starter}, which may keep SIGTERM from the segment", fix=f"{_COMMAND}.")
+    if not job.starts_runner:
+        return warn(
+            f"{state.named} starts {starter}, which keeps SIGTERM from the engine: a preempted segment is killed "
+            "before it has saved",
+            fix=f"{_COMMAND}, or end the script with `exec python -m segue.flows.prefect_engine`.",
+        )
+    behavior = (job.environment.get(SIGTERM_VARIABLE) or "").lower()
+    # The worker of Kubernetes sets `reschedule` if nothing is set.
+    if behavior != "crash" and (behavior or job.type == KUBERNETES):
+        return fail(
+            f"{state.named} starts {starter} without {SIGTERM_VARIABLE}=crash: at SIGTERM Prefect starts the same flow "
+            "run in the same pool again, and the segment saves nothing",
+            fix=f"{_COMMAND}, and set that variable to crash in its `env`.",
+        )
+    reason = f"{state.named} starts {starter}, which ends a segment at SIGTERM before it has saved"
+    return warn(reason, fix=f"{_COMMAND}.")
+
+
+def retries(state: PoolState, needs: Needs) -> Result:
+    """Whether the platform would start a segment again by itself."""
+    job = state.job
+    if job is None or job.type != KUBERNETES:
+        return _of_other_job(state)
+    if job.retries != 0:
+        return fail(
+            f"{state.named} has backoffLimit {job.retries}: Kubernetes starts a preempted segment again, besides the "
+            "one that segue starts",
+            fix="set backoffLimit to 0 in the template (`backoff_limit: 0` as a job variable).",
+        )
+    if job.restart_policy != "Never":
+        return fail(
+            f"{state.named} has restartPolicy {job.restart_policy or 'unset'}: the node starts an ended segment again",
+            fix="set restartPolicy to Never in the template.",
+        )
+    return ok(f"{state.deployment}: Kubernetes starts no segment again")
+
+
+def pod_replacement(state: PoolState, needs: Needs) -> Result:
+    """Whether a pod that still saves counts as running. https://kubernetes.io/docs/concepts/workloads/controllers/job/"""
+    job = state.job
+    if job is None or job.type != KUBERNETES:
+        return _of_other_job(state)
+    if job.counts_ending_pods_as_failed:
+        return warn(
+            f"{state.named} does not set podReplacementPolicy to Failed: Kubernetes counts a pod as failed when it "
+            "gets SIGTERM, and Prefect ends its flow run as Crashed while the segment saves",
+            fix="set it in the template's job_manifest.spec (Kubernetes 1.29 or later).",
+        )
+    return ok(f"{state.deployment}: a pod that saves counts as running")
+
+
+def kept_seconds(state: PoolState) -> float | None:
+    """The grace period that the platform gives a job of this pool; None if that is not known."""
+    job = state.job
+    return None if job is None or job.grace_seconds is None else min(job.grace_seconds, _most_seconds(job)[0])
+
+
+def _most_seconds(job: PoolJob) -> tuple[float, str]:
+    """The longest grace period that the platform gives such a job by default, and the platform."""
+    return (_MOST_STOP_SECONDS, "ECS") if job.type == ECS else most_grace_seconds(job.node_needs)
+
+
+def grace_period(state: PoolState, needs: Needs) -> Result:
+    """Whether the platform's grace period is as long as the one that the run counts on."""
+    job = state.job
+    if job is None or job.grace_seconds is None:
+        return _of_other_job(state)
+    given, name = job.grace_seconds, "terminationGracePeriodSeconds" if job.type == KUBERNETES else "stopTimeout"
+    most, platform = _most_seconds(job)
+    if job.type == ECS and given > most:
+        reason = f"{state.named} has {name} {given:g}, and ECS refuses every task with more than {most:g}"
+        return fail(reason, fix=f"set {name} to {most:g} in the template (`stop_seconds`).")
+    if needs.grace_seconds is None:
+        return skipped(needs.why_unknown)
+    kept = min(given, most)
+    if kept - SIGTERM_SECONDS >= needs.grace_seconds:
+        return ok(f"{state.deployment}: {name} is {duration(given)}")
+    why = name if kept == given else f"by default {platform} gives no more, whatever {name} says"
+    other = f", or raise {name} in the template" if needs.grace_seconds + SIGTERM_SECONDS <= most else ""
+    result = fail if given < needs.grace_seconds else warn
+    return result(
+        f"{state.named} kills {duration(kept)} after SIGTERM ({why}), and the run counts on grace_seconds = "
+        f"{needs.grace_seconds:g}",
+        fix=f"lower grace_seconds of the run to {kept - SIGTERM_SECONDS:g} ({duration(SIGTERM_SECONDS)} less, because "
+        f"SIGTERM reaches the trainer late){other}.",
+    )
+
+
+def _of_other_job(state: PoolState) -> Result:
+    """The result of a check that says nothing about the jobs of this type of pool."""
+    if state.job is None or not state.job.is_known:
+        return skipped(f"the jobs of {state.named} are not known (type {state.job.type if state.job else 'unknown'})")
+    return skipped(f"it does not concern a pool of type {state.job.type}")
+
+
+def shared_memory(state: PoolState, needs: Needs) -> Result:
+    job = state.job
+    if job is None or job.has_shared_memory is None:
+        return _of_other_job(state)
+    if job.has_shared_memory:
+        return ok(f"{state.deployment}: /dev/shm is an emptyDir in memory")
+    return warn(
+        f"{state.named} mounts nothing at /dev/shm, so containers have 64 MB there: workers of a data loader and NCCL "
+        "die where it is full",
+        fix="mount an emptyDir with medium: Memory at /dev/shm in the template.",
+    )
+
+
+def finished_jobs(state: PoolState, needs: Needs) -> Result:
+    job = state.job
+    if job is None or job.type != KUBERNETES:
+        return _of_other_job(state)
+    if job.keeps_finished:
+        return warn(
+            f"{state.named} has no ttlSecondsAfterFinished: the job of every segment stays in the cluster",
+            fix="set it in the template (`finished_job_ttl` as a job variable).",
+        )
+    return ok(f"{state.deployment}: ended jobs are removed")
+
+
+def nodes(state: PoolState, needs: Needs) -> Result:
+    """Whether a node has the labels that the template asks for. An autoscaler may start one that is not there yet."""
+    job = state.job
+    if job is None or job.type != KUBERNETES:
+        return _of_other_job(state)
+    if not job.node_needs:
+        return ok(f"{state.deployment}: any node will do")
+    if state.nodes is None:
+        return skipped(f"the nodes of the cluster are not known here: {state.why_no_nodes}")
+    fitting = [labels for labels in state.nodes if job.node_needs.fit(labels)]
+    if fitting:
+        return ok(f"{state.deployment}: {len(fitting)} of {len(state.nodes)} nodes have {job.node_needs}")
+    return warn(
+        f"no node of the cluster that is reached from here has the labels of {state.named} ({job.node_needs}): without "
+        "an autoscaler that starts such nodes, a segment waits for ever",
+        fix="correct nodeSelector or nodeAffinity in the template, or label the nodes.",
+    )
+
+
+def container_memory(state: PoolState, needs: Needs) -> Result:
+    job = state.job
+    if job is None or job.type != ECS:
+        return _of_other_job(state)
+    if job.memory is None:
+        reason = f"{state.named} sets no memory: Prefect gives its tasks 2 GB"
+        return warn(reason, fix="set `memory` in the template or as a job variable.")
+    return ok(f"{state.deployment}: {job.memory} MB")
+
+
+def store_reach(state: PoolState, needs: Needs) -> Result:
+    """Whether a store that is a folder can be reached from containers."""
+    if needs.is_store_remote is None:
+        return skipped(needs.why_unknown)
+    if needs.is_store_remote:
+        return ok("the store is in a bucket")
+    if state.job is None or not state.job.is_container:
+        return ok("the store is a folder, and so must be reached by that path on every machine of the pools")
+    return warn(
+        f"the store is a folder, and {state.named} runs containers: each would have a folder of its own",
+        fix="use a store in a bucket, or mount the same volume at that path in every container.",
+    )

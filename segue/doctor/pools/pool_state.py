@@ -1,0 +1,94 @@
+"""The state of a deployment's pool, as Prefect shows it, and the needs of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from segue.doctor.pools.segment_job import PoolJob
+
+Limited = Literal["pool", "queue", "deployment"]
+"""The parts that may have a concurrency limit."""
+
+
+@dataclass(frozen=True)
+class PoolState:
+    """A deployment's work pool and queue, as the server shows them."""
+
+    deployment: str
+    pool: str
+    queue: str | None = None
+    is_paused: bool = False
+    is_queue_paused: bool = False
+    is_queue_polled: bool = True
+    """Whether a worker takes flow runs from it: workers may be limited to other queues. True if none is online."""
+    limit: int | None = None
+    """Flow runs that may run at once: the smallest limit of pool, queue and deployment; None without one."""
+    pool_limit: int | None = None
+    """The limit of the pool alone."""
+    queue_limit: int | None = None
+    """The limit of the queue alone."""
+    workers: int | None = None
+    """Workers online; None for a pool that needs none."""
+    known_workers: int | None = None
+    """Workers that the pool ever had, as far as the server knows; None for a pool that needs none."""
+    unknown_variables: tuple[str, ...] = ()
+    """Job variables of the deployment that the pool's template does not have."""
+    job: PoolJob | None = None
+    """The job of a segment there; None if the template does not describe one."""
+    nodes: Sequence[Mapping[str, str]] | None = None
+    """Labels of each node of the cluster; None if that is not known."""
+    why_no_nodes: str = "nobody has asked its cluster"
+    """Why the nodes are not known."""
+
+    @property
+    def blocker(self) -> str | None:
+        """Why flow runs of the deployment do not start now; None if they start as soon as there is a machine."""
+        if self.is_paused:
+            return f"the pool {self.pool} is paused"
+        if self.is_queue_paused:
+            return f"the queue {self.queue} of the pool {self.pool} is paused"
+        if self.workers == 0:
+            return f"the pool {self.pool} has no worker"
+        if not self.is_queue_polled:
+            return f"no worker of the pool {self.pool} takes flow runs from its queue {self.queue}"
+        return f"the concurrency limit of the {of_limit(self.limited, self)[0]} is 0" if self.limit == 0 else None
+
+    @property
+    def named(self) -> str:
+        return f"the pool {self.pool} of the deployment {self.deployment!r}"
+
+    @property
+    def limited(self) -> Limited:
+        """The part that has the smallest limit."""
+        if self.limit is not None and self.limit == self.pool_limit:
+            return "pool"
+        return "queue" if self.limit is not None and self.limit == self.queue_limit else "deployment"
+
+
+def of_limit(owner: Limited, state: PoolState) -> tuple[str, str]:
+    """The name of the part that has a limit, and how to raise the limit."""
+    match owner:
+        case "pool":
+            return f"pool {state.pool}", f"`prefect work-pool set-concurrency-limit {state.pool} N`"
+        case "queue":
+            command = f"`prefect work-queue set-concurrency-limit {state.queue} N --pool {state.pool}`"
+            return f"queue {state.queue} of the pool {state.pool}", command
+        case "deployment":
+            return f"deployment {state.deployment!r}", "`concurrency_limit` in prefect.yaml, and deploy again"
+
+
+@dataclass(frozen=True)
+class Needs:
+    """The needs of a run that concern its pools."""
+
+    grace_seconds: float | None = None
+    """The grace period that it counts on; None if no run is known."""
+    parent_pool: str | None = None
+    """The pool on which the run's parent runs; None if that is not known."""
+    parent_queue: str | None = None
+    """The queue of that pool in which the parent runs."""
+    is_store_remote: bool | None = None
+    """Whether its store is in a bucket; None if no run is known."""
+    why_unknown: str = "no run is known"

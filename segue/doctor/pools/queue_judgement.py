@@ -1,0 +1,71 @@
+"""Judgement of the parts that hand out flow runs: queues, workers, limits, job variables. Pure."""
+
+from __future__ import annotations
+
+from segue.doctor.check import Result, fail, ok, warn
+from segue.doctor.pools.pool_state import Limited, Needs, PoolState, of_limit
+
+
+def queue(state: PoolState, needs: Needs) -> Result:
+    """Whether the deployment's queue hands out its flow runs; a queue that does not exist is a QueueMissingError."""
+    if state.is_queue_paused:
+        reason = f"the queue {state.queue} of the pool {state.pool} is paused"
+        return warn(reason, fix=f"`prefect work-queue resume {state.queue} --pool {state.pool}`.")
+    if not state.is_queue_polled:
+        return warn(
+            f"no worker of the pool {state.pool} takes flow runs from its queue {state.queue}",
+            fix=f"start one with `prefect worker start --pool {state.pool} --work-queue {state.queue}`.",
+        )
+    return ok(f"{state.deployment}: queue {state.queue or 'default'} of {state.pool}")
+
+
+def paused(state: PoolState, needs: Needs) -> Result:
+    if state.is_paused:
+        return warn(f"the pool {state.pool} is paused", fix=f"`prefect work-pool resume {state.pool}`.")
+    return ok(f"{state.pool} is not paused")
+
+
+def workers(state: PoolState, needs: Needs) -> Result:
+    """Whether there is a worker. One that went offline may come back, with its machine."""
+    fix = f"start one with `prefect worker start --pool {state.pool}`."
+    if state.known_workers == 0:
+        return fail(f"{state.named} has no worker and never had one", fix=fix)
+    if state.workers == 0:
+        return warn(f"no worker of the pool {state.pool} is online; it had {state.known_workers}", fix=fix)
+    return ok(f"{state.pool}: needs no worker" if state.workers is None else f"{state.pool}: {state.workers} online")
+
+
+def limits(state: PoolState, needs: Needs) -> Result:
+    """Whether the limits let a segment run. The parent holds a slot of its pool and queue as long as its run lasts."""
+    shared = _shared_limit(state, needs)
+    owner, how = of_limit(shared or state.limited, state)
+    reason = f"{state.named} runs at most {state.limit} flow runs at once"
+    if shared is not None:
+        return fail(
+            f"{reason}, and the run's parent is one of them (limit of the {owner})",
+            fix=f"raise that limit to 2 or more ({how}), or run the parent on a pool of its own.",
+        )
+    if state.limit == 0:
+        return fail(f"{reason} (limit of the {owner})", fix=f"raise that limit to 1 or more ({how}).")
+    return ok(f"{state.deployment}: {'no limit' if state.limit is None else f'at most {state.limit} at once'}")
+
+
+def _shared_limit(state: PoolState, needs: Needs) -> Limited | None:
+    """The pool or queue with room only for the parent, so that no segment would ever start; None if neither is."""
+    if state.pool != needs.parent_pool:
+        return None
+    if state.pool_limit is not None and state.pool_limit < 2:
+        return "pool"
+    is_queue_shared = state.queue is not None and state.queue == needs.parent_queue
+    return "queue" if is_queue_shared and state.queue_limit is not None and state.queue_limit < 2 else None
+
+
+def job_variables(state: PoolState, needs: Needs) -> Result:
+    if state.unknown_variables:
+        names = ", ".join(state.unknown_variables)
+        return fail(
+            f"the deployment {state.deployment!r} sets job variables that the pool {state.pool} does not have "
+            f"({names})",
+            fix="correct their names in prefect.yaml, or give the pool the template of `segue init`.",
+        )
+    return ok(f"{state.deployment}: all are in the template of {state.pool}")

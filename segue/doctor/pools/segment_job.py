@@ -1,0 +1,173 @@
+"""A segment's job, as a pool's template and a deployment's variables make it: command, environment, grace, retries.
+
+Read from the job configuration of Prefect's workers: process (Prefect 3.8), kubernetes (prefect-kubernetes 0.8), ecs
+(prefect-aws 0.7), with all variables filled in. Pure.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from segue.doctor.pools.job_command import starts_engine, starts_runner
+from segue.doctor.pools.node_needs import NodeNeeds, node_needs
+
+KUBERNETES, ECS, PROCESS = "kubernetes", "ecs", "process"
+"""Types of pools whose jobs are known."""
+CONTAINERS = (KUBERNETES, ECS)
+
+SIGTERM_VARIABLE = "PREFECT_FLOW_RUN_EXECUTE_SIGTERM_BEHAVIOR"
+SIGTERM_SECONDS = 1
+"""Time that SIGTERM may take from the first process of a container to the trainer: a run counts on the grace period of
+its pool less this time."""
+_KUBERNETES_GRACE_SECONDS, _KUBERNETES_RETRIES, _ECS_GRACE_SECONDS = 30.0, 6, 30.0
+"""The settings of Kubernetes and ECS if a template does not have them."""
+_RUNNER = "prefect flow-run execute"
+"""The command that the workers of containers start by default."""
+_SHARED_MEMORY = "/dev/shm"  # noqa: S108 - a mount of containers
+
+
+@dataclass(frozen=True)
+class PoolJob:
+    """The known facts about the job of a flow run."""
+
+    type: str
+    """Type of the pool, as Prefect names it."""
+    command: str | None = None
+    """All words, with those of the container before it; None: the worker's default."""
+    environment: Mapping[str, str | None] = field(default_factory=dict)
+    grace_seconds: float | None = None
+    """Seconds from SIGTERM to SIGKILL; None if the type of pool does not say."""
+    retries: int | None = None
+    """How often the platform starts a job again; None if it does not."""
+    restart_policy: str | None = None
+    counts_ending_pods_as_failed: bool = False
+    """Whether a pod that got SIGTERM counts as failed before it has ended."""
+    keeps_finished: bool = False
+    """Whether jobs that have ended stay for ever."""
+    has_shared_memory: bool | None = None
+    """Whether /dev/shm is larger than a container's default; None if that is not known."""
+    memory: str | None = None
+    """Memory of the container."""
+    node_needs: NodeNeeds = field(default_factory=NodeNeeds)
+    """The labels that it asks of its node."""
+
+    @property
+    def is_container(self) -> bool:
+        return self.type in CONTAINERS
+
+    @property
+    def is_known(self) -> bool:
+        return self.type in (*CONTAINERS, PROCESS)
+
+    @property
+    def starts_runner(self) -> bool:
+        """Whether the command is Prefect's own starter, which decides by itself what SIGTERM does."""
+        return self.command is None or starts_runner(self.command)
+
+    @property
+    def starts_engine(self) -> bool | None:
+        """Whether the command is an engine itself; None if that cannot be known."""
+        return False if self.command is None else starts_engine(self.command)
+
+
+def job_of(pool_type: str, configuration: Mapping[str, Any]) -> PoolJob:
+    """The job that a filled-in job configuration describes; settings that it lacks are the platform's."""
+    if pool_type == KUBERNETES:
+        return _kubernetes(configuration)
+    if pool_type == ECS:
+        return _ecs(configuration)
+    command, env = _words(configuration.get("command")), configuration.get("env")
+    return PoolJob(type=pool_type, command=command, environment=_environment(env))
+
+
+def _kubernetes(configuration: Mapping[str, Any]) -> PoolJob:
+    job = _at(configuration, "job_manifest", "spec")
+    pod = _at(job, "template", "spec")
+    container = _first(pod.get("containers"))
+    return PoolJob(
+        type=KUBERNETES,
+        # The worker starts the container's `args`, which are the pool's command only if the template says so.
+        command=_in_container(container.get("command"), container.get("args")),
+        environment=_environment(container.get("env")) | _environment(configuration.get("env")),
+        grace_seconds=_number(pod.get("terminationGracePeriodSeconds"), _KUBERNETES_GRACE_SECONDS),
+        retries=int(_number(job.get("backoffLimit"), _KUBERNETES_RETRIES)),
+        restart_policy=pod.get("restartPolicy"),
+        # With a podFailurePolicy, `Failed` is the default.
+        counts_ending_pods_as_failed=job.get("podReplacementPolicy") != "Failed" and not job.get("podFailurePolicy"),
+        keeps_finished=job.get("ttlSecondsAfterFinished") is None,
+        has_shared_memory=_has_memory_volume(pod, container),
+        node_needs=node_needs(pod),
+    )
+
+
+def _has_memory_volume(pod: Mapping[str, Any], container: Mapping[str, Any]) -> bool:
+    """Whether an emptyDir in memory is mounted at /dev/shm."""
+    mounts = container.get("volumeMounts") or ()
+    names = {mount.get("name") for mount in mounts if mount.get("mountPath") == _SHARED_MEMORY}
+    in_memory = (each for each in pod.get("volumes") or () if _at(each, "emptyDir").get("medium") == "Memory")
+    return any(volume.get("name") in names for volume in in_memory)
+
+
+def _in_container(entry_point: Any, arguments: Any) -> str | None:
+    """The words of a container's process; None if they are the worker's default, `prefect flow-run execute`."""
+    first = _list(entry_point)
+    return _words([*first, *(_list(arguments) or shlex.split(_RUNNER))]) if first else _words(arguments)
+
+
+def _ecs(configuration: Mapping[str, Any]) -> PoolJob:
+    task, request = configuration.get("task_definition") or {}, configuration.get("task_run_request") or {}
+    name = configuration.get("container_name")
+    containers = task.get("containerDefinitions") or ()
+    container = next((each for each in containers if each.get("name") == name), _first(containers))
+    override = _first(_at(request, "overrides").get("containerOverrides"))
+    memory = (container.get("memory"), container.get("memoryReservation"), override.get("memory"), task.get("memory"))
+    environments = (container.get("environment"), override.get("environment"), configuration.get("env"))
+    commands = (configuration.get("command"), override.get("command"), container.get("command"))
+    return PoolJob(
+        type=ECS,
+        command=_in_container(container.get("entryPoint"), next((given for given in commands if given), None)),
+        environment={variable: text for each in environments for variable, text in _environment(each).items()},
+        grace_seconds=_number(container.get("stopTimeout"), _ECS_GRACE_SECONDS),
+        memory=next((str(given) for given in memory if given), None),
+    )
+
+
+def _at(value: Any, *path: str) -> Mapping[str, Any]:
+    for name in path:
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value if isinstance(value, Mapping) else {}
+
+
+def _first(items: Any) -> Mapping[str, Any]:
+    found = next(iter(items), None) if isinstance(items, Sequence) and not isinstance(items, str) else None
+    return found if isinstance(found, Mapping) else {}
+
+
+def _list(value: Any) -> list[str]:
+    if value is None:
+        return []
+    return shlex.split(value) if isinstance(value, str) else [str(word) for word in value]
+
+
+def _words(value: Any) -> str | None:
+    words = _list(value)
+    return shlex.join(words) if words else None
+
+
+def _number(value: Any, default: float) -> float:
+    """A number, also one that a template has as text."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return default
+
+
+def _environment(given: Any) -> dict[str, str | None]:
+    """Variables, as a mapping or as Kubernetes's and ECS's lists of name and value."""
+    if isinstance(given, Mapping):
+        return {str(name): value for name, value in given.items()}
+    pairs = given if isinstance(given, Sequence) and not isinstance(given, str) else ()
+    return {str(pair["name"]): pair.get("value") for pair in pairs if isinstance(pair, Mapping) and "name" in pair}

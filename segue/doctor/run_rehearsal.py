@@ -1,0 +1,141 @@
+"""The rehearsal: the recipe or program trains a few steps on this machine and saves into the run's own store."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+
+from segue.clock import Clock
+from segue.controller.local_run import run_here
+from segue.controller.steps import open_run
+from segue.doctor.check import Result, fail, ok, skipped
+from segue.doctor.subject import Rehearsed, Subject
+from segue.errors import DrillFailedError
+from segue.launch.launcher import Trainer
+from segue.launch.output import Line
+from segue.records import SegmentPlan
+from segue.runlog.history import History, read_history
+from segue.runlog.log import RunLog
+from segue.spec import BudgetSpec, RunSpec, SegmentSpec
+from segue.spec.pool_prices import PoolSpec
+from segue.units import duration, size
+from segue.verification.scratch_place import RunPlace, scratch_place
+from segue.verification.users_failure import failure_in, failure_in_words
+
+log = logging.getLogger(__name__)
+
+STEPS = 3
+LIMIT_SECONDS = 600.0
+_LINES_KEPT = 20
+_ONCE = ("max_failures", "max_transient_failures", "max_out_of_memory", "max_hung", "max_lost_in_place")
+
+
+class _TimeOver(Exception):
+    """The rehearsal has taken too long."""
+
+
+def rehearse(subject: Subject, *, limit_seconds: float = LIMIT_SECONDS) -> Result:
+    """Train and save; leave the measurements in `subject.rehearsed`.
+
+    It works below a prefix of its own in the store, which is emptied afterwards, and reaches neither trackers nor
+    metadata services. The trainer is killed if it takes longer than the limit.
+    """
+    assert subject.spec is not None
+    absent = why_not_here(subject.spec, accelerators=subject.accelerators)
+    if absent is not None:
+        return skipped(absent)
+    with scratch_place(subject.spec, name=".segue-doctor", store=subject.store) as place:
+        spec = rehearsal_spec(subject.spec, place)
+        runlog = open_run(spec, clock=subject.clock)
+        printed: deque[str] = deque(maxlen=_LINES_KEPT)
+
+        def keep(line: Line) -> None:
+            printed.append(line.text)
+
+        give_up = _Limit(subject.clock, limit_seconds)
+        try:
+            ended = run_here(spec, runlog, on_line=keep, watch=give_up)
+        except _TimeOver:
+            return fail(
+                f"{spec.steps} steps and their saves took more than {duration(limit_seconds)}",
+                fix="look at what the recipe does before its first step; a smaller data set or model shows it sooner.",
+            )
+        history = read_history(runlog)
+        if not history.is_finished(spec):
+            why = failure_in_words(failure_in(history)) or f"{ended.reason}; it said: {' '.join(printed) or 'nothing'}"
+            return _failed(DrillFailedError(workload=spec.workload, why=why))
+        subject.rehearsed = measured(history)
+    return _in_words(spec, subject.rehearsed)
+
+
+def why_not_here(spec: RunSpec, *, accelerators: int) -> str | None:
+    """Why the trainers of a run on a cluster cannot be rehearsed on a machine with so many accelerators. Pure."""
+    needed = spec.ranks_of_a_node or 1
+    if not spec.trains_elsewhere or spec.device != "cuda" or accelerators >= needed:
+        return None
+    cluster = "Slurm" if spec.slurm is not None else "Ray"
+    return (
+        f"the run trains on a {cluster} cluster with device = cuda, and this machine has {accelerators} accelerators "
+        f"for {needed} ranks of a node; make the rehearsal on a node of the cluster"
+    )
+
+
+def rehearsal_spec(spec: RunSpec, place: RunPlace) -> RunSpec:
+    """The spec of the rehearsal: the run's own, for a few steps that are each saved as a whole. It buys nothing.
+
+    A run on a cluster is rehearsed on this machine, by the ranks of one node: no job is submitted.
+    """
+    return spec.model_copy(
+        update={
+            "run_id": "rehearsal",
+            "steps": min(STEPS, spec.steps),
+            "store": place.store,
+            "deadline": None,
+            "notices": (),
+            "trackers": {},
+            "pools": PoolSpec(),
+            "budget": BudgetSpec(),
+            "segment": SegmentSpec(),
+            "slurm": None,
+            "ray": None,
+            "ranks": spec.ranks_of_a_node,
+            "checkpoints": spec.checkpoints.model_copy(
+                update={"every_steps": 1, "every_seconds": None, "full_every": 1, "fast_folder": place.fast_folder}
+            ),
+            "continuity": spec.continuity.model_copy(update={"rehearsal": "off"}),
+            "policy": spec.policy.model_copy(update=dict.fromkeys(_ONCE, 1)),
+        }
+    )
+
+
+def measured(history: History) -> Rehearsed:
+    """The measurements of a finished rehearsal."""
+    report = history.last_reports()[-1]
+    newest = history.newest
+    return Rehearsed(
+        save_seconds=report.save_seconds,
+        step_seconds=report.train_seconds / report.train_steps if report.train_steps else 0.0,
+        state_bytes=newest.manifest.size_bytes if newest is not None else 0,
+    )
+
+
+class _Limit:
+    """Ends the rehearsal if it takes too long: the exception that this raises gets the trainer killed."""
+
+    def __init__(self, clock: Clock, limit_seconds: float) -> None:
+        self._clock, self._at = clock, clock.monotonic() + limit_seconds
+
+    def __call__(self, trainer: Trainer, runlog: RunLog, plan: SegmentPlan) -> None:
+        if self._clock.monotonic() > self._at:
+            raise _TimeOver
+
+
+def _failed(error: DrillFailedError) -> Result:
+    return fail(f"it cannot be trained here: {error.why}", fix="correct that; `segue drill` shows the whole traceback.")
+
+
+def _in_words(spec: RunSpec, found: Rehearsed) -> Result:
+    save = f" in {duration(found.save_seconds)}" if found.save_seconds is not None else ""
+    step = f", a step took {duration(found.step_seconds)}" if found.step_seconds else ""
+    ranks = f" by {spec.ranks} ranks" if (spec.ranks or 1) > 1 else ""
+    return ok(f"{spec.steps} steps trained{ranks}; {size(found.state_bytes)} of state saved{save}{step}")

@@ -1,0 +1,97 @@
+"""Problems of a run's `[ray]` table, found before anything is started: `python -m segue.launch.ray.ray_problems`.
+
+A connection to a cluster that is away may block for minutes, and ends its process when the head restarts.
+So a separate process looks, and this one waits for that process for a limited time.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import subprocess
+import sys
+
+from pydantic import TypeAdapter
+
+from segue.credentials import redacted
+from segue.errors import RaySetupError
+from segue.launch.problem import Problem, refusals
+from segue.launch.ray.problems import failed_check, unreachable
+from segue.spec import RunSpec
+
+log = logging.getLogger(__name__)
+
+_NO_ANSWER = 3
+"""The exit code of a check without an answer from any cluster. Python's own is 1."""
+_LONGEST_SECONDS = 120.0
+_PROBLEMS = TypeAdapter(list[Problem])
+NOT_INSTALLED = Problem(
+    what="this machine has no Ray", fix="pip install 'segue[ray]' where segments run, or remove [ray] from the run spec"
+)
+
+
+def has_ray() -> bool:
+    """Whether Ray is installed here."""
+    return importlib.util.find_spec("ray") is not None
+
+
+def ray_problems(spec: RunSpec, *, longest_seconds: float = _LONGEST_SECONDS) -> list[Problem]:
+    """The problems that would keep the trainers of a run from running on its cluster as it is now, and the parts of it
+    that were not looked at; empty without a `[ray]` table.
+
+    Blocks until the cluster has answered, for `longest_seconds` at most.
+    """
+    if spec.ray is None:
+        return []
+    if not has_ray():
+        return [NOT_INSTALLED]
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "segue.launch.ray.ray_problems"],
+            input=spec.model_dump_json().encode(),
+            capture_output=True,
+            timeout=longest_seconds,
+            check=False,
+            start_new_session=True,  # A signal to this process's group is no signal to it.
+        )
+    except subprocess.TimeoutExpired:
+        return [unreachable(spec.ray.address, seconds=longest_seconds)]
+    if done.returncode == 0:
+        return _PROBLEMS.validate_json(done.stdout)
+    written = redacted(done.stderr.decode(errors="replace"))
+    log.warning("the Ray cluster was not checked: %s", written.strip())
+    if done.returncode == _NO_ANSWER:
+        return [unreachable(spec.ray.address)]
+    return [failed_check(done.returncode, written)]
+
+
+def require_ray(spec: RunSpec) -> None:
+    """Refuse a run whose trainers could not run.
+
+    Raises:
+        RaySetupError: with every problem and its fix.
+    """
+    problems = refusals(ray_problems(spec))
+    if problems:
+        raise RaySetupError(problems=problems)
+
+
+def main() -> int:
+    """Write the problems of the run spec on standard input; return the exit code."""
+    spec = RunSpec.model_validate_json(sys.stdin.buffer.read())
+    assert spec.ray is not None
+    from segue.launch.ray.cluster import connect, problems_of
+
+    try:
+        if not connect(spec.ray.address):
+            return _NO_ANSWER
+        found = problems_of(spec)
+    except RaySetupError as error:
+        found = [Problem(what=what, fix=fix) for what, fix in error.problems]
+    sys.stdout.buffer.write(_PROBLEMS.dump_json(found))
+    sys.stdout.flush()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

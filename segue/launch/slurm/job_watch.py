@@ -1,0 +1,78 @@
+"""The findings of the looks at a job, and when they mean the end of its trainer."""
+
+from __future__ import annotations
+
+import logging
+import signal
+from pathlib import Path
+
+from segue.launch.launcher import Ending
+from segue.launch.slurm.job import SlurmJob
+from segue.launch.slurm.job_output import Complaints, complaints_in
+from segue.launch.slurm.orders import Orders
+from segue.launch.slurm.submission import End
+
+log = logging.getLogger(__name__)
+
+_COMPLETING_SECONDS = 120.0
+"""How long a job that ended and is being cleaned up is watched, beyond the grace period in which its trainer saves."""
+_UNKNOWN_SECONDS = 15.0
+"""How long a job must be unknown until it counts as ended, once it was asked to end."""
+_FORGOTTEN_SECONDS = 60.0
+"""After this time an unknown job does not wait in a queue any more. A job that was seen in the queue is gone; a job
+that was never seen may train."""
+
+
+class JobWatch:
+    """One job, as Slurm showed it from look to look: unknown, waiting, running, being cleaned up, ended."""
+
+    def __init__(self, orders: Orders, *, output: Path, grace_seconds: float) -> None:
+        self._orders, self._output = orders, output
+        self._completing_seconds = grace_seconds + _COMPLETING_SECONDS
+        self.job: SlurmJob | None = None
+        """The job as it was last seen; None: never."""
+        self._unknown_since: float | None = None
+        self._completing_since: float | None = None
+
+    def is_forgotten(self, at: float) -> bool:
+        """Whether Slurm has not known it for so long that it waits in no queue any more."""
+        return self._unknown_since is not None and at - self._unknown_since >= _FORGOTTEN_SECONDS
+
+    def ended(self, job_id: str, job: SlurmJob) -> End:
+        """The end of the trainer of a job that has ended."""
+        found = complaints_in(self._output) if job.state == "FAILED" else Complaints()
+        words = f"its Slurm job {job_id} {job.in_words}" + (f" ({found.last})" if found.last else "")
+        ending = Ending(
+            words,
+            job.was_out_of_memory or found.is_memory,
+            had_machine=job.had_nodes(self.job),
+            was_refused=job.was_taken_away and not self._orders.to_end,
+        )
+        return End(job.trainer_code, ending)
+
+    def seen(self, job_id: str, job: SlurmJob, *, at: float) -> End | None:
+        """Note a job that has not ended; returns its end if its nodes have been cleaned up for too long."""
+        self._unknown_since = None
+        if self.job is None or self.job.state != job.state:
+            log.info("Slurm job %s: %s %s", job_id, job.state, job.reason)
+        self.job = job
+        self._completing_since = (self._completing_since or at) if job.state == "COMPLETING" else None
+        if self._completing_since is None or at - self._completing_since < self._completing_seconds:
+            return None
+        words = f"its Slurm job {job_id} has ended, and its nodes are being cleaned up"
+        return End(-signal.SIGKILL, Ending(words, complaints_in(self._output).is_memory))
+
+    def unknown(self, job_id: str, *, at: float) -> End | None:
+        """Note that Slurm does not know it; returns its end, unless a controller may have forgotten a training job."""
+        if self._unknown_since is None:
+            self._unknown_since = at
+            log.warning("Slurm does not know the job job=%s; its trainer's heartbeat decides", job_id)
+        was_waiting = self.job is not None and self.job.is_waiting
+        if self.is_forgotten(at) and was_waiting:
+            words = f"Slurm has forgotten its job {job_id}, which waited in the queue"
+            return End(-signal.SIGKILL, Ending(words, had_machine=False, was_refused=not self._orders.to_end))
+        if self._orders.were_heard and at - self._unknown_since >= _UNKNOWN_SECONDS:
+            has_run = self.job is not None and not was_waiting
+            words = f"its Slurm job {job_id} is not known to Slurm any more"
+            return End(-signal.SIGKILL, Ending(words, had_machine=has_run))
+        return None

@@ -1,0 +1,148 @@
+"""A trainer that is a Slurm job: submitted, watched and signalled by a thread, so that no call waits for a controller.
+
+The job needs none of this to train. When the process that submitted it ends, the job continues; heartbeat, commits and
+report are in the store. While the controller is away, it also continues, and orders to it are sent later.
+
+A job that Slurm does not know has not necessarily ended: a controller that is killed right after it accepted a job
+forgets the job. Such a job counts as running, and its heartbeat decides, which the run's parent reads. Once the attempt
+is over, by its own report or without a heartbeat, the trainer gets a notice; a job that is unknown then counts as
+ended.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+import uuid
+from pathlib import Path
+
+from segue.clock import SystemClock
+from segue.launch.assignment import Assignment
+from segue.launch.launcher import Ending
+from segue.launch.local import DUMP_SIGNAL
+from segue.launch.output import OnLine
+from segue.launch.slurm.commands import look_at
+from segue.launch.slurm.job_output import OutputTail
+from segue.launch.slurm.job_watch import JobWatch
+from segue.launch.slurm.orders import Orders
+from segue.launch.slurm.script import job_name
+from segue.launch.slurm.submission import End, Silence, Submission
+
+log = logging.getLogger(__name__)
+
+_TURN_SECONDS = 0.2
+_LOOK_SECONDS = 2.0
+"""Shortest time between two looks at a job: every look is a request to a controller that many share."""
+
+
+class SlurmTrainer:
+    """The trainer of an assignment, as a job. Implements `segue.launch.launcher.Trainer`."""
+
+    def __init__(self, assignment: Assignment, *, on_line: OnLine | None = None) -> None:
+        """Begin to submit it; returns at once."""
+        assert assignment.spec.slurm is not None
+        self._clock = SystemClock()
+        self.name = job_name(assignment, key=uuid.uuid4().hex[:8])
+        self.output = Path(assignment.spec.slurm.folder).absolute() / f"{self.name}.out"
+        self._silence = Silence(self._clock)
+        self._submission = Submission(
+            assignment, name=self.name, output=self.output, silence=self._silence, clock=self._clock
+        )
+        self._orders = Orders(name=self.name, silence=self._silence, clock=self._clock)
+        self._watch = JobWatch(self._orders, output=self.output, grace_seconds=assignment.spec.grace_seconds)
+        self._tail = OutputTail(self.output, on_line) if on_line is not None else None
+        self._end: End | None = None
+        self._looked_at = float("-inf")
+        self._thread = threading.Thread(target=self._work, name="segue-slurm", daemon=True)
+        self._thread.start()
+
+    @property
+    def job_id(self) -> str | None:
+        """The id of its job; None until it is submitted."""
+        return self._submission.job_id
+
+    @property
+    def ending(self) -> Ending | None:
+        return self._end.ending if self._end is not None else None
+
+    def poll(self) -> int | None:
+        return self._end.code if self._end is not None else None
+
+    def why_waiting(self) -> str | None:
+        if self._end is not None:
+            return None
+        if self.job_id is None:
+            return self._submission.in_words
+        if self._watch.is_forgotten(self._clock.monotonic()):
+            return None  # If the job does not train, it has not begun in time.
+        job = self._watch.job
+        if job is None or job.is_waiting:
+            reason = job.reason if job is not None else ""
+            fix = ". Fix: set segment.hours, so that segments end at a checkpoint" if "MaxWall" in reason else ""
+            return f"its Slurm job {self.job_id} waits in the queue" + (f" ({reason})" if reason else "") + fix
+        return None
+
+    def is_known_to_run(self) -> bool:
+        # A controller says RUNNING for minutes about a node that is gone. A trainer reports its own hangs.
+        return False
+
+    def give_notice(self, number: signal.Signals = signal.SIGTERM) -> None:
+        self._orders.give_notice(number)
+
+    def dump_stacks(self) -> None:
+        self._orders.send(DUMP_SIGNAL)
+
+    def freeze(self) -> None:
+        self._orders.send(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self._orders.send(signal.SIGCONT)
+
+    def kill(self) -> None:
+        self._orders.kill()
+
+    def wait(self, timeout_seconds: float | None = None) -> int | None:
+        self._thread.join(timeout_seconds)
+        return None if self._thread.is_alive() else self.poll()
+
+    def _work(self) -> None:
+        try:
+            while self._end is None:
+                end = self._turn()
+                if end is not None and self.job_id is not None:
+                    log.info("%s", end.ending.in_words)
+                self._end = end
+                self._clock.sleep(_TURN_SECONDS)
+        except Exception as error:
+            # Any exception: without this thread nothing would ever end the wait for the job.
+            log.exception("the Slurm job is watched no longer job=%s", self.job_id)
+            words = f"its Slurm job {self.job_id} cannot be watched ({error})"
+            self._end = End(-signal.SIGKILL, Ending(words))
+        finally:
+            if self._tail is not None:
+                self._tail.close()
+
+    def _turn(self) -> End | None:
+        job_id, orders = self.job_id, self._orders
+        if job_id is None:
+            return self._submission.turn(is_told=orders.to_end, is_given_up=orders.is_given_up())
+        if self._clock.monotonic() - self._looked_at >= _LOOK_SECONDS:
+            end = self._look(job_id)
+            self._looked_at = self._clock.monotonic()
+            if end is not None:
+                return end
+        orders.tell(job_id)
+        return None
+
+    def _look(self, job_id: str) -> End | None:
+        seen, watch = look_at(job_id, name=self.name), self._watch
+        at = self._clock.monotonic()
+        if seen.job is not None and seen.job.has_ended:
+            return watch.ended(job_id, seen.job)
+        if self._orders.is_given_up():
+            how = "Slurm does not answer" if seen.is_silence else "it is still there"
+            return End(-signal.SIGKILL, Ending(f"its Slurm job {job_id} was cancelled, and {how}"))
+        if self._silence.note(seen.is_silence, job=job_id):
+            return None
+        return watch.seen(job_id, seen.job, at=at) if seen.job is not None else watch.unknown(job_id, at=at)

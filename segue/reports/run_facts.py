@@ -1,0 +1,95 @@
+"""A run as programs read it: numbers with their unit in the key, no sentence that has to be taken apart. Pure."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from segue.policy.anomalies import anomalies_of
+from segue.policy.budget_cap import caps_of
+from segue.records import Heartbeat
+from segue.reports.summary import RunSummary, live_of
+from segue.runlog.history import History
+from segue.spec import RunSpec
+
+
+def run_facts(run: RunSummary, history: History) -> dict[str, Any]:
+    """What `segue runs` shows of one run."""
+    plan, cost = history.open_plan, run.cost
+    return {
+        "run": run.run,
+        "state": state_name(history),
+        "segment": plan.segment if plan is not None else None,
+        "attempt": plan.attempt if plan is not None else None,
+        "pool": plan.deployment if plan is not None else None,
+        "committed_steps": history.committed_step,
+        "reached_steps": run.step,
+        "goal_steps": run.steps,
+        "deadline": _moment(history.spec.deadline) if history.spec is not None else None,
+        "late_seconds": round(run.late_seconds, 3) if run.late_seconds is not None else None,
+        "finish_at": _moment(run.finish_at),
+        "cost": round(cost.cost, 6) if cost is not None else None,
+        "currency": cost.currency if cost is not None else None,
+    }
+
+
+def state_name(history: History) -> str:
+    """The state of a run in one word: that of the decision which ended it, or running, importing, deciding."""
+    if history.spec is not None and history.is_finished(history.spec):
+        return "finished"
+    plan, last = history.open_plan, history.decisions[-1] if history.decisions else None
+    if plan is not None:
+        is_import = history.is_import(plan.segment, plan.attempt)
+        return "importing" if is_import else "stopping" if history.stop is not None else "running"
+    return last.action if last is not None and history.is_over else "deciding"
+
+
+def segment_facts(history: History) -> list[dict[str, Any]]:
+    """Every attempt that has ended, oldest first."""
+    return [
+        {
+            "segment": report.segment,
+            "attempt": report.attempt,
+            "pool": "import" if history.is_import(report.segment, report.attempt) else report.capacity.value,
+            "from_step": report.from_step,
+            "to_step": report.to_step,
+            "committed_step": report.checkpoint.step if report.checkpoint else None,
+            "lost_steps": report.lost_steps,
+            "stop_reason": report.stop_reason.value,
+            "anomaly": report.anomaly.model_dump(mode="json") if report.anomaly is not None else None,
+            "verdict": verdict.kind.value if verdict is not None else None,
+            "compared_steps": verdict.rows_compared if verdict is not None else None,
+            "seconds": round(report.seconds, 3),
+        }
+        for report in history.last_reports()
+        for attempt in [history.attempt_named(report.attempt_id)]
+        for verdict in [attempt.verdict if attempt is not None else None]
+    ]
+
+
+def anomaly_numbers(history: History) -> dict[str, Any]:
+    """Rollbacks after anomalies, and the batches that are left out for them."""
+    plans = [entry.plan for entry in history.decisions if entry.plan is not None]
+    return {
+        "rollbacks": len(anomalies_of(history.last_reports())),
+        "left_out": [skip.model_dump(mode="json") for skip in plans[-1].skips] if plans else [],
+    }
+
+
+def money_facts(spec: RunSpec, history: History, *, now: datetime, beat: Heartbeat | None = None) -> dict[str, Any]:
+    """The caps of the budget with what was spent of each, and the prices per hour that hold."""
+    known = history.prices if spec.pools.prices is not None else None
+    caps = caps_of(spec, history, now=now, live_seconds=live_of(beat, history).seconds)
+    return {
+        "budget": [
+            {"of": cap.whose, "limit": cap.limit, "spent": round(cap.spent, 6), "currency": spec.pools.currency}
+            for cap in caps
+        ],
+        "prices_per_hour": dict(known.prices) if known is not None else None,
+        "prices_taken_at": _moment(known.taken_at) if known is not None else None,
+        "prices_problem": known.problem if known is not None else None,
+    }
+
+
+def _moment(moment: datetime | None) -> str | None:
+    return moment.isoformat(timespec="seconds") if moment is not None else None

@@ -1,0 +1,57 @@
+"""The page of a run's verifications, as Markdown. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from segue.markup import Markup, blocks, bold, bullets, code, inline, table
+from segue.units import duration, money
+from segue.verification.verification_record import Verification, green
+
+_SHOWN = 20
+
+
+def headline(history: Sequence[Verification], *, now: datetime) -> str:
+    """The newest outcome and for how long all have passed, in one line."""
+    newest = history[-1]
+    streak = green(history, now=now)
+    if streak is not None:
+        return f"{newest.outcome}, {newest.verdict}: {newest.reason}; {streak.in_words}"
+    last = next((one for one in reversed(history) if one.is_green), None)
+    before = f"the last one that passed was at {last.slot:%Y-%m-%d %H:%M %Z}" if last is not None else "none has passed"
+    return f"{newest.outcome}: {newest.reason.rstrip('.')}; {before}"
+
+
+def verifications_page(history: Sequence[Verification], *, store: str, now: datetime) -> str:
+    """The page: newest outcome, its problems with what to do, its resumes, and the last verifications."""
+    newest = history[-1]
+    problems: list[str] = [f"{problem.sentence.rstrip('.')}. Fix: {problem.fix}" for problem in newest.problems]
+    if not newest.is_green:
+        runs = f"{code(newest.undisturbed)} and {code(newest.disturbed)}"
+        problems.append(Markup(f"kept as evidence in {inline(store)}: the runs {runs}"))
+    shown = blocks(
+        Markup(f"{bold(newest.run_id)} {inline(headline(history, now=now))}"),
+        bullets(problems),
+        f"{newest.workload}, {newest.steps} steps, on {store}",
+        bullets(f"resume from step {one.step} after {one.after}: {one.sentence}" for one in newest.resumes),
+        table(_COLUMNS, [_row(one) for one in reversed(history[-_SHOWN:])]),
+    )
+    return f"{shown}\n"
+
+
+_COLUMNS = ("when", "outcome", "verdict", "identical", "kills", "notices", "preempted by the pool", "time", "cost")
+
+
+def _row(one: Verification) -> tuple[str, ...]:
+    return (
+        f"{one.slot:%Y-%m-%d %H:%M %Z}",
+        one.outcome.value,
+        one.verdict.value,
+        "yes" if one.identical else "no",
+        str(one.kills),
+        str(one.notices),
+        str(one.preemptions),
+        duration(one.seconds),
+        money(one.cost, one.currency),
+    )
