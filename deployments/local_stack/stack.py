@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
 import httpx
 import psutil
@@ -30,6 +30,14 @@ _SERVER = "segue.deployments.local_stack.stack_server"
 _WORKER = "segue.deployments.local_stack.local_worker"
 
 Say = Callable[[str], None]
+
+
+class _Beginning(NamedTuple):
+    """The start of a stack."""
+
+    at: float
+    is_new: bool
+    """Whether its server had no database yet."""
 
 
 class LocalStack:
@@ -58,7 +66,7 @@ class LocalStack:
         self._variables = dict(variables or {})
         self.port = 0
         self._services: Services | None = None
-        self._began, self._is_new = 0.0, False
+        self._beginning = _Beginning(0.0, False)
         self._lock, self._suffix = -1, ""
         self._database: sqlite3.Connection | None = None
 
@@ -86,11 +94,11 @@ class LocalStack:
 
     def begin(self) -> None:
         """Start the server, and return before it is ready: `start` waits for it."""
-        self._began = time.monotonic()
+        began = time.monotonic()
         self.folder.mkdir(parents=True, exist_ok=True)
         self._take_lock()
         self.logs.mkdir(exist_ok=True)
-        self._is_new = not self._database_file.exists()
+        self._beginning = _Beginning(began, is_new=not self._database_file.exists())
         self._say(f"starting the Prefect server, and a worker for each of its pools {', '.join(POOLS)}")
         self.port = free_port(0 if self._suffix else self._wanted_port)
         self._start_server()
@@ -114,14 +122,14 @@ class LocalStack:
         with self.settings(), get_client(sync_client=True) as client:
             registration.crash_leftovers(client)
             registration.create_pools(client, POOLS, working_dir=self.home)
-            if registration.register_deployments(client, described) and self._is_new:
+            if registration.register_deployments(client, described) and self._beginning.is_new:
                 keep_template(self._database_file, template=template_file())
             for pool in POOLS:
                 self._started.start(f"worker-{pool}", Service(_WORKER, (pool, f"{pool}-worker"), is_forked=True))
             registration.schedule_recovery(client, described)
         for pool in POOLS:
             self._wait_until(lambda pool=pool: _has_worker(self.api_url, pool), name=f"worker-{pool}")  # type: ignore[misc]
-        self._say(f"up in {time.monotonic() - self._began:.0f} s; Prefect UI: {self.url}")
+        self._say(f"up in {time.monotonic() - self._beginning.at:.0f} s; Prefect UI: {self.url}")
         return self
 
     @property

@@ -75,15 +75,33 @@ def correction(
     return Correction(max(-most, min(error_seconds, most)), "follows")
 
 
+class LocalJumps:
+    """How far this machine's clock has jumped against monotonic time."""
+
+    def __init__(self, base: Clock) -> None:
+        self._base = base
+        self._offset = base.now().timestamp() - base.monotonic()
+        self.seconds = 0.0
+        """The sum of the jumps since it was last set to 0."""
+
+    def look(self) -> float:
+        """The seconds by which the clock has jumped since the last look; 0 for a smaller movement."""
+        offset = self._base.now().timestamp() - self._base.monotonic()
+        moved, self._offset = offset - self._offset, offset
+        if abs(moved) <= JUMP_SECONDS:
+            return 0.0
+        self.seconds += moved
+        return moved
+
+
 class SteadyClock:
     """The time of one run. `now` never jumps, whatever this machine's clock does."""
 
     def __init__(self, base: Clock, *, reference: Reference) -> None:
         self.base, self._reference = base, reference
         """`base`: the clock that gives it monotonic time and sleeps."""
-        local, at = base.now().timestamp(), base.monotonic()
-        self._offset = self._local_offset = local - at
-        self._local_jump = 0.0
+        self._offset = base.now().timestamp() - base.monotonic()
+        self._jumps = LocalJumps(base)
         self._read_at: float | None = None
         self._asked_at: float | None = None
         self._is_reference_off = False
@@ -106,18 +124,14 @@ class SteadyClock:
             self._look_at_local()
             every = _FIRST_REFERENCE_SECONDS if self._read_at is None else _REFERENCE_SECONDS
             at = self.base.monotonic()
-            if self._asked_at is None or self._local_jump or at - self._asked_at >= every:
+            if self._asked_at is None or self._jumps.seconds or at - self._asked_at >= every:
                 self._asked_at = at
                 self._look_at_reference()
 
     def _look_at_local(self) -> None:
-        offset = self.base.now().timestamp() - self.base.monotonic()
-        moved, self._local_offset = offset - self._local_offset, offset
-        if abs(moved) <= JUMP_SECONDS:
-            return
-        self._local_jump += moved
-        said = f"this machine's clock jumped by {_signed(moved)}; no decision is moved by that"
-        self._say(f"{said}: the run goes by monotonic time and the server's clock")
+        if moved := self._jumps.look():
+            said = f"this machine's clock jumped by {_signed(moved)}; no decision is moved by that"
+            self._say(f"{said}: the run goes by monotonic time and the server's clock")
 
     def _look_at_reference(self) -> None:
         before = self.base.monotonic()
@@ -129,12 +143,12 @@ class SteadyClock:
         found = correction(
             error,
             uncertainty_seconds=reading.uncertainty_seconds + (after - before) / 2,
-            local_jump_seconds=self._local_jump,
+            local_jump_seconds=self._jumps.seconds,
             passed_seconds=None if self._read_at is None else after - self._read_at,
         )
         self._offset += found.seconds
         self._read_at = after
-        self._local_jump = 0.0
+        self._jumps.seconds = 0.0
         match found.kind:
             case "first" if abs(error) > _WRONG_SECONDS:
                 self._say(f"this machine's clock is {_apart(-error)} that of {reading.name}, which the run goes by")

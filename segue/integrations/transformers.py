@@ -82,11 +82,10 @@ class SegueCallback(TrainerCallback):
         self._handles: list[Any] = []
         self._extra: Path | None = None
         """A folder that the Trainer wrote only for the run."""
-        self._is_asking = False
         self._best: str | None = None
         """Where a resume has put the best checkpoint."""
-        self._limit: int | None = None
-        """`save_total_limit` of the user, while the Trainer writes a folder only for the run."""
+        self._limits: list[int | None] = []
+        """`save_total_limit` of the user, while the Trainer writes a folder only for the run; else empty."""
         self._to_log: LossesToLog | None = None
         self.checkpoint: str | None = None
         """The folder from which to resume, once the Trainer is there; None in a new run."""
@@ -163,7 +162,7 @@ class SegueCallback(TrainerCallback):
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Hand the folder over."""
         folder = self._folder_of(args, state)
-        if not self._is_asking and folder == self._extra:
+        if not self._limits and folder == self._extra:
             self._extra = None  # At the end of an epoch the Trainer writes the same folder again, for the user.
         self._end_asking(args)
         if self._run.is_active:
@@ -187,9 +186,10 @@ class SegueCallback(TrainerCallback):
 
     def _ask_for_folder(self, args: TrainingArguments, state: TrainerState, control: TrainerControl) -> None:
         if not control.should_save:
-            self._extra, self._is_asking = self._folder_of(args, state), True
+            self._extra = self._folder_of(args, state)
             # Folders of the user's would be deleted for this one.
-            self._limit, args.save_total_limit = args.save_total_limit, None
+            self._limits.append(args.save_total_limit)
+            args.save_total_limit = None
         control.should_save = True
 
     def _log_with_save(self, control: TrainerControl) -> None:
@@ -198,8 +198,8 @@ class SegueCallback(TrainerCallback):
             control.should_log = control.should_log or control.should_save or control.should_evaluate
 
     def _end_asking(self, args: TrainingArguments) -> None:
-        if self._is_asking:
-            self._is_asking, args.save_total_limit = False, self._limit
+        if self._limits:
+            args.save_total_limit = self._limits.pop()
 
     def _remove_extra(self, state: TrainerState) -> None:
         """Delete what was written for the run and is committed, unless it is the best: the Trainer may load that."""

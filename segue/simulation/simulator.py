@@ -8,7 +8,7 @@ save.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, Self
 
 import numpy as np
 
@@ -110,6 +110,45 @@ def simulate(
     return runs.go(traced=traced)
 
 
+@dataclass
+class _Machines:
+    """The machine of each run, and its work that is not saved. Seconds."""
+
+    boot: Floats
+    """What is left of its boot."""
+    undetected: Floats
+    """How long the death of its last one will still go unnoticed."""
+    since_start: Floats
+    """Work since its start."""
+    unsaved: Floats
+    """Work since the last save."""
+    unsaved_before: Floats
+    """The same, before the newest tick."""
+    just_worked: Floats
+    """Work in the newest tick."""
+
+    @classmethod
+    def none(cls, runs: int) -> Self:
+        return cls(*(np.zeros(runs) for _ in range(6)))
+
+
+@dataclass
+class _Totals:
+    """What was paid and lost so far, by run. Seconds, but for `preemptions`."""
+
+    spot: Floats
+    on_demand: Floats
+    preemptions: Floats
+    lost: Floats
+    finished: Floats
+    """When the goal was reached; infinite before."""
+
+    @classmethod
+    def zero(cls, runs: int) -> Self:
+        nothing = [np.zeros(runs) for _ in range(4)]
+        return cls(nothing[0], nothing[1], nothing[2], nothing[3], finished=np.full(runs, np.inf))
+
+
 class _Runs:
     """The state of all runs, tick by tick."""
 
@@ -125,12 +164,8 @@ class _Runs:
         self.now = spot.at(0, self.mode)
         self.observation = Observation(self.now, knowledge=job.knowledge, tick_seconds=tick_seconds)
         self.work = np.full(runs, job.work_seconds)
-        self.unsaved, self.boot, self.undetected = np.zeros(runs), np.zeros(runs), np.zeros(runs)
-        self.just_worked, self.unsaved_before, self.since_start = np.zeros(runs), np.zeros(runs), np.zeros(runs)
+        self.machines, self.totals = _Machines.none(runs), _Totals.zero(runs)
         self.standby, self.has_standby = np.full(runs, np.inf), np.zeros(runs, bool)
-        self.spot, self.on_demand = np.zeros(runs), np.zeros(runs)
-        self.preemptions, self.lost = np.zeros(runs), np.zeros(runs)
-        self.finished = np.full(runs, np.inf)
 
     def go(self, *, traced: bool) -> SimulationResult:
         job, tick, modes = self._job, self._tick, []
@@ -146,14 +181,14 @@ class _Runs:
             self._pass(at)
             at += 1
         return SimulationResult(
-            cost=self.spot + self.observation.sentinel_seconds + job.price_ratio * self.on_demand,
-            spot_seconds=self.spot,
-            on_demand_seconds=self.on_demand,
+            cost=self.totals.spot + self.observation.sentinel_seconds + job.price_ratio * self.totals.on_demand,
+            spot_seconds=self.totals.spot,
+            on_demand_seconds=self.totals.on_demand,
             sentinel_seconds=self.observation.sentinel_seconds,
-            lost_seconds=self.lost,
-            preemptions=self.preemptions,
-            finished_seconds=self.finished,
-            is_late=self.finished > job.total_seconds + 1e-6,
+            lost_seconds=self.totals.lost,
+            preemptions=self.totals.preemptions,
+            finished_seconds=self.totals.finished,
+            is_late=self.totals.finished > job.total_seconds + 1e-6,
             was_hopeless=clamp.is_hopeless(job, pace=self._harsh.pace),
             modes=np.array(modes, np.int8).T if traced else None,
         )
@@ -161,7 +196,7 @@ class _Runs:
     def _happen(self, at: int) -> None:
         """Spot changes between two ticks."""
         now = self._spot.at(at, self.mode)
-        gone = (self.just_worked + self.work > 0) & (self.mode == SPOT) & ~now
+        gone = (self.machines.just_worked + self.work > 0) & (self.mode == SPOT) & ~now
         if not self._harsh.dies_within_tick:
             gone &= self.work > 0
         if gone.any():
@@ -178,7 +213,7 @@ class _Runs:
         job, policy, work = self._job, self._policy, self.work / self._harsh.pace
         most = policy.preemptions if isinstance(policy, Capped) else np.inf
         needed = np.maximum(self._to_on_demand_seconds(), self._harsh.start_slack_seconds)
-        can = (remaining - work >= needed) & (work > 2 * job.changeover_seconds) & (self.preemptions < most)
+        can = (remaining - work >= needed) & (work > 2 * job.changeover_seconds) & (self.totals.preemptions < most)
         return np.asarray(can & policy.comes_back)
 
     def _die(self, gone: Flags) -> None:
@@ -186,20 +221,20 @@ class _Runs:
         undone = np.zeros(len(gone))
         if harsh.dies_within_tick:
             # Part of the tick's work was not done, possibly the last of the job.
-            undone = self.just_worked * self._random.random(len(gone))
+            undone = self.machines.just_worked * self._random.random(len(gone))
         lost = undone
         if harsh.save_every_seconds:
-            lost = lost + (self.unsaved_before + self.just_worked - undone) % harsh.save_every_seconds
-        lost = lost + np.minimum(harsh.lost_by_a_death_seconds, np.maximum(self.since_start - undone, 0.0))
+            lost = lost + (self.machines.unsaved_before + self.machines.just_worked - undone) % harsh.save_every_seconds
+        lost = lost + np.minimum(harsh.lost_by_a_death_seconds, np.maximum(self.machines.since_start - undone, 0.0))
         lost = np.where(gone & (lost > _NOTHING_SECONDS), lost, 0.0)
         self.work += lost
-        self.finished[lost > 0] = np.inf
-        self.lost += lost
-        self.unsaved[gone] = 0.0
-        self.preemptions += gone
+        self.totals.finished[lost > 0] = np.inf
+        self.totals.lost += lost
+        self.machines.unsaved[gone] = 0.0
+        self.totals.preemptions += gone
         self.mode[gone] = IDLE
-        self.boot[gone] = 0.0
-        self.undetected[gone] = harsh.detection_seconds
+        self.machines.boot[gone] = 0.0
+        self.machines.undetected[gone] = harsh.detection_seconds
 
     def _choose(self, remaining: float) -> None:
         job, here = self._job, self.mode
@@ -212,7 +247,7 @@ class _Runs:
                 mode=here,
                 is_up=is_up,
                 age_seconds=self.observation.age,
-                preemptions=self.preemptions,
+                preemptions=self.totals.preemptions,
                 observed=self.observation.intervals,
             )
         )
@@ -221,8 +256,8 @@ class _Runs:
             wish = np.where(here == ON_DEMAND, here, wish)
         hands = (here == ON_DEMAND) & (wish != ON_DEMAND) & job.handover
         wish = np.where((wish == SPOT) & ~is_up & ~hands & (here != SPOT), IDLE, wish)
-        boot = self._longest_boot(np.where(here == SPOT, self.boot, np.where(hands, 0.0, self._start_seconds)))
-        slack = remaining - (self.work + self.unsaved) / self._harsh.pace
+        boot = self._longest_boot(np.where(here == SPOT, self.machines.boot, np.where(hands, 0.0, self._start_seconds)))
+        slack = remaining - (self.work + self.machines.unsaved) / self._harsh.pace
         # A run that leaves on-demand without a standby may find spot down, and be idle until the next tick.
         is_sure = (wish == SPOT) & (hands | (here != ON_DEMAND) | (job.knowledge == "free"))
         risk = np.where(is_sure, self._spot_risk_seconds(boot), np.maximum(self._spot_risk_seconds(boot), self._tick))
@@ -233,11 +268,11 @@ class _Runs:
         self.standby = np.where(self.has_standby & self.now, np.minimum(self.standby, self._start_seconds), np.inf)
         wish = np.where(hands | ~allowed, ON_DEMAND, wish)
         wish = np.where((wish == SPOT) & ~self.now, IDLE, wish)
-        wish = np.where(self.undetected > 0, here, wish)  # Its death was not detected yet.
-        self.undetected = np.maximum(self.undetected - self._tick, 0.0)
+        wish = np.where(self.machines.undetected > 0, here, wish)  # Its death was not detected yet.
+        self.machines.undetected = np.maximum(self.machines.undetected - self._tick, 0.0)
         starts = (wish != here) & (wish != IDLE)
-        self.since_start[starts] = 0.0
-        self.boot = np.where(starts, self._start_seconds, np.where(wish == IDLE, 0.0, self.boot))
+        self.machines.since_start[starts] = 0.0
+        self.machines.boot = np.where(starts, self._start_seconds, np.where(wish == IDLE, 0.0, self.machines.boot))
         self.mode = wish.astype(np.int8)
 
     @property
@@ -249,7 +284,7 @@ class _Runs:
         known = np.full(len(self.mode), self._job.changeover_seconds)
         if not self._job.has_start_margin:
             return known
-        is_seen = self.on_demand >= self._start_seconds
+        is_seen = self.totals.on_demand >= self._start_seconds
         return np.where(
             is_seen, np.maximum(known, SEEN_START_FACTOR * self._start_seconds), UNSEEN_START_FACTOR * known
         )
@@ -272,23 +307,25 @@ class _Runs:
         """One tick passes."""
         tick, pace = self._tick, self._harsh.pace
         runs = (self.work > 0) & (self.mode != IDLE)
-        booting = np.minimum(self.boot, tick)
+        booting = np.minimum(self.machines.boot, tick)
         used = np.where(runs, np.minimum(booting + self.work / pace, tick), 0.0)
         worked = np.where(runs, np.minimum(self.work, (tick - booting) * pace), 0.0)
-        self.finished = np.where(runs & (worked >= self.work - _NOTHING_SECONDS), at * tick + used, self.finished)
+        done = runs & (worked >= self.work - _NOTHING_SECONDS)
+        self.totals.finished = np.where(done, at * tick + used, self.totals.finished)
         self.work = np.where(self.work - worked < _NOTHING_SECONDS, 0.0, self.work - worked)
-        self.just_worked, self.unsaved_before = worked, self.unsaved
-        self.since_start = self.since_start + worked
+        self.machines.just_worked, self.machines.unsaved_before = worked, self.machines.unsaved
+        self.machines.since_start = self.machines.since_start + worked
         if self._harsh.save_every_seconds:
-            self.unsaved = np.where(runs, (self.unsaved + worked) % self._harsh.save_every_seconds, self.unsaved)
-        self.boot = self.boot - booting
+            unsaved = (self.machines.unsaved + worked) % self._harsh.save_every_seconds
+            self.machines.unsaved = np.where(runs, unsaved, self.machines.unsaved)
+        self.machines.boot = self.machines.boot - booting
         on_demand = runs & (self.mode == ON_DEMAND)
         standby = on_demand & np.isfinite(self.standby)
         overlap = np.where(standby, np.minimum(self.standby, used), used)
-        self.spot += np.where(standby | (runs & (self.mode == SPOT)), used, 0.0)
-        self.on_demand += np.where(on_demand, overlap, 0.0)
+        self.totals.spot += np.where(standby | (runs & (self.mode == SPOT)), used, 0.0)
+        self.totals.on_demand += np.where(on_demand, overlap, 0.0)
         moved = standby & (self.standby <= tick + 1e-9)
         self.mode[moved] = SPOT
-        self.since_start[moved] = 0.0
-        self.boot[moved] = 0.0
+        self.machines.since_start[moved] = 0.0
+        self.machines.boot[moved] = 0.0
         self.standby = np.where(standby & ~moved, self.standby - tick, np.inf)

@@ -17,7 +17,7 @@ from segue.checkpoints.saving.staging import StagingArea
 from segue.checkpoints.saving.tracing import span
 from segue.continuity.verdict import Prelude
 from segue.continuity.witness import NORMS_EVERY_STEPS, StepRow, Witness
-from segue.errors import FencedError, PoisonedStepError, SessionError
+from segue.errors import FencedError, PoisonedStepError
 from segue.policy.anomalies import anomalies_of
 from segue.records import Heartbeat, SegmentReport, StopReason
 from segue.runlog.history import read_history
@@ -68,13 +68,7 @@ class TrainingLoop:
         self._rehearsal = ResumeRehearsal(context.assignment, context.runlog, is_due=due, clock=context.clock)
         self._notices = NoticeResponse(context, live, self._saving)
         self._pace = Pace(context.clock)
-        self._time_left = TimeLeft(
-            context.board,
-            bound_seconds=context.plan.max_seconds,
-            grace_seconds=context.spec.grace_seconds,
-            started_at=context.started_at,
-            clock=context.clock,
-        )
+        self._time_left = TimeLeft.of(context)
         self._at_end = TimeAtEnd(context, live.progress, time_left=self._time_left, pace=self._pace, writer=writer)
         self._stop_rule = StopRule(context, live, time_left=self._time_left, pace=self._pace, writer=writer)
         self._safe_points = SafePoints(
@@ -96,13 +90,8 @@ class TrainingLoop:
             writer=writer,
             records=self._records,
         )
-        self.captured = CapturedWork(
-            self._spec,
-            saving=self._saving,
-            writer=writer,
-            reporter=self._reporter,
-            call_hook=self._notices.call_hook,
-        )
+        saving, reporter, call_hook = self._saving, self._reporter, self._notices.call_hook
+        self.captured = CapturedWork(self._spec, saving=saving, writer=writer, reporter=reporter, call_hook=call_hook)
 
     def run(self, train: Callable[[], StopReason], *, shows_failure: bool = True) -> SegmentReport:
         """Train until the goal, the bound, a notice, or a failure; return the report.
@@ -307,7 +296,7 @@ class TrainingLoop:
         self._notices.call_hook()
         is_new = reached.step > self._saving.schedule.saved_step
         if is_new and not self._live.can_save:
-            self._miss_state(reason)
+            self._saving.end_without_folder(is_finished=reason is StopReason.FINISHED)
         elif is_new and not self._resume.is_pending and self._has_time_to_save():
             self._save(evaluate=reason is StopReason.FINISHED, is_last=True)
         yield from self._add_witness(reached.step)
@@ -319,14 +308,6 @@ class TrainingLoop:
             self._context.activity.phase = "rehearsal"
             self._rehearsal.wait(may_wait=self._at_end.may_wait)
             self._context.activity.leaving()
-
-    def _miss_state(self, reason: StopReason) -> None:
-        """Handle the end of an attempt at a step whose state the program did not hand over."""
-        step, saved = self._progress.step, self._saving.schedule.saved_step
-        if reason is StopReason.FINISHED:
-            what = f"the run ended at step {step}, and the folder of that step was not committed."
-            raise SessionError(what=what, fix="call run.commit_folder(path) in each iteration with run.should_save.")
-        log.warning("no folder was committed for the last steps; they are lost from=%d to=%d", saved + 1, step)
 
     def _drain(self) -> None:
         """Seal the commits that have rows; wait until all submitted jobs are durable, or time is up."""

@@ -13,7 +13,7 @@ from segue.checkpoints.saving.save_job import Metric, SaveJob
 from segue.checkpoints.saving.staging import Staged, StagingArea
 from segue.checkpoints.saving.tracing import span
 from segue.curves.schema import Curve
-from segue.errors import StructureChangedError
+from segue.errors import SessionError, StructureChangedError
 from segue.policy.save_interval import Life
 from segue.records import Finding
 from segue.trainer.health.activity import Activity
@@ -227,6 +227,18 @@ class Saving:
         if self.in_flight.look():
             self.schedule.adapt(self.in_flight.usual)
         self.in_flight.refuse_risk()
+
+    def end_without_folder(self, *, is_finished: bool) -> None:
+        """Handle the end of an attempt at a step whose folder the program did not hand over.
+
+        Raises:
+            SessionError: it is the run's last step.
+        """
+        step, saved = self._progress.step, self.schedule.saved_step
+        if is_finished:
+            what = f"the run ended at step {step}, and the folder of that step was not committed."
+            raise SessionError(what=what, fix="call run.commit_folder(path) in each iteration with run.should_save.")
+        log.warning("no folder was committed for the last steps; they are lost from=%d to=%d", saved + 1, step)
 
     def _refuse_changed_structure(self) -> None:
         with span("structure"):

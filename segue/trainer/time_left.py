@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Self
+
 from segue.clock import Clock
 from segue.notices.board import NoticeBoard
 from segue.policy.save_interval import NOTICE_SHARE
+from segue.trainer.process.context import AttemptContext
 
 _UNMEASURED_SAVE_SECONDS = 0.1
 """Assumed seconds of a save until one was measured."""
@@ -45,6 +48,13 @@ class TimeLeft:
     ) -> None:
         self._board, self._bound_seconds, self._grace_seconds = board, bound_seconds, grace_seconds
         self._started_at, self._clock = started_at, clock
+
+    @classmethod
+    def of(cls, context: AttemptContext) -> Self:
+        """The time that this attempt has left."""
+        bound, grace = context.plan.max_seconds, context.spec.grace_seconds
+        started_at, clock = context.started_at, context.clock
+        return cls(context.board, bound_seconds=bound, grace_seconds=grace, started_at=started_at, clock=clock)
 
     @property
     def seconds(self) -> float:

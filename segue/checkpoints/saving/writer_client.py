@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -126,7 +127,7 @@ class ProcessWriter:
         """Step of the newest save, and how many processes had been started at its first try."""
         self._channel: socket.socket | None = None
         self._known: dict[int, tuple[StagingBuffer, ShardLayout]] = {}
-        self._is_ready = self._is_closed = False
+        self._is_ready, self._closed = False, threading.Event()
         self._folder = Path.cwd()  # A store's folder may be relative, and the program may change its own.
         self._inherited: tuple[int, Base] | None = None
         self._start()
@@ -161,7 +162,7 @@ class ProcessWriter:
         """Block until the process runs and knows its stores; starts it if there is none."""
         if self._is_ready:
             return
-        if self._is_closed:
+        if self._closed.is_set():
             raise self._died("this writer was closed")
         try:
             if self._channel is None:
@@ -181,7 +182,7 @@ class ProcessWriter:
         return
 
     def close(self) -> None:
-        self._is_closed = True
+        self._closed.set()
         self._end()
 
     def _end(self) -> None:

@@ -63,8 +63,7 @@ class LiveRun:
         self._failing_since: datetime | None = None
         self._picture = _Picture(clock)
         self._segment: int | None = None
-        self._waiting: str | None = None
-        self._unguarded: str | None = None
+        self._waits: dict[str, str | None] = {"waiting": None, "unguarded": None}
         self._is_silent = False
         self._wake, self._last, self._closed = threading.Event(), threading.Event(), threading.Event()
         # With this context, log lines of the thread belong to the flow run.
@@ -85,11 +84,11 @@ class LiveRun:
 
     def show(self, waiting: str | None) -> None:
         """Show what the run waits for, with the next refresh."""
-        self._waiting = waiting
+        self._waits["waiting"] = waiting
 
     def show_unguarded(self, unguarded: str | None) -> None:
         """Show why nothing would start the parent again, with the next refresh."""
-        self._unguarded = unguarded
+        self._waits["unguarded"] = unguarded
 
     def nudge(self) -> None:
         """Send new events soon: something was written to the run's log."""
@@ -140,8 +139,7 @@ class LiveRun:
         """The run as of now; while the store cannot be read, as it was last seen, and with the trouble."""
         now = self._clock.now()
         try:
-            waits = {"waiting": self._waiting, "unguarded": self._unguarded}
-            view = view_of(self._runlog, self._spec, now=now, **waits)
+            view = view_of(self._runlog, self._spec, now=now, **self._waits)
             trouble = self._clock.trouble if isinstance(self._clock, SteadyClock) else None
             self._view = replace(view, clock_trouble=trouble)
             self._failing_since = None

@@ -25,6 +25,29 @@ class Mark(NamedTuple):
     step: int
 
 
+class StepTime:
+    """The mean time from one step to the next, as far as nothing else came between."""
+
+    def __init__(self) -> None:
+        self._done, self._seconds = 0, 0.0
+        self._last_at: float | None = None
+
+    def step_done(self, at: float) -> None:
+        if self._last_at is not None:
+            self._done += 1
+            self._seconds += at - self._last_at
+        self._last_at = at
+
+    def pause(self, *, until: float | None = None) -> None:
+        """What happens until then is no part of a step; None: until the next step is done."""
+        self._last_at = until if self._last_at is not None else None
+
+    @property
+    def usual_seconds(self) -> float | None:
+        """The mean; None before the first few steps."""
+        return self._seconds / self._done if self._done >= _ENOUGH_STEPS else None
+
+
 class Activity:
     """The trainer's progress; written by the training thread, read by others.
 
@@ -34,9 +57,7 @@ class Activity:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._done, self._number = 0, 0
-        self._last_at: float | None = None
-        self._training_seconds = 0.0
+        self._number, self._steps = 0, StepTime()
         self.longest_evaluation_seconds: float | None = None
         self.mark = Mark("starting", 0, 0)
         self.is_reported = False
@@ -61,11 +82,7 @@ class Activity:
 
     def step_done(self, step: int) -> None:
         """A step was done."""
-        at = self._clock.monotonic()
-        if self._last_at is not None:
-            self._done += 1
-            self._training_seconds += at - self._last_at
-        self._last_at = at
+        self._steps.step_done(self._clock.monotonic())
         self._number += 1
         # Steps after the last save do not turn an ending attempt into a training one.
         self._mark(Mark("ending" if self.mark.kind == "ending" else "training", self._number, step))
@@ -83,7 +100,7 @@ class Activity:
             self.phase = phase
             now = self._clock.monotonic()
             self.longest_evaluation_seconds = max(self.longest_evaluation_seconds or 0.0, now - began)
-            self._last_at = now if self._last_at is not None else None
+            self._steps.pause(until=now)
             self._set(before)
 
     @contextmanager
@@ -103,7 +120,7 @@ class Activity:
         try:
             yield
         finally:
-            self._last_at = None  # The wait is no part of a step.
+            self._steps.pause()
             self._set(before)
 
     def goes_on(self) -> None:
@@ -133,7 +150,7 @@ class Activity:
     @property
     def usual_step_seconds(self) -> float | None:
         """Mean time from one step to the next; None before the first few."""
-        return self._training_seconds / self._done if self._done >= _ENOUGH_STEPS else None
+        return self._steps.usual_seconds
 
     def limit_seconds(self, spec: RunSpec, *, ranks: int) -> float:
         """How long the mark may stay unchanged."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -28,6 +29,17 @@ class _Reported(NamedTuple):
     metrics: Mapping[str, Number]
 
 
+@dataclass
+class _Step:
+    """What is known of the step that is being made."""
+
+    with_norms: bool = False
+    reported: _Reported | None = None
+    grad_norms: list[torch.Tensor] = field(default_factory=list)
+    rates: dict[int, list[Number]] = field(default_factory=dict)
+    """The learning rates with which optimizers made this step, by the optimizer's id."""
+
+
 class Measured(NamedTuple):
     """A step as it was measured."""
 
@@ -45,11 +57,7 @@ class Measures:
         self._tracked: frozenset[str] = frozenset()
         self.optimizers: dict[str, torch.optim.Optimizer] = {}
         self._scaler: torch.amp.GradScaler | None = None
-        self._reported: _Reported | None = None
-        self._grad_norms: list[torch.Tensor] = []
-        self._with_norms = False
-        self._rates: dict[int, list[Number]] = {}
-        """The learning rates with which optimizers made this step, by the optimizer's id."""
+        self._step = _Step()
         self._hook = register_optimizer_step_post_hook(self._after_update)
 
     def close(self) -> None:
@@ -72,13 +80,11 @@ class Measures:
 
     def begin(self, *, with_norms: bool) -> None:
         """Begin a step. Without `with_norms` only the norms that the program reports itself are known."""
-        self._with_norms = with_norms
-        self._reported, self._grad_norms = None, []
-        self._rates = {}
+        self._step = _Step(with_norms)
 
     @property
     def is_reported(self) -> bool:
-        return self._reported is not None
+        return self._step.reported is not None
 
     def report(self, loss: Any, *, lr: Any, grad_norm: Any, metrics: Mapping[str, Any]) -> None:
         rates = None if lr is None else tuple(lr) if isinstance(lr, Sequence) else (lr,)
@@ -86,7 +92,7 @@ class Measures:
         given = as_of_now([loss, *metrics.values(), *([] if grad_norm is None else [grad_norm]), *(rates or ())])
         kept = given[1 : 1 + len(names)]
         rest = given[1 + len(names) :]
-        self._reported = _Reported(
+        self._step.reported = _Reported(
             loss=given[0],
             lr=None if rates is None else tuple(rest[len(rest) - len(rates) :]),
             grad_norm=None if grad_norm is None else rest[0],
@@ -99,18 +105,18 @@ class Measures:
         Raises:
             SessionError: nothing was reported.
         """
-        if self._reported is None:
+        if self._step.reported is None:
             what = f"step {step} reported nothing."
             fix = "call run.report(loss=loss) once in each iteration, with several ranks on each of them."
             raise SessionError(what=what, fix=fix)
-        loss, rates, grad_norm, metrics = self._reported
+        loss, rates, grad_norm, metrics = self._step.reported
         if rates is None:
-            used = self._rates
+            used = self._step.rates
             rates = tuple(rate for each in self.optimizers.values() for rate in used.get(id(each), rates_of(each)))
-        has_norms = self._with_norms and grad_norm is None
+        has_norms = self._step.with_norms and grad_norm is None
         # A copy: the program may make another update before the numbers are read.
-        norms = list(self._grad_norms) if has_norms else [] if grad_norm is None else [grad_norm]
-        weights = [self._norm_of_parameters()] if self._with_norms else []
+        norms = list(self._step.grad_norms) if has_norms else [] if grad_norm is None else [grad_norm]
+        weights = [self._norm_of_parameters()] if self._step.with_norms else []
         scale = scale_of(self._scaler)
         # All in one read: each read waits for an accelerator.
         asked = sent([loss, *rates, *norms, *weights, *scale, *metrics.values()])
@@ -140,7 +146,7 @@ class Measures:
         return {
             f"{name}.{number}": parameter.grad
             for name, optimizer in self.optimizers.items()
-            if name in self._tracked and id(optimizer) not in self._rates
+            if name in self._tracked and id(optimizer) not in self._step.rates
             for number, parameter in enumerate(parameters_of(optimizer))
             if parameter.grad is not None
         }
@@ -153,10 +159,10 @@ class Measures:
 
     def _after_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if any(optimizer is each for each in self.optimizers.values()):
-            self._rates[id(optimizer)] = rates_of(optimizer)
-            if self._with_norms:
+            self._step.rates[id(optimizer)] = rates_of(optimizer)
+            if self._step.with_norms:
                 found = [p.grad for p in parameters_of(optimizer) if p.grad is not None]
-                self._grad_norms.append(total_norm(found))
+                self._step.grad_norms.append(total_norm(found))
 
 
 class PendingGradients:
