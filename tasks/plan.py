@@ -5,14 +5,15 @@ from __future__ import annotations
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
+from segue.controller.pool_memory import recall_pools, remember_pools
 from segue.controller.steps import check_start, decide_next
 from segue.controller.steps import open_run as open_run_here
 from segue.doctor.save_time import newly_measured
 from segue.integrations.tracking import open_trackers
 from segue.policy.decide import Decision
 from segue.prefect.parent_clock import as_parent, parent_clock
-from segue.prefect.pools import own_pool, require_pools
 from segue.prefect.queues.queues import queues_of_run
+from segue.prefect.run_pools import own_pool, require_pools
 from segue.runlog.history import read_history
 from segue.runlog.open import open_log
 from segue.spec import RunSpec
@@ -20,7 +21,7 @@ from segue.spec import RunSpec
 
 @task(name="open-run", retries=0, cache_policy=NO_CACHE)
 def open_run(spec: RunSpec, *, accept_drift: bool, requested_at_slot: int | None = None) -> int:
-    """Check the store, the spec, its pools and trackers, then open or resume the run; return the committed step."""
+    """Check the store, spec, pools and trackers, then open or resume the run; return its last committed step."""
     clock = parent_clock()
     known = check_start(spec, clock=clock, accept_drift=accept_drift, known_slots=requested_at_slot or 0)
     is_new = not read_history(known).has_trained
@@ -29,6 +30,7 @@ def open_run(spec: RunSpec, *, accept_drift: bool, requested_at_slot: int | None
     if is_new:
         open_trackers(spec)  # Wrong options are refused before anything is bought; later they must not end the run.
     runlog = open_run_here(spec, clock=clock, accept_drift=accept_drift, requested_at_slot=requested_at_slot)
+    as_parent(lambda: recall_pools(runlog, spec), what="memory of pools")
     return read_history(runlog).committed_step
 
 
@@ -40,6 +42,7 @@ def plan_segment(spec: RunSpec) -> Decision:
     queues = queues_of_run(spec)
     decision = as_parent(lambda: decide_next(runlog, spec, clock=clock, queues=queues), what="decision")
     get_run_logger().info("decided action=%s reason=%s", decision.action, decision.reason)
+    remember_pools(runlog, spec, clock=clock)
     long_save = newly_measured(spec, read_history(runlog)) if decision.action == "run" else None
     if long_save is not None:
         get_run_logger().warning("%s. Fix: %s", long_save.reason, long_save.fix)

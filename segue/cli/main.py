@@ -1,4 +1,4 @@
-"""The `segue` command. Prefect and torch are imported only by the commands that need them, when they run."""
+"""The `segue` command; only the subcommands that need Prefect or torch import them, when they run."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from segue.cli.drill import drill
 from segue.cli.init import init
 from segue.cli.planning import plan
 from segue.cli.planning.costs import costs
+from segue.cli.planning.pools import pools
 from segue.cli.recover import recover
 from segue.cli.retraining import data, models, retrain
 from segue.cli.run import run
@@ -55,6 +56,7 @@ for command in (
     runs,
     status,
     costs,
+    pools,
     stop,
     track,
     recover,
@@ -70,7 +72,7 @@ app.add_typer(models.app)
 
 
 def main() -> None:
-    """Entry point of the console script: an expected error prints one paragraph and sets the exit code."""
+    """Entry point of the console script; for an expected error it prints one paragraph and sets the exit code."""
     try:
         app()
     except SegueError as error:

@@ -68,6 +68,14 @@ def intervals(history: History) -> tuple[Interval, ...]:
     return tuple(found)
 
 
+def seen_by_others(history: History) -> tuple[Interval, ...]:
+    """The intervals that other runs of the store had observed when the run began, oldest first."""
+    return tuple(
+        Interval(each.is_up, each.begun_at, each.seconds, has_ended=each.has_ended, deployment=each.pool)
+        for each in history.seen_pools.intervals
+    )
+
+
 def _wait_of(history: History, entry: DecisionEntry, claimed_at: datetime) -> tuple[datetime, datetime]:
     """The time in which an attempt waited for its machine: begin and end."""
     standby = entry.plan.standby if entry.plan else None

@@ -14,7 +14,7 @@ from statistics import median, median_high
 
 from segue.policy import queueing
 from segue.records import Capacity, SegmentReport, StopReason
-from segue.runlog.entries import ClaimEntry
+from segue.runlog.entries import ClaimEntry, DecisionEntry
 from segue.runlog.history import Attempt, History
 from segue.spec import RunSpec
 
@@ -163,14 +163,31 @@ def changeover_seconds(spec: RunSpec, history: History) -> float:
 def on_demand_changeover_seconds(spec: RunSpec, history: History) -> float:
     """The longest changeover to on-demand, with its margin: the deadline relies on it, and it may be a guess.
 
-    While the run has seen no start of on-demand, it may take half as long again as the usual changeover; afterwards, a
+    While the run has seen no start of on-demand, it may take half as long again as the usual changeover, and no less
+    than a tenth longer than the slowest machine that other runs of the store have waited for. Afterwards, it may take a
     tenth longer than the longest of its newest starts. It is never below the longest of the newest changeovers.
     """
     seen = _newest_changeovers(history, Capacity.ON_DEMAND)
-    expected = UNSEEN_START_FACTOR * max(spec.policy.changeover_seconds, usual_changeover_seconds(spec, history))
     if seen:
         expected = SEEN_START_FACTOR * max(seen)
+    else:
+        expected = UNSEEN_START_FACTOR * max(spec.policy.changeover_seconds, usual_changeover_seconds(spec, history))
+        by_others = [start.seconds for start in history.seen_pools.starts if start.pool == spec.pools.on_demand]
+        own = max((report.startup_seconds for report in history.last_reports()), default=0.0)
+        expected = max(expected, SEEN_START_FACTOR * (max(by_others, default=0.0) + own))
     return max(expected, changeover_seconds(spec, history))
+
+
+def machine_starts(history: History) -> list[tuple[DecisionEntry, float]]:
+    """The starts of on-demand machines: the decision, and the seconds from it to the attempt's claim."""
+    attempts = history.attempts
+    found = []
+    for before, attempt in zip((None, *attempts)[: len(attempts)], attempts, strict=True):
+        decided = history.decision_of(attempt.claim.segment, attempt.claim.attempt)
+        is_new = decided is not None and not _keeps_machine_of(before, attempt, history=history)
+        if decided is not None and is_new and attempt.claim.capacity is Capacity.ON_DEMAND:
+            found.append((decided, _to_claim_seconds(attempt.claim, history)))
+    return found
 
 
 def usual_changeover_seconds(spec: RunSpec, history: History) -> float:

@@ -10,18 +10,21 @@ deaths at a constant rate, e^(-w / L) of the work is kept; for w far below L the
 The pool with the least cost is taken; if several cost the same, the first in the list. A pool without capacity comes
 last for half an hour; the wait is divided among the other pools.
 
-Both L and W start from a prior that is the same for all pools and worth one interval. They follow the intervals that
-were observed on the pool, as the mean of a gamma distribution of a constant rate, like the life in `save_interval`.
-Observations count half after twelve hours, so that a pool that was bad is tried again.
+Both L and W start from a prior that is the same for all pools and worth one interval, and from what other runs of the
+store had seen of the pool when the run began, which is worth four intervals at most. They follow the intervals that the
+run observed on the pool, as the mean of a gamma distribution of a constant rate, like the life in `save_interval`. Own
+observations count half after twelve hours, so that a pool that was bad is tried again; those of others after ten days.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import NamedTuple
 
-from segue.policy.availability import Interval, intervals
+from segue.policy.availability import Interval, intervals, seen_by_others
 from segue.policy.estimates import Situation
 from segue.policy.spending import pools_now
 from segue.runlog.history import History
@@ -33,7 +36,9 @@ PRIOR_WEIGHT = 1.0
 PRIOR_WAIT_SECONDS = 600.0
 PRIOR_LIFE_SECONDS = 5400.0
 """The mean up interval of the published traces."""
-_HALF_LIFE_SECONDS = 12 * 3600.0
+MOST_OF_OTHERS = 4.0
+"""The number of intervals that the observations of other runs count for at most, in each pool."""
+_HALF_LIFE_SECONDS, _HALF_LIFE_OF_OTHERS_SECONDS = 12 * 3600.0, 10 * 86_400.0
 LAST_FOR_SECONDS = 1800.0
 """How long a pool without capacity comes after all others."""
 _MOST_DEATHS = 50.0
@@ -83,9 +88,11 @@ def choose_pool(spec: RunSpec, history: History, here: Situation, *, now: dateti
 
 def pools_of(listed: PoolSpec, history: History, here: Situation, *, now: datetime) -> list[Pool]:
     """The spot pools as the run knows them."""
-    observed = intervals(history)
+    observed, by_others = intervals(history), seen_by_others(history)
     prices = {pool.deployment: listed.spot_pool_price(pool) for pool in listed.spot}
-    return [pool_of(observed, name, price=price, here=here, now=now) for name, price in prices.items()]
+    return [
+        pool_of(observed, name, price=price, here=here, now=now, by_others=by_others) for name, price in prices.items()
+    ]
 
 
 def cheapest(pools: list[Pool], *, here: Situation, on_demand_price: float, now: datetime) -> PoolChoice:
@@ -116,20 +123,25 @@ def paid_per_hour_of_work(pool: Pool, *, here: Situation) -> float:
     return pool.price * (1 + here.expected_changeover_seconds / pool.life_seconds) / kept
 
 
-def pool_of(observed: tuple[Interval, ...], deployment: str, *, price: float, here: Situation, now: datetime) -> Pool:
-    """A pool's price, and its mean life and wait as the run observed them."""
+def pool_of(
+    observed: tuple[Interval, ...],
+    deployment: str,
+    *,
+    price: float,
+    here: Situation,
+    now: datetime,
+    by_others: tuple[Interval, ...] = (),
+) -> Pool:
+    """A pool's price, and its mean life and wait as the run, and before it other runs, observed them."""
     own = [interval for interval in observed if interval.deployment == deployment]
-    deaths, lived = PRIOR_WEIGHT, PRIOR_WEIGHT * PRIOR_LIFE_SECONDS
-    waits, waited = PRIOR_WEIGHT, PRIOR_WEIGHT * PRIOR_WAIT_SECONDS
-    for interval in own:
-        weight = _weight(interval, now)
-        if interval.is_up:
-            deaths += weight * interval.has_ended
-            lived += weight * interval.seconds
-        else:
-            waits += weight * interval.has_ended
-            waited += weight * max(interval.seconds - here.changeover_seconds * interval.has_ended, 0.0)
-    last = own[-1] if own else None
+    others = [interval for interval in by_others if interval.deployment == deployment]
+    prior = _Sums(PRIOR_WEIGHT, PRIOR_WEIGHT * PRIOR_LIFE_SECONDS, PRIOR_WEIGHT, PRIOR_WEIGHT * PRIOR_WAIT_SECONDS)
+    of_others = _sums(others, here=here, now=now, half_life_seconds=_HALF_LIFE_OF_OTHERS_SECONDS).at_most(
+        MOST_OF_OTHERS
+    )
+    of_own = _sums(own, here=here, now=now, half_life_seconds=_HALF_LIFE_SECONDS)
+    deaths, lived, waits, waited = (sum(each) for each in zip(prior, of_others, of_own, strict=True))
+    last = own[-1] if own else others[-1] if others else None
     is_down = last is not None and not last.is_up and not last.has_ended
     return Pool(
         deployment,
@@ -138,6 +150,33 @@ def pool_of(observed: tuple[Interval, ...], deployment: str, *, price: float, he
         wait_seconds=waited / waits,
         no_capacity_at=last.ended_at if last is not None and is_down else None,
     )
+
+
+class _Sums(NamedTuple):
+    """Ends and seconds of up intervals, and of down intervals, by their weights."""
+
+    deaths: float
+    lived: float
+    waits: float
+    waited: float
+
+    def at_most(self, intervals: float) -> _Sums:
+        """The same rates, with the weight of this many ends at most."""
+        up, down = (min(1.0, intervals / max(ends, 1e-9)) for ends in (self.deaths, self.waits))
+        return _Sums(up * self.deaths, up * self.lived, down * self.waits, down * self.waited)
+
+
+def _sums(found: Sequence[Interval], *, here: Situation, now: datetime, half_life_seconds: float) -> _Sums:
+    deaths = lived = waits = waited = 0.0
+    for interval in found:
+        weight = _weight(interval, now, half_life_seconds)
+        if interval.is_up:
+            deaths += weight * interval.has_ended
+            lived += weight * interval.seconds
+        else:
+            waits += weight * interval.has_ended
+            waited += weight * max(interval.seconds - here.changeover_seconds * interval.has_ended, 0.0)
+    return _Sums(deaths, lived, waits, waited)
 
 
 def _wait_share(here: Situation) -> float:
@@ -150,6 +189,6 @@ def _comes_last(pool: Pool, now: datetime) -> bool:
     return pool.no_capacity_at is not None and (now - pool.no_capacity_at).total_seconds() < LAST_FOR_SECONDS
 
 
-def _weight(interval: Interval, now: datetime) -> float:
+def _weight(interval: Interval, now: datetime, half_life_seconds: float) -> float:
     age = max((now - interval.ended_at).total_seconds(), 0.0)
-    return float(0.5 ** (age / _HALF_LIFE_SECONDS))
+    return float(0.5 ** (age / half_life_seconds))

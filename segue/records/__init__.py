@@ -10,6 +10,7 @@ from segue.records.attempts import Anomaly, Capacity, CodeFailure, Notice, Segme
 from segue.records.documents import FiniteValue, Record, Value
 from segue.records.evidence import Finding, StateMark, Verdict, VerdictKind, WitnessRow
 from segue.records.manifest import CheckpointRef, Environment, Fork, Manifest, WeightsFile
+from segue.records.seen_pools import SeenInterval, SeenPools, SeenPrice, SeenStart
 from segue.records.signs_of_life import Heartbeat, ParentRecord
 
 __all__ = (
@@ -26,6 +27,10 @@ __all__ = (
     "Notice",
     "ParentRecord",
     "Record",
+    "SeenInterval",
+    "SeenPools",
+    "SeenPrice",
+    "SeenStart",
     "SegmentPlan",
     "SegmentReport",
     "Skip",

@@ -1,4 +1,4 @@
-"""Entries: the records that a slot of the run's log can hold."""
+"""Entries: the kinds of records in the log of a run."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from segue.records import (
     Finding,
     Manifest,
     Record,
+    SeenPools,
     SegmentPlan,
     SegmentReport,
     Verdict,
@@ -27,35 +28,38 @@ from segue.units import Figures, Moment, Money, Prices, Seconds
 
 
 class Entry(Record):
-    """The fields that all records of the log have."""
+    """The common fields of all records of the log."""
 
-    entry_id: str = Field(description="Unique id, by which a writer recognizes its own record when an answer was lost.")
-    written_at: Moment = Field(description="Time of writing, for people; no decision depends on it.")
+    entry_id: str = Field(
+        description="Unique id; if an answer of the store was lost, the writer recognizes its own record by this id."
+    )
+    written_at: Moment = Field(description="Time of writing, for people; no decision depends on this time.")
     epoch: int = Field(0, ge=0, description="Claim epoch of the writer; 0 for the controller.")
     log_id: str = Field(
         "",
-        description="Id of the log that it was written for, which is the entry id of the log's first record. Empty in "
-        "the first record itself, and in records of earlier versions.",
+        description="Id of the log for which this record was written: the entry id of the first record of the log. "
+        "Empty in "
+        "the first record itself, and in records of older versions.",
     )
 
 
 class OpenEntry(Entry):
-    """The run spec: at the start of a run, and again when the run is resumed with a changed spec or after a stop."""
+    """The run spec, written when a run starts, and again when it is resumed after a stop or with a changed spec."""
 
     kind: Literal["open"] = "open"
     spec: RunSpec
 
 
 Action = Literal["run", "import", "finished", "hopeless", "failed", "broken", "stopped", "cancelled", "budget"]
-"""`import`, `stopped` and `cancelled` are chosen by a person: a stop of the run, a cancelled segment. `budget`: the
-money that the run may cost is used up."""
+"""A person chooses `import`, `stopped` (the run was stopped) and `cancelled` (a segment was cancelled). `budget`: the
+budget of the run is used up."""
 
 
 class DecisionEntry(Entry):
-    """A decision, its reason, and the numbers behind it."""
+    """A decision, with its reason and the numbers that led to it."""
 
     kind: Literal["decision"] = "decision"
-    plan: SegmentPlan | None = Field(description="Plan of the next segment; None when the run ends.")
+    plan: SegmentPlan | None = Field(description="Plan of the next segment; None: the run ends.")
     action: Action
     reason: str
     numbers: Figures = Field(default_factory=dict)
@@ -71,27 +75,31 @@ class ClaimEntry(Entry):
     capacity: Capacity
     host: str
     trainer_pid: int
-    segment_pid: int = Field(description="Process that started the trainer; a notice is sent to it.")
+    segment_pid: int = Field(
+        description="Id of the process that started the trainer; notices are sent to this process."
+    )
     environment: Environment
     flow_run_id: str | None = None
 
 
 class StartEntry(Entry):
-    """A start of an attempt on its pool: its duration, or that it took too long."""
+    """One start of an attempt on its pool, with its outcome and duration."""
 
     kind: Literal["start"] = "start"
     segment: int
     attempt: int
-    number: int = Field(ge=1, description="Which start of the attempt; 1: the first.")
+    number: int = Field(ge=1, description="Number of this start among the starts of the attempt, from 1.")
     deployment: str
     outcome: Literal["slow", "claimed", "start_failed", "withdrawn"] = Field(
-        description="`slow`: another start was asked for beside it; `claimed`: it trains the attempt; `start_failed`: "
-        "it was given up; `withdrawn`: it was not needed any more."
+        description="`slow`: the start took too long, and another start was requested; `claimed`: this start runs the "
+        "attempt; `start_failed`: the start failed; `withdrawn`: the start was no longer needed."
     )
     seconds: Seconds = Field(
-        description="Seconds from the moment a worker took it to the claim, or so far; 0: none took it."
+        description="Seconds from the time at which a worker took the start to the claim, or to this record; 0: "
+        "no worker "
+        "took the start."
     )
-    reason: str = Field("", description="What was compared, for a person.")
+    reason: str = Field("", description="The compared numbers, in words.")
 
 
 class CommitEntry(Entry):
@@ -101,12 +109,12 @@ class CommitEntry(Entry):
     attempt_id: str
     manifest: Manifest
     untracked: tuple[Finding, ...] = Field(
-        (), description="State that training has changed and no component holds, when it was first seen."
+        (), description="Untracked state that was found for the first time at this commit."
     )
 
 
 class SealEntry(Entry):
-    """The witness rows of the steps that followed a commit."""
+    """The witness rows of the steps after a commit."""
 
     kind: Literal["seal"] = "seal"
     attempt_id: str
@@ -115,14 +123,14 @@ class SealEntry(Entry):
 
 
 class VerdictEntry(Entry):
-    """The verdict about an attempt's resume."""
+    """The verdict about the resume of an attempt."""
 
     kind: Literal["verdict"] = "verdict"
     attempt_id: str
     parent: CheckpointRef
     verdict: Verdict
     replay: tuple[WitnessRow, ...] = Field(
-        (), description="Replayed rows that were compared with the witness; the loss curve may not have them."
+        (), description="Replayed rows that were compared with the witness; the stored loss curve may lack these rows."
     )
 
 
@@ -132,9 +140,9 @@ class DrillEntry(Entry):
     kind: Literal["drill"] = "drill"
     checkpoint: CheckpointRef
     verdict: Verdict
-    seconds: Seconds = Field(description="Seconds from the start of the rehearsal's process to the verdict.")
+    seconds: Seconds = Field(description="Seconds from the start of the rehearsal process to the verdict.")
     process_values: tuple[str, ...] = Field(
-        (), description="Values of the setup that are another in each process, by component and path."
+        (), description="Values of the setup that differ from process to process, by component and path."
     )
 
 
@@ -146,7 +154,7 @@ class ReportEntry(Entry):
 
 
 class HandoverEntry(Entry):
-    """An attempt on on-demand capacity is about to be recalled, because a standby has booted and takes over."""
+    """The parent is about to recall an on-demand attempt, because a standby has booted and takes over."""
 
     kind: Literal["handover"] = "handover"
     standby: str = Field(alias="spare")
@@ -156,12 +164,14 @@ class HandoverEntry(Entry):
     reason: str
     numbers: Figures = Field(
         default_factory=dict,
-        description="`waited_seconds`: how long the standby waited for spot; `held_seconds`: since it got a machine.",
+        description="`waited_seconds`: time for which the standby waited for spot; `held_seconds`: time since the "
+        "standby "
+        "got a machine.",
     )
 
 
 class QuarantineEntry(Entry):
-    """A checkpoint is quarantined, or an unreadable record is given up: nothing resumes from it, and its bytes stay."""
+    """A checkpoint is quarantined, or an unreadable record is given up. No attempt uses it, but its bytes stay."""
 
     kind: Literal["quarantine"] = "quarantine"
     slot: int
@@ -170,49 +180,56 @@ class QuarantineEntry(Entry):
 
 
 class LiftEntry(Entry):
-    """A quarantine is lifted by a person: the checkpoint, or the record, has been read and is sound."""
+    """A person lifts a quarantine, after the checkpoint or the record was read without damage."""
 
     kind: Literal["lift"] = "lift"
-    slot: int = Field(description="The slot of the checkpoint or record, as the quarantine names it.")
+    slot: int = Field(description="Slot of the checkpoint or record, the same as in the quarantine entry.")
     reason: str
 
 
 class PruneEntry(Entry):
-    """Checkpoints whose bytes are about to be deleted, because retention no longer keeps them."""
+    """Checkpoints that retention no longer keeps; their bytes are deleted after this record."""
 
     kind: Literal["prune"] = "prune"
     slots: tuple[int, ...]
 
 
 class PricesEntry(Entry):
-    """The prices that hold from here on, from the source that the run spec names."""
+    """The prices from this record on, read from the source in the run spec."""
 
     kind: Literal["prices"] = "prices"
-    source: str = Field(description="`pools.prices` of the run spec that was asked.")
+    source: str = Field(description="Source of the prices: `pools.prices` of the run spec.")
     prices: Prices = Field(description="Price per hour by deployment.")
-    taken_at: Moment = Field(description="When the source gave these prices.")
+    taken_at: Moment = Field(description="Time at which these prices were read from the source.")
     problem: str | None = Field(None, description="Why reading the prices failed; the last known prices stay in force.")
 
 
 class SpendingEntry(Entry):
-    """Costs that count against the budget and are not in this run's log: of the store's other runs, of own standbys."""
+    """Costs that count against the budget but have no report in this log: of other runs and of this run's standbys."""
 
     kind: Literal["spending"] = "spending"
-    month: str = Field(description="The calendar month, as 2026-11.")
+    month: str = Field(description="Calendar month, e.g. 2026-11.")
     others_cost: Money = Field(description="Cost of all other runs of the store in that month.")
-    standby_cost: Money = Field(0.0, description="Cost of this run's standbys so far.")
-    standby_month_cost: Money = Field(0.0, description="The part of it in that month.")
+    standby_cost: Money = Field(0.0, description="Cost of the standbys of this run so far.")
+    standby_month_cost: Money = Field(0.0, description="Part of `standby_cost` that falls into that month.")
+
+
+class PoolsEntry(Entry):
+    """What other runs of the store had seen of this run's pools when it began; decisions use it as a prior."""
+
+    kind: Literal["pools"] = "pools"
+    seen: SeenPools
 
 
 class ModelEntry(Entry):
-    """A candidate of a retraining, or another version in service: `segue/retraining/model_record.py`."""
+    """A candidate of a retraining, or a change of the version in service: see `segue/retraining/model_record.py`."""
 
     kind: Literal["model"] = "model"
     record: dict[str, JsonValue]
 
 
 class VerificationEntry(Entry):
-    """The outcome of a scheduled verification: `segue/verification/verification_record.py`."""
+    """The outcome of a scheduled verification: see `segue/verification/verification_record.py`."""
 
     kind: Literal["verification"] = "verification"
     record: dict[str, JsonValue]
@@ -234,6 +251,7 @@ AnyEntry = Annotated[
     | PruneEntry
     | PricesEntry
     | SpendingEntry
+    | PoolsEntry
     | ModelEntry
     | VerificationEntry,
     Field(discriminator="kind"),
@@ -245,7 +263,7 @@ _HEAD_BYTES = len(_HEAD % 0)
 
 
 def encode(entry: Entry) -> bytes:
-    """The entry as JSON, after a checksum of its bytes, so that a flipped bit that still parses is detected."""
+    """The entry as JSON with a checksum before it. The checksum detects flipped bits that are still valid JSON."""
     return framed(body_of(entry))
 
 
@@ -263,12 +281,13 @@ def body_of(entry: Entry) -> bytes:
     try:
         return entry.model_dump_json().encode()
     except PydanticSerializationError:
-        # Surrogates, from a file name that is not UTF-8: a traceback with such a name must not cost the report.
+        # The text has surrogates, from a file name that is not UTF-8. A traceback with such a name must not prevent the
+        # report.
         return type(entry).model_validate(_in_whole_characters(entry.model_dump())).model_dump_json().encode()
 
 
 def framed(body: bytes) -> bytes:
-    """A record's body (the entry and perhaps its signature) after the body's checksum."""
+    """A record: the checksum of the body, then the body (the entry and, if signed, its signature)."""
     return _HEAD % crc32c.crc32c(body) + body + b"}"
 
 
@@ -287,7 +306,7 @@ def parse(body: bytes, *, key: str) -> AnyEntry:
     """The entry of a body without signature.
 
     Raises:
-        DamagedRecordError: the body is no entry, or an entry of a newer version.
+        DamagedRecordError: the body is not an entry, or is an entry of a newer version.
     """
     try:
         return _ADAPTER.validate_json(body)
@@ -302,12 +321,12 @@ def parse(body: bytes, *, key: str) -> AnyEntry:
 
 
 def is_intact(data: bytes) -> bool:
-    """Whether the bytes are a record as it was written, by this version of segue or by another."""
+    """Whether the bytes are an undamaged record, written by any version of segue."""
     return data[-1:] == b"}" and data[:_HEAD_BYTES] == _HEAD % crc32c.crc32c(memoryview(data)[_HEAD_BYTES:-1])
 
 
 def entry_id_in(data: bytes) -> str | None:
-    """The id of a record, signed or not, of any version; None if the bytes are no record. Nothing is verified."""
+    """The id of a record of any version, signed or not; None if the bytes are not a record. Nothing is verified."""
     try:
         found = json.loads(data)["entry"]["entry_id"]
     except (ValueError, KeyError, TypeError, RecursionError):
@@ -326,7 +345,7 @@ def _in_whole_characters(value: object) -> object:
 
 
 def _newest_version(error: ValidationError) -> int:
-    """The highest schema version in the refused record or its parts; 1 when there is none."""
+    """The highest schema version in the refused record or its parts; 1 if no version is found."""
     found = []
     for problem in error.errors(include_url=False, include_context=False):
         value = problem["input"]

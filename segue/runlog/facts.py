@@ -1,4 +1,4 @@
-"""The run's history as one value: checkpoints, attempts, decisions, and facts that follow from them. Pure."""
+"""The history of a run as one value: checkpoints, attempts, decisions, and facts derived from these. Pure."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from segue.records import (
     CheckpointRef,
     Finding,
     Manifest,
+    SeenPools,
     SegmentPlan,
     SegmentReport,
     StopReason,
@@ -36,7 +37,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A committed checkpoint and the log's facts about it."""
+    """A committed checkpoint, with all facts about it in the log."""
 
     ref: CheckpointRef
     manifest: Manifest
@@ -59,58 +60,61 @@ class Attempt:
 class History:
     """All facts that a decision may depend on.
 
-    `fresh_from` is the index in `reports` after the last decision that ended the run. Budgets count from there: a
-    person who fixed something and starts the run again has full budgets; a parent that was killed does not.
-    `broken_resumes` are the newest consecutive broken verdicts since then; verdicts that compared nothing do not count.
+    `fresh_from` is the index in `reports` of the first report after the last decision that ended the run. Failure
+    budgets count from this index: if a person starts an ended run again, the budgets are full; if a killed parent is
+    started again, they are not. `broken_resumes` are the newest consecutive broken verdicts since that decision;
+    verdicts without a comparison do not count.
     """
 
     spec: RunSpec | None = None
     checkpoints: tuple[Checkpoint, ...] = ()
     attempts: tuple[Attempt, ...] = ()
     starts: tuple[StartEntry, ...] = ()
-    """The known facts about starts of attempts on their pools."""
+    """The starts of attempts on their pools."""
     reports: tuple[SegmentReport, ...] = ()
     resumes: tuple[VerdictEntry, ...] = ()
     drills: tuple[DrillEntry, ...] = ()
     """Resume rehearsals since the last decision that ended the run."""
     broken_drill: Verdict | None = None
-    """Verdict of the newest rehearsal, even one from before the run was started again, if it is broken and no later
-    resume refutes it."""
+    """Verdict of the newest rehearsal, if the verdict is broken and no later resume was verified. The rehearsal may be
+    older than the last start of the run."""
     rehearsed_noise: Mapping[str, float] = field(default_factory=dict)
-    """Largest relative difference by channel between replays from one state, as rehearsals have measured it."""
+    """Largest relative difference between replays from one state, by channel, measured by rehearsals."""
     process_values: frozenset[str] = frozenset()
-    """Values of the setup that differ between processes, as rehearsals have found, by component and path."""
+    """Values of the setup that differ from process to process, by component and path, found by rehearsals."""
     untracked: tuple[Finding, ...] = ()
-    """State that training changes and no component holds, as the commits have reported it."""
+    """Untracked state that the commits reported."""
     decisions: tuple[DecisionEntry, ...] = ()
     decision_prices: tuple[Mapping[str, float], ...] = ()
     """The prices by deployment that applied at each decision; empty if the prices of the run spec applied."""
     prices: PricesEntry | None = None
     """The newest prices from the source that the run spec names."""
+    seen_pools: SeenPools = SeenPools()  # noqa: RUF009 - frozen
+    """What other runs of the store had seen of the run's pools when it began."""
     spending: SpendingEntry | None = None
     """The newest spending entry."""
     handover: HandoverEntry | None = None
-    """The newest hand-over, as long as no decision followed it."""
+    """The newest hand-over, if no decision followed it."""
     handovers: tuple[HandoverEntry, ...] = ()
     broken_resumes: tuple[VerdictEntry, ...] = ()
     is_over: bool = False
-    """Whether a decision ended the run, and the run was not opened again since."""
+    """Whether a decision ended the run and the run was not opened again."""
     stop: DecisionEntry | None = None
-    """A person's request to stop the run, since it was last opened."""
+    """The request of a person to stop the run, made since the run was last opened; None: no request."""
     stop_slot: int | None = None
     fresh_from: int = 0
     earlier_plans: frozenset[tuple[int, int]] = frozenset()
-    """Segment and attempt of the plans before the run's last end: a later report of such an attempt is not fresh."""
+    """Segment and attempt of each plan before the last end of the run; later reports of these are not fresh."""
     damage: tuple[Damage, ...] = ()
     named_damage: frozenset[int] = field(default_factory=frozenset)
     next_slot: int = 0
 
     @property
     def unread(self) -> tuple[Damage, ...]:
-        """The slots that cannot be read and that nobody has given up by name: they may hold any record."""
+        """The slots that cannot be read and that no person has given up; each may contain any kind of record."""
         return tuple(damage for damage in self.damage if damage.slot not in self.named_damage)
 
-    # Cached, because a waiting parent asks the same history many times.
+    # Cached, because a waiting parent reads the same history many times.
     @cached_property
     def usable(self) -> tuple[Checkpoint, ...]:
         """Checkpoints from which an attempt may resume, oldest first."""
@@ -126,9 +130,10 @@ class History:
         return self.newest.manifest.step if self.newest else 0
 
     def is_finished(self, spec: RunSpec) -> bool:
-        """Whether the goal is committed, or the last step of training code that ended the run before its goal.
+        """Whether the run is finished: the goal, or the step at which its code ended the run early, is committed.
 
-        False if a broken rehearsal speaks against the run or has ended it, or if a program has not yet ended by itself.
+        False if the newest rehearsal is broken, or if a broken rehearsal ended the run, or if a program has not yet
+        ended by itself.
         """
         if self.broken_drill is not None and spec.continuity.rehearsal == "stop":
             return False
@@ -137,7 +142,7 @@ class History:
         return self.is_committed(spec) and not self.owes_end(spec)
 
     def owes_end(self, spec: RunSpec) -> bool:
-        """Whether a program made all its steps but did not end by itself: the code after its loop has still to run."""
+        """Whether a program has completed all steps but has not ended yet: the code after its loop must still run."""
         if spec.program is None or not self.is_committed(spec):
             return False
         if self.decisions and self.decisions[-1].action == "finished":
@@ -146,18 +151,18 @@ class History:
         return self.committed_step not in ended_at
 
     def is_committed(self, spec: RunSpec) -> bool:
-        """Whether the goal is committed, or the last step of training code that ended the run before its goal."""
+        """Whether the goal is committed, or the step at which the training code ended the run before the goal."""
         return self.committed_step >= spec.steps or self.finish_reason is not None
 
     @property
     def finish_reason(self) -> str | None:
-        """Why the training code ended the run before its goal; None if it did not."""
+        """The reason why the training code ended the run before the goal; None if the code did not end the run."""
         report = next((report for report in reversed(self.reports) if report.finish_reason is not None), None)
         return report.finish_reason if report is not None and report.to_step == self.committed_step else None
 
     @property
     def open_plan(self) -> SegmentPlan | None:
-        """The plan that was decided and has no report yet: an attempt that may be alive."""
+        """The newest plan, if its attempt has no report yet and so may be alive; None otherwise."""
         plan = next((entry.plan for entry in reversed(self.decisions) if entry.plan is not None), None)
         if plan is None or self.report_of(plan.segment, plan.attempt) is not None:
             return None
@@ -165,16 +170,16 @@ class History:
 
     @cached_property
     def fresh_reports(self) -> tuple[SegmentReport, ...]:
-        """One report per attempt, for the attempts after the last decision that ended the run."""
+        """One report for each attempt that was planned after the last decision that ended the run."""
         before = {(report.segment, report.attempt) for report in self.reports[: self.fresh_from]} | self.earlier_plans
         return tuple(report for report in self.last_reports() if (report.segment, report.attempt) not in before)
 
     def report_of(self, segment: int, attempt: int) -> SegmentReport | None:
-        """The newest report of an attempt; its own report replaces an earlier one by the controller."""
+        """The newest report of an attempt; the attempt's own report replaces an earlier report by the controller."""
         return self._reports_by_number.get((segment, attempt))
 
     def handover_of(self, segment: int, attempt: int) -> HandoverEntry | None:
-        """The hand-over for which an attempt was recalled; None without one, or when a decision followed it."""
+        """The hand-over for which an attempt was recalled; None if there is no hand-over, or a decision followed it."""
         entry = self.handover
         return entry if entry is not None and (entry.segment, entry.attempt) == (segment, attempt) else None
 
@@ -183,42 +188,42 @@ class History:
         return self._decisions_by_number.get((segment, attempt))
 
     def prices_of(self, segment: int, attempt: int) -> Mapping[str, float]:
-        """The prices by deployment at which an attempt was decided; empty if the prices of the run spec applied."""
+        """The prices by deployment at the decision for an attempt; empty if the prices of the run spec applied."""
         return self._prices_by_number.get((segment, attempt), {})
 
     def starts_of(self, segment: int, attempt: int) -> tuple[StartEntry, ...]:
-        """The known facts about the starts of an attempt, in the order of the log."""
+        """The start entries of an attempt, in the order of the log."""
         return self._starts_by_number.get((segment, attempt), ())
 
     def is_import(self, segment: int, attempt: int) -> bool:
-        """Whether an attempt was planned to import weights, not to train."""
+        """Whether the attempt imports weights instead of training."""
         return (segment, attempt) in self._imports
 
     @property
     def has_trained(self) -> bool:
-        """Whether an attempt to train has claimed the run."""
+        """Whether any attempt that trains has claimed the run."""
         return any(not self.is_import(a.claim.segment, a.claim.attempt) for a in self.attempts)
 
     def attempt_of(self, segment: int, attempt: int) -> Attempt | None:
-        """The newest claim of an attempt; None when it never claimed the run."""
+        """The attempt with its newest claim; None if the attempt never claimed the run."""
         return self._attempts_by_number.get((segment, attempt))
 
     def attempt_named(self, attempt_id: str | None) -> Attempt | None:
-        """The attempt with this id; None when no claim has it."""
+        """The attempt with this id; None if no claim has this id."""
         return self._attempts_by_id.get(attempt_id) if attempt_id is not None else None
 
     def plan_of(self, segment: int, attempt: int) -> SegmentPlan | None:
-        """The plan of an attempt; None when no decision has it."""
+        """The plan of an attempt; None if no decision planned the attempt."""
         decision = self.decision_of(segment, attempt)
         return decision.plan if decision is not None else None
 
     def parent_of(self, segment: int, attempt: int) -> CheckpointRef | None:
-        """The checkpoint from which an attempt was planned to resume."""
+        """The checkpoint from which the plan of an attempt resumes; None: step 0, or no plan."""
         decision = self.decision_of(segment, attempt)
         return decision.plan.parent if decision is not None and decision.plan is not None else None
 
     def last_reports(self) -> tuple[SegmentReport, ...]:
-        """One report per attempt, the newest of each, in the order of the attempts."""
+        """The newest report of each attempt, in the order of the attempts."""
         return self._last_reports
 
     def checkpoint(self, ref: CheckpointRef) -> Checkpoint | None:
@@ -226,7 +231,7 @@ class History:
 
     @cached_property
     def _reports_by_number(self) -> dict[tuple[int, int], SegmentReport]:
-        """The newest report of each attempt, in the order of the first ones."""
+        """The newest report of each attempt, in the order of the first reports."""
         return {(report.segment, report.attempt): report for report in self.reports}
 
     @cached_property
@@ -270,7 +275,7 @@ class History:
         return {checkpoint.ref: checkpoint for checkpoint in self.checkpoints}
 
     def once(self, compute: Callable[[RunSpec, History], T], spec: RunSpec) -> T:
-        """The result of a pure function for this history and a spec; computed only once."""
+        """The result of a pure function of this history and a spec; computed once and then cached."""
         known = self._computed.get(compute)
         if known is None or known[0] is not spec:
             known = self._computed[compute] = (spec, compute(spec, self))
@@ -282,6 +287,6 @@ class History:
         return {}
 
     def seconds_on(self, capacity: Capacity) -> float:
-        """Paid seconds on this kind of capacity, according to the reports."""
+        """Paid seconds on this kind of capacity, summed over the newest report of each attempt."""
         paid = (report for report in self.last_reports() if report.capacity is capacity and report.got_capacity)
         return sum(report.seconds for report in paid)

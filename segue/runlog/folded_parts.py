@@ -1,4 +1,4 @@
-"""The parts of a history that is being folded: checkpoints, attempts, decisions, evidence. Pure."""
+"""The parts of a history while the log is folded: checkpoints, attempts, decisions, evidence. Pure."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PROVEN = (VerdictKind.EXACT, VerdictKind.EQUIVALENT)
 
 
 class Grown(Generic[T]):
-    """A list that is read as a tuple; the tuple is made again only when something has changed."""
+    """A list that is read as a tuple; the tuple is rebuilt only after a change."""
 
     def __init__(self) -> None:
         self._items: list[T] = []
@@ -44,7 +44,7 @@ class Grown(Generic[T]):
         self.put(len(self._items), item)
 
     def put(self, at: int, item: T) -> None:
-        """Replace the item at this index, or append one at the end."""
+        """Replace the item at this index, or append the item if the index is the length."""
         self._items[at : at + 1] = [item]
         self._read = None
 
@@ -55,21 +55,21 @@ class Grown(Generic[T]):
 
 
 class FoldedDecisions:
-    """What the controllers have decided, with the prices that they knew, and whether that has ended the run."""
+    """The decisions of the controllers, with the prices known at each decision, and whether the run has ended."""
 
     def __init__(self) -> None:
         self.all = Grown[DecisionEntry]()
         self.prices_then = Grown[Mapping[str, float]]()
-        """The prices that were known at each decision."""
+        """The prices known at each decision, in the order of the decisions."""
         self.prices: PricesEntry | None = None
         self.handovers = Grown[HandoverEntry]()
         self.handover: HandoverEntry | None = None
-        """The newest hand-over, if no decision came after it."""
+        """The newest hand-over, if no decision followed it."""
         self.is_over = self.is_stopped = False
         self.stop: tuple[int, DecisionEntry] | None = None
 
     def open(self, spec: RunSpec) -> None:
-        """The run begins, or begins again."""
+        """Note that the run starts, or starts again."""
         self.is_over = self.is_stopped = False
         self.stop = None
         if self.prices is not None and self.prices.source != spec.pools.prices:
@@ -91,7 +91,7 @@ class FoldedDecisions:
 
 
 class FoldedEvidence:
-    """What resumes, rehearsals and commits have shown about the state that a checkpoint holds."""
+    """The evidence from resumes, rehearsals and commits about the completeness of the checkpoints."""
 
     def __init__(self) -> None:
         self.resumes = Grown[VerdictEntry]()
@@ -133,7 +133,7 @@ class FoldedEvidence:
 
 
 class FoldedCheckpoints:
-    """Committed checkpoints, with the facts that records before and after the commit hold about them."""
+    """Committed checkpoints, with the facts about them from all records, before and after the commit."""
 
     def __init__(self) -> None:
         self._all = Grown[Checkpoint]()
@@ -155,7 +155,7 @@ class FoldedCheckpoints:
         self._update(checkpoint.ref.slot)
 
     def change(self, entry: QuarantineEntry | LiftEntry | PruneEntry) -> None:
-        """Apply a quarantine, a lift or a prune: each changes from which checkpoints attempts may resume."""
+        """Apply a quarantine, a lift or a prune: each changes the set of usable checkpoints."""
         if isinstance(entry, QuarantineEntry):
             self._quarantine(entry.slot, entry.reason)
         elif isinstance(entry, LiftEntry):
@@ -186,13 +186,13 @@ class FoldedCheckpoints:
     def _update(self, slot: int) -> None:
         at = self._index.get(slot)
         if at is None:
-            return  # Not a checkpoint, or not yet.
+            return  # The slot is not a checkpoint, or its commit was not added yet.
         rows, why = self._rows.get(slot, ()), self._quarantined.get(slot)
         self._all.put(at, replace(self._all[at], rows=rows, quarantined=why, is_pruned=slot in self._pruned))
 
 
 class FoldedAttempts:
-    """Claims, with the facts that records before and after the claim hold about their attempts."""
+    """Claims, with the facts about their attempts from all records, before and after the claim."""
 
     def __init__(self) -> None:
         self._all = Grown[Attempt]()

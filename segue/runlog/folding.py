@@ -1,11 +1,11 @@
-"""Folding of a log into a history, one record after the other. Pure.
+"""Fold the records of a log into a history, one record after the other. Pure.
 
 `tests/support/whole_fold.py` defines the same history field by field; tests compare both on random logs.
 """
 
 from __future__ import annotations
 
-from segue.records import CheckpointRef, SegmentReport
+from segue.records import CheckpointRef, SeenPools, SegmentReport
 from segue.runlog.entries import (
     ClaimEntry,
     CommitEntry,
@@ -14,6 +14,7 @@ from segue.runlog.entries import (
     HandoverEntry,
     LiftEntry,
     OpenEntry,
+    PoolsEntry,
     PricesEntry,
     PruneEntry,
     QuarantineEntry,
@@ -30,7 +31,7 @@ from segue.spec import RunSpec
 
 
 class Folding:
-    """The history of the records that were added so far; they must be added in the order of their slots."""
+    """The history of the records added so far; records must be added in the order of their slots."""
 
     def __init__(self) -> None:
         self._spec: RunSpec | None = None
@@ -41,14 +42,15 @@ class Folding:
         self._decisions = FoldedDecisions()
         self._evidence = FoldedEvidence()
         self._spending: SpendingEntry | None = None
+        self._seen_pools = SeenPools()
         self._highest_epoch = 0
         self._fresh_from = 0
         self._earlier_plans: frozenset[tuple[int, int]] = frozenset()
 
     def add(self, slot: Slot) -> None:
-        """Add the next record, unless its attempt was fenced before it.
+        """Add the next record, unless an earlier record has a higher claim epoch.
 
-        No correct writer appends such a record: it can only come from a writer that did not read the log.
+        A correct writer never appends a record after a newer claim; only a writer that did not read the log does.
         """
         entry = slot.entry
         if 0 < entry.epoch < self._highest_epoch:
@@ -76,12 +78,12 @@ class Folding:
                 self._decisions.hand_over(entry)
             case QuarantineEntry() | LiftEntry() | PruneEntry():
                 self._checkpoints.change(entry)
-            case PricesEntry() | SpendingEntry() | StartEntry():
+            case PricesEntry() | SpendingEntry() | PoolsEntry() | StartEntry():
                 self._note(entry)
         self._highest_epoch = max(self._highest_epoch, entry.epoch)
 
     def history(self, *, damage: tuple[Damage, ...], next_slot: int) -> History:
-        """The history of the records that were added. Later records do not change this value."""
+        """The history of the records added so far. Records that are added later do not change this value."""
         decisions, evidence = self._decisions, self._evidence
         return History(
             spec=self._spec,
@@ -98,6 +100,7 @@ class Folding:
             decisions=decisions.all.read(),
             decision_prices=decisions.prices_then.read(),
             prices=decisions.prices,
+            seen_pools=self._seen_pools,
             spending=self._spending,
             handover=decisions.handover,
             handovers=decisions.handovers.read(),
@@ -117,7 +120,7 @@ class Folding:
         was_stopped = self._decisions.is_stopped
         self._decisions.open(entry.spec)
         if was_stopped:
-            # A stop is recorded before the report of the attempt that it recalls.
+            # The stop was recorded before the report of the attempt that the stop recalled.
             self._end_earlier_runs()
 
     def _decide(self, number: int, entry: DecisionEntry) -> None:
@@ -125,23 +128,25 @@ class Folding:
         if self._decisions.is_over:
             self._end_earlier_runs()
 
-    def _note(self, entry: PricesEntry | SpendingEntry | StartEntry) -> None:
+    def _note(self, entry: PricesEntry | SpendingEntry | PoolsEntry | StartEntry) -> None:
         if isinstance(entry, PricesEntry):
             self._decisions.prices = entry
         elif isinstance(entry, StartEntry):
             self._starts.append(entry)
+        elif isinstance(entry, PoolsEntry):
+            self._seen_pools = entry.seen
         else:
             self._spending = entry
 
     def _end_earlier_runs(self) -> None:
-        """Count everything so far to runs that have ended; budgets count from here."""
+        """Mark all records so far as belonging to an ended run; failure budgets count from the next record."""
         self._fresh_from = len(self._reports)
         plans = (entry.plan for entry in self._decisions.all.read())
         self._earlier_plans = frozenset((plan.segment, plan.attempt) for plan in plans if plan is not None)
         self._evidence.end_earlier_runs()
 
     def _commit(self, number: int, entry: CommitEntry) -> None:
-        """Add a checkpoint. Only attempts commit, so a commit without an epoch is of no attempt that holds a claim."""
+        """Add a checkpoint, unless the epoch of its attempt is older than the newest claim or missing."""
         if entry.epoch < self._highest_epoch:
             return
         ref = CheckpointRef(slot=number, step=entry.manifest.step, attempt_id=entry.attempt_id)

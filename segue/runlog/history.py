@@ -1,4 +1,4 @@
-"""The run's history: read from the log, each record once."""
+"""The history of a run, read from its log; each record is read only once."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ __all__ = ["Attempt", "Checkpoint", "History", "fold", "read_history", "require_
 
 
 def read_history(log: RunLog) -> History:
-    """The history as of now; reads and folds only the slots that were not read before.
+    """The current history; only slots that were not read before are read and folded.
 
-    While nothing is new, the result is the same object.
+    If the log has no new record, the result is the same object as before.
     """
     with log.lock:
         log.refresh()
         kept = log.kept
         if not isinstance(kept, _Kept) or kept.repairs != log.repairs:
-            # A record that was read after later ones changes what they mean: everything is folded again.
+            # A record that is read after later records may change their meaning, so the whole log is folded again.
             kept = log.kept = _Kept(Folding(), log.repairs)
         return kept.brought_up(log)
 
 
 def require_whole(log: RunLog, history: History) -> None:
-    """Pass unless a record of a signed log cannot be read: a person decides about that record.
+    """Raise an error if a record of a signed log cannot be read; a person must decide about this record.
 
-    An unsigned log continues without the record. In a signed log, anyone who could delete a record would otherwise be
-    able to undo a quarantine or a stop in this way.
+    An unsigned log continues without the record. In a signed log this would be a risk: anyone who can delete a record
+    could undo a quarantine or a stop.
 
     Raises:
-        LostRecordError: the log is signed, and the record was not given up by name.
+        LostRecordError: the log is signed, and an unreadable record was not given up by a person.
     """
     if log.is_signed and history.unread:
         lost = history.unread[0]
@@ -42,11 +42,13 @@ def require_whole(log: RunLog, history: History) -> None:
 
 
 def require_trusted(log: RunLog, history: History, *, has_checkpoint: bool) -> None:
-    """Pass if the log is whole, unless a signed run would begin at step 0 again: a person decides about that.
+    """Raise an error if the log is not whole, or if a signed run would start again at step 0.
+
+    A person must decide about both cases.
 
     Raises:
-        LostRecordError: the log is signed, and a record cannot be read that was not given up by name.
-        NothingTrustedError: the log is signed, has checkpoints or unreadable records, and no checkpoint to resume from.
+        LostRecordError: the log is signed, and an unreadable record was not given up by a person.
+        NothingTrustedError: the log is signed and has checkpoints or unreadable records, but no usable checkpoint.
     """
     require_whole(log, history)
     if log.is_signed and not has_checkpoint and (history.checkpoints or history.damage):
@@ -64,7 +66,7 @@ def fold(slots: Sequence[Slot], *, damage: tuple[Damage, ...] = (), next_slot: i
 
 @dataclass
 class _Kept:
-    """The part of a log that was folded so far; the log keeps it."""
+    """The part of a log that was folded so far, cached in the log object."""
 
     folding: Folding
     repairs: int

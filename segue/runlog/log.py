@@ -1,4 +1,4 @@
-"""The run's log: append-only, one record per slot, written by put-if-absent and never rewritten."""
+"""The log of a run: append-only, with one record per slot, written by put-if-absent and never rewritten."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ class Stamp(Protocol):
 class RunLog:
     """One run's log in a store. Safe to use from several threads.
 
-    A writer appends at the slot after the last one it has read; if that slot is taken, it reads the new records and
-    tries again. So the writer of each record has read all records before it, which makes the log linear without locks
-    or clocks.
+    A writer appends at the slot after the last slot that it has read. If that slot is taken, the writer reads the new
+    records and tries again. So the writer of each record has read all earlier records, and the log needs neither locks
+    nor clocks.
 
-    A log is identified by its first record, whose id is in every later record. Before each append, a writer checks that
-    the newest record it has read is still there. So a writer that outlives its log writes nothing to another log of the
-    same name.
+    A log is identified by the id of its first record, and every later record contains this id. Before each append, a
+    writer checks that the newest record that it has read is still in the store. So if the log was deleted, an old
+    writer writes nothing to a new log of the same name.
 
-    With a signer, every record is signed and verified; a record that is not signed for its place raises an error, and
-    nothing that was read together with that record is used.
+    With a signer, every record is signed and verified. If a record is not signed for its slot, reading raises an error,
+    and no record of that read is used.
     """
 
     def __init__(self, store: Store, run_id: str, *, clock: Clock | None = None, signer: Signer | None = None) -> None:
@@ -55,7 +55,7 @@ class RunLog:
         self.lock = threading.RLock()
         """Held while the log is read or appended to."""
         self.kept: object = None
-        """The part that `read_history` folded so far."""
+        """The cache of `read_history`."""
         self._clock = clock or SystemClock()
         self._packs = Packs(store, run_id)
         self._chain = SignatureChain(run_id, signer)
@@ -67,7 +67,7 @@ class RunLog:
 
     @property
     def store(self) -> Store:
-        """Where the log is."""
+        """The store of the log."""
         return self._reader.store
 
     @store.setter
@@ -76,11 +76,11 @@ class RunLog:
 
     @property
     def slots(self) -> tuple[Slot, ...]:
-        """Every readable record read so far, in order."""
+        """All readable records read so far, in order."""
         return self.slots_from(0)
 
     def slots_from(self, index: int) -> tuple[Slot, ...]:
-        """The readable records, from this index on."""
+        """The readable records from this index to the end."""
         with self.lock:
             return self._slots.read(index)
 
@@ -91,32 +91,32 @@ class RunLog:
 
     @property
     def repairs(self) -> int:
-        """How many records were read after later ones: damaged records that were restored."""
+        """Number of records that were read after later records, because they were damaged and then restored."""
         return self._slots.repairs
 
     @property
     def damage(self) -> tuple[Damage, ...]:
-        """Slots that cannot be read: missing ones before the end, and damaged ones."""
+        """Slots that cannot be read: missing slots before the end, and damaged slots."""
         with self.lock:
             return self._slots.damage()
 
     @property
     def next_slot(self) -> int:
-        """The slot at which the next append is tried."""
+        """The slot of the next append."""
         return self._slots.end
 
     @property
     def log_id(self) -> str:
-        """The id that tells this log from every other, even one of the same name in another store or after a wipe.
+        """The unique id of this log: the entry id of its first record; empty if the log has no record.
 
-        It is the entry id of the log's first record; empty while there is none.
+        Another log of the same name, in another store or after a deletion, has another id.
         """
         first = self._slots.first()
         return self._slots.log_id or (first.entry.entry_id if first is not None else "")
 
     @property
     def is_signed(self) -> bool:
-        """Whether its records are signed."""
+        """Whether the records of this log are signed."""
         return self._chain.is_signed
 
     @property
@@ -125,41 +125,41 @@ class RunLog:
         return self._slots.highest_epoch
 
     def reload(self) -> RunLog:
-        """Read the whole log: its packs, and the records that a listing shows after them. Returns this log.
+        """Read the whole log: its packs, then the later records that a listing shows. Returns this log.
 
-        A listing also shows missing slots. Slots that were read before are not read again, unless they are damaged.
+        The listing also shows which slots are missing. Slots that were read before are read again only if damaged.
 
         Raises:
             StoreReadError: the store could not be read.
-            LogReplacedError: records that were read before are not there any more.
-            LogCutError: the log was deleted, but not all of it.
+            LogReplacedError: records that were read before are no longer in the store.
+            LogCutError: a part of the log was deleted.
             ForgedRecordError, ReplayedRecordError, BrokenChainError, UnsignedLogError, SigningKeyNeededError: a record
-                is not what the log's key signed for its slot.
+                was not signed with the key of the log for its slot.
         """
-        with self.lock:  # The listing needs it too: otherwise another thread's new record would seem lost.
+        with self.lock:  # Without the lock, a new record of another thread could seem lost.
             self._reader.read_all()
             self._is_listed = True
             return self
 
     def refresh(self) -> RunLog:
-        """Read the records that were appended since the last read; the first time, the whole log. Returns this log.
+        """Read the records since the last read, or the whole log at the first call. Returns this log.
 
         Raises:
             StoreReadError: the store could not be read.
         """
         with self.lock:
-            if not self._is_listed:  # When reading slot by slot, a missing record would look like the end of the log.
+            if not self._is_listed:  # Without a listing, a missing record would look like the end of the log.
                 return self.reload()
             self._reader.read_tail()
             return self
 
     def require_claim(self, epoch: int) -> None:
-        """Read the new records, and pass if no record in the log can be a newer claim than the one of this epoch.
+        """Read the new records, and raise an error if the log has or may have a claim newer than this epoch.
 
         Raises:
             SupersededError: there is a newer claim.
-            UnreadRecordError: a record after the claim cannot be read in any way, and may be a newer claim.
-            LogReplacedError: the run was deleted, or begun again.
+            UnreadRecordError: a record after the claim cannot be read, and may be a newer claim.
+            LogReplacedError: the run was deleted, or deleted and started again.
             StoreReadError: the store could not be read; a retry is safe.
         """
         with self.lock:
@@ -177,18 +177,18 @@ class RunLog:
     def append(self, build: Callable[[Stamp], Entry], *, epoch: int = 0, at: int | None = None) -> Slot:
         """Append one record to the log.
 
-        `build` is called again after every lost race, with the log refreshed, so it may depend on the log. With
-        `epoch`, the writer holds that claim, and a newer claim stops it. With `at`, the record is valid only directly
-        after slot `at - 1`.
+        `build` may depend on the log: if another writer took the slot, the new records are read and `build` is called
+        again. `epoch` is the claim of the writer; a newer claim makes this call fail. With `at`, the record is appended
+        only at that slot.
 
-        If the store's answer was lost, the record is recognized when it is appended again, and is not written twice.
+        If the answer of the store was lost and the caller appends the same record again, it is not written twice.
 
-        A crash before the return leaves the log as it was, or with the complete record in it.
+        After a crash, the log contains either the complete record or nothing of it.
 
         Raises:
             SupersededError, UnreadRecordError: as for `require_claim`, with `epoch`.
-            LogReplacedError: the run was deleted, or begun again.
-            LogMovedError: `at` was given, and that slot is taken.
+            LogReplacedError: the run was deleted, or deleted and started again.
+            LogMovedError: `at` was given, but that slot is taken.
             StoreWriteError, StoreReadError: it is not known whether the record was written; a retry is safe.
         """
         with self.lock:
@@ -213,14 +213,14 @@ class RunLog:
             entry = sent.model_copy(update={"log_id": built.log_id})
             slot = landed or self._write(number, self._signed(entry, number))
             if slot is None:
-                continue  # That slot cannot be read, and may hold this record.
+                continue  # The slot cannot be read, and it may contain this record.
             del self._unsure[content]
             if slot.entry.entry_id == entry.entry_id:
                 return slot
 
     def _signed(self, entry: Entry, number: int) -> bytes:
         if self.is_signed and number and not self._slots:
-            # It is unknown which log this is, and which record the new one would follow.
+            # Neither the id of this log nor the record before the new record is known.
             raise NothingTrustedError(run_id=self.run_id, checkpoints=0, unreadable=number)
         return framed(self._chain.signed(body_of(entry), slot=number, entry_id=entry.entry_id))
 
@@ -228,17 +228,17 @@ class RunLog:
         return next((slot for slot in self.slots if slot.entry.entry_id == entry_id), None)
 
     def _write(self, number: int, data: bytes) -> Slot | None:
-        """The record that the slot holds now: `data`, or another writer's record; None if it cannot be read."""
+        """Write `data` to the slot; return the record that the slot holds then, or None if it cannot be read."""
         key = keys.log_key(self.run_id, number)
         try:
-            # A put that the client retried after a lost answer is refused because of its own first try.
+            # If the answer of a put was lost, the retry of the client is refused because of the first try.
             is_ours = self.store.put_if_absent(key, data) or self.store.get(key) == data
         except StoreWriteError:
             if not self._holds(key, data):
                 raise
             is_ours = True
         except MissingObjectError:
-            # Some stores answer like this in races that neither writer wins; stores in buckets retry by themselves.
+            # Some stores give this answer if two writers race and neither succeeds. Bucket stores retry on their own.
             why = "the store refused the record because the slot is taken, but the slot is empty"
             raise StoreWriteError(url=self.store.url, key=key, why=why) from None
         if not is_ours:
@@ -246,7 +246,7 @@ class RunLog:
             return self._slots.get(number)
         slot = self._slots.decode(number, data)
         if slot is None:
-            raise DamagedRecordError(key=key, why="it cannot be read as it was written")
+            raise DamagedRecordError(key=key, why="the record that was just written cannot be read")
         return slot
 
     def _holds(self, key: str, data: bytes) -> bool:
@@ -261,12 +261,12 @@ class RunLog:
 
     @property
     def _pack_id(self) -> str:
-        """The id under which this log's packs are found; empty while the first record itself is not readable."""
+        """The log id in the keys of this log's packs; empty if the first record is not readable."""
         first = self._slots.get(0)
         return first.entry.entry_id if first is not None else ""
 
 
 def _content(entry: Entry) -> bytes:
-    """The content of an entry, without the fields that differ for every new entry."""
+    """The content of an entry without the fields that are unique to each entry."""
     none = {"entry_id": "", "log_id": "", "written_at": datetime.min.replace(tzinfo=UTC)}
     return encode(entry.model_copy(update=none))

@@ -1,4 +1,4 @@
-"""Looks of recovery at a store: the mark of the newest look's start, and the record of the last look that ended."""
+"""Recovery checks of a store: the mark of the last start, and the record of the last check that ended."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from segue.stores.base import Examinable, Store
 
 
 class LookRecord(Record):
-    """The last look that ended, overwritten in place. A changing counter, not a timestamp, shows that looks end."""
+    """The last recovery check that ended, overwritten in place; if `counter` changes, checks are running."""
 
     look_id: str
     counter: int = Field(0, ge=0)
     interval_seconds: float | None = Field(
-        None, gt=0, description="Time between two looks by the schedule; None: not known."
+        None, gt=0, description="Scheduled seconds between two checks; None: not known."
     )
     ended_at: datetime
 
 
 def read_look(store: Store) -> LookRecord | None:
-    """The last look that has ended; None when there is none, or its record cannot be parsed.
+    """The record of the last check that ended; None if there is no record, or it cannot be parsed.
 
     Raises:
         StoreReadError: the store could not be read.
@@ -36,25 +36,25 @@ def read_look(store: Store) -> LookRecord | None:
 
 
 def write_look(store: Store, record: LookRecord) -> None:
-    """Write or replace the record of the last look.
+    """Write or replace the record of the last check.
 
     Raises:
-        StoreWriteError: it was not written.
+        StoreWriteError: the object was not written.
     """
     store.put(keys.LOOK_KEY, record.model_dump_json().encode(), durable=False)
 
 
 def write_begun(store: Store, look_id: str) -> None:
-    """Write the mark that a look begins.
+    """Write the mark that a check starts.
 
     Raises:
-        StoreWriteError: it was not written.
+        StoreWriteError: the object was not written.
     """
     store.put(keys.LOOK_BEGUN_KEY, look_id.encode(), durable=False)
 
 
 def ended_at(store: Store) -> datetime | None:
-    """When the last look ended, by the clock of the store; None when there was none, or the store does not show it.
+    """Time at which the last check ended, on the store's clock; None if no check ended or the store has no times.
 
     Raises:
         StoreReadError: the store could not be read.
@@ -63,7 +63,7 @@ def ended_at(store: Store) -> datetime | None:
 
 
 def begun_at(store: Store) -> datetime | None:
-    """When the newest look began, as in `ended_at`.
+    """Time at which the newest check started, on the clock of the store, as in `ended_at`.
 
     Raises:
         StoreReadError: the store could not be read.
@@ -72,7 +72,7 @@ def begun_at(store: Store) -> datetime | None:
 
 
 def probed_at(store: Store) -> datetime | None:
-    """When the store was last probed, as in `ended_at`: now, directly after `probe_writes`.
+    """Time of the last `probe_writes`, as in `ended_at`; directly after that call, the current time of the store.
 
     Raises:
         StoreReadError: the store could not be read.

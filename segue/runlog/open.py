@@ -1,10 +1,11 @@
-"""Opening a run's log: by its spec, or by its name in a store."""
+"""Opening the log of a run, by its run spec or by its run id."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 from segue.clock import Clock
 from segue.errors import (
@@ -27,34 +28,36 @@ from segue.stores.local import LocalStore
 
 logger = logging.getLogger(__name__)
 
+_T = TypeVar("_T")
+
 DEFAULT_STORE = ".segue/store"
 
 
 def open_log(spec: RunSpec, *, clock: Clock | None = None) -> RunLog:
-    """The log of the run that a spec names. Nothing is read or written yet.
+    """The log of the run of a run spec. Nothing is read or written yet.
 
     Raises:
         StoreUnreachableError: the store's URL is not valid.
-        SigningKeyError: the key that the spec names cannot be used.
+        SigningKeyError: the signing key in the spec cannot be used.
     """
     return log_in(open_store(spec.store), spec.run_id, spec.store, clock=clock)
 
 
 def log_in(store: Store, run_id: str, spec: StoreSpec | str | Path, *, clock: Clock | None = None) -> RunLog:
-    """The log of a run in an opened store, signed as the store's spec says. Nothing is read or written yet.
+    """The log of a run in an open store, with the signing key of the store spec. Nothing is read or written yet.
 
     Raises:
-        SigningKeyError: the key that the spec names cannot be used.
+        SigningKeyError: the signing key in the spec cannot be used.
     """
     reference = spec.signing_key if isinstance(spec, StoreSpec) else None
     return RunLog(store, run_id, clock=clock, signer=open_signer(reference) if reference is not None else None)
 
 
 def find_run(run_id: str, store: StoreSpec | str | Path = DEFAULT_STORE) -> tuple[RunLog, History]:
-    """A run's log and its history. Nothing is written.
+    """The log and the history of a run. Nothing is written.
 
     Raises:
-        RunNotFoundError: the store holds no such run.
+        RunNotFoundError: the store has no run of this id.
         StoreUnreachableError: the store cannot be read.
     """
     opened = open_store(store)
@@ -63,9 +66,9 @@ def find_run(run_id: str, store: StoreSpec | str | Path = DEFAULT_STORE) -> tupl
         history = read_history(log.reload())
         if history.next_slot == 0:
             raise RunNotFoundError(run_id=run_id, store=opened.url, known=_names(opened))
-    except BadKeyError:  # The name is no valid run id.
+    except BadKeyError:  # The given text is not a valid run id.
         raise RunNotFoundError(run_id=run_id, store=opened.url, known=_names(opened)) from None
-    except (StoreGoneError, MissingObjectError):  # There is no such store, or no such bucket.
+    except (StoreGoneError, MissingObjectError):  # The store or its bucket does not exist.
         raise RunNotFoundError(run_id=run_id, store=opened.url) from None
     except StoreReadError as error:
         raise _unreadable(opened, error) from None
@@ -73,7 +76,7 @@ def find_run(run_id: str, store: StoreSpec | str | Path = DEFAULT_STORE) -> tupl
 
 
 def _names(opened: Store) -> tuple[str, ...]:
-    """The names of folders in a store that may be runs, for a message; none if they cannot be listed."""
+    """The names of all folders in a store that may be runs, for a message; empty if the listing fails."""
     try:
         return tuple(filter(keys.is_run_folder, opened.folders()))
     except (StoreReadError, MissingObjectError):
@@ -81,10 +84,10 @@ def _names(opened: Store) -> tuple[str, ...]:
 
 
 def known_runs(store: StoreSpec | str | Path = DEFAULT_STORE) -> Iterator[tuple[RunLog, History]]:
-    """Every run of a store, by name: its log and its history. Nothing is written.
+    """The log and the history of every run of a store, sorted by run id. Nothing is written.
 
     Raises:
-        StoreUnreachableError: the store cannot be read, or there is no store at that place.
+        StoreUnreachableError: the store does not exist or cannot be read.
     """
     opened = open_store(store)
     if isinstance(opened, LocalStore) and not opened.root.is_dir():
@@ -100,13 +103,14 @@ def known_runs(store: StoreSpec | str | Path = DEFAULT_STORE) -> Iterator[tuple[
 def runs_in(
     opened: Store, store: StoreSpec | str | Path, *, other_than: str | None = None
 ) -> Iterator[tuple[RunLog, History]]:
-    """Every run of an open store except one, by name: its log and its history. Nothing is written.
+    """The log and the history of every run of an open store except `other_than`, sorted by run id.
 
-    Runs that need another signing key, and runs of which only a part remains, are left out with a warning.
+    Nothing is written. A run that needs another signing key, and a run that was deleted in part, is skipped with a
+    warning.
 
     Raises:
         StoreReadError: the store could not be read.
-        MissingObjectError: its bucket does not exist.
+        MissingObjectError: the bucket does not exist.
     """
     for name in filter(keys.is_run_folder, opened.folders()):
         if name == other_than:
@@ -115,10 +119,27 @@ def runs_in(
         try:
             history = read_history(log.reload())
         except (LogCutError, SigningKeyNeededError, UnsignedLogError) as error:
-            logger.warning("run left out run=%s reason=%s", name, error)
+            logger.warning("run skipped run=%s reason=%s", name, error)
             continue
         if history.next_slot:
             yield log, history
+
+
+def read_store(store: StoreSpec, read: Callable[[Store], _T]) -> _T:
+    """What `read` returns for an open store.
+
+    Raises:
+        StoreUnreachableError: the store cannot be read, or there is no store at that place.
+    """
+    opened = open_store(store)
+    if isinstance(opened, LocalStore) and not opened.root.is_dir():
+        raise _missing(opened)
+    try:
+        return read(opened)
+    except StoreReadError as error:
+        raise _unreadable(opened, error) from None
+    except MissingObjectError:
+        raise _missing(opened) from None
 
 
 def _missing(store: Store) -> StoreUnreachableError:

@@ -1,14 +1,15 @@
 """Packs: copies of 500 records of a log in one object, so that a long log is read with few requests.
 
-A record is final as soon as a later one exists. So a copy of its bytes, which have their own checksum, can replace it,
-even if the record itself is damaged later. A record that was damaged when the pack was written is not in the pack.
+A record is final as soon as a later record exists. So a copy of its bytes, which include a checksum, can replace the
+record, even if the record itself is damaged later. If a record was damaged when the pack was written, the pack does not
+contain it.
 
-A pack cannot hide newer records, which are listed and read as usual. It cannot replace another log, because its key
-holds the id of the log's first record, which is read from the log itself. It cannot replace another state of the same
-log either, for example after a part of the log was restored from a backup: the last record of each pack is compared
-with the log's own. The writer of that record had read all records before it, and its id is unique. So if the last
-record is the same, the others are the same as well. A pack that is missing, damaged or of another state costs only
-requests.
+A pack cannot hide newer records, because these are listed and read as usual. A pack is never used for another log,
+because the key of the pack contains the id of the first record, and this id is read from the log itself. A pack is not
+used for another state of the same log either, for example if a part of the log was restored from a backup: the last
+record of each pack is compared with the same record in the log. The writer of that record had read all earlier records,
+and the id of the record is unique. So if the last record is the same, all records of the pack are the same. If a pack
+is missing, damaged or of another state, reading the log only takes more requests.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ log = logging.getLogger(__name__)
 
 PACK_SLOTS = 500
 _MOST_PACK_BYTES = 64 * 2**20
-"""Limit for all records in a pack. Records that do not fit are left out, and are read one by one."""
+"""Limit for the size of all records in a pack. Records beyond the limit are not packed but read one by one."""
 _USUAL_PACK_BYTES = 2**20
 _LOG_ID = re.compile(r"[0-9a-f]{32}")
-"""Ids come from storage that others may write; an id of another form must not become part of a key."""
+"""Log ids come from storage that others may write, so an id of another form must not become part of a key."""
 
 
 class PackHead(Record):
-    """The first line of a pack; after it come its records, compressed, each in a line with its slot."""
+    """The first line of a pack. The compressed records follow, each on one line with its slot number."""
 
     log_id: str
     first_slot: int = Field(ge=0)
@@ -50,16 +51,16 @@ class PackHead(Record):
 
 
 class Packs:
-    """The packs of one run's log, as far as they were read or written."""
+    """Reads and writes the packs of one run's log."""
 
     def __init__(self, store: Store, run_id: str) -> None:
         self._store, self._run_id = store, run_id
         self._done: set[int] = set()
-        """Packs that need not be written: they exist, or could not be written just now."""
+        """Numbers of the packs that exist or that this process has already tried to write."""
         self._writing: threading.Thread | None = None
 
     def find(self) -> dict[str, list[int]]:
-        """The numbers of the packs in the store, by the id of their log: an earlier log of this run may have left some.
+        """The numbers of the packs in the store, by log id; packs of an earlier log of this run may still exist.
 
         Raises:
             StoreReadError: the store could not be read.
@@ -72,7 +73,7 @@ class Packs:
         return found
 
     def read(self, packs: Iterable[int], *, log_id: str) -> Iterator[tuple[int, bytes]]:
-        """Slots and bytes of the records in these packs, in order, as far as the packs exist and belong to this log.
+        """Slots and bytes of the records in these packs, in order; missing packs and packs of another log are skipped.
 
         Raises:
             StoreReadError: the store could not be read.
@@ -85,13 +86,15 @@ class Packs:
             for key, data in read_each(self._store, wanted, most_bytes=_MOST_PACK_BYTES):
                 records = found[last[key]]
                 if data != records[max(records)]:
-                    log.warning("pack of another state of the log ignored key=%s", self._key(log_id, last[key]))
+                    log.warning(
+                        "pack ignored, because it is of another state of the log key=%s", self._key(log_id, last[key])
+                    )
                     continue
                 self._done.add(last[key])
                 yield from records.items()
 
     def _fetch(self, packs: Iterable[int], log_id: str) -> dict[int, dict[int, bytes]]:
-        """The records of the packs that are not damaged."""
+        """The records of the undamaged packs, by pack number."""
         numbers = {self._key(log_id, number): number for number in packs}
         wanted = (ObjectInfo(key, _USUAL_PACK_BYTES) for key in numbers)
         found = {}
@@ -104,9 +107,9 @@ class Packs:
         return found
 
     def write_next(self, *, log_id: str, end: int) -> None:
-        """Write the oldest pack that is missing, if the slots up to `end` fill one. Does not block.
+        """Write the oldest missing pack in the background, if all of its slots are before `end`.
 
-        Best effort: a pack that is not written here is written by the next process that appends to the log.
+        If this fails, the next process that appends to the log writes the pack.
         """
         missing = next((number for number in range(end // PACK_SLOTS) if number not in self._done), None)
         is_busy = self._writing is not None and self._writing.is_alive()
@@ -122,7 +125,7 @@ class Packs:
         """Write a pack, unless it exists.
 
         Raises:
-            StoreReadError, StoreWriteError: it was not written.
+            StoreReadError, StoreWriteError: the pack was not written.
         """
         if not any(self.read([number], log_id=log_id)):  # Another process may have written it.
             self._store.put(self._key(log_id, number), self._packed(number, log_id))
@@ -151,7 +154,7 @@ class Packs:
 
 
 def _unpacked(data: bytes, *, first_slot: int, log_id: str) -> dict[int, bytes] | None:
-    """The records of a pack by their slots; None when the bytes are not the pack that was asked for."""
+    """The records of a pack by slot; None if the bytes are damaged or belong to another pack."""
     line, _, body = data.partition(b"\n")
     try:
         head = PackHead.model_validate_json(line)

@@ -1,4 +1,4 @@
-"""Parents of open runs: one small object per open run, which the parent overwrites while it is alive."""
+"""Parents of open runs: for each open run one small object, which the parent overwrites while it is alive."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from segue.stores.base import Store
 
 
 def read_parent(store: Store, run_id: str) -> ParentRecord | None:
-    """The record of a run's parent; None when the run is not open, or the record cannot be parsed.
+    """The record of the parent of a run; None if the run is not open, or the record cannot be parsed.
 
     Raises:
         StoreReadError: the store could not be read.
@@ -30,10 +30,10 @@ def write_parent(store: Store, record: ParentRecord) -> None:
 
 
 def remove_parent(store: Store, record: ParentRecord) -> None:
-    """Remove the record of a run that has ended, unless another parent has replaced it.
+    """Remove the parent record of a run that has ended, unless the record now belongs to another parent.
 
     Raises:
-        StoreReadError, StoreWriteError: the record may still be there; a retry is safe.
+        StoreReadError, StoreWriteError: the record may still exist; a retry is safe.
     """
     found = read_parent(store, record.run_id)
     if found is not None and found.parent_id == record.parent_id:
@@ -41,16 +41,16 @@ def remove_parent(store: Store, record: ParentRecord) -> None:
 
 
 def probe_writes(store: Store) -> None:
-    """Write an object as large as a heartbeat: a full disk may still take an empty one.
+    """Write a test object as large as a heartbeat; a smaller object might fit on a full disk.
 
     Raises:
-        StoreWriteError: the store takes no writes.
+        StoreWriteError: the store cannot be written.
     """
     store.put(keys.PROBE_KEY, b"written to see whether the store takes writes\n" * 20, durable=False)
 
 
 def parents(store: Store) -> list[ParentRecord]:
-    """The parents of all open runs of a store, by run id.
+    """The parent records of all open runs of a store, sorted by run id.
 
     Raises:
         StoreReadError: the store could not be read.

@@ -1,4 +1,4 @@
-"""The slots of a log that were read, in order."""
+"""The slots of a log that were read so far, in order."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class Damage:
-    """A slot that cannot be read, and why. Later slots are still valid."""
+    """A slot that cannot be read, with the reason. Later slots are still valid."""
 
     slot: int
     key: str
@@ -29,10 +29,10 @@ class Damage:
 
 
 class Slots:
-    """Readable and damaged slots of one run's log, read in any order. Not safe for several threads.
+    """The readable and damaged slots of one run's log, added in any order. Not safe for several threads.
 
-    If a writer has outlived its log, it may have written a record into another log of the same name. That record only
-    takes its slot: it counts neither as read nor as damage.
+    If a log was deleted, an old writer may write a record into a new log of the same name. Such a foreign record
+    occupies a slot, but counts neither as readable nor as damaged.
     """
 
     def __init__(self, run_id: str, chain: SignatureChain) -> None:
@@ -43,15 +43,15 @@ class Slots:
         self._foreign: set[int] = set()
         self._claims: dict[int, int] = {}
         self.repairs = 0
-        """How many records were added after later ones: damaged records that were restored."""
+        """Number of records that were added after later records, because they were damaged and then restored."""
         self.highest_epoch = 0
         self.end = 0
-        """The slot after the last one."""
+        """The slot after the last known slot."""
         self.log_id = ""
-        """The entry id of the first record, from that record or from later ones; empty while neither is read."""
+        """The entry id of the first record, taken from the first or a later record; empty if no record was read."""
 
     def __contains__(self, number: int) -> bool:
-        """Whether nothing more can be learnt from this slot: it is readable, or of another log."""
+        """Whether this slot need not be read again: it is readable, or contains a record of another log."""
         return number in self._readable or number in self._foreign
 
     def __len__(self) -> int:
@@ -64,27 +64,27 @@ class Slots:
         return self._in_order[0] if self._in_order else None
 
     def read(self, index: int = 0) -> tuple[Slot, ...]:
-        """The readable slots in order, from the one with this index on."""
+        """The readable slots in order, from this index to the end."""
         return tuple(self._in_order[index:])
 
     def damage(self) -> tuple[Damage, ...]:
         return tuple(self._damage[number] for number in sorted(self._damage))
 
     def unread_after_claim(self, epoch: int) -> tuple[Damage, ...]:
-        """The slots that cannot be read and follow the claim of this epoch: each may be a newer claim."""
+        """The unreadable slots after the claim of this epoch; each may contain a newer claim."""
         claimed_in = self._claims.get(epoch, -1)
         return tuple(damage for damage in self.damage() if damage.slot > claimed_in)
 
     def is_foreign(self, number: int) -> bool:
-        """Whether the slot holds a record of another log."""
+        """Whether the slot contains a record of another log."""
         return number in self._foreign
 
     def decode(self, number: int, data: bytes) -> Slot | None:
-        """Add a slot by its bytes; None if the bytes are damaged, or belong to another log.
+        """Add a slot with these bytes; return None if the bytes are damaged or belong to another log.
 
         Raises:
             ForgedRecordError, ReplayedRecordError, BrokenChainError, UnsignedLogError, SigningKeyNeededError: the bytes
-                are sound, but not what the log's key signed for this slot. Nothing was added.
+                are not damaged, but were not signed with the key of the log for this slot. Nothing was added.
         """
         key = keys.log_key(self._run_id, number)
         try:

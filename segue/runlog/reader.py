@@ -1,4 +1,4 @@
-"""Reading a log: its packs, a listing, its tail. Records that are damaged or seem gone are read again in other ways."""
+"""Reading a log: packs, listing, then slot by slot. Damaged or missing records are read again in other ways."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ log = logging.getLogger(__name__)
 
 _MOST_RECORD_BYTES = 64 * 2**20
 _WIDEST_GAP_SLOTS = 1_000
-"""Longest gap of missing records that is read. A key far beyond it is foreign, and must not cost a million reads."""
+"""Longest gap of missing records that is read. A key far beyond the gap is foreign and must not cause many reads."""
 _FIRST = (0, 1)
-"""A log without both of these was deleted; one object that is lost does not end a run."""
+"""A log counts as deleted if both of these slots are missing; a single lost object does not end a run."""
 _PAUSES_SECONDS = (0.0, 0.02, 0.1, 0.3)
-"""Pauses before further reads of an unreadable record, each in another way. After them it counts as damaged."""
+"""Pauses in seconds before each further read of an unreadable record. If all reads fail, the record is damaged."""
 
 
 class LogReader:
@@ -40,14 +40,14 @@ class LogReader:
         self._surely_damaged: set[int] = set()
 
     def read_all(self) -> None:
-        """Read the records that were not read yet, and damaged ones again: a person may have restored them.
+        """Read all new records, and read damaged records again, because a person may have restored them.
 
         Raises:
             StoreReadError: the store could not be read.
-            LogReplacedError: records that were read before are not there any more.
-            LogCutError: the log was deleted, and not all of it.
+            LogReplacedError: records that were read before are no longer in the store.
+            LogCutError: a part of the log was deleted.
             ForgedRecordError, ReplayedRecordError, BrokenChainError, UnsignedLogError, SigningKeyNeededError: a record
-                is not what the log's key signed for its slot.
+                was not signed with the key of the log for its slot.
         """
         slots = self._slots
         if slots.end == 0:
@@ -61,7 +61,7 @@ class LogReader:
         self.read_tail()
 
     def read_tail(self) -> None:
-        """Read the records that were appended since.
+        """Read the records that were appended since the last read.
 
         Raises:
             As for `read_all`.
@@ -70,13 +70,14 @@ class LogReader:
             pass
 
     def require_same_log(self) -> None:
-        """Pass if the first and the newest record that were read are still there: the log was not deleted or replaced.
+        """Check that the log was not deleted or replaced since it was read.
 
-        A record that was damaged since then proves nothing; if both are damaged, other records are compared.
+        The store must still have the first and the newest record that were read. If both are damaged now, other records
+        are compared.
 
         Raises:
-            LogReplacedError: one of them is gone or was replaced by another record, however often it is read.
-            StoreReadError: the store could not be read, or none of the log's records can.
+            LogReplacedError: a compared record is missing or was replaced by another record, in repeated reads.
+            StoreReadError: the store or all records of the log could not be read.
         """
         read = self._slots.read()
         if not read:
@@ -88,7 +89,7 @@ class LogReader:
             raise StoreReadError(url=self.store.url, key=keys.log_prefix(self._run_id), why="all records are damaged")
 
     def _is_in_place(self, slot: Slot) -> bool:
-        """Whether the store still has the record that was read from this slot; False if it is damaged there."""
+        """Whether the store still has the record that was read from this slot; False if it is damaged now."""
         key, found = keys.log_key(self._run_id, slot.number), None
         for store in self._ways():
             found = _found(store, key)
@@ -102,7 +103,7 @@ class LogReader:
         return True
 
     def read_damaged_again(self, numbers: Iterable[int]) -> None:
-        """Read these slots again, in other ways, until they are sound or surely damaged.
+        """Read these slots again in other ways, until they are readable or all ways have failed.
 
         Raises:
             As for `read_all`.
@@ -119,7 +120,7 @@ class LogReader:
         self._surely_damaged.update(doubtful)
 
     def _ways(self) -> Iterator[Store]:
-        """The store, then the store by other ways, with a pause before each."""
+        """The store, then the same store read in other ways, with a pause before each."""
         pauses = (0.0, *_PAUSES_SECONDS)
         for pause, store in zip(pauses, ways_to(self.store, reads=len(pauses)), strict=True):
             if pause:
@@ -131,14 +132,14 @@ class LogReader:
         self.read_damaged_again([number for number in damaged if number not in self._surely_damaged])
 
     def _list_from(self, number: int) -> dict[int, int]:
-        """The sizes of the records from this slot on, by slot."""
+        """The sizes in bytes of the records from this slot on, by slot."""
         after = keys.log_key(self._run_id, number - 1) if number > 0 else None
         listed = self.store.list_objects(keys.log_prefix(self._run_id), after=after)
         slots = ((keys.slot_of(item.key), item.size_bytes) for item in listed)
         return {slot: size_bytes for slot, size_bytes in slots if slot is not None}
 
     def _read_packs(self) -> None:
-        """Read the beginning of a log that was not read before from its packs, if it has any."""
+        """Read the beginning of the log from its packs, if there are packs."""
         packs = self._packs.find()
         if packs and self._read_next():
             first = self._slots.get(0)
@@ -148,21 +149,22 @@ class LogReader:
                     if number not in self._slots:
                         self._slots.decode(number, data)
             except (ForgedRecordError, ReplayedRecordError, BrokenChainError) as error:
-                log.warning("pack with a forged record ignored reason=%s", error)  # The record itself is read instead.
+                # The records themselves are read instead.
+                log.warning("pack with a forged record ignored reason=%s", error)
 
     def _read_slots(self, numbers: Iterable[int], sizes: dict[int, int]) -> None:
         named = {keys.log_key(self._run_id, number): number for number in numbers}
         wanted = (ObjectInfo(key, sizes.get(number, 0)) for key, number in named.items())
         missing = []
-        # Limited to the largest possible record: other programs may put objects into the bucket.
+        # The size is limited to that of the largest record, because other programs may put objects into the bucket.
         for key, data in read_each(self.store, wanted, most_bytes=_MOST_RECORD_BYTES):
             if data is not None:
                 self._slots.decode(named[key], data)
             else:
                 missing.append(named[key])
-        # A slot that is listed but missing is the end of the log or a fault of the listing.
+        # If a listed slot is missing, it is the end of the log or an error of the listing.
         for number in (number for number in missing if number < self._slots.end):
-            self._slots.add_damage(number, "the record is missing although later ones exist")
+            self._slots.add_damage(number, "the record is missing, but later records exist")
         self._read_new_damage_again()
         if self._slots.end > len(_FIRST) and all(n in missing and n not in self._slots for n in _FIRST):
             first = self._slots.first()
@@ -171,14 +173,14 @@ class LogReader:
             )
 
     def _read_next(self) -> bool:
-        """Read the slot after the last one; return whether it holds a record."""
+        """Read the slot after the last known slot; return whether it contains a record."""
         number = self._slots.end
         data = _found(self.store, keys.log_key(self._run_id, number))
         if data is None:
             return False
         if self._slots.decode(number, data) is None:
             if self._slots.is_foreign(number):
-                self.require_same_log()  # Is it the record that is of another log, or are we?
+                self.require_same_log()  # Is it the record or this reader that belongs to another log?
             self._read_new_damage_again()
         return True
 
@@ -191,7 +193,7 @@ def _found(store: Store, key: str) -> bytes | None:
 
 
 def _end_of(numbers: set[int], *, start: int) -> int:
-    """The slot after the last one. Writers append in order, so a key far beyond a gap does not belong to the log."""
+    """The slot after the last slot. Writers append in order, so a key far beyond a gap does not belong to the log."""
     end = start
     for number in sorted(numbers):
         if number - end > _WIDEST_GAP_SLOTS:

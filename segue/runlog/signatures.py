@@ -1,7 +1,8 @@
-"""Signed records: each is signed for its run, log and slot, and follows the record before it by its hash.
+"""Signed records: each signature covers the run, the log, the slot, and the hash of the previous record.
 
-So without the key no record can be changed, copied to another place, or put between two others. The log alone does not
-show that records are missing at its end: only a process that has read it before, or knows its length, notices that.
+So without the key, nobody can change a record, copy a record to another slot, or insert a record. The log alone does
+not show whether records are missing at its end; only a process that has read the log before, or knows its length,
+detects this.
 """
 
 from __future__ import annotations
@@ -27,32 +28,34 @@ _MOST_SIGNATURE_BYTES = 2_000
 
 
 class RecordSignature(Value):
-    """The part of a signed record that follows its entry."""
+    """The signature part of a signed record, stored after the entry."""
 
     run_id: str
-    log_id: str = Field(description="Id of the log's first record.")
+    log_id: str = Field(description="Id of the log: the entry id of its first record.")
     slot: int = Field(ge=0)
-    previous_slot: int | None = Field(description="The newest record that its writer could read; None: the first one.")
-    previous_sha256: str = Field(description="Hash of that record, with its own signature.")
+    previous_slot: int | None = Field(
+        description="Slot of the newest record that the writer could read; None: this is the first record."
+    )
+    previous_sha256: str = Field(description="SHA-256 of the previous record, including its signature.")
     signature: str
 
 
 class SignatureChain:
-    """The signatures of one log's records. Without a signer the log is unsigned, and a signed record is refused."""
+    """Signs and verifies the records of one log. If there is no signer, the log is unsigned and must stay unsigned."""
 
     def __init__(self, run_id: str, signer: Signer | None) -> None:
         self._run_id, self._signer = run_id, signer
         self._log_id = ""
         self._hashes: dict[int, str] = {}
         self._followed: dict[int, tuple[int, str]] = {}
-        """A later record's facts about a slot: the later slot, and the hash."""
+        """For each slot, the later slot that names it as previous, and the hash in that record."""
 
     @property
     def is_signed(self) -> bool:
         return self._signer is not None
 
     def signed(self, body: bytes, *, slot: int, entry_id: str) -> bytes:
-        """The body of a new record in the log's next slot, with its signature."""
+        """The body of a new record in this slot, with its signature."""
         if self._signer is None:
             return body
         before = max(self._hashes, default=None)
@@ -68,11 +71,11 @@ class SignatureChain:
         return body + _MARK + signature.model_dump_json().encode()
 
     def verified(self, body: bytes, *, slot: int) -> bytes:
-        """The entry of a record's body, once it is known to be written with the key, for this slot, in this log.
+        """Verify that a body was signed with the key for this slot of this log; return the entry in the body.
 
         Raises:
-            ForgedRecordError, ReplayedRecordError, BrokenChainError, UnsignedLogError: it is not.
-            SigningKeyNeededError: the record is signed, and there is no key.
+            ForgedRecordError, ReplayedRecordError, BrokenChainError, UnsignedLogError: the verification failed.
+            SigningKeyNeededError: the record is signed, but there is no key.
         """
         entry, found = _split(body)
         if self._signer is None:
@@ -83,7 +86,7 @@ class SignatureChain:
         if found is None and slot == 0:
             raise UnsignedLogError(run_id=self._run_id, key=key)
         if found is None:
-            raise ForgedRecordError(key=key, slot=slot, why="it has no signature")
+            raise ForgedRecordError(key=key, slot=slot, why="the record has no signature")
         try:
             self._signer.verify(_signed_bytes(found, entry), found.signature)
         except BadSignatureError as error:
@@ -109,14 +112,14 @@ class SignatureChain:
 
 
 def _split(body: bytes) -> tuple[bytes, RecordSignature | None]:
-    """The entry in a record's body, and its signature; None if it has none."""
+    """The entry in the body of a record, and its signature; the signature is None if there is none."""
     at = body.rfind(_MARK, max(len(body) - _MOST_SIGNATURE_BYTES, 0))
     if at < 0:
         return body, None
     try:
         return body[:at], RecordSignature.model_validate_json(body[at + len(_MARK) :])
     except ValidationError:
-        return body, None  # An entry that contains the same word.
+        return body, None  # The entry itself contains the text of the mark.
 
 
 def _signed_bytes(facts: RecordSignature, entry: bytes) -> bytes:

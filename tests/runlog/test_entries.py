@@ -20,6 +20,9 @@ from segue.records import (
     Finding,
     Manifest,
     Notice,
+    SeenInterval,
+    SeenPools,
+    SeenStart,
     SegmentPlan,
     SegmentReport,
     StopReason,
@@ -39,6 +42,7 @@ from segue.runlog.entries import (
     LiftEntry,
     ModelEntry,
     OpenEntry,
+    PoolsEntry,
     PricesEntry,
     PruneEntry,
     QuarantineEntry,
@@ -54,6 +58,7 @@ from segue.runlog.entries import (
 from segue.shard import Shard
 from segue.spec import RunSpec
 
+SEEN: dict[str, Any] = {"pool": "segment/spot", "log_id": "a", "seconds": 9.5}
 COMMON: dict[str, Any] = {
     "entry_id": "0123456789abcdef",
     "written_at": datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC),
@@ -102,6 +107,13 @@ ENTRIES: list[Entry] = [
     PruneEntry(**COMMON, slots=(1, 2, 3)),
     PricesEntry(**COMMON, source="file: prices.toml", prices={"segment/spot": 0.42}, taken_at=COMMON["written_at"]),
     SpendingEntry(**COMMON, month="2026-11", others_cost=12.5, standby_cost=0.5, standby_month_cost=0.25),
+    PoolsEntry(
+        **COMMON,
+        seen=SeenPools(
+            intervals=(SeenInterval(**SEEN, is_up=True, begun_at=COMMON["written_at"], has_ended=True),),
+            starts=(SeenStart(**SEEN, decided_at=COMMON["written_at"]),),
+        ),
+    ),
     ModelEntry(**COMMON, record={"kind": "choice", "version": 1, "shares": [0.5, None]}),
     VerificationEntry(**COMMON, record={"outcome": "passed", "kills": 1, "differing": []}),
 ]  # fmt: skip

@@ -1,0 +1,49 @@
+"""`segue pools`: what the runs of a store have seen of its pools."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from segue.cli.options import Endpoint, Json, Store, store_named, writing
+from segue.clock import SystemClock
+from segue.reports.console import console, show_json
+from segue.reports.tables import rows_table
+from segue.runlog.open import read_store
+from segue.runlog.pool_memory import read_memory
+
+
+def pools(
+    store: Store = ".segue/store",
+    endpoint_url: Endpoint = None,
+    picture: Annotated[
+        Path | None, typer.Option(help="PNG file to write, with the availability of each pool over time.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Show each pool as the runs of a store have seen it: price, share of time up, mean life, mean wait, starts.
+
+    A new run of the store begins with these observations. "Up" counts only time that a run trained or waited.
+    """
+    from segue.reports.pool_views import correlations, draw_pools, pool_facts, pool_row
+
+    seen = read_store(store_named(store, endpoint_url=endpoint_url), read_memory)
+    now = SystemClock().now()
+    facts, pairs = pool_facts(seen), correlations(seen)
+    if picture is not None and seen.intervals:
+        drawn = draw_pools(seen, now=now)
+        with writing(picture):
+            picture.write_bytes(drawn)
+    if as_json:
+        show_json({"store": store, "pools": facts, "correlations": pairs})
+    elif not facts:
+        console.print(f"No run of {store} has been seen on a pool yet.", markup=False)
+    else:
+        console.print(rows_table([pool_row(each, now=now) for each in facts]))
+        for pair in pairs:
+            names, hours = " and ".join(pair["pools"]), pair["hours"]
+            console.print(f"correlation of {names}: {pair['correlation']:.2f}, over {hours:.0f} h", markup=False)
+        if picture is not None:
+            console.print(f"picture: {picture}", markup=False)

@@ -1,0 +1,106 @@
+"""A run and the memory of its store's pools: what it sees of its pools is added, and a new run begins with it."""
+
+from __future__ import annotations
+
+import logging
+from datetime import datetime, timedelta
+
+from segue.clock import Clock
+from segue.controller.costs.prices import append_at
+from segue.policy.availability import intervals
+from segue.policy.estimates import machine_starts
+from segue.policy.spending import pools_now
+from segue.records import SeenInterval, SeenPools, SeenPrice, SeenStart
+from segue.runlog.entries import PoolsEntry
+from segue.runlog.history import History, read_history
+from segue.runlog.log import RunLog
+from segue.runlog.pool_memory import add_to_memory, read_memory
+from segue.spec import RunSpec
+from segue.stores.base import StoreReadError, StoreWriteError
+
+log = logging.getLogger(__name__)
+
+_EVERY = timedelta(hours=1)
+_MOST_IN_LOG = 30
+"""How many intervals of each pool a run copies into its log, the newest. All of them together count for four."""
+
+
+def remember_pools(runlog: RunLog, spec: RunSpec, *, clock: Clock) -> None:
+    """Add what the run has seen of its pools to the store's memory: after its end, and once an hour before that.
+
+    Call it after each decision. Does nothing but log a warning if the store does not answer, or other runs add at the
+    same time: the run does not depend on the memory, and the next call adds the same.
+    """
+    history = read_history(runlog)
+    if not _is_due(history):
+        return
+    seen = seen_of(spec, history, log_id=runlog.log_id, now=clock.now())
+    try:
+        if not add_to_memory(runlog.store, seen):
+            log.warning("the memory of pools was not changed reason=other runs change it at the same time")
+    except (StoreReadError, StoreWriteError) as error:
+        log.warning("the memory of pools was not changed reason=%s", error)
+
+
+def recall_pools(runlog: RunLog, spec: RunSpec) -> None:
+    """Put into the log of a run that has made no decision what other runs have seen of its pools.
+
+    A signed run does not use the memory: whoever can write to the store can change it.
+
+    Raises:
+        StoreReadError, StoreWriteError: a retry is safe.
+    """
+    history = read_history(runlog)
+    if history.decisions or history.seen_pools != SeenPools() or runlog.is_signed:
+        return
+    known = read_memory(runlog.store)
+    by_others = [each for each in known.intervals if each.log_id != runlog.log_id]
+    pools = spec.pools.deployments
+    newest = [each for pool in pools for each in [one for one in by_others if one.pool == pool][-_MOST_IN_LOG:]]
+    seen = SeenPools(
+        intervals=tuple(sorted(newest, key=lambda each: each.begun_at)),
+        starts=tuple(each for each in known.starts if each.pool in pools and each.log_id != runlog.log_id),
+    )
+    if seen != SeenPools():
+        append_at(runlog, history, lambda stamp: PoolsEntry.model_validate(stamp(epoch=0) | {"seen": seen}))
+
+
+def seen_of(spec: RunSpec, history: History, *, log_id: str, now: datetime) -> SeenPools:
+    """What a run has seen of its pools so far. Pure."""
+    pools = pools_now(spec, history)
+    prices = {pool.deployment: pools.spot_pool_price(pool) for pool in pools.spot}
+    prices[pools.on_demand] = pools.on_demand_price
+    return SeenPools(
+        intervals=tuple(
+            SeenInterval(
+                pool=each.deployment,
+                log_id=log_id,
+                is_up=each.is_up,
+                begun_at=each.begun_at,
+                seconds=each.seconds,
+                has_ended=each.has_ended,
+            )
+            for each in intervals(history)
+        ),
+        starts=tuple(
+            SeenStart(pool=pools.on_demand, log_id=log_id, decided_at=decided.written_at, seconds=seconds)
+            for decided, seconds in machine_starts(history)
+        ),
+        prices={
+            pool: SeenPrice(per_hour=price, currency=pools.currency, seen_at=now)
+            for pool, price in prices.items()
+            if pools.has_own_prices
+        },
+    )
+
+
+def _is_due(history: History) -> bool:
+    decisions = history.decisions
+    if not decisions:
+        return False
+    newest = decisions[-1]
+    if newest.plan is None:
+        return True
+    # The hour that the newest decision belongs to, counted from the first one, differs from that of the one before.
+    hours = [(each.written_at - decisions[0].written_at) // _EVERY for each in decisions[-2:]]
+    return hours[0] != hours[-1]

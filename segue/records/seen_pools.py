@@ -1,0 +1,51 @@
+"""What the runs of a store have seen of its pools: intervals of availability, starts and prices."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from pydantic import Field
+
+from segue.records.documents import Record, Value
+from segue.units import Moment, Seconds
+
+
+class SeenInterval(Value):
+    """A time in which a spot pool gave capacity, or did not, as one run observed it."""
+
+    pool: str = Field(description="Deployment of the pool.")
+    log_id: str = Field(description="Id of the log of the run that observed the interval.")
+    is_up: bool
+    begun_at: Moment
+    seconds: Seconds
+    has_ended: bool = Field(description="Whether the run observed the end: a preemption, or capacity after a wait.")
+
+    @property
+    def ended_at(self) -> datetime:
+        """When it ended, or was last observed."""
+        return self.begun_at + timedelta(seconds=self.seconds)
+
+
+class SeenStart(Value):
+    """The time from a decision to the claim of its attempt, on a machine that was started for it."""
+
+    pool: str = Field(description="Deployment of the pool.")
+    log_id: str = Field(description="Id of the log of the run.")
+    decided_at: Moment
+    seconds: Seconds
+
+
+class SeenPrice(Value):
+    """The newest price of a pool."""
+
+    per_hour: float = Field(ge=0, allow_inf_nan=False)
+    currency: str
+    seen_at: Moment
+
+
+class SeenPools(Record):
+    """Observations of pools. Old observations are dropped: each pool keeps its newest ones."""
+
+    intervals: tuple[SeenInterval, ...] = ()
+    starts: tuple[SeenStart, ...] = ()
+    prices: dict[str, SeenPrice] = Field(default_factory=dict, description="By deployment.")

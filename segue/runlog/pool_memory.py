@@ -1,0 +1,133 @@
+"""The memory of a store's pools: one small object with what all of its runs have seen of them.
+
+Each change writes the next number with `put_if_absent`, so of several runs that add at once one wins, and the others
+read its object and add to it. Readers take the highest number. To add the same observations again changes nothing. A
+crash between the write and the deletion of older objects leaves objects that the next change deletes.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable
+from datetime import datetime
+from typing import TypeVar
+
+from segue.errors import MissingObjectError
+from segue.records import SeenInterval, SeenPools, SeenStart
+from segue.runlog import keys
+from segue.stores.base import Store, StoreWriteError
+
+log = logging.getLogger(__name__)
+
+MOST_INTERVALS, MOST_STARTS, MOST_POOLS = 100, 20, 50
+"""How many intervals and starts of each pool are kept, the newest, and of how many pools."""
+_TRIES = 5
+_KEPT = 2
+"""How many objects stay: a reader may have listed the one before the newest."""
+_Seen = TypeVar("_Seen", SeenInterval, SeenStart)
+_NUMBER = re.compile(r"(\d{8})\.json")
+
+
+def read_memory(store: Store) -> SeenPools:
+    """What the runs of a store have seen of its pools; empty if there is no memory, or if it cannot be parsed.
+
+    Raises:
+        StoreReadError: the store could not be read.
+    """
+    return _newest(store)[1]
+
+
+def add_to_memory(store: Store, seen: SeenPools) -> bool:
+    """Add observations to the memory; returns whether they are in it.
+
+    False after some tries that other runs have won; a later call adds the same observations.
+
+    Raises:
+        StoreReadError, StoreWriteError: a retry is safe.
+    """
+    for _ in range(_TRIES):
+        numbers, before = _newest(store)
+        after = merged(before, seen)
+        if after == before:
+            return True
+        number = max(numbers, default=0) + 1
+        if not store.put_if_absent(keys.memory_key(number), after.model_dump_json().encode()):
+            continue
+        numbers = _numbers(store)
+        if max(numbers, default=number) > number:
+            continue  # The number was free only because its object was deleted meanwhile: newer ones lack this one.
+        _drop(store, [each for each in numbers if each <= number - _KEPT])
+        return True
+    return False
+
+
+def _drop(store: Store, numbers: Iterable[int]) -> None:
+    """Delete older objects. They do no harm: a role that may not delete them only makes the listing longer."""
+    try:
+        store.delete([keys.memory_key(number) for number in numbers])
+    except StoreWriteError as error:
+        log.warning("older objects of the memory of pools were not deleted reason=%s", error)
+
+
+def merged(before: SeenPools, added: SeenPools) -> SeenPools:
+    """Both, without repetition: of two observations of one interval or start, the longer one counts. Pure."""
+    intervals = _newest_of(
+        [*before.intervals, *added.intervals],
+        key=lambda each: (each.pool, each.log_id, each.begun_at, each.is_up),
+        most=MOST_INTERVALS,
+        at=lambda each: each.begun_at,
+    )
+    starts = _newest_of(
+        [*before.starts, *added.starts],
+        key=lambda each: (each.pool, each.log_id, each.decided_at),
+        most=MOST_STARTS,
+        at=lambda each: each.decided_at,
+    )
+    prices = dict(before.prices)
+    for pool, price in added.prices.items():
+        if pool not in prices or prices[pool].seen_at < price.seen_at:
+            prices[pool] = price
+    seen = [(each.begun_at, each.pool) for each in intervals] + [(each.decided_at, each.pool) for each in starts]
+    seen += [(price.seen_at, pool) for pool, price in prices.items()]
+    kept = list(dict.fromkeys(pool for _, pool in sorted(seen, reverse=True)))[:MOST_POOLS]
+    return SeenPools(
+        intervals=tuple(each for each in intervals if each.pool in kept),
+        starts=tuple(each for each in starts if each.pool in kept),
+        prices={pool: prices[pool] for pool in sorted(prices) if pool in kept},
+    )
+
+
+def _newest_of(
+    seen: Iterable[_Seen], *, key: Callable[[_Seen], Hashable], most: int, at: Callable[[_Seen], datetime]
+) -> list[_Seen]:
+    """The newest observations of each pool, oldest first."""
+    found: dict[Hashable, _Seen] = {}
+    for each in seen:
+        known = found.get(key(each))
+        if known is None or known.seconds < each.seconds:
+            found[key(each)] = each
+    by_pool: defaultdict[str, list[_Seen]] = defaultdict(list)
+    for each in sorted(found.values(), key=at):
+        by_pool[each.pool].append(each)
+    return sorted((each for these in by_pool.values() for each in these[-most:]), key=at)
+
+
+def _numbers(store: Store) -> list[int]:
+    """The numbers of all objects, from the oldest."""
+    names = (item.key.removeprefix(keys.MEMORY_PREFIX) for item in store.list_objects(keys.MEMORY_PREFIX))
+    return sorted(int(found[1]) for name in names if (found := _NUMBER.fullmatch(name)))
+
+
+def _newest(store: Store) -> tuple[list[int], SeenPools]:
+    """The numbers of all objects, and the content of the newest that can be parsed."""
+    numbers = _numbers(store)
+    for number in reversed(numbers):
+        try:
+            return numbers, SeenPools.model_validate_json(store.get(keys.memory_key(number)))
+        except MissingObjectError:
+            continue  # A run has just deleted it, so there is a newer one, and this look is repeated by its caller.
+        except ValueError as error:
+            log.warning("the memory of pools cannot be parsed number=%d reason=%s", number, error)
+    return numbers, SeenPools()
