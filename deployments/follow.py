@@ -16,8 +16,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from segue.clock import SystemClock
 from segue.controller.recovery import Life, OrphanWatch
 from segue.prefect.api import SILENCE, quick_client, refusal
-from segue.prefect.pools import read_pool, refuse_unusable_parent, require_pools
 from segue.prefect.recovery.dead_parents import PARENT_DEPLOYMENT, create_parent, recover_run
+from segue.prefect.run_pools import read_pool, refuse_unusable_parent, require_pools
 from segue.prefect.state_words import in_words
 from segue.records import Heartbeat
 from segue.reports.console import errors
@@ -32,14 +32,14 @@ from segue.stores.base import StoreReadError, StoreWriteError
 _LOOK_SECONDS = 0.25
 _ASK_PREFECT_SECONDS = 1.0
 _MOST_RESTARTS = 5
-"""How many times a command starts the parent of its run again."""
+"""Highest number of times that a command starts the parent of its run again."""
 
 Observer = Callable[[History, Heartbeat | None], str | None]
-"""Called with each new state of the run; the text it returns is printed above the bar."""
+"""Function that is called with each new state of the run; its text is printed above the progress bar."""
 
 
 def require_server() -> None:
-    """Refuse to go on without the Prefect server.
+    """Check that the Prefect server answers and gives access.
 
     Raises:
         OrchestratorError: the server does not answer, or refuses access.
@@ -52,7 +52,7 @@ def require_server() -> None:
 
 
 def require_deployments(client: SyncPrefectClient, spec: RunSpec, *, is_new: bool = True) -> None:
-    """Refuse a run that this Prefect server cannot run, before anything of it is written.
+    """Refuse a run that this Prefect server cannot run, before a record of it is written.
 
     Raises:
         OrchestratorError: the server does not answer, or a deployment or its pool is missing or cannot be used.
@@ -70,9 +70,10 @@ def require_deployments(client: SyncPrefectClient, spec: RunSpec, *, is_new: boo
 def trigger(
     client: SyncPrefectClient, spec: RunSpec, *, accept_drift: bool = False, requested_at_slot: int | None = None
 ) -> UUID:
-    """Create the parent's flow run; returns its id.
+    """Create the parent's flow run; return its id.
 
-    With `requested_at_slot`, the next slot of the run's log, this start does not undo a later stop of the run.
+    `requested_at_slot` is the number of the next record in the run's log; with it, this start does not undo a stop of
+    the run that is recorded later.
     """
     parameters: dict[str, Any] = {"accept_drift": accept_drift}
     parameters |= {} if requested_at_slot is None else {"requested_at_slot": requested_at_slot}
@@ -82,9 +83,9 @@ def trigger(
 def follow(
     client: SyncPrefectClient, flow_run_id: UUID, runlog: RunLog, spec: RunSpec, *, observer: Observer | None = None
 ) -> State:
-    """Show progress until the run has ended; returns the final state of its parent. Ctrl-C cancels the run.
+    """Show progress until the run has ended; return the final state of its parent. Ctrl-C cancels the run.
 
-    A parent that dies meanwhile is started again, as by the flow `recover`.
+    If the parent dies, it is started again, as by the flow `recover`.
     """
     parent = _Parent(client, flow_run_id, runlog)
     try:
@@ -107,7 +108,7 @@ class _Parent:
         self._restarts, self._is_crashed = 0, False
 
     def final_state(self) -> State | None:
-        """The state in which the parent has ended; None while it runs, or is going to be started again."""
+        """The final state of the parent; None while it runs or is about to be started again."""
         try:
             state = self._client.read_flow_run(self.flow_run_id).state
         except SILENCE:
@@ -123,10 +124,10 @@ class _Parent:
             return None
 
     def recover(self) -> str | None:
-        """Start the parent again if it is dead; returns what was done, in words for the terminal.
+        """Start the parent again if it is dead; return a text about this for the terminal, or None.
 
         Raises:
-            StoreReadError, StoreWriteError: look again later.
+            StoreReadError, StoreWriteError: the store failed; a retry is safe.
         """
         record = read_parent(self._runlog.store, self._runlog.run_id)
         if record is None or self._restarts >= _MOST_RESTARTS:
@@ -134,7 +135,7 @@ class _Parent:
         life = self._watch.judge(record)
         if life is Life.ALIVE and self._is_crashed and record.flow_run_id not in (None, str(self.flow_run_id)):
             self.flow_run_id, self._is_crashed = UUID(record.flow_run_id), False
-            return "the parent has died; another one was started by the flow recover"
+            return "the parent has died; the flow recover has started another parent"
         if life is not Life.DEAD:
             return None
         try:
@@ -155,14 +156,14 @@ class StepBar(Progress):
         self._lines = StepLines(lambda text: errors.print(f"  {text}", markup=False))
 
     def show(self, task: TaskID, *, doing: str, step: int, steps: int, loss: str = "") -> None:
-        """Show how far the training is."""
+        """Show the progress of the training."""
         self.update(task, completed=step, description=doing, loss=loss)
         if not self.console.is_terminal:
             self._lines(doing, step, steps)
 
 
 def step_bar() -> StepBar:
-    """A progress bar with the pool and the loss, on standard error: standard output is for results."""
+    """A progress bar with the pool and the loss, on standard error, because standard output is for results."""
     columns = (
         TextColumn("{task.description:<34}"),
         BarColumn(bar_width=40),

@@ -38,13 +38,13 @@ _LOOK_SECONDS = 1.0
 
 
 def deploy(client: SyncPrefectClient, spec: RetrainSpec, *, file: str, working_dir: Path, active: bool) -> UUID:
-    """Create or update the deployment `retrain/NAME` on the pool `parents`, with its schedule. Returns its id.
+    """Create or update the deployment `retrain/NAME` on the pool `parents`, with its schedule; return its id.
 
-    `file` is the path of retrain.toml in `working_dir`, in which the flow runs.
+    `file` is the path of retrain.toml, relative to `working_dir`, in which the flow runs.
 
     Raises:
-        OrchestratorError: there is no pool `parents`.
-        SpecError: the schedule is no cron expression.
+        OrchestratorError: the pool `parents` does not exist.
+        SpecError: the schedule is not a cron expression.
     """
     schedules = []
     if spec.schedule is not None:
@@ -52,7 +52,7 @@ def deploy(client: SyncPrefectClient, spec: RetrainSpec, *, file: str, working_d
     try:
         client.read_work_pool(POOL)
     except ObjectNotFound:
-        fix = "create the pools: sh deployments/create-pools.sh, which `segue init` writes."
+        fix = "create the pools with `sh deployments/create-pools.sh`; `segue init` writes this script."
         raise OrchestratorError(what=f"there is no work pool {POOL!r} on this Prefect server.", fix=fix) from None
     common: dict[str, Any] = {
         "name": spec.name,
@@ -65,7 +65,7 @@ def deploy(client: SyncPrefectClient, spec: RetrainSpec, *, file: str, working_d
     deployment_id = client.create_deployment(
         flow_id=client.create_flow(retrain),
         entrypoint=ENTRYPOINT,
-        description=f"Retrains {spec.name} on its schedule.",
+        description=f"Retrains the model {spec.name} on its schedule.",
         schedules=schedules,
         parameter_openapi_schema=parameter_schema(retrain).model_dump_for_openapi(),
         **common,
@@ -75,7 +75,7 @@ def deploy(client: SyncPrefectClient, spec: RetrainSpec, *, file: str, working_d
 
 
 def _deploy_watch(client: SyncPrefectClient, spec: RetrainSpec, common: Mapping[str, Any], *, active: bool) -> None:
-    """The deployment `watch/NAME`, with the event after which it looks; without [trigger] there is no deployment."""
+    """Create or update the deployment `watch/NAME` with its event; without [trigger], delete it."""
     if spec.trigger is None:
         with suppress(ObjectNotFound):
             client.delete_deployment(client.read_deployment_by_name(f"{WATCH}/{spec.name}").id)
@@ -84,7 +84,7 @@ def _deploy_watch(client: SyncPrefectClient, spec: RetrainSpec, common: Mapping[
     deployment_id = client.create_deployment(
         flow_id=client.create_flow(watch),
         entrypoint=WATCH_ENTRYPOINT,
-        description=f"Begins slots of {spec.name} when data has arrived, or data in service has drifted.",
+        description=f"Begins slots of {spec.name} if new data has arrived or data in service has drifted.",
         schedules=[DeploymentScheduleCreate(schedule=every, active=active, slug=spec.name)],
         parameter_openapi_schema=parameter_schema(watch).model_dump_for_openapi(),
         **common,
@@ -97,7 +97,7 @@ def _deploy_watch(client: SyncPrefectClient, spec: RetrainSpec, common: Mapping[
 
 
 def start_slot(client: SyncPrefectClient, spec: RetrainSpec, slot: datetime) -> UUID:
-    """Create a flow run of the deployment for this slot. Returns its id.
+    """Create a flow run of the deployment for this slot; return its id.
 
     Raises:
         OrchestratorError: the retraining has no deployment on this server.
@@ -118,8 +118,9 @@ def start_slot(client: SyncPrefectClient, spec: RetrainSpec, slot: datetime) -> 
 
 
 def wait_for(client: SyncPrefectClient, flow_run_id: UUID) -> State:
-    """The final state of a flow run, or the state in which it waits for a person. Waits for that state, even while the
-    server does not answer.
+    """Wait until a flow run ends or waits for a person; return that state.
+
+    If the server does not answer, the function keeps waiting.
 
     Raises:
         OrchestratorError: the server refuses to answer.
@@ -136,10 +137,10 @@ def wait_for(client: SyncPrefectClient, flow_run_id: UUID) -> State:
 
 
 def publish_history(client: SyncPrefectClient, models: Models, *, zone: tzinfo) -> None:
-    """Publish a model's history, after a person has changed what is in service.
+    """Publish a model's history after a person has changed the version in service.
 
     Raises:
-        httpx.HTTPError, PrefectHTTPStatusError: it was not published; the next slot does it.
+        httpx.HTTPError, PrefectHTTPStatusError: the history was not published; the next slot publishes it.
     """
     artifact = LiveArtifact(artifact_key(f"model-{models.name}"), kind="markdown")
     artifact.write(client, history_page(models, zone=zone), description=f"History of {models.name}")

@@ -1,1 +1,1 @@
-"""Prefect flows: train (the parent), segment (run by the pools), retrain (scheduled), verify_resume (the drill)."""
+"""Prefect flows: train (parent), segment (on the pools), retrain, watch, recover, notify, verify_resume."""

@@ -12,9 +12,9 @@ from prefect.states import Completed, Failed
 
 @flow(name="notify", flow_run_name="{title}", retries=0, validate_parameters=True, persist_result=False)
 def notify(title: str, text: str, *, block: str | None = None) -> State[Any]:
-    """Show the text as this flow run's state, and send it with a notification block, if one is named.
+    """Show the text as this flow run's state; if `block` is given, also send the text with that notification block.
 
-    `block` is a block's slug such as slack-webhook/segue.
+    `block` is the slug of a Prefect block, such as slack-webhook/segue.
     """
     get_run_logger().warning("%s: %s", title, text)
     if block is not None:
@@ -22,7 +22,7 @@ def notify(title: str, text: str, *, block: str | None = None) -> State[Any]:
             found: Any = Block.load(block)
         except ValueError:
             return Failed(
-                message=f"There is no block {block!r} on this Prefect server. It had to tell: {title}: {text}"
+                message=f"There is no block {block!r} on this Prefect server. The message was: {title}: {text}"
             )
         found.notify(text, subject=title)
     return Completed(message=f"{title}: {text}")

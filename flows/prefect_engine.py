@@ -1,7 +1,7 @@
-"""The Prefect engine of a segment, with its trainer started beside it: `python -m segue.flows.prefect_engine`.
+"""The Prefect engine of a segment, which starts the trainer in parallel: `python -m segue.flows.prefect_engine`.
 
-The command of the deployments that train. Prefect and torch are then imported at the same time. With `--wait` both are
-imported before there is a flow run; a worker that starts segments this way gives the flow run to standard input.
+The deployments that train use this command, so that Prefect and torch are imported in parallel. With `--wait`, the
+process imports both before it has a flow run; the worker that started it sends the flow run on standard input later.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ WAIT_OPTION = "--wait"
 
 
 def main() -> None:
-    """Run the flow run that the environment names; with `--wait` the one that standard input names."""
+    """Run the flow run that the environment names; with `--wait`, run the flow run that standard input names."""
     start_early()
     if sys.argv[1:] == [WAIT_OPTION] and not _take_flow_run():
         return
@@ -31,8 +31,8 @@ def main() -> None:
 
 
 def _take_flow_run() -> bool:
-    """Import what a segment needs, then wait for the variables of a flow run; False when the worker has ended."""
-    # Ctrl-C on a terminal reaches the whole group; there is nothing here to save.
+    """Import the modules of a segment, then read a flow run's variables from stdin; False if the worker has ended."""
+    # Ctrl-C on a terminal reaches the whole process group. This process has nothing to save, so it ends at once.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     for name in ("prefect.flow_engine", "segue.flows.segment", "segue.prefect.refused_requests"):
         importlib.import_module(name)

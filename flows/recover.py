@@ -22,10 +22,11 @@ from segue.spec import StoreSpec
 
 @flow(name="recover", retries=0, validate_parameters=True, persist_result=False)
 def recover(stores: list[StoreSpec] | None = None, *, take_over: bool = False) -> Any:
-    """Find open runs that have no living parent, and start their parents again. Safe at any time, and beside itself.
+    """Find open runs that have no living parent, and start their parents again.
 
-    Without `stores` it looks into every store that a parent or a retraining of this Prefect server used in the last 30
-    days. Runs that another server started are left to it, unless `take_over` is given.
+    The flow may run at any time, also several times in parallel. Without `stores`, it looks into every store that a
+    parent or a retraining of this Prefect server used in the last 30 days. It recovers runs that another server started
+    only if `take_over` is set.
     """
     with get_client(sync_client=True) as client:
         every_seconds = interval_seconds(client)
@@ -38,7 +39,7 @@ def recover(stores: list[StoreSpec] | None = None, *, take_over: bool = False) -
 
 
 def _end_late_starts(client: SyncPrefectClient) -> None:
-    """End the starts that piled up without a worker. Best effort: each also ends by itself soon after it began."""
+    """End late starts, which collect while no worker runs; each would also end by itself, soon after its begin."""
     own, due = deployment.id, flow_run.scheduled_start_time
     if own is None or due is None:
         return

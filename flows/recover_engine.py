@@ -1,9 +1,10 @@
-"""The Prefect engine of a start of `recover`: `python -m segue.flows.recover_engine`. Loads Prefect only when due.
+"""The Prefect engine for a start of `recover`: `python -m segue.flows.recover_engine`.
 
-While no worker takes them, starts pile up, hundreds in a night, and then all begin together. A worker whose clock
-is ahead also takes the starts of the next minutes at once. Prefect takes seconds of a core and 150 MB for each start,
-so a late start ends here, and a start that is early by the server's clock waits here. Nothing here prevents a look that
-is due: if the server cannot be asked, or shows no later start that a worker has taken, the engine runs.
+While no worker runs, scheduled starts collect (hundreds in a night), and the next worker begins them all together.
+A worker whose clock is ahead also takes the starts of the next minutes at once. Each start that loads Prefect uses
+seconds of a core and 150 MB. Therefore a late start ends here, before it loads Prefect, and a start that is early by
+the server's clock waits here. A look that is due is never prevented: if the server does not answer, or if no worker has
+taken a later start, the engine runs.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ _LATE = timedelta(minutes=2)
 """Same value as in `segue.prefect.recovery.schedule`, which loads Prefect."""
 _ANSWER_SECONDS = 5.0
 _LONGEST_WAIT_SECONDS = 60.0
-"""The time after which the server is asked again: its clock may be set, and a person may cancel the start."""
+"""Longest wait before the server is asked again: its clock may change, and a person may cancel the start."""
 _TAKEN = ("PENDING", "RUNNING", "COMPLETED")
 
 
 def main() -> None:
-    """Run the flow run that the environment names once it is due, unless a later start makes it needless."""
+    """Wait until the flow run that the environment names is due, and run it, unless a later start replaces it."""
     while (seconds := seconds_until_due(os.environ)) > 0:
         threading.Event().wait(min(seconds, _LONGEST_WAIT_SECONDS))
     if not ended_as_late(os.environ):
@@ -42,7 +43,7 @@ def main() -> None:
 
 
 def seconds_until_due(environment: Mapping[str, str]) -> float:
-    """Seconds until this start is due by the server's clock; 0 if due, cancelled, or not known."""
+    """Seconds until this start is due by the server's clock; 0 if it is due or cancelled, or if the time is unknown."""
     try:
         own, now = _Server(environment).ask("GET", f"/flow_runs/{environment[FLOW_RUN_VARIABLE]}")
         due = own.get("expected_start_time")
@@ -50,12 +51,12 @@ def seconds_until_due(environment: Mapping[str, str]) -> float:
             return 0.0
         return max((datetime.fromisoformat(due) - now).total_seconds(), 0.0)
     except (OSError, HTTPException, ValueError, KeyError, TypeError) as error:
-        sys.stderr.write(f"whether this start is early is not known: {type(error).__name__}: {error}\n")
+        sys.stderr.write(f"cannot find out whether this start is early: {type(error).__name__}: {error}\n")
         return 0.0
 
 
 def ended_as_late(environment: Mapping[str, str]) -> bool:
-    """End this flow run if it is late and a worker has taken a later one of its deployment; return whether it ended."""
+    """End this flow run if it is late and a worker has taken a later one of its deployment; True if it ended."""
     try:
         server = _Server(environment)
         own, now = server.ask("GET", f"/flow_runs/{environment[FLOW_RUN_VARIABLE]}")
@@ -64,16 +65,16 @@ def ended_as_late(environment: Mapping[str, str]) -> bool:
         later, _ = server.ask("POST", "/flow_runs/filter", _later_than(own))
         if not later:
             return False
-        state = {"type": "COMPLETED", "message": "nothing was looked at: this start is late, and a later one looks"}
+        state = {"type": "COMPLETED", "message": "this start is late and made no look; a later start makes it"}
         server.ask("POST", f"/flow_runs/{own['id']}/set_state", {"state": state, "force": True})
     except (OSError, HTTPException, ValueError, KeyError, TypeError) as error:
-        sys.stderr.write(f"whether this start is late is not known: {type(error).__name__}: {error}\n")
+        sys.stderr.write(f"cannot find out whether this start is late: {type(error).__name__}: {error}\n")
         return False
     return True
 
 
 def is_late(own: Mapping[str, Any], *, now: datetime) -> bool:
-    """Whether a flow run of a deployment was due so long ago, by the server's clock, that a later one does its work."""
+    """True if a deployment's flow run is so late, by the server's clock, that a later flow run does its work."""
     due = own.get("expected_start_time")
     return bool(own.get("deployment_id")) and due is not None and now - datetime.fromisoformat(due) > _LATE
 
@@ -91,7 +92,7 @@ def _later_than(own: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _Server:
-    """The Prefect server of the environment, asked without Prefect's client."""
+    """The Prefect server that the environment names; requests to it are made without Prefect's client."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._url = environment["PREFECT_API_URL"].rstrip("/")
@@ -105,7 +106,7 @@ class _Server:
         self._tls = ssl.create_default_context(cafile=file) if self._url.startswith("https:") else None
 
     def ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> tuple[Any, datetime]:
-        """The answer to one request, and the server's time."""
+        """Send one request; return the answer and the server's time."""
         data = json.dumps(body).encode() if body is not None else None
         # The address is Prefect's own setting.
         made = urllib.request.Request(self._url + path, data=data, headers=self._headers, method=method)  # noqa: S310

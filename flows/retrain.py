@@ -1,4 +1,4 @@
-"""Flow `retrain`, run by a schedule: check a slot's data, train, evaluate, and promote what is better."""
+"""Flow `retrain`, run by a schedule: check a slot's data, train a candidate, evaluate it, and promote a better one."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MISSED = "no worker started it while it was the newest slot"
 
 
 def _name() -> str:
-    """Name of a flow run: the name of its slot, if its parameters give a slot."""
+    """Name of a flow run: the name of its slot, or of its file if the file cannot be read."""
     file = Path(str(flow_run.parameters.get("file", "retrain.toml")))
     try:
         spec = RetrainSpec.from_toml(file)
@@ -39,10 +39,11 @@ def _name() -> str:
 
 @flow(name="retrain", flow_run_name=_name, retries=0, validate_parameters=True, persist_result=False)
 def retrain(file: str = "retrain.toml", *, slot: datetime | None = None) -> Any:
-    """Train, evaluate and publish one slot of the schedule in `file`, once, however often it is started.
+    """Train, evaluate and publish one slot of the schedule in `file`, exactly once even if the flow starts repeatedly.
 
-    `slot` is the time to train for, without a zone one of the schedule's; by default the time that this flow run was
-    scheduled for. Started again, it goes on where it was: with the same window, the same run, the same candidate.
+    `slot` is the time to train for; a time without a zone is in the schedule's zone. The default is the time for which
+    this flow run was scheduled. A repeated start of the flow continues the slot, with the same window, the same run and
+    the same candidate.
     """
     survive_broken_output()
     quieten()
@@ -85,7 +86,7 @@ def _slot(spec: RetrainSpec, given: datetime | str | None) -> datetime:
 
 
 def _missed(spec: RetrainSpec, runner: SlotRunner, slot: datetime) -> tuple[Sequence[datetime], bool]:
-    """The earlier slots of the schedule that no flow run has begun, and whether this slot itself is missed."""
+    """The earlier slots of the schedule that no flow run has begun, and True if this slot itself is missed."""
     now, known = parent_clock().now(), runner.log.read().slots
     taken = {*known, *runner.turns.living()}
     is_of_schedule = slot in ticks(spec, since=slot - timedelta(seconds=1), until=slot)

@@ -1,4 +1,4 @@
-"""Flow `segment`, run by the pools: one attempt on this machine, or a standby that waits for one."""
+"""Flow `segment`, run by the pools: one attempt on this machine, or a standby that waits for an attempt."""
 
 from __future__ import annotations
 
@@ -26,17 +26,18 @@ from segue.records import SegmentPlan, SegmentReport
 from segue.spec import RunSpec
 
 _API_SECONDS = 120.0
-"""How long a segment that has ended waits for the Prefect API, to report its state. Its report is in the log."""
+"""Longest wait of an ended segment for the Prefect API, to set its state; its report is already in the log."""
 
 
 @flow(name="segment", retries=0, validate_parameters=True, persist_result=False)
 def segment(
     spec: RunSpec, plan: SegmentPlan | None = None, standby: str | None = None, parent: str | None = None
 ) -> State[Any]:
-    """Train one attempt of a run on this machine. The state and the run's log show how it ended.
+    """Train one attempt of a run on this machine; the returned state and the run's log show how the attempt ended.
 
-    With `standby` instead of a plan it waits, while on-demand trains, until the run's log has a plan for it or it is
-    no longer needed. `parent` is the flow run that started it: its cancellation ends this one too.
+    With `standby` instead of `plan`, the flow is a standby: while on-demand trains, it waits until the run's log has a
+    plan for it, or until it is no longer needed. `parent` is the parent's flow run: if the parent is cancelled, this
+    flow run ends too.
     """
     survive_broken_output()
     quieten()
@@ -87,7 +88,7 @@ def _state_of_left(left: Left) -> State[Any]:
 
 
 class _Cancellation:
-    """Forwards a cancellation of this flow run or its parent's as a notice. A container gets no signal of either."""
+    """Turns a cancellation of this flow run, or of its parent's, into a notice, because containers get no signal."""
 
     def __init__(self, relay: NoticeRelay, flow_runs: list[str | None]) -> None:
         self._relay = relay

@@ -1,4 +1,4 @@
-"""One slot of a scheduled retraining, from its data to the version it trained."""
+"""One slot of a scheduled retraining, from its data to the version that it trained."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ Logger = logging.Logger | logging.LoggerAdapter[Any]
 
 
 class _LeftWaitingError(Exception):
-    """The candidate of an earlier slot waits for a person's decision; a flow run of that slot asks for it."""
+    """The candidate of an earlier slot waits for a person's decision; that slot's own flow run asks for it."""
 
 
 class SlotRunner:
-    """Runs slots of one retraining. Every step of a slot is in the model's log, so a slot that died can continue."""
+    """Runs slots of one retraining; the model's log has every step of a slot, so a slot that died can continue."""
 
     def __init__(self, spec: RetrainSpec, *, folder: Path, logger: Logger) -> None:
-        """`folder` holds retrain.toml."""
+        """`folder` is the folder of retrain.toml."""
         self._spec, self._folder, self._logger = spec, folder, logger
         self._clock = parent_clock()
         place = store_of(spec)
@@ -73,17 +73,17 @@ class SlotRunner:
         """Check that the store can be written.
 
         Raises:
-            StoreUnreachableError: it cannot.
+            StoreUnreachableError: the store cannot be written.
         """
         self._store.check()
 
     def run(self, slot: datetime, *, after: Sequence[datetime] = ()) -> State[Any]:
-        """Run a slot to its end, when its turn has come; a slot that has trained a candidate is left as it is.
+        """Wait for a slot's turn and run the slot to its end, unless it has already trained a candidate.
 
-        The slots in `after` were missed, and are run first.
+        The slots in `after` were missed; they run before this slot.
 
         Raises:
-            ParentAliveError: another flow run has this slot.
+            ParentAliveError: another flow run runs this slot.
             StoreError: the store cannot be used; the slot stays open, and recovery starts it again.
         """
         self._own = slot
@@ -109,7 +109,7 @@ class SlotRunner:
         return state
 
     def leave_out(self, slot: datetime, *, why: str) -> State[Any]:
-        """End a slot that is not run."""
+        """Record the end of a slot without running it."""
         self._logger.warning("slot left out slot=%s reason=%s", slot.isoformat(), why)
         return self._end(slot, "skipped", why, Word.SKIPPED)
 
@@ -146,9 +146,9 @@ class SlotRunner:
             return _superseded(start.run.run_id)
 
     def _begun_before(self, known: SlotState | None) -> SlotStart | None:
-        """The recorded start from which a slot continues, with the same window and the same run; None if there is none.
+        """The recorded start that a slot continues, with the same window and run; None if the slot begins from scratch.
 
-        A slot that has ended and has no checkpoint begins again, with the current settings and data.
+        A slot that ended without a checkpoint begins from scratch, with the current settings and data.
         """
         if known is None or known.start is None or known.start.run is None:
             return None
@@ -160,11 +160,11 @@ class SlotRunner:
         return as_parent(lambda: self.log.open_slot(start), what="slot")
 
     def _planned(self, slot: datetime) -> SlotStart:
-        """The slot's window, checked; recorded before anything is bought.
+        """Choose the slot's window, check its data, and record it before any capacity is bought.
 
         Raises:
-            NoDataError: there is no window.
-            SameDataError: the slot was begun for new data, and there is none.
+            NoDataError: there are no files for the window.
+            SameDataError: the slot was begun for new data, but the data has not changed.
             SegueError: the window could not be read or checked.
         """
         spec = self._spec
@@ -197,7 +197,7 @@ class SlotRunner:
         run = self._in_time(planned, history)
         if start.start_version is not None and not history.has_trained:
             begin_with_version(self._spec, start.model_copy(update={"run": run}))
-        # A later stop, by a person or by a later slot, is not undone.
+        # If a person or a later slot stops the run after this moment, this flow must not undo that stop.
         asked_at = self._history(run).next_slot
         if self._is_superseded(start.slot):
             return _superseded(run.run_id)
@@ -220,11 +220,11 @@ class SlotRunner:
         return self._end(start.slot, outcome, why, Word.PROMOTED if version.is_promoted else Word.NOT_PROMOTED)
 
     def _decided(self, slot: datetime) -> State[Any]:
-        """End a slot that needs a person's decision about its candidate. Suspends its flow run until that decision.
+        """Suspend the flow run until a person decides about the slot's candidate, then end the slot.
 
         Raises:
-            _LeftWaitingError: the flow run belongs to a later slot, which does not wait. Recovery starts a flow run
-                that asks.
+            _LeftWaitingError: this flow run belongs to a later slot, which does not wait. Recovery starts a flow run
+                that asks for the decision.
         """
         if slot != self._own and as_parent(self.log.read, what="log of the model").slots[slot].is_waiting:
             self._publish(slot)
@@ -236,7 +236,7 @@ class SlotRunner:
         return _done(state, run_id_of(self._spec, slot))
 
     def _in_time(self, run: RunSpec, history: History) -> RunSpec:
-        """The run with a deadline that it can begin with: a deadline that passed before the run began is dropped."""
+        """The run spec without its deadline if the deadline passed before the run began; otherwise the spec itself."""
         if history.spec is not None:
             return run.model_copy(update={"deadline": history.spec.deadline})
         is_past = run.deadline is not None and run.deadline <= self._clock.now()
@@ -268,23 +268,23 @@ class SlotRunner:
         return State(type=state.type, message=state.message)
 
     def _adopt(self, slot: datetime) -> None:
-        """Run an earlier slot before this one: it was missed, or its flow run has died."""
-        self._logger.warning("an earlier slot is run first slot=%s", slot.isoformat())
+        """Run an earlier slot before this one, because it was missed or because its flow run has died."""
+        self._logger.warning("running an earlier slot first slot=%s", slot.isoformat())
         try:
             self._run_as_parent(slot)
         except ParentAliveError:
             return  # Another flow run has it.
         except _LeftWaitingError:
-            self._logger.info("its candidate waits for a decision, and the next slot begins")
+            self._logger.info("the earlier slot's candidate waits for a decision; the next slot begins")
         except StoreError:
             raise
         except Exception as error:
             # Any exception: the failure of an earlier slot must not also end this one.
-            self._logger.warning("the earlier slot could not be run reason=%s", error)
+            self._logger.warning("the earlier slot could not be run, continuing with this slot reason=%s", error)
             self._finish(slot, "failed", f"{type(error).__name__}: {error}")
 
     def _end_if_cancelled(self, slot: datetime) -> None:
-        """After a cancellation by a person: stop the run at a checkpoint, and end the slot."""
+        """If a person cancelled the flow run, stop the slot's run at a checkpoint and end the slot."""
         if not flow_run.id or not is_cancelled(UUID(str(flow_run.id))):
             return
         why = "its flow run was cancelled"
@@ -298,7 +298,7 @@ class SlotRunner:
         return end is not None and end.outcome == "superseded"
 
     def _end(self, slot: datetime, outcome: SlotOutcome, why: str, word: Word | None = None) -> State[Any]:
-        """End a slot; its flow run has failed if no word says otherwise."""
+        """End a slot, and return the state `word` for its flow run; without `word`, the flow run has failed."""
         self._finish(slot, outcome, why)
         message = f"{run_id_of(self._spec, slot)}: {why}"
         return state_with(word, message) if word is not None else Failed(message=message)
@@ -308,7 +308,7 @@ class SlotRunner:
         self._publish(slot)  # If another process was faster, its end counts.
 
     def _publish(self, slot: datetime) -> None:
-        """Show in Prefect what the log holds about a slot that has ended or waits for a decision."""
+        """Publish the pages of a slot that has ended or that waits for a decision, from the model's log."""
         models = as_parent(self.log.read, what="log of the model")
         publish_model(self._spec, models.slots[slot].version, return_state=True)
         announce(self._spec, models, slot, log_id=self.log.log_id, logger=self._logger)

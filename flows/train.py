@@ -1,4 +1,4 @@
-"""Flow `train`, the parent: decide, run a segment, judge its resume, until a decision ends the run."""
+"""Flow `train`, the parent: it decides, runs a segment and judges its resume, until a decision ends the run."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from segue.tasks.segment import run_segment
 
 _CANCELLED = "the parent's flow run was cancelled"
 _API_SECONDS = 900.0
-"""How long a parent whose run has ended waits for the Prefect API, to report its state."""
+"""Longest wait for the Prefect API, after the end of the run, to set the parent's state."""
 
 
 @flow(name="train", flow_run_name="{spec.run_id}", retries=0, validate_parameters=True, persist_result=False)
@@ -57,10 +57,10 @@ def train(
 ) -> Any:
     """Train `spec` to its goal, in segments, on the capacity that the policy selects.
 
-    Started again with the same run id, it resumes the run from the run's log. If an attempt is still alive then, it
-    waits for that one and starts no second one; if another parent is alive, it ends at once. `requested_at_slot` is
-    the next slot of the log when the start was requested: a stop of the run after that is not undone. `after_parent`
-    is the id of a parent that is known to be dead.
+    If the flow starts again with the same run id, it resumes the run from the run's log. If an attempt is still alive,
+    the flow waits for that attempt and starts no second one. If another parent is alive, the flow ends at once.
+    `requested_at_slot` is the number of the next record in the log when the start was requested: the flow does not undo
+    a stop of the run that was recorded later. `after_parent` is the id of a parent that is known to be dead.
     """
     survive_broken_output()
     quieten()
@@ -111,7 +111,7 @@ def _run(spec: RunSpec, parent: ParentHeartbeat) -> State[Any]:
 
 
 def _leave(spec: RunSpec, parent: ParentHeartbeat, why: Why) -> State[Any]:
-    """Give the run up: its attempt trains on. The flow run of a parent that a person cancelled stops the run."""
+    """End this parent; the run's attempt trains on, unless a person cancelled the flow run, which stops the run."""
     if why is Why.CANCELLED:
         parent.require_own()  # Another parent's run is not stopped.
         with suppress(StoreError, RunOverError):  # The flow `recover` stops it when the store is back.
@@ -139,7 +139,7 @@ def _flow_run_id() -> UUID | None:
 
 
 def _conclude(spec: RunSpec, live: LiveRun, decision: Decision, *, has_resumed: bool) -> State[Any]:
-    """Publish a run that has ended; returns its final state."""
+    """Publish the pages of a run that has ended; return the final state of its flow run."""
     release_standby(spec)
     live.finish()  # First: the version created last has to be the newest.
     publish_run(spec, return_state=True)  # The returned state is ignored: a failed artifact must not fail the run.
@@ -155,7 +155,7 @@ def _late_seconds(spec: RunSpec) -> float | None:
 
 
 class _Tasks:
-    """The parent's steps, each a task in the Prefect UI."""
+    """The parent's steps; each step is a task in the Prefect UI."""
 
     def __init__(self, spec: RunSpec, parent: ParentHeartbeat, live: LiveRun) -> None:
         self._spec, self._parent, self._live = spec, parent, live

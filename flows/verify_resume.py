@@ -1,4 +1,4 @@
-"""Flow `verify-resume`: train a run twice on its own pools and store, once with kills and notices, and compare."""
+"""Flow `verify-resume`: train a run twice on its own pools and store, the second time with kills, and compare."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ def verify_resume(
 ) -> Any:
     """Train `spec` twice on its own spot pools and store, disturb the second run, and compare the final states.
 
-    The two runs are named after the scheduled time, so that this flow run, started again, goes on with them; so does
-    another one with that time as its `slot`. Disturbed is at random moments after the first commit: by SIGKILL of the
-    trainer `kills` times, and by a termination notice `notices` times.
+    The names of the two runs contain the scheduled time. A flow run that starts again, or another flow run with the
+    same time as its `slot`, therefore continues the same two runs. The disturbances come at random moments after the
+    first commit: the trainer gets SIGKILL `kills` times and a termination notice `notices` times.
     """
     quieten()
     kinds = [DisturbanceKind.KILL] * kills + [DisturbanceKind.NOTICE] * notices
@@ -73,7 +73,7 @@ def _slot(given: datetime | None) -> datetime:
 
 
 def _recorded(runs: DrillRuns) -> tuple[Verification, ...]:
-    """The verifications up to the one of this slot, if it was made before; else none."""
+    """The verifications up to that of this slot; empty if this slot has no conclusive verification yet."""
     log = VerificationsLog(open_store(runs.spec.store), runs.spec.run_id, spec=runs.spec.store)
 
     def read() -> tuple[Verification, ...]:
@@ -99,7 +99,7 @@ def _verified(runs: DrillRuns, kinds: Sequence[DisturbanceKind]) -> tuple[Verifi
 
 
 def _train_to_its_end(spec: RunSpec) -> tuple[History, str | None]:
-    """Train a run, or continue it; returns its history, and its parent's message if it could not be finished."""
+    """Start or continue a run; return its history and, if the run has not ended, its parent's message."""
     known = as_parent(lambda: _history_of(spec), what="log")
     if known is not None and known.is_over and (known.is_finished(spec) or known.decisions[-1].action == "broken"):
         return known, None  # A run that failed continues: the cause may have been corrected.
@@ -118,7 +118,7 @@ def _history_of(spec: RunSpec) -> History | None:
 
 
 def _await_end(spec: RunSpec) -> None:
-    """Wait for a run with another parent: `recover` started that parent after an earlier flow run had died."""
+    """Wait for the end of a run that has another parent, which `recover` started after an earlier flow run died."""
     runlog, clock = open_log(spec), parent_clock()
     while not as_parent(lambda: read_history(runlog), what="log").is_over:
         clock.sleep(_LOOK_SECONDS)

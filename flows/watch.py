@@ -1,4 +1,4 @@
-"""Flow `watch`, on a schedule and after events: begin a slot where data has arrived, or data in service has drifted."""
+"""Flow `watch`, on a schedule and after events: begin a slot if new data has arrived or data in service has drifted."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from segue.tasks.retraining.triggers import look_for_triggers, start_triggered
 
 @flow(name="watch", retries=0, validate_parameters=True, persist_result=False)
 def watch(file: str = "retrain.toml") -> State[Any]:
-    """Look once for what begins a slot of the retraining in `file`, and start its flow run. Safe beside itself.
+    """Look once for new or drifted data of the retraining in `file`, and start the flow runs of the new slots.
 
-    The same data begins one slot, however often it is seen. Slots that were asked for are started after a look that
-    failed, too.
+    The flow may run several times in parallel: the same data begins only one slot. If the look fails, the flow still
+    starts the slots that earlier looks recorded.
     """
     quieten()
     said: list[str] = []

@@ -1,4 +1,4 @@
-"""`python -m segue`: the `segue` command if its script is not on the path."""
+"""Runs the `segue` command as `python -m segue`, for machines on which the `segue` script is not on the path."""
 
 from segue.cli.main import main
 

@@ -8,14 +8,14 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Wall-clock time for people, monotonic time for decisions."""
+    """Wall-clock time, which people read, and monotonic time, which decisions use."""
 
     def now(self) -> datetime:
         """Wall-clock time, with the time zone UTC."""
         ...
 
     def monotonic(self) -> float:
-        """Seconds since an arbitrary start; never decreases, not comparable between machines."""
+        """Seconds since an arbitrary start; the value never decreases, and means nothing on another machine."""
         ...
 
     def sleep(self, seconds: float) -> None:

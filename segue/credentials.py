@@ -1,7 +1,7 @@
-"""Finds credentials in stored and shown texts, such as the run spec, by the form and the names of values.
+"""Finds credentials in texts that segue stores or shows, by the form of a value or by its name.
 
-One set of forms serves both uses: a text with a credential is not stored, and is shown without the credential. A
-reference to a secret (`$NAME`, `env:NAME`) is not a credential.
+The same patterns serve both uses: segue refuses to store a text with a credential, and shows the text without the
+credential. A reference to a secret (`$NAME`, `env:NAME`) is not a credential.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SIGNED_QUERY = re.compile(
     r"[?&;#]((?:x-(?:amz|goog|oss|cos|ms)-)?(?:signature|security-token)|sig|hmac|auth|code|key)=([^&#;\s'\"]+)", re.I
 )
 _RANDOM_QUERY = {"code", "key", "auth"}
-"""Such names also have harmless values: only values that look random count."""
+"""Query parameters whose values are often harmless; only a value that looks random counts as a credential."""
 _KNOWN_FORMS = re.compile(
     r"""
     -----BEGIN\ [A-Z ]*PRIVATE\ KEY (?:[^-]*-----[^-]*)? | AGE-SECRET-KEY-1\w{20,} | PuTTY-User-Key-File
@@ -60,7 +60,7 @@ _VALUE = re.compile(
     r"(?:\"(?P<quoted>[^\"]*)\"|'(?P<single>[^']*)'|(?P<bare>\$\([^()]*\)|\$\{[^{}]*\}|[^\s,;&'\"]+))"
 )
 _CODE = re.compile(r"[A-Za-z_][\w.]*[(\[]|[A-Za-z_]+(\.[A-Za-z_]+)+$")
-"""A call, an index or an attribute, as in `password=load()`."""
+"""Code in place of a value: a call, an index or an attribute, as in `password=load()`."""
 
 _SECRET_WORDS = {"password", "passwd", "passphrase", "secret", "credential", "apikey"}
 _SECRET_ENDINGS = (
@@ -75,10 +75,10 @@ _SECRET_PAIRS |= {("auth", "string"), ("basic", "auth")}
 _TOKEN_OF = {"access", "api", "auth", "bearer", "refresh", "session", "hf", "tracking", "wandb", "hub", "huggingface"}
 _TOKEN_OF |= {"github", "gitlab", "slack", "bot", "openai", "jwt", "sas", "security", "personal", "deploy", "neptune"}
 _TOKEN_OF |= {"comet", "vault", "npm", "pypi", "registry", "influx", "prefect", "service", "id"}
-"""Words before `token` in the name of a secret; `pad_token` and `eos_token` are no secrets."""
+"""Words before `token` in the name of a secret; `pad_token` and `eos_token` are not secrets."""
 _NAMES_OF_OTHERS = {"file", "path", "dir", "folder", "name", "arn", "env", "var", "variable", "column", "field"}
 _NAMES_OF_OTHERS |= {"profile", "length", "size", "dim", "provider", "scope", "manager", "type", "kind", "ref"}
-"""Last words of names whose values are no secrets, but tell where a secret is, or something about it."""
+"""Last words of names whose value is not a secret but describes a secret, such as the path of its file."""
 _PASSWORDS = ("password", "passwd", "passphrase", "pass", "pwd")
 _NO_PASSWORDS = {"none", "null", "true", "false", "prompt", "required", "optional", "undefined"}
 
@@ -86,7 +86,7 @@ _REFERENCE = re.compile(r"(env|file):.+")
 _INNER_REFERENCE = re.compile(
     r"\$\w+|\$\{[\w.:]+(?:[?+][^{}]*)?\}|\$\([^()]*\)|`[^`]*`|%\w+%|\{\{.*?\}\}|<[^<>]*>|\*{3,}|\.{3,}|\(hidden\)"
 )
-"""Placeholders for a value that is elsewhere: of a shell, of Hydra, of templates, of people."""
+"""Placeholders that a shell, Hydra, a template or a person later replaces by the value."""
 _LEAST_LENGTH, _LEAST_PASSWORD_LENGTH = 8, 4
 _LEAST_KEY_LENGTH = 16
 _MOST_REDACTED_BYTES = 64 * 1024
@@ -96,8 +96,8 @@ HIDDEN = "(hidden)"
 
 _WHERE_TO = "read it in the training code from a variable or a mounted file"
 _WHERE_TO_IN = {
-    "pools.prices": "write $NAME in the command, and set that variable where parents start",
-    "slurm.options": "name the variable alone, as in --export=ALL,NAME, and set it where parents start",
+    "pools.prices": "write $NAME in the command, and set that variable in the environment of parents",
+    "slurm.options": "name only the variable, as in --export=ALL,NAME, and set it in the environment of parents",
 }
 
 
@@ -107,7 +107,7 @@ def holds_credentials(text: str) -> bool:
 
 
 def without_credentials(url: str) -> str:
-    """The URL itself.
+    """Return the URL unchanged if it has no credentials.
 
     Raises:
         PydanticCustomError: the URL holds credentials.
@@ -121,14 +121,15 @@ def without_credentials(url: str) -> str:
 
 
 def masked(text: str) -> str:
-    """The text without the part before the @ of its URLs."""
+    """The text, with `...` in place of the user name and password of each URL."""
     return _IN_TEXT.sub(r"\1...@", text)
 
 
 def redacted(text: str) -> str:
-    """The text without secrets of this process's environment, and without values that have a secret's form or name.
+    """The text without secrets of this process's environment, and without values that look or are named like secrets.
 
-    Secrets of the environment are the values of variables whose names say so, even if they are quoted or escaped.
+    A secret of the environment is the value of a variable that is named like a secret. Quoted and escaped forms of such
+    a value are removed too.
     """
     for secret in _secrets_of(tuple(os.environ.items())):
         text = text.replace(secret, HIDDEN)
@@ -142,13 +143,13 @@ def redacted(text: str) -> str:
 
 
 def redacted_end(output: bytes, *, most_characters: int) -> str:
-    """The end of what a command printed, redacted before it is cut: half a secret is not recognized."""
+    """The end of a command's output, redacted before the cut, because half a secret would not be recognized."""
     text = redacted(output[-_MOST_REDACTED_BYTES:].decode("utf-8", "replace")).strip()
     return text[-most_characters:]
 
 
 def _forms_in(text: str) -> Iterator[tuple[int, int]]:
-    """The places in a text where a value has the form of a credential, or follows the name of one."""
+    """The places of values in a text that have the form of a credential, or follow the name of a credential."""
     for found in _USER_INFO.finditer(text):
         name, colon, password = found[2].partition(":")
         is_account = not colon and found[1].lower() in _USER_ALONE
@@ -162,7 +163,8 @@ def _forms_in(text: str) -> Iterator[tuple[int, int]]:
         if found["is_header"] or _is_random(found["secret"]):
             yield found.span("secret")
     for found in _USER_OPTION.finditer(text):
-        if _is_given(found["secret"], least=1) and not found["secret"].isdecimal():  # As docker's -u 1000:1000.
+        # `-u 1000:1000` of docker has ids and no password.
+        if _is_given(found["secret"], least=1) and not found["secret"].isdecimal():
             yield found.span("secret")
     if _MAY_NAME_SECRETS.search(text):
         yield from _named_in(text)
@@ -210,7 +212,7 @@ def _is_secret_variable(name: str, value: str) -> bool:
     words = _words_of(name)
     if not words or words[-1] in _NAMES_OF_OTHERS:
         return False
-    # Keys of other kinds, such as that of a table, are words, and words must stay readable.
+    # A key of another kind, such as the key of a table, is usually a word, and words must stay readable.
     return names_secret(name) or (words[-1] in ("token", "key") and len(value) >= _LEAST_KEY_LENGTH)
 
 
@@ -230,13 +232,13 @@ def _words_of(name: str) -> list[str]:
     words = [word.lower() for word in _WORDS.findall(name)]
     plurals = {f"{word}s": word for word in (*_SECRET_WORDS, "key")}
     singular = [plurals.get(word, word) for word in words]
-    if len(words) > 1:  # A number of tokens is no secret, several access tokens are.
+    if len(words) > 1:  # `tokens` alone is a count; `access_tokens` are secrets.
         singular = ["token" if word == "tokens" else word for word in singular]
     return singular
 
 
 def is_secret(name: str, value: object) -> bool:
-    """Whether a value under the name of a secret may be a secret: long enough, and no reference to a secret."""
+    """Whether a value under a secret's name may be a secret: it is long enough, and not a reference to a secret."""
     is_password = name.lower().rstrip("s").endswith(_PASSWORDS)
     if is_password and isinstance(value, int) and not isinstance(value, bool):
         return len(str(value)) >= _LEAST_PASSWORD_LENGTH
@@ -248,7 +250,7 @@ def is_secret(name: str, value: object) -> bool:
 
 
 def secrets_in(fields: Mapping[str, object]) -> tuple[str, ...]:
-    """The problems in the fields of a run spec, by the path of each field; they contain no value."""
+    """The problems in the fields of a run spec; each names the path of its field and does not show the value."""
     return tuple(dict.fromkeys(_found("", fields)))
 
 
@@ -271,7 +273,7 @@ def _found(path: str, value: object) -> Iterator[str]:
 
 
 def _found_in_list(path: str, values: Sequence[object]) -> Iterator[str]:
-    """The problems in a list, which may be a command with options, or several secrets of one name."""
+    """The problems in a list: a command with options, or several values of one field."""
     name, before = ".".join(path.split(".")[-2:]), ""
     for number, value in enumerate(values):
         option, equals, given = str(value).partition("=") if isinstance(value, str) else ("", "", "")
@@ -293,7 +295,7 @@ def _where_to(path: str) -> str:
 
 
 def _is_given(value: object, *, least: int = _LEAST_LENGTH) -> bool:
-    """Whether a value may be a secret itself: a text that is long enough, and no reference to a secret."""
+    """Whether a value may be a secret itself: the value is a long enough text, and not a reference to a secret."""
     if not isinstance(value, str) or _REFERENCE.fullmatch(value):
         return False
     return len(_INNER_REFERENCE.sub("", value)) >= least

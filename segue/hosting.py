@@ -1,4 +1,4 @@
-"""The attempt to which a program's session belongs, and whether a program can train in this process at all."""
+"""The attempt to which a program's session belongs, and the check whether a program may train in this process."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 
 class Host(Protocol):
-    """The object behind a session: the attempt to which it belongs, or `Bare`."""
+    """The object to which a session passes its calls: the attempt of a segment, or `Bare` outside a segment."""
 
     @property
     def is_active(self) -> bool:
-        """Whether there is an attempt."""
+        """Whether the session belongs to an attempt."""
         ...
 
     @property
@@ -37,12 +37,12 @@ class Host(Protocol):
 
     @property
     def goal(self) -> int | None:
-        """The step at which the run ends, as far as it is known; None without a run."""
+        """The step at which the run ends; None if the step is not known, or if there is no run."""
         ...
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """The config that the program is given.
+        """The config of the program.
 
         Raises:
             SessionError: the config cannot be read.
@@ -51,12 +51,12 @@ class Host(Protocol):
 
     @property
     def should_stop(self) -> bool:
-        """Whether the attempt would end at the next safe point."""
+        """Whether the attempt will end at the next safe point."""
         ...
 
     @property
     def should_save(self) -> bool:
-        """Whether the run would save or end at the next safe point."""
+        """Whether the run will save or end at the next safe point."""
         ...
 
     def measure(self, objects: Mapping[str, Any]) -> None:
@@ -64,11 +64,11 @@ class Host(Protocol):
         ...
 
     def restore_folder(self, path: Path) -> Path | None:
-        """Write the committed folder to this path."""
+        """Write the folder of the newest commit to this path; None if there is no such folder."""
         ...
 
     def commit_folder(self, path: Path, *, instead: Mapping[str, bytes | Path], best: Mapping[str, str] | None) -> None:
-        """Make the folder the run's state at the next safe point, with these files in place of its own."""
+        """Commit the folder at the next safe point; `instead` replaces the content of some of its files."""
         ...
 
     def track(self, objects: Mapping[str, Any]) -> None:
@@ -80,19 +80,19 @@ class Host(Protocol):
         ...
 
     def carry(self, name: str, values: Mapping[str, Any]) -> SimpleNamespace:
-        """Make these values part of the run's state under a name of their own, or begin again with them."""
+        """Make these values part of the run's state under `name`; a later call with the name starts from new values."""
         ...
 
     def batches(self, loader: Any) -> OnePass:
-        """A function that makes one pass over the loader, or the rest of a pass, as numbered batches."""
+        """A function that yields one pass over the loader, or the rest of an interrupted pass, as numbered batches."""
         ...
 
     def steps(self, numbers: range | None) -> Iterator[int]:
-        """The numbers that are left."""
+        """The remaining step numbers."""
         ...
 
     def epochs(self, numbers: range) -> Iterator[int]:
-        """The numbers that are left."""
+        """The remaining epoch numbers."""
         ...
 
     def report(self, loss: Number, *, lr: Rates, grad_norm: Number | None, metrics: Mapping[str, Number]) -> None:
@@ -100,11 +100,11 @@ class Host(Protocol):
         ...
 
     def evaluating(self) -> AbstractContextManager[None]:
-        """A block that makes no step and leaves the random streams as they were."""
+        """A block that makes no step and leaves the random streams unchanged."""
         ...
 
     def call_on_notice(self, function: Callable[[Notice], None]) -> None:
-        """Call this when the machine is about to be taken away."""
+        """Call `function` when a notice says that the machine is about to be taken away."""
         ...
 
     def save_best(self, metric: float) -> None:
@@ -113,7 +113,7 @@ class Host(Protocol):
 
     @property
     def has_ended_early(self) -> bool:
-        """Whether the newest commit belongs to a training that `finish` ended: no step is left."""
+        """Whether `finish` had ended the training at the newest commit, so that no step is left."""
         ...
 
     def finish(self, reason: str) -> None:
@@ -140,7 +140,7 @@ class Bare:
     def steps(self, numbers: range | None) -> Iterator[int]:
         require_training_here()
         if numbers is None:
-            raise SessionError(what="run.steps() has no goal outside a segment.", fix="give it one: run.steps(1000).")
+            raise SessionError(what="run.steps() has no goal outside a segment.", fix="give a number: run.steps(1000).")
         self._counts_batches = False
         for number in self.epochs(numbers):
             yield number
@@ -203,7 +203,7 @@ _hosts: list[Host] = []
 """The attempt in this process, if there is one."""
 
 _refused: list[str] = []
-"""Why no program may train in this process; empty if one may."""
+"""Reasons why this process must not train; empty if it may train."""
 
 
 @contextmanager
@@ -218,7 +218,7 @@ def hosted(host: Host) -> Iterator[None]:
 
 @contextmanager
 def without_training(why: str) -> Iterator[None]:
-    """A block in which a training loop raises, for a process that only imports a program's functions."""
+    """A block in which a training loop raises an error, because the process only imports functions of a program."""
     _refused.append(why)
     try:
         yield
@@ -227,13 +227,13 @@ def without_training(why: str) -> Iterator[None]:
 
 
 def require_training_here() -> None:
-    """Refuse to train in a process that may not.
+    """Raise an error if this process must not train.
 
     Raises:
         SessionError: the message says why, and how a script is imported without its loop.
     """
     if _refused:
-        fix = 'put the loop into `if __name__ == "__main__":`, or what is imported into another module.'
+        fix = 'put the loop into `if __name__ == "__main__":`, or move the imported functions to another module.'
         raise SessionError(what=f"{_refused[-1]}.", fix=fix)
 
 

@@ -1,4 +1,4 @@
-"""The attempt of a script that was started by hand, in its own process, at the one run in a folder."""
+"""The attempt of a script that was started by hand: the script's own process trains the one run of a folder."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ from segue.trainer.attempt import local_attempt
 RUN_ID = "local"
 """Name of the run in the folder of a local session."""
 _NO_GOAL = 2**53
-"""Goal of the run in steps, out of reach: the program sets the real goal."""
+"""Goal of the run in steps; too high to be reached, because the program itself sets the real goal."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 @contextmanager
 def training_in(folder: Path) -> Iterator[Host]:
-    """The host of this process's session: an attempt at the run in the folder, which ends with the block.
+    """A block in which this process is an attempt at the run in the folder; gives the host of its session.
 
     Raises:
         SessionError: another process trains in the folder, or this process is one of several ranks.
@@ -62,12 +62,12 @@ def training_in(folder: Path) -> Iterator[Host]:
             with local_attempt(assignment, runlog=runlog, board=board, clock=clock) as host:
                 yield host
             if read_history(runlog).is_finished(spec):
-                decide_next(runlog, spec, clock=clock)  # Logs that the run is finished; a later start may extend it.
+                decide_next(runlog, spec, clock=clock)  # Records that the run is finished; a later start may extend it.
         except SystemExit as end:
             notice = board.read()
             if notice is None or end.code:
                 raise
-            # The requested save and end are done. The exit code is that of the signal.
+            # The loop has saved and ended, as the signal asked. The process exits with the signal's exit code.
             raise SystemExit(128 + signal.Signals[notice.kind.upper()]) from None
 
 
@@ -84,7 +84,7 @@ def _spec(folder: Path) -> RunSpec:
 
 
 def _announced(runlog: RunLog, spec: RunSpec, folder: Path) -> SegmentPlan:
-    """The plan of this process's attempt, in the log. An attempt that was killed is declared lost first."""
+    """Declare an earlier attempt lost if it was killed, then write the plan of this process's attempt to the log."""
     while True:
         history = read_history(runlog)
         before = history.open_plan
@@ -103,7 +103,7 @@ def _announced(runlog: RunLog, spec: RunSpec, folder: Path) -> SegmentPlan:
             log_id=runlog.log_id,
         )
         facts = {"plan": plan, "action": "run", "reason": "a script was started with a local session"}
-        with suppress(LogMovedError):  # Another process was first: read the log again.
+        with suppress(LogMovedError):  # Another process wrote to the log first: read the log again.
             runlog.append(partial(_decision, facts), at=history.next_slot)
             return plan
 
@@ -126,12 +126,12 @@ def _refuse_living(runlog: RunLog, attempt: Attempt | None, spec: RunSpec, folde
         is_alive = age_seconds < spec.liveness.heartbeat_timeout_seconds
     if is_alive and beat.trainer_pid != os.getpid():
         what = f"process {beat.trainer_pid} on {attempt.claim.host} trains in {folder}, at step {beat.step}."
-        raise SessionError(what=what, fix="wait until it has ended, end it, or name another folder.")
+        raise SessionError(what=what, fix="wait until that process has ended, end it, or name another folder.")
 
 
 @contextmanager
 def _stopped_by_signals(board: NoticeBoard, grace_seconds: float) -> Iterator[None]:
-    """A block in which the first Ctrl-C or SIGTERM asks the loop to save and end; the next one acts as before.
+    """A block in which the first Ctrl-C or SIGTERM asks the loop to save and end; a second one has its usual effect.
 
     Outside the main thread, signals are left as they are.
     """
@@ -143,8 +143,8 @@ def _stopped_by_signals(board: NoticeBoard, grace_seconds: float) -> Iterator[No
 
     def leave(number: int, frame: FrameType | None) -> None:
         if os.getpid() != process:
-            # The script has forked this process and now ends it: without this it would not end, and the script would
-            # wait for ever.
+            # The script has forked this process and now ends it. The usual effect of the signal is restored here:
+            # otherwise the forked process would not end, and the script would wait for it for ever.
             signal.signal(number, before[signal.Signals(number)])
             os.kill(os.getpid(), number)
             return

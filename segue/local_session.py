@@ -1,6 +1,6 @@
-"""`segue.session`: in a segment, bare, or with a folder of its own in which the script saves and resumes.
+"""`segue.session`: the session of a segment, of a bare script, or of a script that saves to a folder and resumes.
 
-A script that runs bare loads nothing else: the training code is imported only when a local session is entered.
+The training code is imported only when a local session is entered, so a script that runs bare does not load it.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ def session(local: Path | str) -> LocalSession: ...
 def session(local: Path | str | None = None) -> Session | LocalSession:
     """The session of this training script; a context manager.
 
-    In a segment, the tracked objects are restored, saved and verified. Started in any other way, the script runs bare,
-    or, with `local`, saves to this folder and resumes from it, in a block:
+    In a segment, the tracked objects are restored, saved and verified. Outside a segment, the script runs bare if
+    `local` is not given. With `local`, the script saves to this folder and resumes from it, in a block:
 
         with segue.session(local="runs/first") as run:
 
@@ -59,7 +59,7 @@ class LocalSession:
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
-            raise AttributeError(name)  # Asked by tools that look at any object, such as a notebook.
+            raise AttributeError(name)  # Tools that inspect objects, such as notebooks, ask for such names.
         what = f"session(local=...).{name} was used outside of its block."
         raise SessionError(what=what, fix='write `with segue.session(local="folder") as run:` around the training.')
 

@@ -1,8 +1,8 @@
-"""Markdown and HTML of pages. Everything that comes from data, specs, files or people's code passes through here.
+"""Markdown and HTML of pages; every text from data, specs, files or users' code is escaped here.
 
 Prefect's UI, GitHub and browsers show these pages. The name of a column, a file or an exception could break out of its
-table, or add a heading, a link or an image: such names are shown as plain text. `Markup` is finished text; tables and
-lists escape everything else.
+table, or add a heading, a link or an image, so such names are shown as plain text. `Markup` is text that is already
+escaped; tables and lists escape every other text.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from collections.abc import Iterable, Sequence
 _MOST_CHARACTERS = 4_000
 _MOST_OF_A_CELL = 1_000
 _ODD = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Controls of terminals and of the direction of writing, and halves of characters."""
+"""Control characters of terminals and of the writing direction, and single surrogates."""
 _SPAN = re.compile(r"(?<!`)`(?!`)([^`<>|]+)`(?!`)")
-"""Code between two backticks, as in segue's sentences."""
+"""Code between two backticks, as in segue's own messages."""
 _SPECIAL = re.compile(
     r"""
     (?P<backslash>\\(?=[!-/:-@\[-`{-~]|$)) | (?P<entity>&(?=\#?\w+;)) | (?P<tag><(?=[A-Za-z/!?]))
@@ -32,13 +32,13 @@ _BLOCK = re.compile(r"(#{1,6}(?:\s|$)|>|[-+*](?:\s|$)|[-=_*]{2,}\s*$|\d+(?=[.)](
 
 
 class Markup(str):
-    """Finished markdown, in which all foreign text is escaped."""
+    """Markdown in which every text from outside segue is escaped."""
 
     __slots__ = ()
 
 
 def inline(text: object) -> Markup:
-    """A text in one line that markdown shows unchanged; code in single backticks stays code. Markup is left alone."""
+    """A text as one line that markdown shows unchanged; code in single backticks stays code, and `Markup` is kept."""
     if isinstance(text, Markup):
         return text
     shown = _line(text, most_characters=_MOST_CHARACTERS)
@@ -50,7 +50,7 @@ def inline(text: object) -> Markup:
 
 
 def _line(text: object, *, most_characters: int) -> str:
-    """The same text, for a place where no block begins."""
+    """The text as one escaped line, for a place inside a line, at which no heading or list can begin."""
     line = _ODD.sub("?", " ".join(str(text).split()))
     if len(line) > most_characters:
         line = f"{line[:most_characters]} ..."
@@ -63,7 +63,7 @@ def _line(text: object, *, most_characters: int) -> str:
 
 
 def code(text: object) -> Markup:
-    """A name as code, or as plain text if it has characters that no code in one line can have."""
+    """A name as code, or as plain text if it has characters that code in one line cannot contain."""
     plain = str(text)
     is_code = _SPAN.fullmatch(f"`{plain}`") and plain.isprintable() and "](" not in plain
     return Markup(f"`{plain}`") if is_code else inline(plain)
@@ -78,13 +78,13 @@ def heading(text: object, *, level: int = 2) -> Markup:
 
 
 def table(columns: Sequence[object], rows: Iterable[Sequence[object]]) -> Markup:
-    """A table; every cell is escaped, and None is a dash. Empty without rows."""
+    """A table with every cell escaped, and a dash for None; empty if there are no rows."""
     body = [_row(row) for row in rows]
     return Markup("\n".join([_row(columns), "|" + "---|" * len(columns), *body]) if body else "")
 
 
 def bullets(items: Iterable[object]) -> Markup:
-    """A list, each item in one line; empty without items."""
+    """A list with one line for each item; empty if there are no items."""
     return Markup("\n".join(f"* {inline(item)}" for item in items))
 
 

@@ -1,4 +1,4 @@
-"""Plain data as a model, and errors in the data in words."""
+"""Turns plain data into a model, and errors in the data into readable messages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _Model = typing.TypeVar("_Model", bound=BaseModel)
 
 
 def parsed(model: type[_Model], data: object, *, source: str) -> _Model:
-    """The data as a model.
+    """The data, validated as `model`.
 
     Raises:
         SpecError: some fields are wrong; the error names each field by its path, with the remedy.
@@ -35,7 +35,7 @@ _PATTERNS = {
     "market": ("must be an instance type and a zone", "g5.xlarge us-east-1a"),
     "endpoint_url": ("must be a URL", "http://127.0.0.1:9000"),
 }
-"""The required form of a text, and an example, by the name of the field."""
+"""For each name of a field: the required form of its text, and an example."""
 
 
 def _problem(model: type[BaseModel], item: Any) -> str:
@@ -44,12 +44,12 @@ def _problem(model: type[BaseModel], item: Any) -> str:
 
 
 def _what_is_wrong(model: type[BaseModel], item: Any) -> str:
-    """One field's error, always in this form: what is wrong (got the value); the remedy."""
+    """The error of one field, in the form `problem (got value); remedy`."""
     where, given = item["loc"], _shown(item["loc"], item["input"])
     match item["type"]:
         case "extra_forbidden":
             return _unknown_field(str(where[-1]), known=_fields_at(model, where[:-1]))
-        # Without the given value: the options of a tracker or a command may be secret.
+        # The message does not show the given value: options of a tracker or a command may be secret.
         case "recipe_or_program" | "ray" | "tracker" | "window" | "data" | "prices" | "budget" | "secret":
             return str(item["msg"])
         case "missing":
@@ -89,7 +89,7 @@ def _fields_at(model: type[BaseModel], path: tuple[int | str, ...]) -> list[str]
     current: Any = model
     for part in path:
         if isinstance(part, int):
-            continue  # An index of a list: the field before it has the type.
+            continue  # For an index of a list, the field before the index gives the type.
         annotation = current.model_fields[part].annotation
         options = typing.get_args(annotation) or (annotation,)
         current = next(option for option in options if isinstance(option, type) and issubclass(option, BaseModel))

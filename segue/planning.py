@@ -25,14 +25,15 @@ def plan(
     runs: int = 200,
     seed: int = 0,
 ) -> Plan:
-    """The expected rest of a run, by simulation: cost, lateness, preemptions, lost work. Nothing is run.
+    """Simulate the rest of a run without training: expected cost, lateness, preemptions and lost work.
 
-    A run that the spec's store knows is planned from its current step, with its own measurements. `traces` is a trace
-    file or a folder of them; without it, synthetic traces are drawn from published hazards.
+    If the spec's store has the run already, the plan begins at the run's current step and uses the run's measurements.
+    `traces` is a trace file or a folder of trace files; without `traces`, synthetic traces are drawn from published
+    hazards.
 
     Raises:
         DeadlinePassedError, HopelessPlanError: the run cannot be done as requested; the message gives the reason.
-        SpecError: the time of a step is not known: set `step_seconds` or `policy.step_seconds`.
+        SpecError: the step time is not known; set `step_seconds` or `policy.step_seconds`.
         StoreUnreachableError: the store cannot be read.
         PriceSourceError: the source of current prices gives no prices.
     """

@@ -1,7 +1,7 @@
 """The declaration of each policy: its name, its parameters, and whether it returns from on-demand to spot.
 
-The run spec checks names and parameters against these declarations; `segue.policy.rules` adds to each the rule by which
-it chooses. A new policy is one class here and one rule in `segue.policy.rules.registry`.
+The run spec checks names and parameters against these declarations. `segue.policy.rules` has the rule by which each
+policy chooses. A new policy needs one class here and one rule in `segue.policy.rules.registry`.
 """
 
 from __future__ import annotations
@@ -18,42 +18,42 @@ class PolicyParameters:
 
     name: ClassVar[str]
     comes_back: ClassVar[bool] = False
-    """Whether the policy ever leaves on-demand for spot again: a standby is sent only in that case."""
+    """Whether the policy can move a run from on-demand back to spot; only such a policy uses standbys."""
     as_published: ClassVar[bool] = True
-    """Whether comparisons run the policy as its authors did: spot is always observed, and nothing is handed over."""
+    """Whether comparisons run the policy as in its publication: it always observes spot, and there is no hand-over."""
 
     @property
     def preemption_bound(self) -> int | None:
-        """Preemptions after which it stays on on-demand; None: no bound."""
+        """Number of preemptions after which the policy stays on on-demand; None: no limit."""
         return None
 
 
 @dataclass(frozen=True)
 class PlanParameters(PolicyParameters):
-    """The lowest expected cost over the possible futures of spot, by dynamic programming."""
+    """Chooses the lowest expected cost over the possible futures of spot, by dynamic programming."""
 
     name: ClassVar[str] = "plan"
     comes_back: ClassVar[bool] = True
     as_published: ClassVar[bool] = False
 
     prior_weight: float = 16.0
-    """The weight of the published hazards against the run's own, as a number of ended intervals."""
+    """Weight of the published hazards, as a number of ended intervals; the run's own ended intervals count 1 each."""
     reach: float = field(default=4.0, metadata={"least": 1.0})
     """The largest factor by which a run's own hazards may differ from the published ones."""
 
 
 @dataclass(frozen=True)
 class SlackAgeParameters(PolicyParameters):
-    """Waits for spot while the expected rest of the wait, by the age of the down interval, is within the slack."""
+    """Waits for spot while the remaining wait, estimated from the age of the down interval, fits into the slack."""
 
     name: ClassVar[str] = "slack_age"
     comes_back: ClassVar[bool] = True
     as_published: ClassVar[bool] = False
 
     wait_share: float = 1.0
-    """Share of the slack that the expected rest of a wait may take."""
+    """Share of the slack that the expected remaining wait may take."""
     pays_for: float = 3.0
-    """How many changeovers an up interval must save before the policy leaves on-demand for it."""
+    """Number of changeover delays that an up interval must save, so that the policy leaves on-demand for it."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class UniformProgressParameters(PolicyParameters):
 
 @dataclass(frozen=True)
 class EagerProgressParameters(PolicyParameters):
-    """Uniform Progress that leaves on-demand as soon as spot is available, also while it is behind the line."""
+    """Uniform progress, but the run leaves on-demand as soon as spot is available, even if it is behind the line."""
 
     name: ClassVar[str] = "eager_progress"
     comes_back: ClassVar[bool] = True
@@ -74,14 +74,14 @@ class EagerProgressParameters(PolicyParameters):
 
 @dataclass(frozen=True)
 class GreedyParameters(PolicyParameters):
-    """Spot until the slack is less than two changeovers, then on-demand to the end (NSDI 2024)."""
+    """Uses spot until the slack is less than two changeover delays, then on-demand to the end (NSDI 2024)."""
 
     name: ClassVar[str] = "greedy"
 
 
 @dataclass(frozen=True)
 class TimeSlicedParameters(PolicyParameters):
-    """Greedy within each of some equal slices of the time (NSDI 2024)."""
+    """Divides the time into equal slices and applies the greedy policy in each slice (NSDI 2024)."""
 
     name: ClassVar[str] = "time_sliced"
     comes_back: ClassVar[bool] = True
@@ -91,13 +91,13 @@ class TimeSlicedParameters(PolicyParameters):
 
 @dataclass(frozen=True)
 class ThresholdParameters(PolicyParameters):
-    """On-demand to the end after some preemptions, or with little slack left."""
+    """Uses spot until a number of preemptions is reached or little slack is left, then on-demand to the end."""
 
     name: ClassVar[str] = "threshold"
 
     preemptions: int = 3
     slack_share: float = 0.1
-    """The share of the time left."""
+    """The run moves to on-demand if the slack is below this share of the remaining time."""
 
     @property
     def preemption_bound(self) -> int | None:
@@ -106,14 +106,14 @@ class ThresholdParameters(PolicyParameters):
 
 @dataclass(frozen=True)
 class SpotOnlyParameters(PolicyParameters):
-    """Spot always; only the safety clamp switches to on-demand."""
+    """Always uses spot; only the safety clamp moves the run to on-demand."""
 
     name: ClassVar[str] = "spot_only"
 
 
 @dataclass(frozen=True)
 class OnDemandOnlyParameters(PolicyParameters):
-    """On-demand always: the baseline in cost."""
+    """Always uses on-demand; the baseline of the cost."""
 
     name: ClassVar[str] = "on_demand_only"
 
@@ -150,7 +150,7 @@ def checked_parameters(name: str, given: Mapping[str, float]) -> dict[str, Any]:
     """The parameters given for a policy, each in its own type.
 
     Raises:
-        ValueError: there is no such policy, it has no such parameter, or not with such a value.
+        ValueError: the policy does not exist, has no such parameter, or does not permit the value.
     """
     known = {item.name: item for item in fields(declaration(name))}
     checked: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Whether another process or process group still runs, and what `ps` shows of this process. Light to import."""
+"""Checks whether other processes still run, and sets what `ps` shows of this process; imports few modules."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FLOW_RUN_VARIABLE = "PREFECT__FLOW_RUN_ID"
 
 
 def this_machine() -> str:
-    """What distinguishes this machine's process ids from those of other machines and containers; empty if unknown."""
+    """A name of this machine or container, in which a process id is valid; empty if unknown."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
@@ -31,15 +31,15 @@ def this_machine() -> str:
 
 @dataclass(frozen=True)
 class ProcessRef:
-    """One process on this machine. A later process with the same id is not mistaken for it.
+    """One process on this machine, distinguished from a later process with the same id.
 
-    A process that has ended and was not reaped (a zombie) is not alive. Without /proc, such a process counts as alive
-    until it is reaped, and a reused id is not recognised.
+    A process that has ended but was not reaped (a zombie) counts as not alive. On a system without /proc, a zombie
+    counts as alive until it is reaped, and a reused id is not recognised.
     """
 
     pid: int
     start_ticks: int | None = None
-    """When it started, in clock ticks since boot; None if the system does not show that."""
+    """Start time of the process, in clock ticks since boot; None if the system does not show it."""
 
     @classmethod
     def of(cls, pid: int) -> Self:
@@ -54,7 +54,7 @@ class ProcessRef:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """The reference from its text by `str`, in any process of this machine; it means nothing on another machine."""
+        """Read a reference that `str` wrote in a process of this machine; the text is not valid on another machine."""
         pid, _, start_ticks = text.partition(" ")
         return cls(int(pid), int(start_ticks) if start_ticks else None)
 
@@ -62,7 +62,7 @@ class ProcessRef:
         return str(self.pid) if self.start_ticks is None else f"{self.pid} {self.start_ticks}"
 
     def is_alive(self) -> bool:
-        """Whether it still runs."""
+        """Whether the process still runs."""
         fields = _stat(self.pid)
         if not fields:
             return _takes_signals(self.pid)
@@ -71,7 +71,7 @@ class ProcessRef:
         return self.start_ticks is None or int(fields[_START_TICKS]) == self.start_ticks
 
     def is_stopped(self) -> bool:
-        """Whether it is suspended, by a signal or a debugger."""
+        """Whether a signal or a debugger has suspended the process."""
         fields = _stat(self.pid)
         return bool(fields) and fields[_STATE] in "Tt"
 
@@ -79,8 +79,8 @@ class ProcessRef:
 class Parent:
     """The process that started this one.
 
-    The most reliable check there is: the system itself gives this process another parent when the first one ends, so
-    neither a zombie nor a reused id is mistaken for it.
+    This check is the most reliable one: the system gives this process another parent as soon as the first parent ends,
+    so a zombie or a reused id is never taken for the parent.
     """
 
     def __init__(self, pid: int | None = None) -> None:
@@ -88,14 +88,15 @@ class Parent:
         self.pid = os.getppid() if pid is None else pid
 
     def is_alive(self) -> bool:
-        """Whether it still runs."""
+        """Whether the parent still runs."""
         return os.getppid() == self.pid
 
 
 def end_with(parent: Parent, *, poll_seconds: float) -> None:
-    """Watch `parent` in a thread, and end this process without clean-up soon after it has ended.
+    """Watch `parent` in a thread, and end this process without clean-up soon after the parent has ended.
 
-    A pipe or socket to the parent does not show its end: another process that the parent forked may hold its end open.
+    A pipe or socket cannot show that the parent has ended: another process that the parent forked may hold the
+    parent's side open.
     """
 
     def watch() -> None:
@@ -108,9 +109,10 @@ def end_with(parent: Parent, *, poll_seconds: float) -> None:
 
 
 def go_on_without_parent() -> None:
-    """Have the system continue this process, if it is suspended, when the process that started it ends.
+    """Let the system continue this process, if it is suspended, when its parent process ends.
 
-    Otherwise the process that suspended it may be gone, and nobody would continue this one. Only Linux offers this.
+    The parent may have suspended this process, and after the parent's end nothing else would continue it. Only Linux
+    offers this.
     """
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
     if prctl is not None:
@@ -120,7 +122,7 @@ def go_on_without_parent() -> None:
 def has_members(group: int) -> bool:
     """Whether a process of this process group still runs.
 
-    As long as one does, the group's number belongs to no other group and no other process.
+    As long as one process of the group runs, the system gives the group's number to no other group or process.
     """
     try:
         os.killpg(group, 0)
@@ -128,14 +130,14 @@ def has_members(group: int) -> bool:
         return False
     except PermissionError:
         return True
-    # A process that has ended and was not reaped still counts above.
+    # The check above also counts processes that have ended but were not reaped.
     pids = [int(entry.name) for entry in Path("/proc").glob("[0-9]*")]
     members = [fields for fields in map(_stat, pids) if fields and int(fields[_GROUP]) == group]
     return not pids or any(fields[_STATE] not in "ZX" for fields in members)
 
 
 def _stat(pid: int) -> list[str]:
-    """Fields of /proc/<pid>/stat after the name; none if it cannot be read."""
+    """Fields of /proc/<pid>/stat after the name; empty if the file cannot be read."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:
@@ -154,9 +156,10 @@ def _takes_signals(pid: int) -> bool:
 
 
 def set_shown_variable(name: str, value: str) -> None:
-    """Set an environment variable of this process, even if /proc and `ps` show it to others.
+    """Set an environment variable of this process, also in the environment that /proc and `ps` show.
 
-    They show the memory with which the process started: a value of another length is set, but not shown.
+    /proc and `ps` show the memory with which the process started. If the new value has another length than the old one,
+    it is set, but /proc and `ps` do not show it.
     """
     if len(os.environ.get(name, "")) == len(value):
         getenv = ctypes.CDLL(None).getenv

@@ -26,7 +26,7 @@ from segue.user_objects import (
 )
 from segue.user_objects.variables import is_registrable
 
-if TYPE_CHECKING:  # Torch takes seconds to import, and a wrong path can be refused without it.
+if TYPE_CHECKING:  # Importing torch takes seconds, and a wrong path can be refused without torch.
     import torch
     from torch import nn
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:  # Torch takes seconds to import, and a wrong path can be refu
 
 @runtime_checkable
 class Stateful(Protocol):
-    """Anything whose state must come back: the torch protocol of the same two methods."""
+    """An object whose state is saved and restored, with the same methods as torch's protocol `Stateful`."""
 
     def state_dict(self) -> dict[str, Any]: ...
 
@@ -44,12 +44,12 @@ class Stateful(Protocol):
 
 @dataclass(frozen=True)
 class EarlyStop:
-    """When a metric counts as no longer getting better."""
+    """The rule by which a metric counts as no longer improving."""
 
     patience: int
-    """Evaluations in a row without a better metric after which the run ends."""
+    """Number of evaluations in a row without an improvement after which the run ends."""
     min_delta: float = 0.0
-    """The least amount by which a metric has to be better."""
+    """Smallest change of the metric that counts as an improvement."""
     mode: Literal["min", "max"] = "min"
     """Whether a lower or a higher metric is better."""
 
@@ -58,56 +58,70 @@ class EarlyStop:
 class Recipe:
     """The objects of a training run, as `build(config)` returns them.
 
-    The same config must give the same objects: random weights are fine, for segue seeds every generator before it
-    calls `build`. Everything that changes while training must be one of these fields or in `extra`.
+    The same config must give the same objects: random weights are fine, because segue seeds every generator before
+    it calls `build`. Everything that changes while training must be one of these fields or in `extra`.
     """
 
     model: nn.Module
     optimizer: Any
-    """A `torch.optim.Optimizer`, or several by name, which need a `step` that uses them."""
+    """A `torch.optim.Optimizer`, or a dict of several by name; several optimizers need a `step` that uses them."""
     data: torch.utils.data.DataLoader[Any]
     """Dataset, batch size, collation and workers. segue draws the order itself: shuffled by (seed, epoch) if the loader
     shuffles, otherwise in sequence."""
     loss: Callable[[nn.Module, Any], Any] = None  # type: ignore[assignment]
-    """Called with the model and a batch on the model's device; returns a scalar tensor, or a dict of them.
+    """A function of the model and a batch on the model's device; returns a scalar tensor, or a dict of scalar tensors.
 
-    From a dict, training uses `loss`, or the sum of all values if there is no `loss`; the others go to the loss
-    curve."""
+    Of a dict, training uses the value `loss`, or the sum of all values if there is no `loss`. The other values go to
+    the loss curve."""
     step: Callable[[nn.Module, Any, Any], Any] | None = None
-    """Makes a whole step itself, in place of `loss`: called with the model, a batch and `optimizer` as given here.
+    """A function that makes a whole step, in place of `loss`; its arguments are the model, a batch and `optimizer`.
 
-    It clears gradients, computes, clips and updates as it likes, and returns the same as `loss` would, as tensors or
-    numbers. Schedulers are stepped after it. It works in one process only."""
+    The function itself clears the gradients, computes, clips and updates. It returns the same as `loss` would, as
+    tensors or numbers. Schedulers are stepped after the function. Such a recipe trains in one process only."""
     accumulate: int = 1
     """Batches per step: the gradient is the mean of their gradients. The last step of an epoch may have fewer."""
     scheduler: Any = None
-    """Stepped once after every step, or after every epoch; several by name are all stepped. If its `step` needs
-    a metric (`ReduceLROnPlateau`), it is stepped with the result of `evaluate` whenever `evaluate_every` calls it."""
+    """A scheduler, or a dict of several by name; each is stepped once after every step, or after every epoch.
+
+    A scheduler whose `step` needs a metric (`ReduceLROnPlateau`) is stepped with the result of `evaluate` each time
+    `evaluate_every` calls `evaluate`."""
     scheduler_every: Literal["step", "epoch"] | None = None
-    """The unit that the scheduler counts; None: steps, with a warning if the scheduler seems to be meant for epochs."""
+    """The unit that the scheduler counts; if None, steps, with a warning if the scheduler seems to count epochs."""
     scaler: torch.amp.GradScaler | None = None
     evaluate: Callable[[nn.Module], float] | None = None
-    """The user's metric, called in eval mode before every commit; must not touch training state."""
+    """A function that returns the user's metric; it is called in eval mode before every commit.
+
+    It must not change training state."""
     evaluate_every: int | Literal["epoch"] | None = None
-    """Also call `evaluate` every so many steps, or after every epoch; results are in the curve as `metric.evaluate`."""
+    """Number of steps between further calls of `evaluate`, or "epoch" for a call after every epoch.
+
+    The results are in the loss curve as `metric.evaluate`."""
     early_stop: EarlyStop | None = None
-    """Ends the run when the metric of `evaluate_every` has not become better for some time."""
+    """Ends the run when the metric of `evaluate_every` has not improved for some evaluations."""
     epochs: int | None = None
-    """Ends the run after this many passes over the data, if its goal in steps is not reached earlier."""
+    """Ends the run after this many epochs, if the run does not reach its goal in steps earlier."""
     clip_grad_norm: float | None = None
     """Largest norm of the gradient, as `torch.nn.utils.clip_grad_norm_(model.parameters(), ...)` clips it."""
     extra: Mapping[str, Any] = field(default_factory=dict)
-    """EMA, curriculum, further optimizers: anything with `state_dict` and `load_state_dict`; also a dict of plain
-    values and tensors, restored in place, and random generators of torch, NumPy and Python."""
+    """Further objects with state, such as an EMA, a curriculum or other optimizers.
+
+    Each one has `state_dict` and `load_state_dict`, or is a dict of plain values and tensors, which is restored in
+    place, or is a random generator of torch, NumPy or Python."""
     after_step: Callable[..., None] | None = None
-    """Called with the global step after each optimizer step, to update objects in `extra`; with `metrics=`, a dict of
-    the step's loss, its parts and the gradient norm, if it has a parameter of that name."""
+    """A function that is called with the global step after each optimizer step, to update objects in `extra`.
+
+    If the function has a parameter `metrics`, it also gets a dict of the step's loss, the parts of the loss and the
+    gradient norm."""
     on_epoch: Callable[[int], None] | None = None
-    """Called with the number of each epoch that is done, after its last step; must not touch training state."""
+    """A function that is called after the last step of each epoch, with the number of the epoch.
+
+    It must not change training state."""
     on_notice: Callable[[Notice], None] | None = None
-    """Called on rank 0 when a notice ends the attempt, before the last checkpoint, and once for each hint. It runs in a
-    thread of its own and is waited for at most 5 s, less if the last checkpoint needs the time; not called if no
-    time is left. Its exceptions are logged. It must not touch training state."""
+    """A function that rank 0 calls when a notice ends the attempt, before the last checkpoint, and once for each hint.
+
+    The function runs in a thread of its own. Rank 0 waits at most 5 s for its end, or less if the last checkpoint needs
+    the time. If no time is left, the function is not called. Its exceptions are logged. It must not change training
+    state."""
     gives_metrics: bool = field(init=False, default=False, repr=False)
     """Whether `after_step` gets the metrics."""
     by_metric: frozenset[str] = field(init=False, default=frozenset(), repr=False)
@@ -135,8 +149,8 @@ def import_build(path: str) -> Build:
     """The function that `package.module:function` names, found from the current folder as `python -m` would.
 
     Raises:
-        RecipeError: there is no such module or function, or the import itself failed; the message says which, and
-            where.
+        RecipeError: there is no such module or function, or the import failed; the message gives the cause and its
+            place.
     """
     module_name, _, function_name = path.partition(":")
     if not module_name or not function_name:
@@ -151,7 +165,7 @@ def import_build(path: str) -> Build:
             why = f"importing it needs {error.name!r}, which is not installed."
             raise RecipeError(recipe=path, why=why, fix=f"install {error.name}.") from None
         except (Exception, SystemExit) as error:
-            # Importing runs the user's module, which may raise anything; the command reports all of that in one way.
+            # The import runs the user's module, which may raise any exception; the command reports all in the same way.
             place = users_line("".join(traceback.format_exception(error)))
             why = f"importing it{f' ({place})' if place else ''} raised {type(error).__name__}: {text_of(error)}."
             raise RecipeError(recipe=path, why=why, fix="correct the module.") from error
@@ -179,7 +193,7 @@ def built_recipe(build: Build, config: Mapping[str, Any]) -> Recipe:
     if not isinstance(recipe, Recipe):
         fix = "Fix: return segue.Recipe(model=..., optimizer=..., data=..., loss=...)."
         raise RecipeError(recipe=path, why=f"{name} returned {in_words(recipe)}, not a segue.Recipe.", fix=fix)
-    recipe.__post_init__()  # Its fields may have been set since the recipe was made.
+    recipe.__post_init__()  # `build` may have set fields after it made the recipe.
     problems = list(_problems(recipe))
     if problems:
         why = " ".join(f"{field} is {in_words(getattr(recipe, field))}: {what}." for field, what, _ in problems)
@@ -188,7 +202,7 @@ def built_recipe(build: Build, config: Mapping[str, Any]) -> Recipe:
 
 
 def _problems(recipe: Recipe) -> Iterator[tuple[str, str, str]]:
-    """Fields that training cannot use: the field, what is wrong with its value, and the fix."""
+    """Fields that training cannot use, each with the problem of its value and the fix."""
     from torch import nn
     from torch.utils.data import DataLoader
 
@@ -268,7 +282,7 @@ def _problems_of_numbers(recipe: Recipe) -> Iterator[tuple[str, str, str]]:
     if recipe.early_stop is not None and not isinstance(recipe.early_stop, EarlyStop):
         yield "early_stop", "not a segue.EarlyStop", "early_stop=segue.EarlyStop(patience=3)"
     elif recipe.early_stop is not None and every is None:
-        yield "early_stop", "there is no evaluate_every that it could follow", 'evaluate_every="epoch"'
+        yield "early_stop", "it needs evaluate_every, which is not set", 'evaluate_every="epoch"'
 
 
 def _is_word(value: object, *words: str) -> bool:
@@ -290,11 +304,11 @@ def _problems_of_scheduler(name: str, scheduler: Any, recipe: Recipe) -> Iterato
     needed = needed_arguments(scheduler.step)
     if name in recipe.by_metric:
         if recipe.evaluate is None or recipe.evaluate_every is None:
-            what = f"{which}its step needs {_listed(needed)}, and no evaluate_every has evaluate called for it"
+            what = f"{which}its step needs {_listed(needed)}, but evaluate or evaluate_every is not set"
             fix = 'evaluate=a function of the model that returns that number, with evaluate_every="epoch" or steps'
             yield "scheduler", what, fix
     elif needed:
-        fix = "scheduler=one whose step() needs no argument, or one argument called metric; step others in after_step "
+        fix = "give a scheduler whose step() needs no argument or only a metric; step other schedulers in after_step "
         what = f"{which}its step needs {_listed(needed)}, and segue calls scheduler.step() after every step"
         yield "scheduler", what, f"{fix}and put them into extra"
 
@@ -304,8 +318,8 @@ _CLOSURE_FIX = (
     "where closure() clears the gradients, computes the loss, calls backward() and returns the loss"
 )
 _SCHEDULER_FIX = (
-    "scheduler=a torch.optim.lr_scheduler, or an object with step(), state_dict(), which returns all that step "
-    "changes as a dict of plain values, and load_state_dict(state), which puts that back"
+    "give a torch.optim.lr_scheduler, or an object with step(), state_dict() and load_state_dict(state): state_dict() "
+    "returns all that step() changes, as a dict of plain values, and load_state_dict() restores it"
 )
 
 
@@ -320,7 +334,7 @@ def _has_groups(optimizer: Any) -> bool:
 def users_line(text: str) -> str:
     """File, line and function of the last frame in the user's own code, from the text of a traceback.
 
-    Empty when the text has no frame. If all frames belong to installed packages, it is the last of them.
+    Empty if the text has no frame. If all frames belong to installed packages, the last frame is taken.
     """
     frames = [found.groups() for found in _FRAME.finditer(text) if not found[1].startswith("<")]
     if not frames:
@@ -334,14 +348,14 @@ _FRAME = re.compile(r'^\s*(?:\|\s*)?File "(.+?)", line (\d+)(?:, in (.+))?$', re
 
 
 def short_path(file: Path) -> Path:
-    """The path as a person in the current folder would write it."""
+    """The path relative to the current folder, or unchanged if it is outside that folder."""
     here = Path.cwd()
     return file.relative_to(here) if file.is_relative_to(here) else file
 
 
 @contextmanager
 def current_folder_first() -> Iterator[None]:
-    """A block in which imports look into the current folder, as `python -m` does; it stays on the path afterwards."""
+    """A block in which imports search the current folder, like `python -m`; the folder stays on the path afterwards."""
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)

@@ -52,8 +52,7 @@ _HEARTBEAT_SECONDS = 0.2
 _BUDGETS = ("max_failures", "max_transient_failures", "max_out_of_memory", "max_hung")
 
 Progress = Callable[[str, int], None]
-"""Called while the drill works, with the name of a run (reference or killed) and the step that the run has
-committed."""
+"""Called during the drill, with the name of a run (reference or killed) and the run's newest committed step."""
 
 
 def _no_progress(run: str, step: int) -> None:
@@ -61,7 +60,7 @@ def _no_progress(run: str, step: int) -> None:
 
 
 class _Output:
-    """The output of the training processes: it is logged, and its last lines are kept."""
+    """Logs the output of the training processes, and keeps its last lines."""
 
     def __init__(self) -> None:
         self.last: deque[str] = deque(maxlen=_LINES_KEPT)
@@ -84,13 +83,14 @@ class _Observer:
 def drill(
     recipe: str, *, config: Mapping[str, Any] | None = None, steps: int = 90, kills: int = 2, notices: int = 0
 ) -> DrillReport:
-    """Train `recipe` twice for `steps` steps, once with so many SIGKILLs and notices, and compare the two final states.
+    """Train `recipe` twice for `steps` steps, once with SIGKILLs and notices, and compare the two final states.
 
     `recipe` is package.module:function, found from the current folder; `config` is passed to the function. Both runs
-    use processes and a temporary folder of their own. Blocks until both have ended; see `DrillReport.passed`.
+    use processes and a temporary folder of their own. The call blocks until both runs have ended; the result is in
+    `DrillReport.passed`.
 
     Raises:
-        SpecError, RecipeError: it cannot be drilled as requested; nothing was started.
+        SpecError, RecipeError: the recipe cannot be drilled as requested; nothing was started.
         DrillFailedError: the recipe does not reach its goal even without a kill; the error shows what the recipe
             raised, and where.
     """
@@ -109,11 +109,12 @@ def drill_spec(
 ) -> DrillReport:
     """Run `spec` twice, the second time with kills and notices, and report whether the resumes continued the run.
 
-    Both runs have the spec's own settings, except that they save by steps: so often that there is a commit before and
-    after each disturbance. They commit in `folder` (a temporary one by default), or below a prefix of their own in
-    `store`, which is emptied again when the drill has passed; never in the spec's own runs. A program works in the
-    current folder both times, as if it were started by hand, and finds there the files that it has left. From every
-    second resume, including the last one, these files are hidden, as if that resume were on another machine.
+    Both runs have the settings of the spec, except for the save interval: it is a number of steps, short enough for a
+    commit before and after each disturbance. Both runs commit in `folder` (a temporary folder by default), or below a
+    prefix of their own in `store`, never in the spec's own run. The prefix is emptied again if the drill passes. A
+    program runs in the current folder both times, as if it were started by hand, and finds the files that its earlier
+    attempts left there. These files are hidden from every second resume, including the last one, as if that resume
+    were on another machine.
 
     Raises:
         RecipeError, ProgramError: there is no such recipe or program; nothing was started.
@@ -219,7 +220,7 @@ def _of_folder(*runs: RunSpec) -> tuple[str, ...]:
 
 
 def _with_noise(report: DrillReport, reference: RunSpec, *, clock: Clock) -> DrillReport:
-    """The report, with the evidence of the undisturbed run's replays about the difference of the final states."""
+    """The report, with evidence from the undisturbed run's replays whether the final states differ only by noise."""
     if reference.recipe is None or report.unreproducible is not None:
         return report
     runlog = open_log(reference, clock=clock)
@@ -241,7 +242,7 @@ def _with_noise(report: DrillReport, reference: RunSpec, *, clock: Clock) -> Dri
 
 def _prepared(spec: RunSpec, place: RunPlace, name: str, *, count: int) -> RunSpec:
     given = spec.checkpoints
-    # A drill is a rehearsal. Only with one may fresh processes be asked whether a difference is noise.
+    # A drill is itself a rehearsal. Only a run with rehearsals may ask fresh processes whether a difference is noise.
     rehearsal = "warn" if name == _DISTURBED and spec.continuity.rehearsal != "off" else "off"
     every = min(given.every_steps or spec.steps, _interval(spec, count))
     liveness = {"heartbeat_seconds": min(_HEARTBEAT_SECONDS, spec.liveness.heartbeat_seconds)}
@@ -253,7 +254,8 @@ def _prepared(spec: RunSpec, place: RunPlace, name: str, *, count: int) -> RunSp
             # A drill buys nothing, so it needs no budget and no source of prices.
             "pools": PoolSpec(),
             "budget": BudgetSpec(),
-            # By the clock, each slow step would have a commit after it, and the kill would leave no step to compare.
+            # With a save interval in seconds, each slow step would have a commit after it, and a kill would leave no
+            # step to compare.
             "checkpoints": given.model_copy(
                 update={"every_steps": every, "every_seconds": None, "fast_folder": place.fast_folder}
             ),
@@ -265,7 +267,7 @@ def _prepared(spec: RunSpec, place: RunPlace, name: str, *, count: int) -> RunSp
 
 
 def _interval(spec: RunSpec, count: int) -> int:
-    # Room for a commit before each disturbance and one after the last.
+    # There must be room for a commit before each disturbance and for one after the last disturbance.
     return max(spec.steps // (count + 2), 1)
 
 
@@ -275,7 +277,7 @@ def _targets(spec: RunSpec, kinds: Sequence[DisturbanceKind]) -> list[Target]:
 
 
 def _final(history: History, spec: RunSpec, *, why: str, output: _Output) -> None:
-    """Pass if the run has reached its goal."""
+    """Raise an error if the run has not reached its goal."""
     if history.newest is None or not history.is_finished(spec):
         failure = failure_in(history)
         if failure is None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Run:
-    """One run, as of when it was opened or last reloaded. Returned by `open_run`."""
+    """A run, with its state at the time of `open_run` or of the last `reload`."""
 
     def __init__(self, runlog: RunLog, history: History) -> None:
         self._runlog, self._history = runlog, history
@@ -33,7 +33,7 @@ class Run:
 
     @property
     def spec(self) -> RunSpec | None:
-        """The run spec with which it was last started."""
+        """The run spec of the newest start of the run."""
         return self._history.spec
 
     @property
@@ -43,7 +43,7 @@ class Run:
 
     @property
     def step(self) -> int:
-        """Step of the newest checkpoint from which an attempt may resume; 0 before the first."""
+        """Step of the newest checkpoint from which an attempt may resume; 0 if there is none."""
         return self._history.committed_step
 
     @property
@@ -54,7 +54,7 @@ class Run:
     def late_seconds(self) -> float | None:
         """Seconds by which the run is late, or will be at the measured step time.
 
-        Negative when early; None without a deadline, or before a step time is measured.
+        Negative if the run is early. None if the run has no deadline, or no measured step time yet.
         """
         return summarize(self.run_id, self._history, now=SystemClock().now()).late_seconds
 
@@ -70,12 +70,12 @@ class Run:
 
     @property
     def checkpoints(self) -> list[dict[str, Any]]:
-        """Every checkpoint in the log, oldest first: step, bytes, metric, whether it is kept."""
+        """Every checkpoint in the log, oldest first: its step, bytes and metric, and whether it is kept."""
         return checkpoint_rows(self._history)
 
     @property
     def cost(self) -> CostReport | None:
-        """Time and money so far; None before the run was opened for training."""
+        """Time and money so far; None if the run was never opened for training."""
         return cost_report(self.spec, self._history) if self.spec is not None else None
 
     def curve(self) -> pd.DataFrame:
@@ -85,7 +85,7 @@ class Run:
         return curve(self._runlog)
 
     def reload(self) -> Self:
-        """Read the records that were appended to the log since then; return this run.
+        """Read the records that were appended to the log since the last read; return this run.
 
         Raises:
             StoreReadError: the store could not be read.
@@ -98,7 +98,7 @@ def open_run(run_id: str, store: StoreSpec | str | Path = DEFAULT_STORE) -> Run:
     """Open a run of a store for inspection. Nothing is written.
 
     Raises:
-        RunNotFoundError: the store holds no such run.
+        RunNotFoundError: the store has no such run.
         StoreUnreachableError: the store cannot be read.
     """
     return Run(*find_run(run_id, store))

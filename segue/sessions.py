@@ -46,15 +46,15 @@ class Session:
 
     @property
     def goal(self) -> int | None:
-        """The step at which the run ends, as far as it is known; None outside a segment."""
+        """The step at which the run ends; None if the step is not known, and outside a segment."""
         return self._host.goal
 
     @property
     def config(self) -> dict[str, Any]:
-        """The `[config]` of the run spec; with files, also `data`, the list of their paths on this machine.
+        """The `[config]` of the run spec; if the run has files, `data` is the list of their paths on this machine.
 
-        This is a copy: changes in it are not kept. Outside a segment it is the content of the JSON file that
-        `SEGUE_CONFIG` names, as in the processes that a program starts; {} without this variable.
+        This is a copy: changes in it are not kept. Outside a segment, and in processes that a program starts, it is
+        the content of the JSON file that the variable `SEGUE_CONFIG` names, or {} if the variable is not set.
 
         Raises:
             SessionError: `SEGUE_CONFIG` names no such file.
@@ -63,16 +63,16 @@ class Session:
 
     @property
     def should_stop(self) -> bool:
-        """Whether the next safe point is the last one: a long evaluation may be cut short in that case."""
+        """Whether the next safe point is the last one; a long evaluation may be cut short in this case."""
         return self._host.should_stop
 
     def track(self, **objects: Any) -> None:
-        """Make objects part of the run's state; after a resume they are restored when this returns.
+        """Make objects part of the run's state; after a resume, this call restores them.
 
         It takes objects with `state_dict` and `load_state_dict` (modules, optimizers, schedulers, scalers, loaders with
         a state, your own), dicts of plain values (restored in place), and random generators of torch, NumPy and
-        `random`. The global random streams of these three are tracked without a name. Before the first step everything
-        is restored again: if a run is resumed, changes that the script makes to these objects after this call are
+        `random`. The global random streams of these three libraries are always tracked. In a resumed run, all objects
+        are restored once more before the first step, so changes that the script makes to them after this call are
         undone.
 
         Raises:
@@ -93,38 +93,38 @@ class Session:
         self._host.track_variables(namespace, names)
 
     def carry(self, name: str, /, **values: Any) -> SimpleNamespace:
-        """Values that the loop carries to its next iteration, as attributes: part of the run's state under this name.
+        """Values that the loop carries to its next iteration, as attributes of one object in the run's state.
 
         Write `sums = run.carry("sums", total=0.0, count=0)` before the loop, and `sums.total += loss.item()` in it. The
         values are numbers, strings, tensors, tuples and collections of these. After a resume they are restored before
         the first step. The same call in the next epoch begins again with the values that are passed to it.
 
         Raises:
-            SessionError: a value cannot be saved, the name is taken, or it is new and training has begun.
+            SessionError: a value cannot be saved, the name is taken, or the name is new after training has begun.
         """
         return self._host.carry(name, values)
 
     def steps(self, start: int | None = None, stop: int | None = None) -> Iterator[int]:
-        """Yield the remaining step numbers, out of those that `range` would give for the same arguments.
+        """Yield those numbers of `range(start, stop)` whose steps the run has not made yet.
 
-        The safe point is the top of an iteration: there the run is saved, and there it ends if the machine is taken
-        away. In that case the program ends inside this call, and code after the loop runs only when the goal of the run
-        or of the program is reached, whichever comes first.
+        The safe point is the top of an iteration: the run saves there, and ends there if the machine is about to be
+        taken away. In the second case the program exits inside this call. Code after the loop runs only when the goal
+        of the run or of the program is reached, whichever comes first.
 
         Raises:
-            SessionError: a step reported nothing, there is no number, or the checkpoint was made in another range.
+            SessionError: a step reported nothing, the range is empty, or the checkpoint was made in another range.
         """
         return self._host.steps(None if start is None else _numbers(start, stop))
 
     def epochs(self, start: int, stop: int | None = None) -> Iterator[int]:
-        """Yield the remaining epoch numbers, out of those that `range` would give for the same arguments.
+        """Yield those numbers of `range(start, stop)` whose epochs the run has not finished yet.
 
-        The steps are the batches that `run.batches(loader)` gives inside. After a resume in the middle of an epoch, the
-        loop begins with that epoch, and the batches begin with the first one that is left. Before that batch everything
-        is restored once more, so code before the inner loop runs again without an effect on tracked objects.
+        The steps are the batches of `run.batches(loader)` inside the loop. After a resume in the middle of an epoch,
+        the loop begins with that epoch, and the batches begin with the first unused one. Before that batch, all state
+        is restored once more: code before the inner loop runs again, but has no effect on tracked objects.
 
         Raises:
-            SessionError: an epoch had no batch of `run.batches`, a step reported nothing, there is no number, or the
+            SessionError: an epoch had no batch of `run.batches`, a step reported nothing, the range is empty, or the
                 checkpoint was made in another range.
         """
         return self._host.epochs(_numbers(start, stop))
@@ -132,22 +132,23 @@ class Session:
     def batches(self, loader: Any) -> Batches:
         """The loader, with its position as part of the run's state; the loader's own order and length do not change.
 
-        Inside `run.epochs` each batch is a step, with the safe point before it is drawn. With `run.steps`, call
-        `run.batches` before the loop, and take batches by `next(batches)`, which begins another pass when one ends.
+        Inside `run.epochs`, each batch is a step, and its safe point is before the batch is drawn. With `run.steps`,
+        call `run.batches` before the loop, and take batches by `next(batches)`, which begins a new pass at the end of
+        each pass.
 
         A plain DataLoader's sampler draws the order of an interrupted pass again, from the random streams as they were
         at the beginning of the pass; samples of batches that were already used are not fetched. Worker processes get a
         seed for each batch, so that random transforms are the same after a resume. A loader or data set with
-        `state_dict` (torchdata's StatefulDataLoader, or a data set without workers) continues by itself. A `range` is a
-        loader of its numbers. If a loader is made again in each epoch, it takes the place of the previous one.
+        `state_dict` (torchdata's StatefulDataLoader, or a data set without workers) restores its own position. A
+        `range` counts as a loader of its numbers. A loader that is made again in each epoch replaces the previous one.
 
         Raises:
-            SessionError: the loader has no position that could be resumed; the message names the ways out.
+            SessionError: the loader has no position that could be resumed; the message names the remedies.
         """
         return Batches(loader, self._host.batches(loader))
 
     def enumerate(self, loader: Any, start: int = 0) -> Iterator[tuple[int, Any]]:
-        """`enumerate(run.batches(loader), start)` for code that uses the number of a batch: correct after a resume.
+        """Like `enumerate(run.batches(loader), start)`, but the numbers of the batches stay correct after a resume.
 
         Raises what `run.batches` and `run.epochs` raise.
         """
@@ -162,35 +163,35 @@ class Session:
         grad_norm: Number | None = None,
         **metrics: Number,
     ) -> None:
-        """Report the numbers of this step, once in each iteration: a resume must give the same numbers.
+        """Report the numbers of this step, once in each iteration; a resume must give the same numbers.
 
-        Unless they are given, `lr` is read from the tracked optimizers, and `grad_norm` is measured at their steps.
-        Further numbers go to the loss curve only, under their names; a step may leave them out.
+        If `lr` is not given, it is read from the tracked optimizers. If `grad_norm` is not given, it is measured at
+        the optimizers' steps. Further numbers go to the loss curve only, under their names; a step may leave them out.
         """
         self._host.report(loss, lr=lr, grad_norm=grad_norm, metrics=metrics)
 
     def evaluating(self) -> AbstractContextManager[None]:
         """A block that evaluates: it leaves the random streams unchanged, and a long block is not taken for a hang.
 
-        Outside a segment, the streams are also kept, so that the script trains in the same way there.
+        The random streams are also kept outside a segment, so that the script trains in the same way there.
         """
         return self._host.evaluating()
 
     def restore_folder(self, path: Path | str) -> Path | None:
         """Write the checkpoint folder of the newest commit to `path`; None in a new run, and outside a segment.
 
-        This is for frameworks that save and load their own folder. Call it before the loop, even in a new run: the
-        state of such a run is the folder that `commit_folder` hands over, the global random streams, and all tracked
-        objects. The bytes are verified; files of this run that `path` holds are replaced.
+        Use it for frameworks that save and load a folder of their own. Call it before the loop, even in a new run. The
+        state of the run is then the folder given to `commit_folder`, the global random streams, and all tracked
+        objects. The bytes are verified, and files of this run in `path` are replaced.
 
         Raises:
-            SessionError: the folder has files that are not of this run.
+            SessionError: the folder has files that do not belong to this run.
         """
         return self._host.restore_folder(Path(path))
 
     @property
     def should_save(self) -> bool:
-        """Whether to write the folder at the end of this iteration, and hand it over with `commit_folder`."""
+        """Whether to write the folder at the end of this iteration and pass it to `commit_folder`."""
         return self._host.should_save
 
     def commit_folder(
@@ -200,14 +201,14 @@ class Session:
         instead: Mapping[str, bytes | Path] | None = None,
         best: Mapping[str, str] | None = None,
     ) -> None:
-        """Commit this folder at the next safe point: atomically, each file with its digest, fenced, kept by retention.
+        """Commit this folder at the next safe point, as one atomic and fenced commit with a digest for each file.
 
-        Call it at the end of an iteration in which `should_save` is true; the folder may change or go after the next
-        iteration has begun. Without this call, that safe point saves nothing, and a stop waits for one step. `instead`
-        has other content to commit for some files, by their path in the folder: for example, content without times of
-        day, which would make every run different. The content is given as bytes, or as the path of a file elsewhere.
-        Names that the folder does not have are added. `best` names the committed files of the best model so far, by the
-        names that `segue checkpoints export --best` gives them: `{"model.pt": "best/model.pt"}`.
+        Call it at the end of an iteration in which `should_save` is true; the folder may be changed or deleted after
+        the next iteration has begun. Without this call, the safe point saves nothing, and a requested stop comes one
+        step later. `instead` gives the content to commit for some files, by their path in the folder: for example,
+        content without times of day, because these would make every run different. The content is given as bytes, or
+        as the path of a file elsewhere. Files that the folder does not have are added. `best` gives the committed file
+        for each file of the best model that `segue checkpoints export --best` writes: `{"model.pt": "best/model.pt"}`.
 
         Raises:
             SessionError: there is no such folder, or `restore_folder` was not called before the loop.
@@ -219,9 +220,9 @@ class Session:
         self._host.measure(objects)
 
     def on_notice(self, function: Callable[[Notice], None]) -> None:
-        """Call this function with each notice before the last save is made, in a thread and for a few seconds at most.
+        """Call this function with each notice, before the last save, in a thread and for a few seconds at most.
 
-        It works like `on_notice` of a recipe: docs/recipes.md. It is never called if the script runs bare.
+        It works like `on_notice` of a recipe (docs/recipes.md). If the script runs bare, the function is never called.
 
         Raises:
             SessionError: training has begun.
@@ -229,9 +230,9 @@ class Session:
         self._host.call_on_notice(function)
 
     def save_best(self, metric: float) -> None:
-        """Save at the next safe point and note this metric there: retention keeps the best checkpoint.
+        """Save at the next safe point and record this metric with the checkpoint; retention keeps the best checkpoint.
 
-        The metric is of the weights at that safe point, so training waits there while the previous save is being
+        The metric belongs to the weights at that safe point, so training waits there until the previous save is
         written.
         """
         self._host.save_best(metric)
@@ -240,27 +241,28 @@ class Session:
     def has_ended_early(self) -> bool:
         """Whether `finish` ended the training in an earlier attempt that was lost in the code after the loop.
 
-        In that case no step is left: a session's loops make none, and a framework's loop has to check this.
+        In that case no step is left: the loops of a session yield nothing, and the loop of a framework has to check
+        this property.
         """
         return self._host.has_ended_early
 
     def require_restored(self, step: int, *, call: str) -> None:
-        """Refuse a framework's trainer that begins again at this step in a run that has made steps.
+        """Raise an error if a framework's trainer begins at step 0 although the run has made steps.
 
         Raises:
-            SessionError: the message names the `call` with which the trainer loads its checkpoint.
+            SessionError: the trainer begins at step 0; the message names the `call` that loads its checkpoint.
         """
         if self._host.is_active and step == 0 < self._host.step:
             what = f"the run has made {self._host.step} steps, and the Trainer begins at step 0."
             raise SessionError(what=what, fix=f"load its checkpoint: `{call}`.")
 
     def finish(self, reason: str) -> None:
-        """End the run at the next safe point, before its goal; code after the loop runs. `reason` is for a person."""
+        """End the run at the next safe point, before its goal; code after the loop runs. `reason` is for people."""
         self._host.finish(reason)
 
 
 class Batches:
-    """A loader whose position is part of a run's state. Everything else is the loader's own."""
+    """A loader with its position as part of a run's state; it has all other attributes of the user's loader."""
 
     def __init__(self, loader: Any, one_pass: OnePass) -> None:
         self._loader, self.one_pass = loader, one_pass

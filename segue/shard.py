@@ -1,4 +1,4 @@
-"""One stored blob of a checkpoint. Apart from other records: the writer process must start without pydantic."""
+"""One stored blob of a checkpoint; in its own module, because the writer process must start without pydantic."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class Shard:
     chunk_bytes: Annotated[int, Gt(0)]
     chunk_crc32c: tuple[int, ...]
     chunk_sha256: tuple[str, ...] = ()
-    """SHA-256 of each chunk, if the manifest is signed: a checksum shows accidents, not forgery."""
+    """SHA-256 of each chunk if the manifest is signed, because a checksum shows damage but not forgery."""
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
     """As a field of a record, a shard is validated like a record."""
 
     def to_json(self) -> dict[str, Any]:
         """The shard as plain data, for another process and for manifests."""
-        # Left out if there are none: older versions refuse a record with a field that they do not know.
+        # Without hashes the field is left out: older versions refuse a record with a field that they do not know.
         return {name: value for name, value in asdict(self).items() if name != "chunk_sha256" or value}
 
     @classmethod

@@ -45,10 +45,10 @@ class Signer(Protocol):
         ...
 
     def verify(self, data: bytes, signature: str) -> None:
-        """Return if `signature` is the signature of these bytes under this key.
+        """Check that `signature` is the signature of these bytes by this key.
 
         Raises:
-            BadSignatureError: it is not.
+            BadSignatureError: the signature is wrong, or another key made it.
         """
         ...
 
@@ -57,7 +57,7 @@ def open_signer(reference: str) -> Signer:
     """The key that a reference names: `env:NAME`, a variable of this process, or `file:/path`.
 
     Raises:
-        SigningKeyError: the key does not exist or cannot be read, or it is not a key.
+        SigningKeyError: the key does not exist, cannot be read, or is not a key.
         MissingExtraError: it is an ed25519 key, and the extra `signing` is not installed.
     """
     if not REFERENCE.fullmatch(reference):
@@ -107,7 +107,7 @@ class Ed25519Signer:
 
     def sign(self, data: bytes) -> str:
         if self._private is None:
-            fix = "give the private key where the run is trained or changed."
+            fix = "give the private key to the processes that train or change the run."
             raise SigningKeyError(reference=self._reference, why="a public key only verifies", fix=fix)
         return f"ed25519:{self.key_id}:{self._private.sign(data).hex()}"
 
@@ -126,19 +126,19 @@ def _content(reference: str) -> bytes:
     if kind == "env":
         text = os.environ.get(name)
         if not text:
-            fix = f"set {name} where parents, segments and commands of the run start."
+            fix = f"set {name} in the environment of the run's parents, segments and commands."
             raise SigningKeyError(reference=reference, why="there is no such variable, or it is empty", fix=fix)
         return text.encode()
     try:
         return Path(name).read_bytes()
     except OSError as error:
-        fix = "mount the key where parents, segments and commands of the run start."
+        fix = "mount the key on the machines on which parents, segments and commands of the run start."
         why = f"the file cannot be read ({error.strerror})"
         raise SigningKeyError(reference=reference, why=why, fix=fix) from None
 
 
 def _parsed(signature: str, *, scheme: str, key_id: str) -> str:
-    """The digits of a signature, which must be by this key."""
+    """The digits of a signature, after a check that this key made it."""
     found_scheme, _, rest = signature.partition(":")
     found_id, _, digits = rest.partition(":")
     if (found_scheme, found_id) != (scheme, key_id):
@@ -164,6 +164,6 @@ def _ed25519(content: bytes, reference: str) -> Signer:
             if isinstance(private, Ed25519PrivateKey):
                 return Ed25519Signer(private.public_key(), private, reference=reference)
     except (ValueError, TypeError, UnsupportedAlgorithm):
-        pass  # Its message may quote the content.
+        pass  # The message of the exception is dropped: it may quote the key.
     why = "it is not an ed25519 key in PEM form without a passphrase"
     raise SigningKeyError(reference=reference, why=why, fix=_MAKE_KEY)

@@ -1,4 +1,4 @@
-"""Tasks of verdicts: on one resume, and of a scheduled verification, which is recorded, published and tidied up."""
+"""Tasks of verdicts: judge one resume; record and publish a scheduled verification, and remove its checkpoints."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _RETRY_SECONDS = 2.0
 
 @task(name="judge-resume", retries=0, cache_policy=NO_CACHE)
 def judge_resume(spec: RunSpec, report: SegmentReport) -> Verdict | None:
-    """The verdict about an attempt's resume; None when it started from step 0 or never claimed the run."""
+    """The verdict on an attempt's resume; None if the attempt started from step 0 or never claimed the run."""
     runlog = as_parent(open_log(spec).reload, what="log")
     verdict = as_parent(lambda: settle_verdict(runlog, report), what="verdict")
     if verdict is not None:
@@ -52,7 +52,7 @@ def judge_resume(spec: RunSpec, report: SegmentReport) -> Verdict | None:
 def record_verification(
     runs: DrillRuns, kinds: Sequence[DisturbanceKind], *, said: str | None = None
 ) -> tuple[Verification, ...]:
-    """Compare the two runs and record the outcome; all verifications up to this one."""
+    """Compare the two runs and record the outcome; return all verifications up to this one."""
     found = as_parent(lambda: _found(runs, said), what="logs of the two runs")
     outcome = judge_verification(runs, found, kinds=kinds)
     get_run_logger().info("verification judged outcome=%s reason=%s", outcome.outcome, outcome.reason)
@@ -69,7 +69,7 @@ def _found(runs: DrillRuns, said: str | None) -> Found:
 
 @task(name="publish-verification", retries=0, cache_policy=NO_CACHE)
 def publish_verification(spec: RunSpec, history: Sequence[Verification]) -> None:
-    """Send the event of the newest verification, once, and publish the page `segue-<run>-verify`."""
+    """Send one event about the newest verification, and publish the page `segue-<run>-verify`."""
     clock, logger = parent_clock(), get_run_logger()
     store = open_store(spec.store)
     log = VerificationsLog(store, spec.run_id, spec=spec.store)
@@ -98,8 +98,8 @@ def publish_verification(spec: RunSpec, history: Sequence[Verification]) -> None
 
 @task(name="tidy-verification", retries=0, cache_policy=NO_CACHE)
 def tidy_verification(spec: RunSpec, history: Sequence[Verification]) -> None:
-    """Remove the checkpoints of a verification that passed. What cannot be removed is left to the next one."""
+    """Remove the checkpoints of a verification that passed; if this fails, the next verification removes them."""
     try:
         tidy(open_store(spec.store), history, history[-1], spec=spec.store)
     except (StoreReadError, StoreWriteError) as error:
-        get_run_logger().warning("objects of the verification stay behind reason=%s", error)
+        get_run_logger().warning("objects of the verification could not be removed reason=%s", error)

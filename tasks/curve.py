@@ -1,4 +1,4 @@
-"""Tasks of a run's loss curve: check it, and plot a resume, as artifacts."""
+"""Tasks of a run's loss curve: publish a check of the curve and a plot of a resume as artifacts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Task of a run's page: its last version, as an artifact."""
+"""Task that publishes the last version of a run's page as an artifact."""
 
 from __future__ import annotations
 

@@ -25,9 +25,10 @@ from segue.spec import RunSpec
 
 @task(name="segment", task_run_name="{spec.run_id}-seg{plan.segment}-a{plan.attempt}", retries=0, cache_policy=NO_CACHE)
 def run_segment(spec: RunSpec, plan: SegmentPlan, show: Show = lambda _: None) -> Any:
-    """Run one attempt on its pool. The state shows how it ended; its data is the report, which is also in the log.
+    """Run one attempt on its pool; the returned state shows how the attempt ended, and holds its report.
 
-    `show` is called with what the attempt waits for, as in `await_report`.
+    The report is also in the run's log. `show` is called with a text about what the attempt waits for, as in
+    `await_report`.
     """
     clock = parent_clock()
     runlog = as_parent(open_log(spec, clock=clock).reload, what="log")
@@ -62,7 +63,7 @@ def _in_log_too(show: Show) -> Show:
 
 
 def _handle_of(runlog: RunLog, spec: RunSpec, plan: SegmentPlan, prefect: PrefectOrchestrator, *, clock: Clock) -> str:
-    """The handle of the plan's flow run: that of the machine which was kept for it, or a new one."""
+    """The handle of the plan's flow run: the flow run whose machine was kept for this plan, or a new flow run."""
     kept: dict[str, str] = {}
 
     def has_left(flow_run_id: str) -> bool:
@@ -71,7 +72,7 @@ def _handle_of(runlog: RunLog, spec: RunSpec, plan: SegmentPlan, prefect: Prefec
 
     claimed_by = as_parent(lambda: await_claim(runlog, plan, has_left=has_left, clock=clock), what="log")
     if claimed_by is not None:
-        get_run_logger().info("segment %d goes on on the machine of the segment before", plan.segment)
+        get_run_logger().info("segment %d continues on the machine of the previous segment", plan.segment)
         return prefect.adopt(spec, plan, claimed_by)
     if "handle" in kept and prefect.was_cancelled(kept["handle"]):
         return kept["handle"]

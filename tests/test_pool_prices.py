@@ -68,9 +68,9 @@ def test_a_pool_without_a_price_costs_what_spot_costs_and_the_ratio_is_over_the_
         ([], "pools.spot: must name at least one deployment (got "),
         (
             [{"deployment": "x/a"}, {"deployment": "x/a"}],
-            "pools.spot: must name each deployment once; x/a is there 2 times",
+            "pools.spot: must name each deployment once; x/a is named 2 times",
         ),
-        (3, "pools.spot: must be a deployment or a list of tables with one each (got 3)"),
+        (3, "pools.spot: must be a deployment, or a list of tables with one deployment each (got 3)"),
         (["a"], "pools.spot.0: must be a table (got 'a'); its fields are deployment, price"),
         ("spot", "pools.spot.0.deployment: must be a deployment, as flow/name (got 'spot'); example: segment/spot"),
         ([{"deployment": "x/a", "price": 0}], "pools.spot.0.price: input should be greater than 0 (got 0)"),

@@ -113,21 +113,21 @@ WRONG = [
     (
         "scheduler",
         PLATEAU,
-        "scheduler is a ReduceLROnPlateau: its step needs metrics, and no evaluate_every has evaluate called for it.",
+        "scheduler is a ReduceLROnPlateau: its step needs metrics, but evaluate or evaluate_every is not set.",
     ),
-    ("scheduler", HalfState(), "scheduler is a HalfState: without load_state_dict. Fix: scheduler=a torch.optim"),
+    ("scheduler", HalfState(), "scheduler is a HalfState: without load_state_dict. Fix: give a torch.optim"),
     (
         "scheduler",
         ByEpoch(),
         "scheduler is a ByEpoch: its step needs epoch, and segue calls scheduler.step() after every",
     ),
-    ("scheduler", ByMetric(), "scheduler is a ByMetric: its step needs val_loss, and no evaluate_every has evaluate"),
+    ("scheduler", ByMetric(), "scheduler is a ByMetric: its step needs val_loss, but evaluate or evaluate_every is"),
     ("scheduler", torch.optim.lr_scheduler.StepLR, "scheduler is the class StepLR: without step, state_dict and load_"),
     ("scheduler", {"a": NoState()}, "scheduler is a dict: scheduler.a is a NoState, without state_dict and load_state"),
     (
         "scheduler",
         {"warm": torch.optim.lr_scheduler.StepLR(FLAT.optimizer, 5), "flat": PLATEAU},
-        "scheduler is a dict: scheduler.flat is a ReduceLROnPlateau, its step needs metrics, and no evaluate_every",
+        "scheduler is a dict: scheduler.flat is a ReduceLROnPlateau, its step needs metrics, but evaluate",
     ),
     ("optimizer", lambda: None, "optimizer is a function: not a torch.optim.Optimizer. Fix: optimizer=torch.optim"),
     ("scaler", 2.0, "scaler is a float: not a torch.amp.GradScaler."),
@@ -148,7 +148,7 @@ def test_a_field_of_a_wrong_type_is_refused_by_its_name(field, value, words):
 @pytest.mark.parametrize("scheduler", [PLATEAU, ByMetric(), {"warm": ByMetric(), "flat": PLATEAU}])
 def test_a_scheduler_that_needs_a_metric_is_taken_with_evaluations(scheduler):
     fields = {"scheduler": scheduler, "evaluate": lambda model: 0.0}
-    with pytest.raises(RecipeError, match="no evaluate_every has evaluate called for it"):
+    with pytest.raises(RecipeError, match="evaluate or evaluate_every is not set"):
         built_recipe(lambda config: dataclasses.replace(sound(), **fields), {})
     recipe = built_recipe(lambda config: dataclasses.replace(sound(), **fields, evaluate_every=5), {})
     assert recipe.by_metric == recipe.schedulers.keys()

@@ -267,12 +267,15 @@ def test_a_program_is_a_python_command_and_takes_the_place_of_a_recipe(fields, s
     [
         (
             {"recipe": "a:b", "config": {"data": 1}},
-            "data: config.data is where these files are passed; remove it there",
+            "data: these files are passed as config.data; remove data from [config]",
         ),
-        ({"program": {"command": ["python", "t.py"]}, "config": {"data": 1}}, "data: config.data is where"),
+        (
+            {"program": {"command": ["python", "t.py"]}, "config": {"data": 1}},
+            "data: these files are passed as config.data",
+        ),
         (
             {"recipe": "a:b", "data": FILES | {"columns": {"a": "text"}}, "config": {"reading": 1}},
-            "data: config.reading",
+            "passed as config.reading",
         ),
         ({"recipe": "a:b", "data": {"files": []}}, "data.files: "),
         (
@@ -300,7 +303,7 @@ def test_a_spec_says_what_it_trains():
     )
     assert program.workload == "python3.11 t.py --name 'a b'"
     assert program.identity()["program"] == program.workload
-    with pytest.raises(SpecError, match="this needs a recipe"):
+    with pytest.raises(SpecError, match="this command needs a recipe"):
         _ = program.recipe_path
 
 
@@ -343,7 +346,9 @@ def test_a_deadline_must_be_in_the_future(seconds, passes):
     if passes:
         spec.require_future_deadline(NOW)
         return
-    with pytest.raises(DeadlinePassedError, match=r"has passed \(it is .*\)\. Fix: give a later deadline, or none"):
+    with pytest.raises(
+        DeadlinePassedError, match=r"has passed \(it is .*\)\. Fix: give a later deadline, or no deadline"
+    ):
         spec.require_future_deadline(NOW)
 
 

@@ -14,15 +14,15 @@ _FOLDER = "deployments/ecs"
 _AS_THEY_ARE = ("create-pools.sh", "worker-policy.json", "stopped-tasks.json", "queue-policy.json")
 _IMAGES = ("images/Dockerfile.cpu", "images/Dockerfile.cuda")
 RUN_GRACE_SECONDS = STOP_SECONDS - SIGTERM_SECONDS
-"""`grace_seconds` of run specs for these pools."""
+"""Value of `grace_seconds` in run specs for these pools."""
 NOTICES: Mapping[Kind, tuple[str, ...]] = {"fargate": (), "ec2": ("aws",)}
-"""Metadata services that segments watch. When a spot machine is taken back, ECS stops only tasks of services, and the
-tasks of flow runs belong to none: on EC2 they learn of the loss from the machine's metadata.
+"""Metadata services that segments watch. If a spot machine is taken back, ECS only stops tasks of services, and the
+tasks of flow runs belong to no service; on EC2 they therefore read the notice from the machine's metadata.
 """
 
 
 def ecs_files(kind: Kind) -> dict[str, str]:
-    """Text by path."""
+    """The text of each file, by path."""
     home = files("segue.deployments")
     found = {f"{_FOLDER}/{name}": (home / "ecs" / name).read_text(encoding="utf-8") for name in _AS_THEY_ARE}
     for name in _IMAGES:

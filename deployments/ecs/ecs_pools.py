@@ -1,6 +1,7 @@
 """Base job templates of the ECS pools, for `prefect work-pool create --base-job-template`.
 
-Two kinds: on Fargate, which has no accelerators, and on EC2 machines with accelerators, of capacity providers.
+There are two kinds: pools on Fargate, which has no accelerators, and pools on EC2 machines with accelerators, which
+come from capacity providers.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from segue.deployments.containers import PoolName, command, environment, image, 
 Kind = Literal["fargate", "ec2"]
 CONTAINER = "segue"
 STOP_SECONDS = 120
-"""Seconds from SIGTERM to SIGKILL: as long as the notice before a spot machine is taken back; also Fargate's maximum.
+"""Seconds from SIGTERM to SIGKILL: the time from a spot notice to the preemption, which is also Fargate's maximum.
 
 https://docs.aws.amazon.com/AmazonECS/latest/APIReference/API_ContainerDefinition.html (stopTimeout).
 """
@@ -59,8 +60,8 @@ def _task_definition(kind: Kind, pool: PoolName) -> dict[str, Any]:
         "executionRoleArn": "{{ execution_role_arn }}",
         "taskRoleArn": "{{ task_role_arn }}",
         "requiresCompatibilities": ["FARGATE" if _is_fargate(kind, pool) else "EC2"],
-        # Fargate has no other mode. In this mode on EC2, Prefect would ask for a public address, which AWS refuses
-        # there. With `bridge`, tasks use the network of their machine, and several tasks fit on one machine.
+        # Fargate has no other mode than `awsvpc`. On EC2, Prefect would ask for a public address in this mode, but AWS
+        # refuses it. With `bridge`, tasks use the network of their machine, and several tasks fit on one machine.
         "networkMode": "awsvpc" if _is_fargate(kind, pool) else "bridge",
         "containerDefinitions": [_container(kind, pool)],
     }
@@ -71,10 +72,10 @@ def _container(kind: Kind, pool: PoolName) -> dict[str, Any]:
         "name": CONTAINER,
         "image": "{{ image }}",
         "essential": True,
-        # As for the task; without these values in the container, ECS refuses the task on EC2.
+        # The same values as for the task; without them in the container, ECS refuses the task on EC2.
         "cpu": "{{ cpu }}",
         "memory": "{{ memory }}",
-        # This first process passes SIGTERM on and reaps ended processes; segue's images also bring one of their own.
+        # ECS's init process passes SIGTERM on and reaps ended processes; segue's images also have an init process.
         "linuxParameters": {"initProcessEnabled": True},
         "stopTimeout": "{{ stop_seconds }}",
     }
@@ -108,62 +109,64 @@ def _variables(kind: Kind, pool: PoolName) -> dict[str, Any]:
     is_parent = pool == "parents"
     strategy = [{"capacityProvider": _provider(kind, pool), "weight": 1, "base": 0}]
     properties: dict[str, Any] = {
-        "name": text("Name of the task; None: the flow run's.", None),
+        "name": text("Name of the task; None means the name of the flow run.", None),
         "command": command(pool),
         "env": environment("interrupted"),
         "labels": {"type": "object", "title": "Labels", "additionalProperties": {"type": "string"}},
         "image": image(has_accelerators=not _is_fargate(kind, pool)),
-        "cluster": text("Cluster of the tasks: its name or ARN.", "segue"),
+        "cluster": text("Name or ARN of the cluster of the tasks.", "segue"),
         "capacity_provider_strategy": {
             "type": "array",
             "title": "Capacity Provider Strategy",
-            "description": "Capacity provider of the tasks. On EC2: of an auto scaling group of "
+            "description": "Capacity provider of the tasks. On EC2, it provides an auto scaling group of "
             + ("spot machines." if pool == "spot" else "on-demand machines."),
             "items": {"$ref": "#/definitions/CapacityProvider"},
             "default": strategy,
         },
-        "cpu": number("CPU units of the task: 1024 are one processor.", _PARENT_UNITS if is_parent else _SEGMENT_UNITS),
+        "cpu": number(
+            "CPU units of the task; 1024 units are one core.", _PARENT_UNITS if is_parent else _SEGMENT_UNITS
+        ),
         "memory": number(
-            "Memory of the task in MiB, with staging buffers.", _PARENT_MIB if is_parent else _SEGMENT_MIB
+            "Memory of the task in MiB, including staging buffers.", _PARENT_MIB if is_parent else _SEGMENT_MIB
         ),
         "stop_seconds": number(
             "Seconds from SIGTERM to SIGKILL. `grace_seconds` of the run spec must not be longer.",
             STOP_SECONDS,
         ),
-        "task_role_arn": text("Role of the tasks: its rights are those on the store.", f"{_ROLES}/segue-task"),
+        "task_role_arn": text("Role of the tasks, with the rights on the store.", f"{_ROLES}/segue-task"),
         "execution_role_arn": text(
-            "Role by which ECS pulls a private image, reads secrets and writes logs.", f"{_ROLES}/segue-execution"
+            "Role with which ECS pulls a private image, reads secrets and writes logs.", f"{_ROLES}/segue-execution"
         ),
         "configure_cloudwatch_logs": _switch(
-            "Whether the output also goes to CloudWatch; needs the execution role.", False
+            "If true, the output also goes to CloudWatch, which needs the execution role.", False
         ),
-        "auto_deregister_task_definition": _switch("Whether the definition is removed after the task.", False),
-        "match_latest_revision_in_family": _switch("Whether a definition that is equal is used again.", True),
+        "auto_deregister_task_definition": _switch("If true, the task definition is removed after the task.", False),
+        "match_latest_revision_in_family": _switch("If true, an existing equal task definition is used again.", True),
         "prefect_api_key_secret_arn": text(
-            "Secret with the key of the Prefect API, for workers that have PREFECT_API_KEY; None: it is plain text in "
-            "the tasks.",
+            "Secret with the key of the Prefect API, for workers that have PREFECT_API_KEY; None means that the key is "
+            "plain text in the tasks.",
             None,
         ),
         "prefect_api_auth_string_secret_arn": text(
-            "The same for PREFECT_API_AUTH_STRING, the name and password of a Prefect server.", None
+            "Secret with PREFECT_API_AUTH_STRING, the user name and password of a Prefect server.", None
         ),
         "aws_credentials": {"title": "AWS Credentials", "allOf": [{"$ref": "#/definitions/AwsCredentials"}]},
     }
     if _is_fargate(kind, pool):
         properties |= {
-            "vpc_id": text("VPC of the tasks; None: the default one.", None),
+            "vpc_id": text("VPC of the tasks; None means the default VPC.", None),
             "network_configuration": {
                 "type": "object",
                 "title": "Network Configuration",
-                "description": "Subnets, security groups and assignPublicIp of the tasks, in the VPC `vpc_id`; empty: "
-                "all of its subnets, with public addresses.",
+                "description": "Subnets, security groups and assignPublicIp of the tasks, in the VPC `vpc_id`. If "
+                "empty, tasks use all subnets of this VPC, with public addresses.",
                 "additionalProperties": True,
             },
         }
     else:
         properties |= {
-            "gpus": text("Accelerators of the task.", "1"),
-            "shared_memory_mib": number("Size of /dev/shm in MiB, for loaders with workers and NCCL.", _SHARED_MIB),
+            "gpus": text("Number of accelerators of the task.", "1"),
+            "shared_memory_mib": number("Size of /dev/shm in MiB, for data loader workers and NCCL.", _SHARED_MIB),
         }
     return {"type": "object", "properties": properties, "definitions": _DEFINITIONS}
 

@@ -1,4 +1,4 @@
-"""Where segments and parents are placed on the Kubernetes services of three clouds: labels, taints, annotations."""
+"""Rules that place segments and parents on nodes of three clouds' Kubernetes: labels, taints, annotations."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ CloudName = Literal["eks", "gke", "aks"]
 
 @dataclass(frozen=True)
 class Cloud:
-    """The facts about one Kubernetes service that pods depend on."""
+    """Facts about one cloud's Kubernetes service that the pods need."""
 
     title: str
     spot_label: tuple[str, str]
     """Label of spot nodes, and its value."""
     other_label: tuple[str, str] | None
-    """Label and value of nodes that are not spot; None: they lack the label of spot nodes."""
+    """Label of nodes that are not spot, and its value; None if such nodes only lack the label of spot nodes."""
     is_spot_tainted: bool
-    """Whether spot nodes can also have their label as a taint. On AKS all spot nodes have this taint; on GKE the nodes
-    of pools that GKE creates by itself have it, and those of pools for which a person set it."""
+    """True if spot nodes may have their label as a taint too. On AKS all spot nodes have this taint; on GKE only nodes
+    of pools that GKE created by itself have it, and nodes of pools for which a person has set it."""
     grace_seconds: int
-    """Longest time a pod on a spot node has between SIGTERM and SIGKILL when the machine is taken back."""
+    """Longest grace period in seconds of a pod on a spot node that is taken back."""
     accelerator_label: str
-    """Label that every node with accelerators has, and no other node."""
+    """Label that all nodes with accelerators have, and no other nodes."""
     store_extra: str
-    """The extra of segue with which images reach the object store of this cloud."""
+    """The extra of segue that images need for the object store of this cloud."""
     notices: tuple[str, ...]
-    """Metadata services that segments watch beside SIGTERM."""
+    """Metadata services that segments watch in addition to SIGTERM."""
     annotations: Mapping[PoolName, Mapping[str, str]]
-    """Annotations that keep the cluster's own optimizers from moving a working pod, by pool."""
+    """Annotations, by pool, that keep the cluster's optimizers from moving a pod that works."""
     pod_labels: Mapping[str, str] = field(default_factory=dict)
     """Further labels of all pods."""
     accelerator_taints: tuple[Mapping[str, str], ...] = ()
-    """Taints of nodes with accelerators that are usual on this cloud, besides `nvidia.com/gpu`."""
+    """Usual taints of nodes with accelerators on this cloud, in addition to `nvidia.com/gpu`."""
 
 
 _AUTOSCALER = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}
@@ -91,7 +91,7 @@ CLOUDS: Mapping[CloudName, Cloud] = {
 
 def placement(cloud: Cloud, pool: PoolName) -> dict[str, Any]:
     """The part of a pod's spec that decides on which nodes it runs."""
-    # A zone that is taken back takes one run with it, not all. A full zone is no reason to wait.
+    # Pods are spread over zones, so that the loss of a zone affects few runs; but no pod waits because a zone is full.
     spread = {
         "maxSkew": 1,
         "topologyKey": "topology.kubernetes.io/zone",
@@ -102,7 +102,7 @@ def placement(cloud: Cloud, pool: PoolName) -> dict[str, Any]:
 
 
 def node_rules(cloud: Cloud, pool: PoolName) -> dict[str, Any]:
-    """The labels that a node must have for a pod of this pool, and those that it must not have."""
+    """The labels that a node must have, and the labels that it must not have, for a pod of this pool."""
     key, value = cloud.spot_label
     if pool == "spot":
         return {"nodeSelector": {key: value}}
@@ -113,7 +113,7 @@ def node_rules(cloud: Cloud, pool: PoolName) -> dict[str, Any]:
     else:
         unwanted.append(key)
     if pool == "parents":
-        # Nodes with accelerators need not have a taint, and a parent must not keep such a node from being removed.
+        # Nodes with accelerators may have no taint, but a parent on such a node would prevent its removal.
         unwanted.append(cloud.accelerator_label)
     if unwanted:
         without = {"matchExpressions": [{"key": label, "operator": "DoesNotExist"} for label in unwanted]}
@@ -123,7 +123,7 @@ def node_rules(cloud: Cloud, pool: PoolName) -> dict[str, Any]:
 
 
 def tolerations(cloud: Cloud, pool: PoolName) -> list[dict[str, str]]:
-    """The taints that a pod of this pool accepts: those of nodes with accelerators, and those of spot nodes."""
+    """The taints that a pod of this pool tolerates: taints of nodes with accelerators, and taints of spot nodes."""
     if pool == "parents":
         return []
     accepted = [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
@@ -135,4 +135,4 @@ def tolerations(cloud: Cloud, pool: PoolName) -> list[dict[str, str]]:
 
 
 POOL_LABEL = "segue.dev/pool"
-"""Label of every pod: the pool whose work it does. The manifests select by it."""
+"""Label of every pod with the name of its pool; the manifests select pods by it."""

@@ -16,12 +16,12 @@ _FOLDER = "deployments/kubernetes"
 _AS_THEY_ARE = ("00-namespace.yaml", "access.yaml", "disruption.yaml", "create-pools.sh")
 _WORKERS = "workers.yaml"
 _NODES = "      # The nodes of parents, by cloud, are written here.\n"
-"""The line of the packaged workers.yaml that the rules for nodes replace."""
+"""The line of the packaged workers.yaml that is replaced by the rules for nodes."""
 _IMAGES = ("images/Dockerfile.cpu", "images/Dockerfile.cuda")
 
 
 def kubernetes_files(name: CloudName) -> dict[str, str]:
-    """Text by path. The manifests lie at the top, where `kubectl apply -f deployments/kubernetes` takes them alone."""
+    """The text of each file, by path; manifests alone are in the top folder, for `kubectl apply -f`."""
     cloud, home = CLOUDS[name], files("segue.deployments") / "kubernetes"
     packaged = {name: (home / name).read_text(encoding="utf-8") for name in (*_AS_THEY_ARE, _WORKERS, *_IMAGES)}
     packaged[_WORKERS] = packaged[_WORKERS].replace(_NODES, _nodes_of_parents(cloud))
@@ -32,18 +32,18 @@ def kubernetes_files(name: CloudName) -> dict[str, str]:
 
 
 def run_grace_seconds(name: CloudName) -> int:
-    """`grace_seconds` of run specs for these pools."""
+    """Value of `grace_seconds` in run specs for these pools."""
     return CLOUDS[name].grace_seconds - SIGTERM_SECONDS
 
 
 def _nodes_of_parents(cloud: Cloud) -> str:
-    """The rules for nodes as lines of YAML, at the place of the line that they replace."""
+    """The rules for nodes as lines of YAML, with the indentation of the line that they replace."""
     indent = " " * (len(_NODES) - len(_NODES.lstrip()))
     return "".join(f"{indent}{line}\n" for line in _yaml(node_rules(cloud, "parents")))
 
 
 def _yaml(value: Mapping[str, Any]) -> Iterator[str]:
-    """Lines of a mapping of texts, mappings, and lists of mappings. YAML packages belong to the extra `prefect`."""
+    """YAML lines of a mapping; written by hand because YAML packages are only in the extra `prefect`."""
     for name, inner in value.items():
         if isinstance(inner, str):
             yield f"{name}: {json.dumps(inner) if inner in ('true', 'false') else inner}"

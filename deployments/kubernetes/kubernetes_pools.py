@@ -11,10 +11,10 @@ NAMESPACE = "segue"
 
 _PARENT_GRACE_SECONDS = 30
 _IMAGE_USER = 1000
-"""The user that images/Dockerfile.* set at their end."""
+"""The id of the user that images/Dockerfile.* set."""
 _RUN_ACCOUNT = "segue-run"
 _KEPT_SECONDS = 3600
-"""How long an ended job is kept for inspection."""
+"""Seconds for which an ended job is kept for inspection."""
 
 
 def job_template(name: CloudName, pool: PoolName) -> dict[str, Any]:
@@ -39,8 +39,8 @@ def _manifest(cloud: Cloud, pool: PoolName) -> dict[str, Any]:
             "annotations": "{{ annotations }}",
         },
         "spec": {
-            # A job never starts its pod again: only the policy decides on another attempt, and on which capacity. With
-            # any other number Prefect also ignores the SIGTERM behaviour below.
+            # A job never starts its pod again, because only the policy decides about further attempts and their
+            # capacity. With any other number, Prefect also ignores the SIGTERM behaviour below.
             "backoffLimit": 0,
             # Without this policy, a pod counts as failed as soon as it gets SIGTERM. Prefect would then end the flow
             # run as Crashed while the last checkpoint is being written, and refuse the state that the segment ends
@@ -60,7 +60,7 @@ def _manifest(cloud: Cloud, pool: PoolName) -> dict[str, Any]:
 
 def _pod(cloud: Cloud, pool: PoolName) -> dict[str, Any]:
     return {
-        "parallelism": 1,  # The worker requires these two here; Kubernetes ignores them here.
+        "parallelism": 1,  # Prefect's worker requires these two keys here; Kubernetes ignores them.
         "completions": 1,
         "restartPolicy": "Never",
         "serviceAccountName": "{{ service_account_name }}",
@@ -86,11 +86,11 @@ def _container(pool: PoolName) -> dict[str, Any]:
         "name": "prefect-job",
         "image": "{{ image }}",
         "imagePullPolicy": "{{ image_pull_policy }}",
-        # Arguments, so that the image's entrypoint stays the first process and passes SIGTERM on.
+        # As arguments, so that the image's entrypoint stays the first process and passes SIGTERM on.
         "args": "{{ command }}",
         "env": "{{ env }}",
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
-        # Limits equal to requests: the pod is of the class Guaranteed, the last one to be evicted.
+        # Limits are equal to requests, so the pod has the class Guaranteed, which is evicted last.
         "resources": {"requests": needed, "limits": needed},
     }
     if pool != "parents":
@@ -105,8 +105,8 @@ def _container(pool: PoolName) -> dict[str, Any]:
 
 def _volumes() -> list[dict[str, Any]]:
     return [
-        # By default, containers get 64 MiB: too little for loaders with workers, and for NCCL. It counts as their
-        # memory.
+        # The default of containers is 64 MiB, which is too little for data loader workers and NCCL. The volume counts
+        # as memory of the container.
         {"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": "{{ shared_memory }}"}},
         {"name": "fast", "emptyDir": {"sizeLimit": "{{ fast_folder }}"}},
     ]
@@ -115,36 +115,34 @@ def _volumes() -> list[dict[str, Any]]:
 def _variables(cloud: Cloud, pool: PoolName) -> dict[str, Any]:
     grace_seconds = cloud.grace_seconds if pool == "spot" else _PARENT_GRACE_SECONDS if pool == "parents" else 120
     properties = {
-        "name": text("Name of the job; None: the flow run's.", None),
+        "name": text("Name of the job; None means the name of the flow run.", None),
         "namespace": text("Namespace of the jobs.", NAMESPACE),
         "command": command(pool),
         "env": environment("evicted"),
         "labels": _table("Further labels of the jobs and pods."),
         "annotations": _table("Further annotations of the jobs and pods."),
         "image": image(has_accelerators=pool != "parents"),
-        "image_pull_policy": text("IfNotPresent, Always or Never.", "IfNotPresent"),
-        "service_account_name": text("Account of the pods: its rights are those on the store.", _RUN_ACCOUNT),
-        "priority_class_name": text("Priority class of the pods; None: that of the cluster.", None),
+        "image_pull_policy": text("Pull policy of the image: IfNotPresent, Always or Never.", "IfNotPresent"),
+        "service_account_name": text("Service account of the pods, with the rights on the store.", _RUN_ACCOUNT),
+        "priority_class_name": text("Priority class of the pods; None means the cluster's default.", None),
         "grace_seconds": number(
             "Seconds from SIGTERM to SIGKILL. `grace_seconds` of the run spec must not be longer.", grace_seconds
         ),
-        "finished_job_ttl": number("Seconds that an ended job is kept.", _KEPT_SECONDS),
-        "cpu": text("Processors of the pod.", "1" if pool == "parents" else "4"),
-        "memory": text(
-            "Memory of the pod; that of a segment also holds its staging buffers and /dev/shm.", _memory(pool)
-        ),
+        "finished_job_ttl": number("Seconds for which an ended job is kept.", _KEPT_SECONDS),
+        "cpu": text("Cores of the pod.", "1" if pool == "parents" else "4"),
+        "memory": text("Memory of the pod; for a segment, it includes staging buffers and /dev/shm.", _memory(pool)),
         "stream_output": {"type": "boolean", "title": "Stream Output", "default": False},
         "cluster_config": {
             "title": "Cluster Config",
-            "description": "Block with the access to the cluster; None: that of the worker's own pod.",
+            "description": "Block with the access to the cluster; None means the access of the worker's own pod.",
             "default": None,
             "anyOf": [{"$ref": "#/definitions/KubernetesClusterConfig"}, {"type": "null"}],
         },
     }
     if pool != "parents":
         properties |= {
-            "gpus": number("Accelerators of the pod; 0: none.", 1),
-            "shared_memory": text("Size of /dev/shm, for loaders with workers and for NCCL.", "8Gi"),
+            "gpus": number("Number of accelerators of the pod; may be 0.", 1),
+            "shared_memory": text("Size of /dev/shm, for data loader workers and NCCL.", "8Gi"),
             "fast_folder": text("Size of /fast, for `checkpoints.fast_folder`.", "20Gi"),
         }
     return {"type": "object", "properties": properties, "definitions": {"KubernetesClusterConfig": _CLUSTER_CONFIG}}

@@ -1,1 +1,1 @@
-"""A whole Prefect on this machine: what `segue run` starts when no server is configured."""
+"""A complete local Prefect, which `segue run` starts if no server is configured."""

@@ -1,6 +1,6 @@
-"""The SQLite database of a local Prefect: begun as a copy of a template without flow runs.
+"""The SQLite database of a local Prefect, which starts as a copy of a template without flow runs.
 
-Prefect's migrations take seven seconds of a core, the deployments of segue three.
+The copy saves ten seconds of a core: seven for Prefect's migrations and three for segue's deployments.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from pathlib import Path
 
 
 def template_file() -> Path:
-    """Where this user keeps the template of the installed Prefect."""
+    """Path of this user's template for the installed version of Prefect."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return cache / "segue" / f"prefect-{version('prefect')}.db"
 
 
 def copy_template(database: Path, *, template: Path) -> bool:
-    """Create a database from the template; returns False if no template can be read or copied."""
+    """Create a database from the template; return False if the template cannot be read or copied."""
     database.parent.mkdir(parents=True, exist_ok=True)
     partial = database.with_name(f"{database.name}.new")
     try:
@@ -35,13 +35,13 @@ def copy_template(database: Path, *, template: Path) -> bool:
 
 
 def keep_template(database: Path, *, template: Path) -> None:
-    """Make a database the template, even while a server uses it. A cache that cannot be written only costs time."""
+    """Copy a database to the template, even while a server uses it; failures are ignored: they only cost time."""
     own = template.with_name(f"{template.name}.{os.getpid()}")
     try:
         template.parent.mkdir(parents=True, exist_ok=True)
-        # A server on PostgreSQL has no such file, and none must be created here.
+        # A server on PostgreSQL has no such file, and this function must not create it.
         with closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode=rw", uri=True)) as connection:
-            connection.execute("VACUUM INTO ?", (str(own),))  # One file, without the write-ahead log.
+            connection.execute("VACUUM INTO ?", (str(own),))  # This writes one file without a write-ahead log.
         own.replace(template)
     except (OSError, sqlite3.Error):
         with suppress(OSError):

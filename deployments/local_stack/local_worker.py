@@ -1,7 +1,6 @@
-"""The worker of a pool of a local stack, as a fork of the stack's supervisor: `main` with the arguments POOL and NAME.
+"""The worker of one pool of a local stack, which runs in a fork of the stack's supervisor; arguments: POOL and NAME.
 
-The imports, which take most of a worker's start, are made once for all workers, when the supervisor imports this
-module.
+Imports take most of a worker's start time. The supervisor makes them once for all workers, when it imports this module.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from prefect.workers.process import ProcessWorker
 
 from segue.deployments.workers.warm_worker import warm
 
-load_prefect_collections()  # A worker imports all of them, to report to the server which are installed.
+load_prefect_collections()  # A worker imports all collections, to report the installed ones to the server.
 
 
 def main() -> None:

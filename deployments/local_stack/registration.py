@@ -1,7 +1,7 @@
-"""Pools and deployments of a local Prefect, registered through its API from the files that `segue init` writes.
+"""Registration of pools and deployments at a local Prefect, from the files that `segue init` writes.
 
-Through the API this takes three seconds, and next to nothing if the server knows them already; `prefect deploy --all`
-takes seven, and needs a prefect.yaml in the folder.
+Through the API this takes three seconds, or almost no time if the server already has them. `prefect deploy --all` takes
+seven seconds, and needs a prefect.yaml in the folder.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from segue.flows.recover import recover
 TEMPLATES = files("segue.deployments") / "templates"
 
 _ALSO_BY_HAND = ("verify-resume", "recover")
-"""Deployments with a schedule that a local Prefect also has."""
+"""Scheduled deployments that a local Prefect also gets."""
 _LOOKS_EVERY = timedelta(seconds=60)
-"""Time between two looks for dead parents: each is a process of about 2.5 s of one core, on a machine that trains."""
+"""Interval of looks for dead parents; each look takes about 2.5 s of one core on the machine that trains."""
 
 UNFINISHED = (StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING, StateType.PAUSED, StateType.CANCELLING)
 """States of flow runs that have not ended."""
@@ -53,13 +53,13 @@ class Registered:
     description: str
     tags: tuple[str, ...]
     command: str | None
-    """The command that starts its flow runs; None: the command of the pool."""
+    """The command that starts the flow runs; None means the command of the pool."""
 
 
 def read_deployments(text: str) -> list[Registered]:
-    """The deployments of a prefect.yaml that a local Prefect has, without their schedules and parameters.
+    """The deployments of a prefect.yaml that a local Prefect gets, without their schedules and parameters.
 
-    Those that only a schedule starts are left out, except the one that starts dead parents again.
+    Deployments that only a schedule starts are left out, except `recover`, which starts dead parents again.
     """
     return [
         Registered(
@@ -83,7 +83,7 @@ def process_template(working_dir: Path) -> dict[str, Any]:
 
 
 def create_pools(client: SyncPrefectClient, pools: Iterable[str], *, working_dir: Path) -> None:
-    """Create the process pools, or give those that exist the current template and folder."""
+    """Create the process pools; existing pools get the current template and folder."""
     template = process_template(working_dir)
     known = {pool.name for pool in client.read_work_pools()}
     for pool in pools:
@@ -103,7 +103,7 @@ class Described(NamedTuple):
 
     @property
     def version(self) -> str:
-        """The version of segue, and a digest of all that is registered."""
+        """The version of segue, and a digest of the registered values."""
         facts = json.dumps([asdict(self.deployment), self.schema], sort_keys=True)
         return f"{version('segue')}-{hashlib.sha256(facts.encode()).hexdigest()[:12]}"
 
@@ -126,7 +126,7 @@ class Described(NamedTuple):
 
 
 def describe_deployments() -> list[Described]:
-    """The deployments of the packaged prefect.yaml, with their flows, which are imported."""
+    """Import the flows of the packaged prefect.yaml; return its deployments with their flows."""
     found = []
     for deployment in read_deployments((TEMPLATES / "prefect.yaml").read_text(encoding="utf-8")):
         module, _, name = deployment.entrypoint.rpartition(".")
@@ -136,7 +136,7 @@ def describe_deployments() -> list[Described]:
 
 
 def register_deployments(client: SyncPrefectClient, described: Iterable[Described]) -> bool:
-    """Create or update the deployments without a schedule that the server lacks or has otherwise; whether any were."""
+    """Create or update the deployments that differ on the server, without schedules; return True if any differed."""
     known = {(found.entrypoint, found.name, found.version) for found in client.read_deployments()}
     missing = [
         each
@@ -149,7 +149,7 @@ def register_deployments(client: SyncPrefectClient, described: Iterable[Describe
 
 
 def schedule_recovery(client: SyncPrefectClient, described: Iterable[Described]) -> None:
-    """Create or update the deployment of `recover`, with its schedule from now on."""
+    """Create or update the deployment of `recover`, with a schedule that begins now."""
     looks = IntervalSchedule(interval=_LOOKS_EVERY, anchor_date=SystemClock().now())
     for each in described:
         if each.flow is recover:
@@ -157,10 +157,12 @@ def schedule_recovery(client: SyncPrefectClient, described: Iterable[Described])
 
 
 def crash_leftovers(client: SyncPrefectClient) -> None:
-    """Set flow runs of an earlier start in the same folder to Crashed: their processes ended with that server."""
-    with suppress(ObjectNotFound):  # One request: the runs scheduled ahead are deleted with it.
+    """Set flow runs of an earlier server in the same folder to Crashed; their processes ended with that server."""
+    with suppress(ObjectNotFound):  # One request, which also deletes the flow runs that are scheduled ahead.
         client.delete_deployment(client.read_deployment_by_name("recover/recover").id)
     unfinished = FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=list(UNFINISHED))))
     while runs := client.read_flow_runs(flow_run_filter=unfinished):
         for run in runs:
-            client.set_flow_run_state(run.id, Crashed(message="the local Prefect that ran it has ended"), force=True)
+            client.set_flow_run_state(
+                run.id, Crashed(message="the local Prefect server of this flow run has ended"), force=True
+            )

@@ -1,4 +1,4 @@
-"""The processes of a local Prefect, as their owner sees them: started, looked at and ended through a supervisor."""
+"""The processes of a local Prefect, which their owner starts, checks and ends through a supervisor."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ _GRACE_SECONDS = 25.0
 
 
 class Service(NamedTuple):
-    """A module that runs as a process of its own."""
+    """A module that runs as a separate process."""
 
     module: str
     arguments: tuple[str, ...]
     is_forked: bool = False
-    """Whether its `main` runs in a fork of the supervisor, and so shares what it imports with the others."""
+    """True if its `main` runs in a fork of the supervisor, so that all forks share the imported modules."""
 
 
 class Services:
-    """Services that all end with this process, whatever ends it."""
+    """Services that all end together with this process, even after SIGKILL."""
 
     def __init__(self, *, logs: Path, environment: Mapping[str, str], cwd: Path, kept_open: int) -> None:
-        """Each process writes its output to a file of its name in `logs`. `kept_open`: a file that it keeps open."""
+        """Each process writes its output to `logs`/NAME.log, and inherits the file descriptor `kept_open`."""
         self.logs = logs
         self.processes: dict[str, psutil.Process] = {}
         self._known: dict[str, Service] = {}
@@ -47,10 +47,10 @@ class Services:
             )
 
     def start(self, name: str, service: Service) -> psutil.Process:
-        """Start a process, which need not be ready.
+        """Start a process, and return before it is ready.
 
         Raises:
-            OrchestratorError: it could not be started.
+            OrchestratorError: the process could not be started.
         """
         assert self._supervisor.stdout is not None
         self._known[name] = service
@@ -62,7 +62,7 @@ class Services:
         return self.processes[name]
 
     def start_again(self, name: str) -> None:
-        """Start a service that has ended, as a service manager would. Returns before it is ready.
+        """Start a service that has ended again, as a service manager does, and return before it is ready.
 
         Raises:
             OrchestratorError: the process could not be started.
@@ -70,7 +70,7 @@ class Services:
         self.start(name, self._known[name])
 
     def import_for_forks(self, module: str) -> None:
-        """Let the supervisor import a module of forked services now. Returns at once; orders wait for it."""
+        """Let the supervisor import a module of forked services; return at once; later orders wait for the import."""
         with suppress(OSError):  # The supervisor has ended; the next order reports that.
             self._order(imported=module)
 
@@ -80,17 +80,17 @@ class Services:
         self._supervisor.stdin.flush()
 
     def refuse_ended(self) -> None:
-        """Check that all are alive.
+        """Check that all services are alive.
 
         Raises:
-            OrchestratorError: one has ended.
+            OrchestratorError: a service has ended.
         """
         for name, process in self.processes.items():
             if not is_alive(process):
                 raise self.ended_at_start(name)
 
     def end(self) -> None:
-        """End all of them and whatever they started; returns when they are gone."""
+        """End all services and the processes that they started; return after their end."""
         assert self._supervisor.stdin is not None
         assert self._supervisor.stdout is not None
         with suppress(BrokenPipeError):
@@ -100,13 +100,13 @@ class Services:
         self.processes = {}
 
     def ended_at_start(self, name: str) -> OrchestratorError:
-        """The error for a service that is gone."""
+        """The error for a service that ended at its start."""
         what = f"the local Prefect's {name} ended at its start."
         return OrchestratorError(what=what, fix=f"Its output is in {self.logs / name}.log.")
 
 
 def is_alive(process: psutil.Process) -> bool:
-    """Whether a process runs. The supervisor may not have noticed its end yet."""
+    """True if a process runs; a zombie, whose end the supervisor has not noticed yet, does not run."""
     try:
         return bool(process.is_running()) and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

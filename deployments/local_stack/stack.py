@@ -1,4 +1,4 @@
-"""A whole Prefect on this machine: server on SQLite, three process pools, a worker each. All of it in one folder."""
+"""A complete local Prefect in one folder: a server on SQLite, and three process pools with one worker each."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ class _Beginning(NamedTuple):
 
     at: float
     is_new: bool
-    """Whether its server had no database yet."""
+    """True if the server had no database yet."""
 
 
 class LocalStack:
-    """Starts in about eight seconds; `stop`, and any end of this process, ends all of it.
+    """A local Prefect that starts in about eight seconds and ends with `stop` or with this process.
 
-    This module does not import Prefect, which takes two seconds: `begin` comes first, then the caller's imports.
-    Nothing is written outside `folder`. A folder that another command uses is not shared: this stack then has its own
-    server, database and logs in that folder.
+    This module does not import Prefect, because the import takes two seconds; call `begin` before you import Prefect.
+    Nothing is written outside `folder`. If another command uses the same folder, this stack has a separate server,
+    database and logs in it.
     """
 
     def __init__(
@@ -57,9 +57,9 @@ class LocalStack:
         variables: Mapping[str, str] | None = None,
         wanted_port: int = USUAL_PORT,
     ) -> None:
-        """`variables` are added to the environment of every process that the stack starts, or replace the stack's own.
+        """`variables` are added to the environment of every process of the stack, and override the stack's variables.
 
-        A server whose port is taken gets another one; with `wanted_port` 0 it never gets a port that others would want.
+        If the wanted port is in use, the server gets another port. With `wanted_port` 0, the system chooses the port.
         """
         self.folder, self.home, self._say = folder.absolute(), home.absolute(), say
         self._wanted_port = wanted_port
@@ -72,7 +72,7 @@ class LocalStack:
 
     @property
     def url(self) -> str:
-        """The UI's address; the API is below it."""
+        """URL of the UI; the URL of the API is below it."""
         return f"http://127.0.0.1:{self.port}"
 
     @property
@@ -93,7 +93,7 @@ class LocalStack:
         return self._home_of_prefect / "prefect.db"
 
     def begin(self) -> None:
-        """Start the server, and return before it is ready: `start` waits for it."""
+        """Start the server, and return before it is ready; `start` waits for it."""
         began = time.monotonic()
         self.folder.mkdir(parents=True, exist_ok=True)
         self._take_lock()
@@ -107,11 +107,11 @@ class LocalStack:
         """Start the server, pools, deployments and workers.
 
         Raises:
-            OrchestratorError: one of them did not come up; names its log.
+            OrchestratorError: a process did not start; the error names its log file.
         """
         if self._services is None:
             self.begin()
-        # Imported while the server starts: these imports take three seconds.
+        # Imported while the server starts, because these imports take three seconds.
         from prefect.client.orchestration import get_client
 
         from segue.deployments.local_stack import registration
@@ -129,16 +129,16 @@ class LocalStack:
             registration.schedule_recovery(client, described)
         for pool in POOLS:
             self._wait_until(lambda pool=pool: _has_worker(self.api_url, pool), name=f"worker-{pool}")  # type: ignore[misc]
-        self._say(f"up in {time.monotonic() - self._beginning.at:.0f} s; Prefect UI: {self.url}")
+        self._say(f"Prefect started in {time.monotonic() - self._beginning.at:.0f} s; Prefect UI: {self.url}")
         return self
 
     @property
     def services(self) -> Mapping[str, psutil.Process]:
-        """The processes of the server, named `server`, and of the workers, named `worker-` and their pool."""
+        """The processes of the stack by name: `server`, and `worker-POOL` for each pool."""
         return self._started.processes
 
     def start_again(self, name: str) -> None:
-        """Start a service that has ended, as a service manager would. Returns before it is ready.
+        """Start a service that has ended again, as a service manager does, and return before it is ready.
 
         Raises:
             OrchestratorError: the process could not be started.
@@ -151,7 +151,7 @@ class LocalStack:
         return self._services
 
     def stop(self) -> None:
-        """End workers, server and whatever they started; returns when all are gone."""
+        """End the workers, the server and the processes that they started; return after their end."""
         self._end_services()
         if self._database is not None:
             self._database.close()
@@ -162,7 +162,7 @@ class LocalStack:
 
     @contextmanager
     def settings(self) -> Iterator[None]:
-        """Prefect's client in this process talks to this server."""
+        """A block in which Prefect's client in this process uses this server."""
         from prefect.settings import PREFECT_API_URL, temporary_settings
 
         with temporary_settings({PREFECT_API_URL: self.api_url}):
@@ -178,7 +178,7 @@ class LocalStack:
                 "PREFECT_HOME": str(self._home_of_prefect),
                 "PREFECT_API_URL": self.api_url,
                 "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-                # The new database already has the blocks; to compare them, the server would import every collection.
+                # The new database has the block types; to compare them, the server would import all collections.
                 "PREFECT_API_BLOCKS_REGISTER_ON_START": "false",
                 "PREFECT_MEMOIZE_BLOCK_AUTO_REGISTRATION": "false",
                 "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "false",
@@ -193,9 +193,10 @@ class LocalStack:
         )
 
     def _take_lock(self) -> None:
-        """Find files in the folder that no living stack uses. The kernel frees a lock when its last holder ends.
+        """Choose and lock file names in the folder that no other running stack uses.
 
-        The supervisor holds it too: after a SIGKILL of this process it is free once everything has ended.
+        The supervisor holds the lock too, so after a SIGKILL of this process the lock is free when all processes have
+        ended; the kernel frees a lock when its last holder ends.
         """
         for number in count(1):
             self._suffix = "" if number == 1 else f"-{number}"
@@ -209,13 +210,13 @@ class LocalStack:
             return
 
     def _start_server(self) -> None:
-        """Start a supervisor with the server at the port; the supervisor imports what the workers need."""
+        """Start a supervisor and the server at the port; the supervisor also imports the modules of the workers."""
         self._services = Services(logs=self.logs, environment=self.environment(), cwd=self.home, kept_open=self._lock)
         self._services.start("server", Service(_SERVER, (str(self.port),)))
         self._services.import_for_forks(_WORKER)
 
     def _await_server(self) -> None:
-        """Wait until the server answers; if its port was taken meanwhile, start it again with another port."""
+        """Wait until the server answers; if another process has taken its port, start it again with another port."""
         for tries_left in reversed(range(_PORT_TRIES)):
             try:
                 self._wait_until(self._server_answers, name="server")
@@ -234,19 +235,19 @@ class LocalStack:
             services.end()
 
     def _keep_log_of_database(self) -> None:
-        """Keep one reader of the server's SQLite database open as long as the stack. A server on PostgreSQL has none.
+        """Keep one connection to the server's SQLite database open while the stack runs; PostgreSQL needs none.
 
-        The last connection that closes removes the write-ahead log, and whoever opens the database meanwhile may get
-        the answer that it is busy (https://www.sqlite.org/wal.html, "Sometimes Queries Return SQLITE_BUSY In WAL
-        Mode"). The server opens a connection for every request: without this reader it refuses many, and an engine
-        whose request is refused waits for two seconds.
+        When the last connection closes, SQLite removes the write-ahead log, and a process that opens the database at
+        that moment may get SQLITE_BUSY (https://www.sqlite.org/wal.html, "Sometimes Queries Return SQLITE_BUSY In WAL
+        Mode"). The server opens a connection for every request. Without this connection it would refuse many requests,
+        and an engine waits for two seconds after a refused request.
         """
         if self._database_file.exists():
             self._database = sqlite3.connect(self._database_file, check_same_thread=False)
             self._database.execute("SELECT count(*) FROM sqlite_master").fetchall()
 
     def _server_answers(self) -> bool:
-        # Another server may answer at this port: ours must be the one that listens.
+        # Another server may answer at this port, so check that the server of this stack listens there.
         return _listens(self.services["server"], self.port) and _answers(f"{self.api_url}/health")
 
     def _wait_until(self, is_ready: Callable[[], bool], *, name: str) -> None:
@@ -260,7 +261,7 @@ class LocalStack:
 
 
 def free_port(wanted: int) -> int:
-    """`wanted` if no process listens there, else a port that the system picks."""
+    """The port `wanted` if no process listens there, otherwise a free port that the system chooses."""
     for port in (wanted, 0):
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -269,7 +270,7 @@ def free_port(wanted: int) -> int:
             except OSError:
                 continue
             return int(probe.getsockname()[1])
-    raise OrchestratorError(what="no port is free on 127.0.0.1.", fix="Close something that listens there.")
+    raise OrchestratorError(what="no port is free on 127.0.0.1.", fix="Close a program that listens there.")
 
 
 def _is_taken(port: int) -> bool:

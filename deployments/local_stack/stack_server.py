@@ -1,13 +1,13 @@
-"""The Prefect server of a local stack: Prefect's own application, which never refuses a request for a busy SQLite.
+"""The Prefect server of a local stack: Prefect's own application, changed to refuse no request if SQLite is busy.
 
 `python -m segue.deployments.local_stack.stack_server PORT`. Most requests of Prefect's server read first and then
 write, in one transaction that SQLite begins as a reader (DEFERRED). If another connection writes in between, SQLite
 refuses the write at once, whatever its busy timeout is (https://www.sqlite.org/lang_transaction.html, "Read
 transactions versus write transactions"); the server then answers 503, and a worker or an engine waits for 2, 4, 8, 16,
-32 s. Here each transaction begins as a writer (IMMEDIATE): it waits its turn, and is never refused. Prefect itself does
-so in some places (`begin_transaction(..., with_for_update=True)`). If a request opens a further session within its
-transaction, as the change of a work queue does for its event, that session does not begin as a writer: it would wait
-for the first.
+32 s. Here each transaction begins as a writer (IMMEDIATE), so it waits and is never refused. Prefect itself does
+this in some places (`begin_transaction(..., with_for_update=True)`). If a request opens a further session within its
+transaction, as a change of a work queue does for its event, that session does not begin as a writer, because it would
+wait for the first session.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ from segue.deployments.local_stack.database import copy_template, template_file
 
 HOST = "127.0.0.1"
 _OUTER: ContextVar[AsyncSessionTransaction | None] = ContextVar("outer transaction", default=None)
-"""The transaction of this request. A task that the request starts may outlive it, and keeps this variable."""
+"""The transaction of the current request; tasks that outlive the request also have this variable."""
 
 
 class ImmediateSqlite(AioSqliteConfiguration):
-    """Prefect's SQLite, whose transactions all begin as writers."""
+    """Prefect's configuration of SQLite, changed so that all transactions begin as writers."""
 
     @asynccontextmanager
     async def begin_transaction(
         self, session: AsyncSession, with_for_update: bool = False
     ) -> AsyncGenerator[AsyncSessionTransaction, None]:
-        # As a writer, a second transaction of the same request would wait for the first one.
+        # A second transaction of the same request must not begin as a writer, because it would wait for the first.
         outer = _OUTER.get()
         is_outer = outer is None or not outer.is_active
         async with super().begin_transaction(session, with_for_update=is_outer) as transaction:
-            await session.connection()  # It begins here, in the mode that is set now.
+            await session.connection()  # The transaction begins here, in the current mode.
             mode, before = SQLITE_BEGIN_MODE.set(None), _OUTER.set(transaction)
             try:
                 yield transaction
@@ -58,7 +58,7 @@ class ImmediateSqlite(AioSqliteConfiguration):
 
 
 def prepare(database: Path, *, template: Path) -> None:
-    """Create a database that does not exist yet: from the template if there is one, else by migrations."""
+    """If the database does not exist, create it from the template, or by migrations if there is no template."""
     if not database.exists() and not copy_template(database, template=template):
         asyncio.run(_create())
 
@@ -71,9 +71,9 @@ async def _create() -> None:
 
 
 def main() -> None:
-    """Serve at a port of this machine until SIGTERM; exit code 1 at once if the port is taken."""
+    """Serve at a port of this machine until SIGTERM; exit with code 1 immediately if the port is in use."""
     try:
-        # Before anything else: uvicorn binds after the start of Prefect's services, and then waits for their end.
+        # Checked first, because uvicorn binds after the start of Prefect's services, and would then wait for their end.
         listener = socket.create_server((HOST, int(sys.argv[1])), backlog=2048)
     except OSError as error:
         sys.exit(f"port {sys.argv[1]} cannot be used: {os.strerror(error.errno or 0)}")
@@ -82,7 +82,7 @@ def main() -> None:
         database = dependencies.MODELS_DEPENDENCIES["database_config"] = ImmediateSqlite(connection_url=url)
         if (file := make_url(url).database) and not database.is_inmemory():
             prepare(Path(file), template=template_file())
-    from prefect.server.api.server import create_app  # Only once the database is set.
+    from prefect.server.api.server import create_app  # Imported only after the database is configured.
 
     settings = get_current_settings().server
     config = uvicorn.Config(

@@ -1,7 +1,7 @@
-"""Parent process of a local Prefect: it starts what its owner asks for, and ends all of it when the owner is gone.
+"""Parent process of a local Prefect: it starts processes for its owner, and ends them when the owner ends.
 
 The owner holds the other end of standard input. The pipe closes when the owner closes it, returns, crashes or is
-killed with SIGKILL, so nothing of a local Prefect outlives the command that started it.
+killed with SIGKILL, so no process of a local Prefect outlives the command that started it.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ import psutil
 
 _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 15, 36
 _SERVICE_SECONDS = 3.0
-"""Time from SIGTERM to SIGKILL, for a server or a worker."""
+"""Seconds from SIGTERM to SIGKILL for a server or a worker."""
 _ROUNDS = 5
-"""How often the supervisor looks again for processes that were started while it ended the others."""
+"""Number of times that the supervisor looks for processes that were started while it ended the others."""
 
 
 def main() -> None:
-    """Read one JSON order per line from standard input and answer with the process id; at the end of input, end all.
+    """Read one JSON order per line and answer with the process id; at the end of standard input, end all processes.
 
-    An order starts a process, in a fork of this process if the order says so, or imports the modules that forked
-    processes need.
+    An order starts a process (if requested, in a fork of this process), or imports the modules that forked processes
+    need.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C on the terminal is the owner's to handle.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # The owner handles Ctrl-C on the terminal.
     signal.signal(signal.SIGTERM, _leave)
     signal.signal(signal.SIGCHLD, _reap)
     _adopt_orphans()
@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def _supervise(*, grace_seconds: float) -> Callable[[], None] | None:
-    """Obey until standard input ends, then end everything. In a forked service, return what this process runs now."""
+    """Carry out orders until standard input ends, then end all processes; in a forked service, return its function."""
     supervisor, services = os.getpid(), list[int]()
     try:
         while line := sys.stdin.readline():
@@ -66,9 +66,9 @@ def _supervise(*, grace_seconds: float) -> Callable[[], None] | None:
 
 
 def end_all(services: list[int], *, grace_seconds: float) -> None:
-    """End every process below this one: flow runs and trainers, then the services in reverse, the server last.
+    """End all descendants of this process: first flow runs and trainers, then the services, the server last.
 
-    Flow runs still reach the server with their last state, and trainers have `grace_seconds` for a last checkpoint.
+    Flow runs can still report their last state to the server, and trainers get `grace_seconds` for a last checkpoint.
     """
     _end_others(keep=services, grace_seconds=grace_seconds)
     _end_others(keep=services[:1], grace_seconds=_SERVICE_SECONDS)
@@ -97,13 +97,13 @@ def _start(module: str, arguments: list[str], log: str) -> int:
 
 
 def _fork(module: str) -> int:
-    """A copy of this process; 0 in the copy. The module's imports take two seconds, once for all copies."""
+    """Fork this process and return the process id, 0 in the fork; the module's imports are made once for all forks."""
     importlib.import_module(module)
     return os.fork()
 
 
 def _become(module: str, arguments: list[str], log: str) -> None:
-    """Run a module's `main` in a forked process, as if it had been started by itself."""
+    """Run a module's `main` in a forked process, as if the process had been started separately."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
@@ -123,7 +123,7 @@ def _send(processes: list[psutil.Process], signum: signal.Signals) -> None:
 
 
 def _adopt_orphans() -> None:
-    """Become the parent of descendants whose own parent died, instead of init: they are found and ended as well."""
+    """Make this process, instead of init, the parent of orphaned descendants, so that it can find and end them."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 

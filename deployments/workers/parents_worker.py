@@ -1,4 +1,4 @@
-"""The worker of `segue serve`: parents run in threads of one process, every other flow run in a process of its own."""
+"""The worker of `segue serve`: parents run in threads of one process, other flow runs in separate processes."""
 
 from __future__ import annotations
 
@@ -38,35 +38,36 @@ from segue.prefect.refused_requests import repeat_refused_requests
 
 PARENT_ENTRYPOINT = "segue.flows.train.train"
 _USUAL_COMMANDS = (None, "python -m prefect.engine")
-"""None, as in a pool's own template, and the command of segue's templates."""
+"""Commands of ordinary parents: None, as in Prefect's own template, and the command of segue's templates."""
 
 
 class ProcessJob(NamedTuple):
-    """The job that a process pool was asked to start for a flow run."""
+    """The job that a process pool must start for a flow run."""
 
     entrypoint: str | None
-    """The deployment's; None for a flow run without a deployment."""
+    """Entrypoint of the deployment; None for a flow run without a deployment."""
     has_pull_steps: bool
     command: str | None
     env: Mapping[str, str | None]
-    """The job's own variables; None removes one."""
+    """Environment variables of the job; the value None removes a variable."""
     working_dir: Path | None
 
     @property
     def is_parent(self) -> bool:
-        """Whether it is the flow `train` of the installed segue."""
+        """True if the flow is `train` of the installed segue."""
         return self.entrypoint == PARENT_ENTRYPOINT and not self.has_pull_steps
 
 
 def why_own_process(job: ProcessJob, *, here: Path, environment: Mapping[str, str]) -> str | None:
-    """Why this job cannot run in a process that works in `here` with these variables; None if it can.
+    """Reason why a job cannot run in a thread of this process, which works in `here` with `environment`, else None.
 
-    A thread has no working folder and no variables of its own. A relative store path would be another folder.
+    Threads share the working folder and the variables of the process. In another working folder, a relative path of a
+    store would be another store.
     """
     if not job.is_parent:
-        return "it is another flow than the installed segue.flows.train"
+        return "its flow is not the installed segue.flows.train"
     if job.command not in _USUAL_COMMANDS:
-        return f"its job has a command of its own ({job.command})"
+        return f"its job has another command ({job.command})"
     changed = sorted(name for name, value in job.env.items() if environment.get(name) != value)
     if changed:
         return f"its job sets variables that `segue serve` does not have ({', '.join(changed)})"
@@ -78,14 +79,14 @@ def why_own_process(job: ProcessJob, *, here: Path, environment: Mapping[str, st
 
 
 _ASK_SECONDS = 2.0
-"""How often the worker asks which parents are being cancelled: one request for all of them."""
+"""Interval of the requests for cancelled parents; one request is for all parents."""
 _LEAVE_SECONDS = 20.0
-"""How long this process, when it ends, waits for its parents to report their ends. Kubernetes kills after 30 s."""
+"""Longest wait, at the end of this process, for its parents to report their ends; Kubernetes kills after 30 s."""
 _CANCELLED = FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.CANCELLING, StateType.CANCELLED]))
 
 
 class ServedJob(ProcessJobConfiguration):
-    """A job of a process pool that remembers what it was asked for, before Prefect adds its own variables."""
+    """A job of a process pool that keeps its original settings, before Prefect adds its own variables."""
 
     _job: ProcessJob = PrivateAttr()
 
@@ -110,9 +111,9 @@ def _job_of(deployment: DeploymentResponse | None, asked: ProcessJobConfiguratio
     )
 
 
-# ABC: Prefect registers no abstract class, and so still finds its own ProcessWorker under the type "process".
+# ABC, because Prefect does not register abstract classes, so the type "process" stays Prefect's own ProcessWorker.
 class ParentsWorker(ProcessWorker, ABC):
-    """A worker of a process pool that runs up to `runs` parents in itself. Only these count as its runs."""
+    """A worker of a process pool that runs up to `runs` parents in its own process; the limit only counts parents."""
 
     job_configuration = ServedJob
 
@@ -121,7 +122,7 @@ class ParentsWorker(ProcessWorker, ABC):
         self._most_runs, self._say = runs, say
         self._served: dict[UUID, ServedRun] = {}
         self._taken: set[UUID] = set()
-        """Parents that were taken from the pool: those in `_served`, and those that are not there yet."""
+        """Parents that were taken from the pool, including those that are not in `_served` yet."""
         self._here = Path.cwd()
         self._held = 0
 
@@ -131,13 +132,13 @@ class ParentsWorker(ProcessWorker, ABC):
         configuration: ProcessJobConfiguration,
         task_status: anyio.abc.TaskStatus[int] | None = None,
     ) -> ProcessWorkerResult:
-        """Run a flow run to its end: a parent in a thread, unless its job differs from this process."""
+        """Run a flow run to its end: a parent in a thread if its job permits this, other flow runs in a process."""
         assert isinstance(configuration, ServedJob)
         why = why_own_process(configuration.job, here=self._here, environment=os.environ)
         if why is not None:
             if configuration.job.is_parent:
                 self._taken.discard(flow_run.id)
-                text = "this parent gets a process of its own, of about 230 MB: %s"
+                text = "this parent runs in a separate process of about 230 MB: %s"
                 self.get_flow_run_logger(flow_run).warning(text, why)
             return await super().run(flow_run, configuration, task_status)
         served = self._served[flow_run.id] = ServedRun(flow_run.id)
@@ -151,7 +152,7 @@ class ParentsWorker(ProcessWorker, ABC):
         return ProcessWorkerResult(status_code=status_code, identifier=str(os.getpid()))
 
     async def watch_cancellations(self) -> None:
-        """End the parents whose flow runs are being cancelled; does not return."""
+        """End the parents whose flow runs are being cancelled; this coroutine never returns."""
         with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}):
             async with get_client() as client:
                 while True:
@@ -160,14 +161,14 @@ class ParentsWorker(ProcessWorker, ABC):
                     try:
                         found = await client.read_flow_runs(flow_run_filter=wanted) if self._served else []
                     except (httpx.HTTPError, PrefectHTTPStatusError) as error:
-                        self._logger.debug("cancellations are not known reason=%s", type(error).__name__)
+                        self._logger.debug("cancellations could not be read reason=%s", type(error).__name__)
                         continue
                     for run in found:
                         if (served := self._served.get(run.id)) is not None:
                             served.end(Why.CANCELLED)
 
     async def _submit_scheduled_flow_runs(self, flow_run_response: list[WorkerFlowRunResponse]) -> list[FlowRun]:
-        # Not by Prefect's own limit: it counts every flow run, and `recover` must not wait for a parent to end.
+        # Prefect's own limit is not used, because it counts every flow run, and `recover` must not wait for parents.
         self._taken &= self._submitting_flow_run_ids | self._served.keys()
         known: dict[UUID, bool] = {}
         chosen, held = [], 0
@@ -185,7 +186,7 @@ class ParentsWorker(ProcessWorker, ABC):
         return await super()._submit_scheduled_flow_runs(chosen)
 
     async def _is_parent(self, run: FlowRun, known: dict[UUID, bool]) -> bool:
-        """Whether a flow run is a parent, by its deployment. One without its deployment is not: Prefect cancels it."""
+        """True if a flow run's deployment is that of a parent; False if it was deleted (Prefect then cancels)."""
         if run.deployment_id is None:
             return False
         if run.deployment_id not in known:
@@ -198,12 +199,12 @@ class ParentsWorker(ProcessWorker, ABC):
 
     def _tell(self, held: int) -> None:
         if held > 0 and self._held == 0:
-            self._say(f"{self._most_runs} runs are served; {held} more wait. Fix: start another `segue serve`.")
+            self._say(f"{self._most_runs} runs are served at most; {held} more wait. Fix: start another `segue serve`.")
         self._held = held
 
 
 async def _ended(served: ServedRun) -> int:
-    """The status of a parent that has ended. When this process leaves, the parent is asked to end and waited for."""
+    """Wait for the end of a parent and return its status; if this process ends, first ask the parent to end."""
     ended = asyncio.wrap_future(served.ended)
     try:
         return await asyncio.shield(ended)
@@ -215,12 +216,13 @@ async def _ended(served: ServedRun) -> int:
 
 
 def serve(*, pool: str, runs: int, name: str | None, say: Callable[[str], None]) -> signal.Signals:
-    """Serve a process pool until SIGINT or SIGTERM; returns which. Blocks.
+    """Serve a process pool until SIGINT or SIGTERM; return the signal.
 
-    Then the parents end as Crashed, within `_LEAVE_SECONDS`; their attempts train on, and recovery starts them again.
+    At the signal the parents end as Crashed within `_LEAVE_SECONDS`. Their attempts train on, and recovery starts the
+    parents again.
 
     Raises:
-        OrchestratorError: no server is configured or answers, or the pool is missing or of another type.
+        OrchestratorError: no server is configured or answers, or the pool does not exist or has another type.
     """
     _require_pool(pool)
     repeat_refused_requests()
@@ -237,7 +239,7 @@ async def _serve(worker: ParentsWorker, say: Callable[[str], None]) -> signal.Si
             with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
                 async for signum in signals:
                     got.append(signum)
-                    say("ending: no more runs are taken, and the attempts of the served ones train on")
+                    say("ending: no further runs are taken, and the attempts of the served runs train on")
                     tasks.cancel_scope.cancel()
                     return
 
@@ -259,10 +261,10 @@ def _require_pool(pool: str) -> None:
     except ObjectNotFound:
         raise OrchestratorError(
             what=f"there is no work pool {pool!r} on this Prefect server.",
-            fix="create it with deployments/templates/create-pools.sh, or name another one with --pool.",
+            fix="create it with deployments/templates/create-pools.sh, or name another pool with --pool.",
         ) from None
     if found.type != "process":
         raise OrchestratorError(
-            what=f"the work pool {pool!r} is of the type {found.type}, and serve needs a process pool.",
+            what=f"the work pool {pool!r} has the type {found.type}, but serve needs a process pool.",
             fix="name another pool, or start a worker of that type with `prefect worker start`.",
         )

@@ -1,7 +1,7 @@
-"""A Prefect worker that starts segments in processes which booted before: `segue worker`.
+"""A Prefect worker that starts segments in processes that it has prepared before: `segue worker`.
 
-While a segment trains, the next engine and trainer wait with everything imported: a segment then starts two to three
-seconds sooner. They belong to the worker and end with it. Other flow runs are started as by any worker.
+While a segment trains, an engine and a trainer for the next segment wait with all modules imported, so the next segment
+starts two to three seconds sooner. These processes end with the worker. Other flow runs start as in any worker.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ _ENGINE = "segue.flows.prefect_engine"
 _OF_ONE_RUN = "PREFECT__"
 """The prefix of the variables that Prefect sets for one flow run."""
 _NO_RUN = str(UUID(int=0))
-"""A placeholder as long as any id, so that the process can show the id of its flow run later."""
+"""A placeholder with the length of an id, so that the process can show the id of its flow run later."""
 _BOOT_AFTER_SECONDS = 10.0
-"""Seconds from the start of a segment to the boot of the next processes: the segment's own first step comes first."""
+"""Seconds from the start of a segment to the boot of the next processes, so that its first step comes first."""
 
 RunProcess = Callable[..., Awaitable[anyio.abc.Process]]
 
 
 @dataclass(frozen=True)
 class _Job:
-    """The settings of a waiting engine's start; a flow run gets the engine only if it asks for the same settings."""
+    """The settings with which a waiting engine was started; it only takes flow runs with the same settings."""
 
     command: tuple[str, ...]
     cwd: str | None
@@ -55,7 +55,7 @@ class _Job:
 
 
 class WarmEngines:
-    """Starts engines in place of Prefect's `run_process`: a waiting one if the job is the same as the last."""
+    """Replaces Prefect's `run_process`: a job with the settings of the last job gets the waiting engine."""
 
     def __init__(self, start_cold: RunProcess) -> None:
         self._start_cold = start_cold
@@ -73,7 +73,7 @@ class WarmEngines:
         cwd: Path | str | None = None,
         **more: Any,
     ) -> anyio.abc.Process:
-        """Run a command to its end; return the process. Takes the arguments of Prefect's `run_process`."""
+        """Run a command to its end and return the process, with the arguments of Prefect's `run_process`."""
         job = _Job(tuple(command), None if cwd is None else str(cwd), bool(stream_output), _lasting(env or {}))
         of_run = {name: text for name, text in (env or {}).items() if name not in job.environment}
         facts: dict[str, Any] = {"task_status": task_status, "task_status_handler": task_status_handler}
@@ -86,7 +86,7 @@ class WarmEngines:
         return await _run_to_end(process, **facts)
 
     async def _give(self, job: _Job, of_run: Mapping[str, str]) -> anyio.abc.Process | None:
-        """The waiting engine, which has the flow run now; None if no waiting engine fits."""
+        """Give the flow run to the waiting engine and return its process; None if no waiting engine fits."""
         if self._waiting is None or self._waiting[0] != job:
             return None
         (_, process), self._waiting = self._waiting, None
@@ -94,7 +94,7 @@ class WarmEngines:
         try:
             await process.stdin.send(f"{json.dumps(of_run)}\n".encode())
         except (anyio.BrokenResourceError, anyio.ClosedResourceError):
-            await process.aclose()  # It was killed while it waited.
+            await process.aclose()  # The engine was killed while it waited.
             return None
         await process.stdin.aclose()
         return process if process.returncode is None else None
@@ -139,7 +139,7 @@ async def _run_to_end(
     task_status: anyio.abc.TaskStatus[Any] | None,
     task_status_handler: Callable[[anyio.abc.Process], Any] | None,
 ) -> anyio.abc.Process:
-    async with process:  # Killed if this worker is cancelled.
+    async with process:  # The process is killed if this worker is cancelled.
         if task_status is not None:
             task_status.started(task_status_handler(process) if task_status_handler is not None else process.pid)
         await process.wait()
@@ -147,15 +147,15 @@ async def _run_to_end(
 
 
 def warm() -> None:
-    """Let the workers of this process start warm engines, and repeat at once what a server on SQLite refused."""
+    """Make the workers of this process start warm engines, and repeat requests that a server on SQLite refused."""
     repeat_refused_requests()
     starter: Any = _starter_engine
-    # The one place where Prefect's worker starts a process; its authors name it as the place to override.
+    # The only place at which Prefect's worker starts a process; its authors name it as the place to override.
     starter.run_process = WarmEngines(starter.run_process).run_process
 
 
 def work(arguments: list[str]) -> None:
-    """Run the command line of Prefect with these arguments, as `python -m prefect`; its workers start warm engines."""
+    """Run Prefect's command line with these arguments, as `python -m prefect`, but with warm engines in its workers."""
     warm()
     sys.argv[1:] = arguments
     runpy.run_module("prefect", run_name="__main__", alter_sys=True)

@@ -1,4 +1,4 @@
-"""Pruning: deletes the checkpoints that retention no longer keeps, and the objects that killed attempts left behind."""
+"""Pruning: deleting checkpoints that retention no longer keeps, and leftover objects of killed attempts."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ from segue.stores.base import Store, StoreReadError, StoreWriteError
 log = logging.getLogger(__name__)
 
 _MOST_TIDIED = 20
-"""Number of earlier attempts whose unfinished objects are removed; objects of older ones were removed before."""
+"""Number of earlier attempts whose unfinished objects are removed; those of older attempts were removed before."""
 
 _MOST_LEFT = 100
-"""Number of objects whose failed delete is tried again: no save may wait for more of them."""
+"""Most objects whose failed delete is tried again, so that a save does not wait long."""
 
 _SHARD = re.compile(r"[^/]+/(attempts/([^/]+)/step-[0-9]+/[^/]+)")
 
 
 class Pruner:
-    """Pruning by one attempt. A failed delete is tried again with later checkpoints, and by the next attempt."""
+    """Prunes for one attempt. A failed delete is tried again after later checkpoints and by the next attempt."""
 
     def __init__(self, *, epoch: int, retention: CheckpointSpec, tiers: Sequence[Store]) -> None:
         self._epoch, self._retention, self._tiers = epoch, retention, tiers
         self._has_swept = False
         self._left: set[str] = set()
-        """All or some of the objects that could not be deleted: their delete is tried again."""
+        """Names of objects that could not be deleted, at most `_MOST_LEFT`; their delete is tried again."""
 
     def prune(self, runlog: RunLog) -> None:
-        """Delete the checkpoints that nothing keeps; after the first commit, also objects that nothing refers to.
+        """Delete the checkpoints that are no longer kept; after the first commit, also objects that no record names.
 
         Raises:
             FencedError, UnreadRecordError: a newer claim exists, or may exist.
-            StoreWriteError, StoreReadError: the log could not be reached; calling again is safe.
+            StoreWriteError, StoreReadError: the log could not be read or written; a retry is safe.
         """
         history = read_history(runlog)
         if history.unread:
-            log.warning("nothing is deleted while a record cannot be read key=%s", history.unread[0].key)
+            log.warning("pruning skipped, because a log record cannot be read key=%s", history.unread[0].key)
             return
         slots = self._superfluous(history)
         if slots:
@@ -52,10 +52,10 @@ class Pruner:
             def build(stamp: Stamp) -> Entry:
                 return PruneEntry.model_validate(stamp(epoch=self._epoch) | {"slots": slots})
 
-            # Recorded before it is done: a reader then never mistakes a pruned checkpoint for a damaged one.
+            # The prune is recorded first, so that a reader never takes a pruned checkpoint for a damaged checkpoint.
             runlog.append(build, epoch=self._epoch)
             unkept = {name for c in history.checkpoints if c.ref.slot in slots for name in _names_of(c)}
-            # A kept manifest may refer to shards of an earlier one: unchanged tensors are not stored again.
+            # A kept manifest may refer to shards of an earlier checkpoint: unchanged tensors are not stored again.
             self._delete(runlog.run_id, (unkept | self._left) - names_in_use(history, without=slots))
         if not self._has_swept:
             self._has_swept = True
@@ -70,7 +70,7 @@ class Pruner:
         return retention.slots_to_prune(history.checkpoints, kept=kept)
 
     def drop_earlier_tries(self, runlog: RunLog, commit: CheckpointRef) -> None:
-        """Delete the objects of earlier tries of this committed save. After its commit no attempt can adopt them."""
+        """Delete the objects of earlier tries of this committed save; after the commit, no attempt can adopt them."""
         history = read_history(runlog)
         used = names_in_use(history)
         for store in self._tiers if not history.damage else ():
@@ -79,17 +79,17 @@ class Pruner:
                 names = {item.key.removeprefix(f"{runlog.run_id}/") for item in found}
                 self._delete(runlog.run_id, names - used, tiers=[store])
             except StoreReadError as error:
-                log.warning("earlier tries of a save stay behind store=%s reason=%s", store.url, error)
+                log.warning("earlier tries of a save could not be deleted store=%s reason=%s", store.url, error)
 
     def _sweep(self, runlog: RunLog, history: History) -> None:
-        """Delete shards of earlier attempts that no record names: those attempts are fenced, so no record ever will.
+        """Delete shards of earlier attempts that no record names; these attempts are fenced and write no more records.
 
         Raises:
-            FencedError, UnreadRecordError: a newer claim exists, or may exist; its attempt may adopt such shards.
+            FencedError, UnreadRecordError: a newer claim exists or may exist, and its attempt may adopt such shards.
             StoreReadError: the log could not be read.
         """
         if history.damage:
-            return  # A record that cannot be read may name anything.
+            return  # An unreadable record may name any shard.
         runlog.require_claim(self._epoch)
         used = names_in_use(history)
         earlier = [attempt.claim.attempt_id for attempt in history.attempts if attempt.claim.epoch < self._epoch]
@@ -104,7 +104,7 @@ class Pruner:
                 for attempt_id in earlier[-_MOST_TIDIED:]:
                     store.drop_unfinished(keys.attempt_prefix(runlog.run_id, attempt_id))
             except (StoreReadError, StoreWriteError) as error:
-                log.warning("leftovers of earlier attempts not searched store=%s reason=%s", store.url, error)
+                log.warning("could not search for leftovers of earlier attempts store=%s reason=%s", store.url, error)
 
     def _delete(self, run_id: str, names: set[str], *, tiers: Sequence[Store] | None = None) -> None:
         self._left -= names
@@ -112,19 +112,19 @@ class Pruner:
             try:
                 store.delete([f"{run_id}/{name}" for name in sorted(names)])
             except StoreWriteError as error:
-                # Objects that are gone already can be deleted again. The next attempt looks for all of them.
+                # Deleting a missing object is not an error. The next attempt searches for all leftover objects.
                 self._left = set(sorted(self._left | names)[:_MOST_LEFT])
-                log.warning("pruned shards could not be deleted and stay behind reason=%s", error)
+                log.warning("pruned shards could not be deleted, retrying later reason=%s", error)
 
 
 def _names_of(checkpoint: Checkpoint) -> list[str]:
-    """The shards that a checkpoint needs, and its prepared commits."""
+    """The names of the shards and the prepared commits of a checkpoint."""
     ranks = range(checkpoint.manifest.environment.world_size)
     prepared = [keys.prepared_name(checkpoint.ref.attempt_id, checkpoint.manifest.step, rank) for rank in ranks]
     return [*prepared, *(shard.key for shard in checkpoint.manifest.shards)]
 
 
 def names_in_use(history: History, *, without: Sequence[int] = ()) -> set[str]:
-    """The objects that some checkpoint still needs, except checkpoints that are pruned or in the slots `without`."""
+    """The names of all objects that checkpoints need, except pruned checkpoints and checkpoints in `without`."""
     unpruned = (c for c in history.checkpoints if not c.is_pruned and c.ref.slot not in without)
     return {name for checkpoint in unpruned for name in _names_of(checkpoint)}

@@ -1,4 +1,4 @@
-"""Retention: which checkpoints to keep and which to prune. Pure."""
+"""Retention: selecting the checkpoints to keep and the checkpoints to prune. Pure."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ def slots_to_keep(
     best: Literal["min", "max"],
     verified_parents: Sequence[CheckpointRef],
 ) -> frozenset[int]:
-    """Log slots to keep: the newest `keep`, the best by metric, the last verified parent, the newest independent one.
+    """The log slots of the checkpoints to keep.
 
-    Quarantined checkpoints are evidence and always kept. A verified parent is kept until a later one is verified: if
-    all checkpoints after the parent prove bad, the parent is the last state known to be good.
+    These are the newest `keep` checkpoints, the best by metric, the last verified parent, the newest checkpoint that
+    shares no shard with the newest, and all quarantined checkpoints, which are evidence. A verified parent is kept
+    until a later parent is verified: if all later checkpoints are bad, this parent is the last good state.
     """
     usable = [c for c in checkpoints if c.quarantined is None and not c.is_pruned]
     kept = {checkpoint.ref.slot for checkpoint in usable[-keep:]}
@@ -35,16 +36,16 @@ def slots_to_keep(
 
 
 def best_of(usable: Sequence[Checkpoint], best: Literal["min", "max"]) -> Checkpoint | None:
-    """The checkpoint with the best finite metric; None if none has one."""
+    """The checkpoint with the best finite metric; None if no checkpoint has a finite metric."""
     rated = [(c.manifest.metric, c) for c in usable if c.manifest.metric is not None]
     sign = 1 if best == "min" else -1
-    # On a tie the newest wins: it has seen more data.
+    # Of equal metrics the newest checkpoint is chosen, because it was trained on more data.
     ranked = ((sign * metric, -c.ref.slot, c) for metric, c in rated if math.isfinite(metric))
     return min(ranked, key=lambda item: item[:2], default=(0, 0, None))[2]
 
 
 def _independent_of_newest(usable: Sequence[Checkpoint]) -> frozenset[int]:
-    """The newest that shares no shard with the very newest: a bad byte damages all checkpoints with its shard."""
+    """The newest checkpoint that shares no shard with the newest of all; a damaged shard damages all that use it."""
     if not usable:
         return frozenset()
     needed = {shard.key for shard in usable[-1].manifest.shards}
@@ -53,5 +54,5 @@ def _independent_of_newest(usable: Sequence[Checkpoint]) -> frozenset[int]:
 
 
 def slots_to_prune(checkpoints: Sequence[Checkpoint], *, kept: Collection[int]) -> tuple[int, ...]:
-    """The slots of the other checkpoints, oldest first."""
+    """The slots of all checkpoints that are not kept, oldest first."""
     return tuple(c.ref.slot for c in checkpoints if c.ref.slot not in kept and not c.is_pruned)

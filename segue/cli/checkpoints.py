@@ -1,4 +1,4 @@
-"""`segue checkpoints`: list a run's checkpoints, export one, import weights as the first one, and lift quarantines."""
+"""`segue checkpoints`: list a run's checkpoints, export a checkpoint, import weights, and lift quarantines."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LIST = "list"
 
 
 class ListingGroup(DefaultCommandGroup):
-    """A group that lists checkpoints if its first word is no command of the group: `segue checkpoints RUN`."""
+    """A command group that runs `list` if its first argument is not one of its commands: `segue checkpoints RUN`."""
 
     default = _LIST
 
@@ -31,8 +31,8 @@ class ListingGroup(DefaultCommandGroup):
 app = typer.Typer(
     name="checkpoints",
     cls=ListingGroup,
-    help="List a run's checkpoints, export one as plain files, import weights as a run's first one, or lift a "
-    "quarantine.\n\n"
+    help="List a run's checkpoints, export a checkpoint as plain files, import weights as a run's first checkpoint, or "
+    "lift a quarantine.\n\n"
     "`segue checkpoints RUN` is short for `segue checkpoints list RUN`.",
     no_args_is_help=True,
 )
@@ -55,13 +55,15 @@ def list_checkpoints(
 def export(
     run: str,
     *,
-    to: Annotated[Path, typer.Option(help="Folder for the files; must be empty or not exist yet.")],
+    to: Annotated[Path, typer.Option(help="Folder for the files; it must be empty or must not exist yet.")],
     file_format: Annotated[ExportFormat, typer.Option("--format", help="Format of the state's files.")],
-    step: Annotated[int | None, typer.Option(min=0, help="Step of the checkpoint; the newest by default.")] = None,
+    step: Annotated[
+        int | None, typer.Option(min=0, help="Step of the checkpoint; the default is the newest checkpoint.")
+    ] = None,
     best: Annotated[
         bool,
         typer.Option(
-            "--best", help="The best model: the one that its framework calls best, or that of the best metric."
+            "--best", help="Export the best model: the framework's own choice, or the checkpoint with the best metric."
         ),
     ] = False,
     quarantined: Annotated[
@@ -71,13 +73,15 @@ def export(
     endpoint_url: Endpoint = None,
     as_json: Json = False,
 ) -> None:
-    """Write a checkpoint as plain files that need no segue: model, optimizer, random streams, position, curve.
+    """Write a checkpoint as files that can be read without segue: model, optimizer, RNG streams, cursor, loss curve.
 
-    Exit code 0: all files are written. 1: the checkpoint is damaged. 2: the export could not be made as asked.
+    Exit code 0: all files are written. 1: the checkpoint is damaged. 2: the options are not valid for this run.
     """
     log, history = read_run(run, store=store, endpoint_url=endpoint_url)
     if best and step is not None:
-        raise SpecError(source=COMMAND_LINE, problems=("--best: --step names another checkpoint; give one of them",))
+        raise SpecError(
+            source=COMMAND_LINE, problems=("--best: it cannot be used together with --step; give one of them",)
+        )
     wanted: int | Literal["best"] | None = "best" if best else step
     checkpoint = find_checkpoint(log, history, step=wanted, take_quarantined=quarantined)
     folder = require_free_folder(to)
@@ -101,24 +105,30 @@ def export(
 
 @app.command("import")
 def import_file(
-    file: Annotated[Path, typer.Argument(help="State dict of the model: .safetensors, or a file of torch.save.")],
+    file: Annotated[
+        Path, typer.Argument(help="State dict of the model: a .safetensors file, or a file written by torch.save.")
+    ],
     *,
     run: Annotated[str | None, typer.Option(help="Name of the run to start.")] = None,
-    recipe: Annotated[str | None, typer.Option(help="package.module:function, found from the current folder.")] = None,
+    recipe: Annotated[
+        str | None, typer.Option(help="Recipe as package.module:function, imported from the current folder.")
+    ] = None,
     steps: Annotated[int | None, typer.Option(help="Optimizer steps to the goal.")] = None,
     config: Annotated[Path | None, typer.Option(help="TOML run spec; options override it.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of weights, data order and every random stream.")] = None,
-    step: Annotated[int, typer.Option(min=0, help="Step of the first checkpoint; the run counts from it.")] = 0,
+    step: Annotated[
+        int, typer.Option(min=0, help="Global step of the first checkpoint; the run counts on from this step.")
+    ] = 0,
     partial: Annotated[
-        bool, typer.Option("--partial", help="Keep the recipe's own weights if the file has none.")
+        bool, typer.Option("--partial", help="For weights that the file does not have, keep those of the recipe.")
     ] = False,
     store: Annotated[str | None, typer.Option(help="Folder, or bucket as s3://, gs:// or az://bucket/prefix.")] = None,
     endpoint_url: Endpoint = None,
     as_json: Json = False,
 ) -> None:
-    """Start a run from weights in a file: they become its first checkpoint; the recipe builds all other state.
+    """Start a run from weights in a file: its first checkpoint has these weights, and all other state as built.
 
-    Exit code 0: the checkpoint is committed. 1: the store did not take it. 2: the import could not be made as asked.
+    Exit code 0: the checkpoint is committed. 1: the store refused it. 2: the file or the options are not valid.
     """
     fields = read_toml(config) if config else {}
     fields |= _given(run_id=run, recipe=recipe, steps=steps, seed=seed)
@@ -152,13 +162,17 @@ def lift_quarantine(
     store: Store = ".segue/store",
     endpoint_url: Endpoint = None,
 ) -> None:
-    """Read a quarantined checkpoint again, and lift its quarantine if every byte verifies. The next attempt may use it.
+    """Read a quarantined checkpoint again, and lift its quarantine if all its checksums are correct.
 
-    Exit code 0: it is lifted. 1: the checkpoint is damaged. 2: no checkpoint of that step is quarantined.
+    After that, the next attempt may resume from the checkpoint.
+
+    Exit code 0: the quarantine is lifted. 1: the checkpoint is damaged. 2: no checkpoint of that step is quarantined.
     """
     log, _ = read_run(run, store=store, endpoint_url=endpoint_url)
     reason = lift(log, step=step)
-    console.print(f"step {step} of {run} is quarantined no longer; it was for: {reason}", markup=False, soft_wrap=True)
+    console.print(
+        f"step {step} of {run} is no longer quarantined; the reason was: {reason}", markup=False, soft_wrap=True
+    )
 
 
 @app.command("give-up-record")
@@ -169,11 +183,11 @@ def give_up(
     store: Store = ".segue/store",
     endpoint_url: Endpoint = None,
 ) -> None:
-    """Go on without a record of the log that is lost for good. A signed run waits for that word of a person.
+    """Continue a run without a record of its log that is lost for good; a run with a signed log waits for this command.
 
-    Whatever it held counts for nothing: perhaps a quarantine, or the stop of the run.
+    The content of the record is ignored from then on. It may have been a quarantine, or the stop of the run.
 
-    Exit code 0: the run goes on without it. 2: the record can be read, or was given up before.
+    Exit code 0: the run continues without the record. 2: the record can be read, or was given up before.
     """
     log, _ = read_run(run, store=store, endpoint_url=endpoint_url)
     why = give_up_by_name(log, record)

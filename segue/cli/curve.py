@@ -38,13 +38,13 @@ def show(
     csv: Annotated[Path | None, typer.Option(help="Write all rows to this CSV file.")] = None,
     parquet: Annotated[Path | None, typer.Option(help="Write all rows to this parquet file.")] = None,
     superseded: Annotated[
-        bool, typer.Option("--superseded", help="Include superseded steps: lost, then done again.")
+        bool, typer.Option("--superseded", help="Include superseded steps, which were lost and then run again.")
     ] = False,
     store: Store = ".segue/store",
     endpoint_url: Endpoint = None,
     as_json: Json = False,
 ) -> None:
-    """Show the newest steps of the loss curve, or write all of it to a file."""
+    """Show the newest steps of the loss curve, or write the whole curve to a file."""
     from segue.curves.frame import curve
 
     log, _ = read_run(run, store=store, endpoint_url=endpoint_url)
@@ -74,9 +74,9 @@ def check(
     endpoint_url: Endpoint = None,
     as_json: Json = False,
 ) -> None:
-    """Check the loss curve: no gap, no step accepted twice, finite losses, repeated steps with equal values.
+    """Check that the loss curve has no gaps, no step twice, finite losses, and equal values where steps were repeated.
 
-    Exit code 0: nothing failed. 3: an expectation failed. 2: the check could not be made as asked.
+    Exit code 0: nothing failed. 3: an expectation failed. 2: the options are not valid for this run.
     """
     from segue.curves.expectations import check_curve
 
@@ -102,12 +102,16 @@ def resume(
     run: str,
     *,
     out: Annotated[Path, typer.Option(help="PNG file to write.")],
-    segment: Annotated[int | None, typer.Option(min=0, help="Segment to draw; the newest resume by default.")] = None,
-    attempt: Annotated[int | None, typer.Option(min=1, help="Attempt of that segment; the newest by default.")] = None,
+    segment: Annotated[
+        int | None, typer.Option(min=0, help="Segment to draw; the default is the newest resume.")
+    ] = None,
+    attempt: Annotated[
+        int | None, typer.Option(min=1, help="Attempt of that segment; the default is the newest attempt.")
+    ] = None,
     store: Store = ".segue/store",
     endpoint_url: Endpoint = None,
 ) -> None:
-    """Draw a resume point: the steps before it, and the recorded and the replayed steps after it in one plot."""
+    """Draw one plot of a resume point: the steps before it, and the recorded and the replayed steps after it."""
     from segue.curves.resume_plot import draw_resume
 
     log, _ = read_run(run, store=store, endpoint_url=endpoint_url)

@@ -1,4 +1,4 @@
-"""`segue doctor`: check everything that a run will need, before anything is bought."""
+"""`segue doctor`: check everything that a run needs, before any capacity is bought."""
 
 from __future__ import annotations
 
@@ -24,33 +24,33 @@ if TYPE_CHECKING:
     from segue.doctor.subject import Subject
 
 _UNNAMED = "unnamed"
-_NO_SERVER = "PREFECT_API_URL is not set: `segue run` would start a server of its own"
+_NO_SERVER = "PREFECT_API_URL is not set, so `segue run` would start a local server"
 
 
 def doctor(
     spec: Annotated[
         Path | None,
         typer.Argument(
-            help="Run spec in TOML, as for `segue run --config`; without it, only the checks that need none."
+            help="Run spec in TOML, as for `segue run --config`; without it, checks that need a run spec are skipped."
         ),
     ] = None,
     workload: Workload = None,
     as_json: Json = False,
 ) -> None:
-    """Check store, Prefect, pools, notices, recipe and this machine for a run. Nothing is bought, no run is changed.
+    """Check the store, Prefect, pools, notices, recipe and this machine, without buying capacity or changing a run.
 
-    Run it on a machine of the pool: the checks of notices and of the machine are about the one on which it runs. With a
-    run spec it trains three steps and saves them, below a prefix of their own in the store.
-    Exit code 0: no check failed. 1: at least one did.
+    Run the command on a machine of the pool, because the checks of notices and hardware examine this machine. With a
+    run spec it trains three steps and saves them in the store, below a separate prefix that is removed afterwards.
+    Exit code 0: no check failed. 1: at least one check failed.
     """
-    # Imported here: the doctor needs the modules of all parts of a run, and other commands need few of them.
+    # Imported here because the doctor loads the modules of all parts of a run, which the other commands do not need.
     from segue.doctor.check import examine
     from segue.doctor.registry import all_items
     from segue.doctor.report import facts, has_failed, summary, table
 
     if spec is None and DEFAULT_SPEC.is_file():
         errors.print(
-            f"{DEFAULT_SPEC} of this folder is not examined; `segue doctor {DEFAULT_SPEC}` does.", markup=False
+            f"{DEFAULT_SPEC} of this folder was not checked; `segue doctor {DEFAULT_SPEC}` checks it.", markup=False
         )
     subject = _subject(spec, workload)
     items = all_items(subject, _of_server(subject))
@@ -70,7 +70,7 @@ def doctor(
 
 
 def _subject(path: Path | None, workload: list[str] | None) -> Subject:
-    """The subject of the checks. A run spec that is not valid is a failed check, and does not end the others."""
+    """The subject of the checks; a run spec that is not valid fails its own check and does not stop the others."""
     from segue.doctor.subject import Subject
 
     if path is None:
@@ -86,7 +86,7 @@ def _subject(path: Path | None, workload: list[str] | None) -> Subject:
 
 
 def _in_words(error: Exception) -> str:
-    """The message of an error, without the given values, which may be credentials."""
+    """The message of an error, without the values of the settings, which may be credentials."""
     if not isinstance(error, ValidationError):
         return redacted(f"{type(error).__name__}: {error}")
     wrong = error.errors(include_input=False, include_url=False, include_context=False)
@@ -107,7 +107,7 @@ def _of_server(subject: Subject) -> list[Item]:
         fix = "install the version of Prefect that segue needs: pip install 'segue[prefect]'."
         return unusable_server(f"Prefect cannot be imported: {redacted(str(error))}", fix=fix)
     except Exception as error:
-        # Any exception: Prefect reads its settings where it is imported, and the other checks need none of them.
+        # Any exception, because Prefect reads its settings at import; the other checks do not need these settings.
         fix = "correct the variables PREFECT_... and the file profiles.toml in PREFECT_HOME (default ~/.prefect)."
         return unusable_server(f"Prefect's settings cannot be read: {_in_words(error)}", fix=fix)
     return items(subject)

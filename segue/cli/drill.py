@@ -34,7 +34,7 @@ def drill(
     config: Annotated[
         Path | None,
         typer.Option(
-            help=r"TOML run spec, whose settings both runs keep; its \[config] is passed to the recipe or program."
+            help=r"TOML run spec with the settings of both runs; its \[config] is passed to the recipe or program."
         ),
     ] = None,
     steps: Annotated[int, typer.Option(min=12, help="Optimizer steps of each of the two runs.")] = 90,
@@ -43,9 +43,7 @@ def drill(
     notices: Annotated[int, typer.Option(min=0, help="Number of termination notices in the second run.")] = 0,
     store: Annotated[
         str | None,
-        typer.Option(
-            help="Store in which both runs work, below a prefix of their own; the default is a temporary folder."
-        ),
+        typer.Option(help="Store for both runs, which use a separate prefix in it; the default is a temporary folder."),
     ] = None,
     ci: Annotated[
         bool, typer.Option("--ci", help="Plain output, JUnit XML, and a summary for the job's page on GitHub.")
@@ -57,8 +55,8 @@ def drill(
 ) -> None:
     """Train a recipe or a program twice, once with kills or notices, and compare the two final states bit for bit.
 
-    Exit code 0: every resume verified and the final states identical. 3: a resume is broken or the states differ.
-    1: not proven, or it fails without a kill. 2: the drill could not start as asked.
+    Exit code 0: all resumes are verified and the final states are identical. 3: a resume is broken or the states
+    differ. 1: nothing is proven, or the training fails without a kill. 2: the drill could not start with these options.
     """
     fields, source = read_settings(config, workload)
     fields |= {"run_id": "drill", "steps": steps}
@@ -72,7 +70,7 @@ def drill(
         with writing(junit):  # Checked now, not after minutes of training.
             junit.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with ends_cleanly(hint="The drill was ended before it could compare anything; its processes are ended too."):
+        with ends_cleanly(hint="The drill was stopped before the comparison; its processes are stopped too."):
             report = _drilled(spec, kills, notices, store=own_store, is_plain=ci)
     except DrillFailedError as error:
         _show_traceback(error.traceback)
@@ -94,7 +92,7 @@ def drill(
 
 
 def _drilled(spec: RunSpec, kills: int, notices: int, *, store: StoreSpec | None, is_plain: bool) -> DrillReport:
-    # Torch takes seconds to import: what can be refused without it has been refused by now.
+    # Torch takes seconds to import, so all checks that work without torch were made before this line.
     from segue.resume_drill import drill_spec
 
     if is_plain or not errors.is_terminal:
@@ -157,7 +155,7 @@ def _write_error(path: Path | None, error: DrillFailedError, *, workload: str, b
 
 
 def _summarize(text: str) -> None:
-    """Append a text to the page of the job, if the CI system has one."""
+    """Append a text to the CI job's summary page, if the CI system has such a page."""
     named = os.environ.get(_SUMMARY_VARIABLE)
     if named:
         with writing(Path(named)), Path(named).open("a", encoding="utf-8") as page:

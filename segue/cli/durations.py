@@ -15,10 +15,10 @@ _UNIT_SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 
 
 def parse_deadline(text: str, *, now: datetime) -> datetime:
-    """Read `+90m`, `+8h24m`, `06:00` (the next one, local time) or an ISO time with a time zone.
+    """Read a deadline: `+90m`, `+8h24m`, `06:00` (the next 06:00 in local time), or an ISO time with a time zone.
 
     Raises:
-        SpecError: it is none of these, or has no time zone.
+        SpecError: the text is no such time, or an ISO time has no time zone.
     """
     try:
         moment = _moment(text.strip(), now=now)
@@ -26,17 +26,17 @@ def parse_deadline(text: str, *, now: datetime) -> datetime:
         problem = f"deadline: {text!r} is not a time; write +2h, +8h30m, 06:00 or 2026-12-01T06:00:00+00:00"
         raise SpecError(source=COMMAND_LINE, problems=(problem,)) from None
     if moment.tzinfo is None:
-        # The run spec refuses it too: local time would be another moment on the machine that runs the parent.
+        # The run spec refuses such a time too: the parent's machine may be in another time zone.
         problem = f"deadline: {text!r} has no time zone; add one, e.g. Z or +01:00"
         raise SpecError(source=COMMAND_LINE, problems=(problem,))
     return moment
 
 
 def parse_seconds(text: str, *, name: str) -> float:
-    """Read a duration: `24h`, `90m`, `600s`, `1d12h`; `name` is the option that has it.
+    """Read a duration such as `24h`, `90m`, `600s` or `1d12h`; `name` is the option, for error messages.
 
     Raises:
-        SpecError: it is not a duration, or not above zero.
+        SpecError: the text is not a duration, or the duration is not above zero.
     """
     seconds = _duration_seconds(text.strip()) or 0.0
     if not 0 < seconds < math.inf:
@@ -46,7 +46,7 @@ def parse_seconds(text: str, *, name: str) -> float:
 
 
 def _duration_seconds(text: str) -> float | None:
-    """The duration in seconds; None unless every unit is there at most once, the longer ones first."""
+    """The duration in seconds; None if the text is no duration, or a unit repeats or is out of order."""
     if not _DURATION.fullmatch(text):
         return None
     parts = [(_UNIT_SECONDS[unit], float(count)) for count, unit in _PART.findall(text)]
@@ -61,7 +61,7 @@ def _moment(text: str, *, now: datetime) -> datetime:
     if seconds is not None:
         return now + timedelta(seconds=seconds)
     if clock := _CLOCK.fullmatch(text):
-        # Computed without an offset until the end: summer time may begin or end before the next 06:00.
+        # The offset is applied last, because summer time may begin or end before the next 06:00.
         today = now.astimezone().replace(tzinfo=None, hour=int(clock[1]), minute=int(clock[2]), second=0, microsecond=0)
         days = (today, today + timedelta(days=1))
         return next(moment for day in days if (moment := day.astimezone(UTC)) > now)

@@ -1,4 +1,4 @@
-"""`segue init`: the files with which a repository of the user's starts to use segue."""
+"""`segue init`: write the files with which a user's repository starts to use segue."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ FILES = {
     "deployments/create-pools.sh": "create-pools.sh",
     ".github/workflows/segue.yml": "workflow.yml",
 }
-"""Path in the user's repository, and the packaged template that is written there, for process pools."""
+"""Name of the packaged template for each path in the user's repository, for process pools."""
 _OF_PROCESS_POOLS = ("deployments/process.json", "deployments/create-pools.sh")
 _JOB_VARIABLES = re.compile(r"^( +)job_variables:.*\n(?:\1 +.*\n)*", re.MULTILINE)
 _GRACE = re.compile(r"^( *)(grace_seconds(?: = |: ))[\d.]+$", re.MULTILINE)
-"""The line of run specs that says how long a pool gives a segment after SIGTERM."""
+"""The line of a run spec that sets the grace period of a pool."""
 _SERVICES = re.compile(r"^# Metadata services .*\n# notices = .*$", re.MULTILINE)
 _WATCHED = "# Metadata services to watch for termination notices"
-_NO_SERVICE = f"{_WATCHED}: none, because the platform sends SIGTERM ahead of the end."
+_NO_SERVICE = f"{_WATCHED}: none, because the platform sends SIGTERM before it stops a machine."
 _WITH_SERVICE = f"{_WATCHED}, because SIGTERM may come late or not at all."
-_OF_SLOTS = "# A second less than what the spot pool gives after SIGTERM."
+_OF_SLOTS = "# One second less than the grace period of the spot pool."
 _RECOVER_EVERY = "        interval: 30\n"
 _RECOVER_IN_CONTAINERS = """\
-        # Each look starts a container: a shorter interval finds dead parents sooner, and costs more.
+        # Each look starts a container. A shorter interval finds dead parents sooner, but costs more.
         interval: 300
 """
 
@@ -60,15 +60,17 @@ def init(
     pools: Annotated[
         Pools,
         typer.Option(
-            help="Kind of the work pools: processes of the worker's own machine; Kubernetes on Amazon EKS with "
-            "Karpenter, Google GKE or Azure AKS; Amazon ECS on Fargate, or on EC2 machines with accelerators (ecs).",
+            help="Platform of the work pools: processes on the worker's machine (process); Kubernetes on Amazon EKS "
+            "with Karpenter, Google GKE or Azure AKS; Amazon ECS on Fargate, or on EC2 with accelerators (ecs).",
         ),
     ] = Pools.PROCESS,
-    diff: Annotated[bool, typer.Option("--diff", help="Show what differs from this version; write nothing.")] = False,
+    diff: Annotated[
+        bool, typer.Option("--diff", help="Show how the files here differ from those of this version; write nothing.")
+    ] = False,
 ) -> None:
     """Write an example recipe, a run spec, a retraining, Prefect deployments and a CI step into this folder.
 
-    Files that exist are kept. Exit code 0.
+    Files that already exist are not changed. Exit code 0.
     """
     texts = texts_of(pools)
     if diff:
@@ -83,7 +85,7 @@ def init(
 
 
 def texts_of(pools: Pools) -> dict[str, str]:
-    """The text of each file that this version writes, by its path."""
+    """The text of each file that this version of segue writes, by path."""
     texts = {path: template(Path(path)) for path in FILES}
     if pools is Pools.PROCESS:
         return texts
@@ -113,7 +115,7 @@ def texts_of(pools: Pools) -> dict[str, str]:
 
 
 def template(path: Path) -> str:
-    """The text that this version writes to a path, for process pools."""
+    """The text of the file at this path that this version of segue writes for process pools."""
     return _packaged(FILES[path.as_posix()])
 
 
@@ -122,7 +124,7 @@ def _packaged(name: str) -> str:
 
 
 def difference(path: Path, text: str) -> list[str]:
-    """Lines of a unified diff from the file that is there to this text; none if they are equal."""
+    """Lines of a unified diff from the file at `path` to `text`; empty if they are equal."""
     with writing(path):
         there = path.read_text(encoding="utf-8") if path.exists() else ""
     name = str(path) if path.exists() else "/dev/null"
@@ -132,7 +134,7 @@ def difference(path: Path, text: str) -> list[str]:
 
 
 def _in_containers(prefect_yaml: str, folder: str) -> str:
-    """The deployments for pools whose jobs have an image: command and folder are those of pool and image."""
+    """The deployments for pools with container images, where the pool sets the command and the image the folder."""
     where, _, definitions = prefect_yaml.partition("\n# Where flow runs start.")
     header = where.replace("deployments/create-pools.sh", f"deployments/{folder}/create-pools.sh")
     header = header.replace("SEGUE_HOME=$PWD ", "")
@@ -142,7 +144,7 @@ def _in_containers(prefect_yaml: str, folder: str) -> str:
 
 
 def _write(path: Path, text: str) -> bool:
-    """Write a file unless it exists; returns whether it was written."""
+    """Write a file unless it already exists; return True if it was written."""
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: a command that started other processes ends the same way on both, and shows how to resume."""
+"""Ctrl-C and SIGTERM: either one ends a command cleanly, together with the processes that it started."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from segue.reports.console import errors
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM, raised in the main thread where Ctrl-C would be."""
+    """SIGTERM as an exception, raised in the main thread as Python raises KeyboardInterrupt for Ctrl-C."""
 
 
 @contextmanager
 def ends_cleanly(*, hint: str) -> Iterator[None]:
-    """A block that SIGTERM ends as Ctrl-C does, by an exception, so that processes started in it are ended.
+    """A block in which SIGTERM raises an exception, as Ctrl-C does, so that the block can end its processes.
 
     Raises:
-        typer.Exit: with 130 after Ctrl-C and 143 after SIGTERM, once `hint` was printed on standard error.
+        typer.Exit: with code 130 after Ctrl-C or 143 after SIGTERM, after `hint` was printed on standard error.
     """
     before = signal.signal(signal.SIGTERM, _raise)
     try:

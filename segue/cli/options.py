@@ -1,4 +1,4 @@
-"""Options that several commands share, and the run that they select."""
+"""Options that several commands share, and functions that read the run or the settings of these options."""
 
 from __future__ import annotations
 
@@ -28,37 +28,37 @@ Store = Annotated[
 DEFAULT_SPEC = Path("run.toml")
 """The run spec that `segue init` writes."""
 SIGNING_KEY_FROM = "SEGUE_SIGNING_KEY_FROM"
-"""The variable that holds the reference to the key of signed logs, for commands that read no run spec."""
-Endpoint = Annotated[str | None, typer.Option(help="Endpoint of the bucket; default: the cloud's own.")]
+"""Environment variable with the reference to the key of signed logs, for commands that read no run spec."""
+Endpoint = Annotated[str | None, typer.Option(help="Endpoint of the bucket; the default is the cloud's endpoint.")]
 
 
 class DefaultCommandGroup(TyperGroup):
-    """A group that runs its `default` command when the first argument names none of its commands."""
+    """A command group that runs its `default` command if the first argument is not one of its commands."""
 
     default: str
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Insert the default command's name if it was left out; the group keeps its own --help."""
-        # Also before options: `--store s3://bucket RUN` is allowed, and only the command knows which take a value.
+        """Insert the default command's name if the arguments name no command; --help alone shows the group's help."""
+        # Also before options, as in `--store s3://bucket RUN`: only the command knows which options take a value.
         if args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
             args = [self.default, *args]
         return super().parse_args(ctx, args)
 
 
 def read_run(run: str, *, store: str, endpoint_url: str | None) -> tuple[RunLog, History]:
-    """A run's log and its history.
+    """Open a run's log, and read its history.
 
     Raises:
         SpecError: the endpoint is not a URL.
-        RunNotFoundError: the store holds no such run.
-        SigningKeyNeededError: the run's log is signed, and the variable names no key.
+        RunNotFoundError: the store does not have this run.
+        SigningKeyNeededError: the run's log is signed, and SEGUE_SIGNING_KEY_FROM is not set.
         StoreUnreachableError: the store cannot be read.
     """
     return find_run(run, store_named(store, endpoint_url=endpoint_url))
 
 
 def store_named(url: str, *, endpoint_url: str | None) -> StoreSpec:
-    """The store that a command without a run spec names, with the signing key that a variable names for it.
+    """The store of a command without a run spec, with the signing key of SEGUE_SIGNING_KEY_FROM.
 
     Raises:
         SpecError: the URL, the endpoint or the reference to the key is not valid.
@@ -69,7 +69,7 @@ def store_named(url: str, *, endpoint_url: str | None) -> StoreSpec:
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """A block that writes an output file.
+    """A block that writes an output file, and reports a failure as an OutputError.
 
     Raises:
         OutputError: the file cannot be written.
@@ -81,10 +81,10 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def require_finite(given: Mapping[str, float | None]) -> None:
-    """Refuse options of inf or nan, which typer accepts as numbers.
+    """Refuse options whose value is inf or nan, which typer accepts as numbers.
 
     Raises:
-        SpecError: one of them is not finite.
+        SpecError: an option is not finite.
     """
     wrong = [(name, value) for name, value in given.items() if value is not None and not math.isfinite(value)]
     if wrong:
@@ -93,7 +93,7 @@ def require_finite(given: Mapping[str, float | None]) -> None:
 
 
 def require_prefect(command: str) -> None:
-    """Refuse a command that needs Prefect when Prefect is not installed.
+    """Refuse a command that needs Prefect if Prefect is not installed.
 
     Raises:
         MissingExtraError: Prefect is not installed.
@@ -106,7 +106,7 @@ Workload = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="RECIPE | -- python SCRIPT ...",
-        help="A recipe as package.module:function, found from the current folder; or, after --, the command of a "
+        help="A recipe as package.module:function, imported from the current folder; or, after --, the command of a "
         "program that uses segue.session().",
         show_default=False,
     ),
@@ -114,12 +114,12 @@ Workload = Annotated[
 
 
 RankCount = Annotated[
-    int | None, typer.Option("--ranks", min=1, help="Processes that train together, started by torchrun.")
+    int | None, typer.Option("--ranks", min=1, help="Number of processes that train together, started by torchrun.")
 ]
 
 
 def with_workload(fields: Mapping[str, Any], words: list[str] | None) -> dict[str, Any]:
-    """The fields of a run spec with what is to be trained: one word is a recipe, several are a program's command."""
+    """The fields of a run spec with this workload: one word is a recipe, several words are a program's command."""
     if not words:
         return dict(fields)
     others = {name: value for name, value in fields.items() if name not in ("recipe", "program")}
@@ -127,10 +127,10 @@ def with_workload(fields: Mapping[str, Any], words: list[str] | None) -> dict[st
 
 
 def read_settings(config: Path | None, words: list[str] | None) -> tuple[dict[str, Any], str]:
-    """The fields of the run spec that a command gets, and their source for messages.
+    """The fields of a command's run spec, and the name of their source for error messages.
 
-    Without --config and a workload it is the file that `segue init` writes, if this folder has one. If that file exists
-    and is not used, a line on standard error says so.
+    Without --config and without a workload, the fields come from run.toml of this folder, if it exists. A line on
+    standard error says if run.toml exists but is not used.
     """
     is_there = config is None and DEFAULT_SPEC.is_file()
     if is_there and words:
@@ -145,7 +145,7 @@ def read_settings(config: Path | None, words: list[str] | None) -> tuple[dict[st
 
 
 def workload_name(fields: Mapping[str, Any]) -> str:
-    """A short name for what these fields of a run spec train: its recipe's module, or its program's script."""
+    """A short name for the workload in these fields of a run spec: the recipe's module, or the program's script."""
     program = fields.get("program")
     command = program.get("command", ()) if isinstance(program, Mapping) else ()
     named = [str(word) for word in command[1:] if word != "-m"] or [str(fields.get("recipe")).partition(":")[0]]

@@ -1,4 +1,4 @@
-"""`segue recover`: start the parents of open runs again that have died, once and by hand."""
+"""`segue recover`: start the dead parents of open runs again, once and by hand."""
 
 from __future__ import annotations
 
@@ -17,18 +17,22 @@ from segue.stores import open_store
 
 def recover(
     store: Annotated[
-        list[str] | None, typer.Option(help="Folder, or bucket as s3://, gs:// or az://bucket/prefix; repeatable.")
+        list[str] | None,
+        typer.Option(
+            help="Store to look into: a folder, or a bucket as s3://, gs:// or az://bucket/prefix; repeatable."
+        ),
     ] = None,
     endpoint_url: Endpoint = None,
     take_over: Annotated[
         bool, typer.Option("--take-over", help="Also recover runs that another Prefect server started.")
     ] = False,
 ) -> None:
-    """Find open runs without a living parent, and start their parents again. The deployment `recover` does the same.
+    """Find open runs without a living parent, and start their parents again, as the deployment `recover` does.
 
-    Without --store it looks into every store that a parent of the Prefect server used in the last 30 days.
-    It says which stores the schedule has not looked at for three of its intervals, and three minutes at least.
-    Exit code 0: every open run has a parent, or was given one. 1: something could not be done.
+    Without --store, the command looks into every store that a parent of the Prefect server used in the last 30 days.
+    It prints a warning for each store that the scheduled recovery has not looked at for three of its intervals (at
+    least three minutes).
+    Exit code 0: every open run has a parent again. 1: at least one store or run could not be handled.
     """
     require_prefect("recover")
     from prefect.settings import PREFECT_API_URL
@@ -58,9 +62,9 @@ def recover(
 
 
 def _silence(store: StoreSpec) -> str | None:
-    """A warning if the schedule no longer looks at this store; made before this command's look, which would hide it."""
+    """A warning if the schedule no longer looks at this store, else None; call it before this command's own look."""
     try:
         seconds = seconds_without_look(open_store(store), now=SystemClock().now())
     except StoreError:
-        return None  # The look itself says what is wrong with the store.
+        return None  # The look itself reports the problem with the store.
     return f"{store.url}: {silence_sentence(seconds)}. {SILENCE_FIX}" if seconds is not None else None

@@ -1,6 +1,6 @@
-"""`segue run`: train a recipe or a program through Prefect, on a configured server or on one of its own.
+"""`segue run`: train a recipe or a program through Prefect, on a configured server or on a local server.
 
-Prefect and torch take seconds to import, so everything that can be refused without them is refused before.
+Prefect and torch take seconds to import, so all checks that do not need them come first.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from segue.interop.fork import fork_run
 
 Source = tuple[str, int | Literal["best"] | None]
-"""A run, and the step of its checkpoint; None: the newest."""
+"""A run, and the step of its checkpoint; None means the newest checkpoint."""
 
 
 def parse_source(text: str) -> Source:
-    """The run and the step in RUN, RUN@STEP or RUN@best.
+    """Read RUN, RUN@STEP or RUN@best into a run and a step.
 
     Raises:
-        SpecError: it is none of them.
+        SpecError: the text has none of these forms.
     """
     run, separator, step = text.partition("@")
     if run and not separator:
@@ -57,7 +57,7 @@ def parse_source(text: str) -> Source:
 
 
 def begin_with(spec: RunSpec, source: Source, reset: list[str]) -> None:
-    """Make the checkpoint the run's first, and say so; a run that has begun with it is left alone."""
+    """Commit the source as the run's first checkpoint and report it; a run that already began with it is unchanged."""
     run, step = source
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as bars:
@@ -77,7 +77,7 @@ def run(
     config: Annotated[
         Path | None,
         typer.Option(
-            help="TOML run spec; the options here win over it. Default without a recipe: run.toml, if it is there."
+            help="TOML run spec; options override it. Without a recipe the default is run.toml, if it exists."
         ),
     ] = None,
     run_id: Annotated[str | None, typer.Option(help="Name of the run; an existing run is resumed.")] = None,
@@ -86,27 +86,36 @@ def run(
     ranks: RankCount = None,
     deadline: Annotated[str | None, typer.Option(help="Deadline: +2h, 06:00, or an ISO time.")] = None,
     budget: Annotated[
-        float | None, typer.Option(help="Most that the run may cost, in the currency of the pools; also for a resume.")
+        float | None,
+        typer.Option(help="Highest permitted cost of the run, in the currency of the pools; a resume may change it."),
     ] = None,
     store: Annotated[str | None, typer.Option(help="Folder, or bucket as s3://, gs:// or az://bucket/prefix.")] = None,
-    endpoint_url: Annotated[str | None, typer.Option(help="Endpoint of the bucket; default: the cloud's own.")] = None,
+    endpoint_url: Annotated[
+        str | None, typer.Option(help="Endpoint of the bucket; the default is the cloud's endpoint.")
+    ] = None,
     from_: Annotated[
         str | None, typer.Option("--from", help="Begin with a checkpoint of another run: RUN, RUN@STEP or RUN@best.")
     ] = None,
     reset: Annotated[
         list[str] | None,
-        typer.Option(help="With --from, what not to take: optimizer, position or a component's name; repeatable."),
+        typer.Option(help="With --from, part not to take over: optimizer, position or a component's name; repeatable."),
     ] = None,
     accept: Annotated[
-        list[str] | None, typer.Option(help="Part of the setup that was changed on purpose: setup.code; repeatable.")
+        list[str] | None,
+        typer.Option(help="Part of the setup that was changed on purpose, e.g. setup.code; repeatable."),
     ] = None,
-    accept_drift: Annotated[bool, typer.Option("--accept-drift", help="Resume with the changed run spec.")] = False,
-    detach: Annotated[bool, typer.Option("--detach", help="Return once started; needs PREFECT_API_URL.")] = False,
+    accept_drift: Annotated[
+        bool, typer.Option("--accept-drift", help="Resume the run even if its run spec has changed.")
+    ] = False,
+    detach: Annotated[
+        bool, typer.Option("--detach", help="Return as soon as the run has started; needs PREFECT_API_URL.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")] = False,
 ) -> None:
-    """Train a recipe or a program through Prefect; starts a local server and workers if no server is configured.
+    """Train a recipe or a program through Prefect; if no server is configured, start a local server with workers.
 
-    Exit code 0: the goal is reached. 1: the run ended before it. 2: it could not be started as requested.
+    Exit code 0: the run reached its goal. 1: the run ended before its goal. 2: the run could not be started with these
+    options.
     """
     fields, spec_source = read_settings(config, workload)
     fields |= _given(run_id=run_id, steps=steps, seed=seed, ranks=ranks)
@@ -123,7 +132,9 @@ def run(
         fields["continuity"] = continuity | {"accept": [*continuity.get("accept", ()), *accept]}
     spec = _absolute(RunSpec.parse(fields, source=spec_source))
     if reset and from_ is None:
-        raise SpecError(source=COMMAND_LINE, problems=("--reset: it says what --from leaves out; give --from too",))
+        raise SpecError(
+            source=COMMAND_LINE, problems=("--reset: it can only be used together with --from; give --from too",)
+        )
     source = parse_source(from_) if from_ is not None else None
     require_prefect("run")
     if detach:
@@ -143,7 +154,7 @@ def run(
 
 
 def _checked(spec: RunSpec, *, accept_drift: bool) -> RunLog:
-    """The log of the run, after every check that needs no server; nothing of the run is written."""
+    """Make every check of the run that needs no server, and return its log; no record of the run is written."""
     from segue.hosting import require_program
     from segue.interop.code_check import refuse_changed_code
     from segue.launch.ray.ray_problems import has_ray, require_ray
@@ -166,7 +177,7 @@ def _checked(spec: RunSpec, *, accept_drift: bool) -> RunLog:
 
 
 def _train(spec: RunSpec, runlog: RunLog, *, accept_drift: bool, detach: bool, hint: str | None) -> State | None:
-    """Start the parent and follow it to its final state; None when it was only to be started."""
+    """Start the parent and follow it to its final state; with `detach`, return None after the start."""
     from prefect.settings import PREFECT_API_URL
 
     is_own_server = not PREFECT_API_URL.value()

@@ -1,4 +1,4 @@
-"""`segue serve`: the parents of many runs in one process."""
+"""`segue serve`: run the parents of many runs in one process."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ _HINT = (
 
 
 def serve(
-    runs: Annotated[int, typer.Option(min=1, help="Runs that are served at most; further ones wait.")] = 100,
-    pool: Annotated[str, typer.Option(help="Work pool of the parents, of the type process.")] = "parents",
+    runs: Annotated[int, typer.Option(min=1, help="Highest number of runs at a time; further runs wait.")] = 100,
+    pool: Annotated[str, typer.Option(help="Work pool of the parents; its type must be process.")] = "parents",
     name: Annotated[str | None, typer.Option(help="Name of this worker in Prefect; default: serve-HOST.")] = None,
 ) -> None:
     """Run the parents of many runs in one process, in place of `prefect worker start --pool parents`.
 
-    Start it in the folder that the deployments name as their working_dir. A parent whose job has another folder, or a
-    command or variables of its own, and every other flow run of the pool get processes of their own, as with a worker.
-    It serves until Ctrl-C or SIGTERM.
+    Start this command in the folder that the deployments set as working_dir. It starts a separate process, as a worker
+    does, for a parent whose job has another folder, its own command or its own variables, and for every other flow run
+    of the pool. The command runs until Ctrl-C or SIGTERM.
 
-    Exit code 130 or 143: ended by Ctrl-C or SIGTERM. 2: the server or the pool cannot be used.
+    Exit code 130: ended by Ctrl-C. 143: ended by SIGTERM. 2: the server or the pool cannot be used.
     """
     require_prefect("serve")
     from segue.deployments.workers.parents_worker import serve as serve_here

@@ -1,4 +1,4 @@
-"""The Prefect server that a command works with: the configured one, or one of its own on this machine."""
+"""The Prefect server of a command: the configured server, or a local server that the command starts."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _FOLDER = Path(".segue")
 
 @contextmanager
 def server() -> Iterator[bool]:
-    """A block with a Prefect server: the one of PREFECT_API_URL, or a local one with pools that ends with the block.
+    """A block with a Prefect server: that of PREFECT_API_URL, or a local server with pools that ends with the block.
 
-    The value is true for a local one.
+    Yields True for a local server, False for a configured server.
 
     Raises:
-        OrchestratorError: the local one did not come up.
+        OrchestratorError: the local server did not start.
     """
     from prefect.settings import PREFECT_API_URL
 
@@ -39,7 +39,7 @@ def server() -> Iterator[bool]:
 
 
 def has_server() -> bool:
-    """Whether Prefect is installed, and a server is configured."""
+    """True if Prefect is installed and a server is configured."""
     if importlib.util.find_spec("prefect") is None:
         return False
     from prefect.settings import PREFECT_API_URL
@@ -48,7 +48,7 @@ def has_server() -> bool:
 
 
 def require_lasting_server(what: str) -> None:
-    """Refuse what makes no sense with a server that ends with this command.
+    """Refuse an operation that needs a server which still runs after this command.
 
     Raises:
         OrchestratorError: no server is configured.

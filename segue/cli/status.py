@@ -1,4 +1,4 @@
-"""`segue status`, `segue runs`, `segue stop`: show the runs of a store, and stop one."""
+"""`segue status`, `segue runs`, `segue stop`: show one run, list the runs of a store, stop a run."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from segue.runlog.open import known_runs
 from segue.runlog.parents import read_parent
 
 _ALIVE = timedelta(minutes=1)
-"""A parent with a younger heartbeat is alive."""
+"""A parent is alive if its newest heartbeat is younger than this."""
 
 
 def status(run: str, store: Store = ".segue/store", endpoint_url: Endpoint = None, as_json: Json = False) -> None:
@@ -43,7 +43,7 @@ def status(run: str, store: Store = ".segue/store", endpoint_url: Endpoint = Non
 
 
 def _facts(run: str, runlog: RunLog, history: History, *, beat: Heartbeat | None, now: datetime) -> dict[str, Any]:
-    """The run for programs."""
+    """The facts of a run for JSON output."""
     spec, last = history.spec, history.decisions[-1] if history.decisions else None
     cost = _cost(runlog, history, beat)
     parent = _parent(runlog, history)
@@ -66,7 +66,7 @@ def _facts(run: str, runlog: RunLog, history: History, *, beat: Heartbeat | None
 
 
 def _show(run: str, runlog: RunLog, history: History, *, beat: Heartbeat | None, now: datetime) -> None:
-    """The run as text for people."""
+    """Print the run as text."""
     spec, last = history.spec, history.decisions[-1] if history.decisions else None
     summary = summarize(run, history, now=now, beat=beat)
     parent = _parent(runlog, history)
@@ -104,7 +104,7 @@ def _show(run: str, runlog: RunLog, history: History, *, beat: Heartbeat | None,
 
 
 def runs(store: Store = ".segue/store", endpoint_url: Endpoint = None, as_json: Json = False) -> None:
-    """List the runs of a store: state, step, early or late, cost."""
+    """List the runs of a store: state, step, time before or after the deadline, cost."""
     spec = store_named(store, endpoint_url=endpoint_url)
     now = SystemClock().now()
     found = []
@@ -125,7 +125,7 @@ def stop(
     store: Store = ".segue/store",
     endpoint_url: Endpoint = None,
     reason: Annotated[
-        str, typer.Option(help="Reason of the stop, shown in the run's log and the Prefect UI.")
+        str, typer.Option(help="Reason for the stop, shown in the run's log and the Prefect UI.")
     ] = "stopped by hand",
 ) -> None:
     """Stop a run: the attempt that trains commits a last checkpoint, and no further attempt starts."""
@@ -160,12 +160,12 @@ def _parent(runlog: RunLog, history: History) -> ParentRecord | None:
 
 
 def _waiting(parent: ParentRecord | None) -> str | None:
-    """What a run without a machine waits for, as its parent shows it."""
+    """Text from the parent about what the run waits for; None if the run waits for nothing."""
     return parent.waiting if parent is not None else None
 
 
 def _unguarded(runlog: RunLog, parent: ParentRecord | None, *, now: datetime) -> str | None:
-    """Why nothing would start the parent of an open run again; None if recovery would, or if there is no parent."""
+    """Reason why nothing would restart a dead parent; None if recovery would restart it, or if there is no parent."""
     if parent is None:
         return None
     if parent.unguarded is not None or now - parent.beat_at < _ALIVE:
@@ -175,7 +175,7 @@ def _unguarded(runlog: RunLog, parent: ParentRecord | None, *, now: datetime) ->
 
 
 def _live_facts(beat: Heartbeat | None, *, now: datetime) -> dict[str, Any]:
-    """Facts from the heartbeat of the attempt that trains; empty without one."""
+    """Facts from the newest heartbeat of the current attempt; empty if there is no heartbeat."""
     if beat is None:
         return {}
     return {

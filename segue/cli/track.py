@@ -1,4 +1,4 @@
-"""`segue track`: send a run to its experiment trackers now."""
+"""`segue track`: send a run's steps to its experiment trackers now."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ def track(
     *,
     tracker: Annotated[
         str | None,
-        typer.Option(help="mlflow, tensorboard or package.module:factory; default: those of the run spec."),
+        typer.Option(
+            help="mlflow, tensorboard or package.module:factory; the default is all trackers of the run spec."
+        ),
     ] = None,
     option: Annotated[
         list[str] | None, typer.Option(help="Option of --tracker as name=value; may be given several times.")
@@ -29,7 +31,7 @@ def track(
     endpoint_url: Endpoint = None,
     as_json: Json = False,
 ) -> None:
-    """Send a run's committed steps, and its end, to its experiment trackers: what is there already is not repeated."""
+    """Send a run's committed steps and its end to its experiment trackers; no tracker gets a step twice."""
     runlog, history = read_run(run, store=store, endpoint_url=endpoint_url)
     asked = _asked(tracker, option or [], history.spec)
     from segue.integrations.tracking import open_tracker, send
@@ -51,7 +53,7 @@ def _asked(tracker: str | None, options: list[str], spec: RunSpec | None) -> dic
             raise _refused(f"tracker: {why}")
         return {tracker: given}
     if options:
-        raise _refused("option: needs --tracker, whose option it is")
+        raise _refused("option: --tracker is missing; name the tracker of the option")
     if not own:
         raise _refused("tracker: the run spec has no tracker; name one, e.g. --tracker mlflow")
     return own

@@ -1,1 +1,1 @@
-"""Decides whether a resume continued the run: fingerprints, witness rows, verdicts and the drill."""
+"""Deciding whether a resume continued the run, with fingerprints, witness rows and verdicts."""

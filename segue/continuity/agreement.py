@@ -1,4 +1,4 @@
-"""Whether a replayed step agrees with its witness, channel by channel: bit for bit, or within tolerances. Pure."""
+"""Comparing a replayed step with its witness, channel by channel, bit for bit or within tolerances. Pure."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from segue.continuity.noise import rounding_of
 from segue.records import StateMark
 
 EXACT_CHANNELS = ("batch_fingerprint", "streams", "input_fingerprint", "lr", "loss_scale")
-"""Channels that are equal on every machine: they do not depend on the order of sums."""
+"""Channels that are equal on every machine, because they do not depend on the order of sums."""
 
 TOLERANCES = {"loss": 1e-4, "grad_norm": 1e-3, "param_norm": 1e-3}
 """Largest relative difference if the environment changed (fp32, at most 8 steps; see docs/continuity.md)."""
 
 STATE_TOLERANCE, _STATE_FLOOR = 5e-3, 1e-6
-"""The same tolerance for the norms of the parts of the state after the replayed steps."""
+"""The same tolerance, for the norms of the parts of the state after the replayed steps."""
 
 NO_TOLERANCES: Mapping[str, float] = MappingProxyType({})
-"""The tolerances of deterministic kernels: none."""
+"""The tolerances for deterministic kernels: no difference is allowed."""
 
 FLOORS = {"loss": 1e-6, "grad_norm": 1e-6, "param_norm": 0.0}
-"""Absolute differences below these values are rounding: a loss near 0 is the difference of larger terms."""
+"""Absolute differences below these values count as rounding, e.g. for a loss near 0 that is a sum of larger terms."""
 
 
 def compared_parts(before: dict[str, StateMark], after: dict[str, StateMark], *, exact: bool) -> list[str]:
-    """The names of the parts of the state that both rows have and that can be compared."""
-    # How much a kernel draws from a stream depends on its instructions.
+    """The names of the parts of the state that are in both rows and can be compared."""
+    # The count of random numbers that a kernel draws depends on its instructions.
     return [name for name in before if name in after and (exact or not name.startswith("rng."))]
 
 
 def is_same_part(name: str, before: StateMark, after: StateMark, *, exact: bool, allowed: Mapping[str, float]) -> bool:
-    """Whether a part of the state is the same after the replay; `allowed`: the noise of each channel and part."""
+    """Whether a part of the state is equal after the replay; `allowed` is the noise of each channel and part."""
     noise = allowed.get(f"{STATE}.{name}", allowed.get(STATE, 0.0))
     if before.digest == after.digest:
         return True
@@ -46,9 +46,9 @@ def is_same_part(name: str, before: StateMark, after: StateMark, *, exact: bool,
 
 
 def agree(channel: str, before: object, after: object, *, exact: bool, allowed: Mapping[str, float]) -> bool:
-    """Whether a channel of two rows agrees: bit for bit if `exact`, apart from the noise that is `allowed`."""
+    """Whether a channel is equal in two rows, up to the `allowed` noise; if `exact`, without other tolerances."""
     if channel in ("streams", "state") and (before is None or after is None):
-        return True  # Not every row has them.
+        return True  # Not every row has this channel.
     if channel == "state":
         assert isinstance(before, dict)
         assert isinstance(after, dict)
@@ -62,6 +62,6 @@ def agree(channel: str, before: object, after: object, *, exact: bool, allowed: 
         return True
     if exact:
         return False
-    # A norm of bf16 gradients is one of bf16 numbers, whose distance is larger than the tolerance.
+    # A norm of bf16 gradients is a bf16 number, and the distance between bf16 numbers is larger than the tolerance.
     tolerance = max(TOLERANCES[channel], rounding_of((before, after)))
     return math.isclose(before, after, rel_tol=tolerance, abs_tol=FLOORS[channel])

@@ -1,6 +1,6 @@
-"""Anomalous steps, found by their rows: a number that is not finite, or a spike of the loss.
+"""Finding anomalous steps from their rows: a number that is not finite, or a spike of the loss.
 
-Pure: every rank and every replay comes to the same answer.
+Pure, so every rank and every replay gets the same result.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from segue.records import Anomaly, Skip
 from segue.spec import AnomalySpec
 
 LEAST_LOSS_SCALE = 1e-4
-"""Least loss scale: below it a scaler has skipped so many steps that no scale helps (fairseq stops there too)."""
+"""Smallest loss scale. Below it, a scaler has skipped so many steps that no scale helps (fairseq stops there too)."""
 
 MOST_SAMPLE_IDS = 1024
-"""Most sample ids that an anomaly names: it goes into the log, which is read at every start."""
+"""Most sample ids in an anomaly, because an anomaly is stored in the log, which is read at every start."""
 
 _MAD_TO_DEVIATION = 1.4826
 _LEAST_SPREAD = 0.01
-"""Least standard deviation, as a share of the level: after a flat loss, small changes are no spikes."""
+"""Smallest standard deviation, as a share of the median, so that small changes after a flat loss are not spikes."""
 
 
 class Symptom(NamedTuple):
@@ -34,15 +34,15 @@ class Symptom(NamedTuple):
     limit: float | None = None
 
     def on(self, batch: Skip, *, step: int, sample_ids: Sequence[int]) -> Anomaly:
-        """The anomaly as a record, with the batch on which it was seen."""
+        """The anomaly as a record, with the batch of the step."""
         return Anomaly(step=step, batch=batch, sample_ids=tuple(sample_ids[:MOST_SAMPLE_IDS]), **self._asdict())
 
 
 def symptom(row: StepRow, *, spec: AnomalySpec, recent_losses: Sequence[float]) -> Symptom | None:
-    """The anomaly of a step; None if there is none, or if the spec turns the check off.
+    """The anomaly of a step; None if there is no anomaly, or if the spec turns the check off.
 
-    `recent_losses` are the losses of the steps before it, at most `spike_window_steps`. Spikes are judged once there
-    are that many losses.
+    `recent_losses` are the losses of the previous steps, at most `spike_window_steps`. Spikes are detected only if
+    there are `spike_window_steps` losses.
     """
     is_finite = row.loss_scale is None and math.isfinite(row.loss + (row.grad_norm or 0.0) + (row.param_norm or 0.0))
     if not is_finite and spec.non_finite != "off":
@@ -57,9 +57,9 @@ def symptom(row: StepRow, *, spec: AnomalySpec, recent_losses: Sequence[float]) 
 
 
 def spike_limit(losses: Sequence[float], *, factor: float) -> float | None:
-    """The highest loss that is no spike after these, by median and median absolute deviation, which ignore outliers.
+    """The highest next loss that is not a spike, computed from median and median absolute deviation.
 
-    None if all losses are zero: they have no spread to compare with.
+    None if all losses are zero, because there is no spread to compare with.
     """
     level = median(losses)
     deviation = _MAD_TO_DEVIATION * median([abs(loss - level) for loss in losses])
@@ -68,14 +68,14 @@ def spike_limit(losses: Sequence[float], *, factor: float) -> float | None:
 
 
 def with_loss(recent_losses: tuple[float, ...], loss: float, *, spec: AnomalySpec) -> tuple[float, ...]:
-    """The recent losses after one more step; empty if spikes are not checked."""
+    """The recent losses including one more step; empty if spikes are not checked."""
     if spec.spikes == "off" or not math.isfinite(loss):
         return () if spec.spikes == "off" else recent_losses
     return (*recent_losses, loss)[-spec.spike_window_steps :]
 
 
 def _not_finite(row: StepRow) -> Symptom | None:
-    # In the order of cause and effect. A scaler skips steps with such gradients as intended: they are no anomaly.
+    # In the order of cause and effect. With a loss scaler, such gradients are not an anomaly: it skips these steps.
     watched: list[tuple[Literal["loss", "grad_norm", "param_norm"], float | None]] = [("loss", row.loss)]
     if row.loss_scale is None:
         watched.append(("grad_norm", row.grad_norm))

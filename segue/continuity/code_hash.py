@@ -1,7 +1,7 @@
-"""Hashes of code: whether the functions and classes of a recipe are the same as in the checkpoint.
+"""Hashes of code, to find out whether the functions and classes of a recipe have changed since the checkpoint.
 
-They cover bytecode, so that comments, formatting and line numbers do not count; the user's own code that a function
-calls counts with it. Hashes are comparable between processes of the same Python version.
+Hashes cover bytecode, so that comments, formatting and line numbers are ignored; the hash of a function also covers the
+user's code that the function calls. Hashes can be compared between processes with the same Python version.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from segue.user_objects import installed_folders
 
 
 def code_hashes(roots: Iterable[Any], *, home: str) -> dict[str, str]:
-    """A hash for every function and class of the user's that `roots` can reach, by its qualified name.
+    """A hash of every function and class of the user that `roots` can reach, by qualified name.
 
-    `home` is the top package of the recipe: its code is the user's wherever it is installed.
+    `home` is the top package of the recipe; its code counts as the user's, wherever it is installed.
     """
     hashes: dict[str, str] = {}
     waiting = list(roots)
@@ -40,7 +40,7 @@ def code_hashes(roots: Iterable[Any], *, home: str) -> dict[str, str]:
             waiting.extend(found.__mro__[1:])
             waiting.extend(_functions_of(found))
         elif isinstance(found, types.FunctionType):
-            # Two functions of one name, such as two lambdas of one line, are distinguished by their code.
+            # Functions of the same name, e.g. two lambdas in one line, are distinguished by their code.
             name = f"{found.__module__}.{found.__qualname__}"
             hashes[name] = merged(
                 hashes.get(name), xxhash.xxh3_64_hexdigest(bytes_of(found.__code__, doc=found.__doc__))
@@ -50,11 +50,11 @@ def code_hashes(roots: Iterable[Any], *, home: str) -> dict[str, str]:
                 if not names_secret(read):
                     hashes[path] = merged(hashes.get(path), _shown(value))
             waiting.extend(_called(found))
-    return dict(sorted(hashes.items()))  # By name: the order of the walk may be that of addresses.
+    return dict(sorted(hashes.items()))  # Sorted by name, because the order of the walk may depend on addresses.
 
 
 def merged(before: str | None, new: str) -> str:
-    """One value for all hashes of one name, independent of the order in which they were found."""
+    """One value for all hashes of the same name, independent of their order."""
     return new if before in (None, new) else ",".join(sorted({*str(before).split(","), new}))
 
 
@@ -69,7 +69,7 @@ def _functions_of(owner: type) -> Iterator[Any]:
 
 
 def _settings_read(function: types.FunctionType, *, home: str) -> Iterator[tuple[str, Any]]:
-    """Plain global values that a function reads, including values of the user's modules that it reads by name."""
+    """The plain global values that a function reads, including attributes of the user's modules."""
     names = {name for code in codes_of(function.__code__) for name in code.co_names}
     for read, value in _globals_read(function):
         if isinstance(value, types.ModuleType):
@@ -81,7 +81,7 @@ def _settings_read(function: types.FunctionType, *, home: str) -> Iterator[tuple
 
 
 def _shown(value: Any) -> str:
-    """A number itself; for any other value a hash, because the value may be long or confidential."""
+    """A number as text; for any other value a hash, because the value may be long or confidential."""
     if isinstance(value, (bool, int, float)):
         return repr(value)
     return xxhash.xxh3_64_hexdigest(repr(value).encode())
@@ -108,7 +108,7 @@ def bytes_of(code: types.CodeType, *, doc: str | None = None) -> bytes:
 
 
 def codes_of(code: types.CodeType) -> Iterator[types.CodeType]:
-    """A code object, and the code objects of the functions within it."""
+    """A code object, and the code objects of its nested functions."""
     yield code
     for const in code.co_consts:
         if isinstance(const, types.CodeType):
@@ -116,14 +116,14 @@ def codes_of(code: types.CodeType) -> Iterator[types.CodeType]:
 
 
 def _globals_read(function: types.FunctionType) -> list[tuple[str, Any]]:
-    """Global names of the module that a function reads and does not itself set, with their values."""
+    """The global names that a function reads but does not set, with their values."""
     names = {name for code in codes_of(function.__code__) for name in code.co_names}
     known = function.__globals__
     return [(name, known[name]) for name in sorted(names - _globals_set(function)) if name in known]
 
 
 def _globals_set(function: types.FunctionType) -> set[str]:
-    """Global names that a function sets: state, not settings."""
+    """The global names that a function sets; these are state, not settings."""
     return {
         str(instruction.argval)
         for code in codes_of(function.__code__)
@@ -143,19 +143,19 @@ def _called(function: types.FunctionType) -> Iterator[Any]:
         try:
             value = cell.cell_contents
         except ValueError:
-            continue  # Not bound yet.
+            continue  # The name is not bound yet.
         yield value if isinstance(value, (type, types.FunctionType)) else type(value)
 
 
 def is_users(found: Any, *, home: str) -> bool:
-    """Whether a function or class is of the user's own code."""
+    """Whether a function or class belongs to the user's code."""
     if not isinstance(found, (type, types.FunctionType)):
         return False
     return _is_users_module(str(found.__module__), home)
 
 
 def is_users_module(module: types.ModuleType, *, home: str) -> bool:
-    """Whether a module is of the user's own code."""
+    """Whether a module belongs to the user's code."""
     return _is_users_module(module.__name__, home)
 
 
@@ -167,5 +167,5 @@ def _is_users_module(name: str, home: str) -> bool:
     if top in sys.stdlib_module_names or top in ("torch", "numpy", "segue"):
         return False
     file = getattr(sys.modules.get(name), "__file__", None)
-    # Code without a file was typed in, or generated by a program of the user's.
+    # Code without a file was typed in, or generated by a program of the user.
     return file is None or not any(Path(file).is_relative_to(folder) for folder in installed_folders())

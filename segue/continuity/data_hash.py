@@ -1,7 +1,7 @@
-"""Hashes of data: whether a data set still has the same content.
+"""Hashes of data, to find out whether the content of a data set has changed.
 
-Large arrays are sampled evenly, always at the same places. A change in a few rows of many may be missed here; the
-witness shows the change when these rows are drawn.
+Of large arrays, evenly spaced values at fixed positions are hashed. So a change of a few rows may be missed here; but
+if these rows are drawn, the witness shows the change.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from segue.continuity.object_walk import PLAIN, Leaf
 from segue.continuity.process_values import ANY_ORDER
 
 WHOLE_BYTES = 64 * 2**20
-"""Largest array that is read whole, in about ten milliseconds."""
+"""Largest array in bytes that is read whole, which takes about ten milliseconds."""
 _BLOCK_BYTES = 16 * 2**10
 _ITEMS = 10_000
 _MOST_PERMUTED = 200_000
-"""Longest collection whose items are all hashed, so that the collection can be recognized in another order."""
+"""Longest collection whose items are all hashed, so that the same items in another order are recognized."""
 
 
 def data_hashes(leaves: Iterable[Leaf]) -> dict[str, str]:
-    """A hash for every array, frame and long sequence, by its path."""
+    """A hash of every array, frame and long sequence, by path."""
     hashes = {}
     for leaf in leaves:
         hasher = xxhash.xxh3_128()
         try:
             _feed(leaf.value, hasher, depth=0)
         except (TypeError, ValueError, RuntimeError):
-            continue  # Values of this kind cannot be read like this; the witness compares the samples drawn from them.
+            continue  # This kind of value cannot be hashed; the witness compares the samples that are drawn from it.
         hashes[leaf.path] = hasher.hexdigest()
         if isinstance(leaf.value, (list, tuple, deque)) and len(leaf.value) <= _MOST_PERMUTED:
-            # A list made from a set has another order in each process.
+            # A list that was made from a set has another order in each process.
             hashes[f"{leaf.path}{ANY_ORDER}"] = _in_any_order(leaf.value)
     return hashes
 
@@ -62,7 +62,7 @@ def _feed(value: Any, hasher: Any, *, depth: int) -> None:
     elif isinstance(value, str):
         hasher.update(
             re.split(r"[/\\]", value)[-1].encode("utf-8", "replace")
-        )  # The same file may be mounted elsewhere.
+        )  # The same file may be mounted at another path.
     elif isinstance(value, (*PLAIN, range)):
         hasher.update(repr(value).encode())
     elif isinstance(value, (dict, types.MappingProxyType, set, frozenset)) and depth < 4:
@@ -97,7 +97,7 @@ def _feed_tensor(tensor: torch.Tensor, hasher: Any) -> None:
 
 
 def _thinned(array: Any) -> Any:
-    """Evenly spaced rows of an object that can otherwise be read only by copying all of it."""
+    """Evenly spaced rows of an object, so that the whole object need not be copied."""
     is_contiguous = array.flags.c_contiguous if isinstance(array, np.ndarray) else array.is_contiguous()
     is_here = isinstance(array, np.ndarray) or array.device.type == "cpu"
     if array.nbytes <= WHOLE_BYTES or (is_contiguous and is_here) or array.shape[0] < 2:

@@ -1,4 +1,4 @@
-"""How much two replays of the same steps differ, by channel. Pure."""
+"""The differences between two replays of the same steps, by channel. Pure."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from itertools import combinations
 from segue.records import StateMark, WitnessRow
 
 CONTENT = ("batch_fingerprint", "streams", "input_fingerprint", "lr", "loss_scale")
-"""Channels without rounding: noise does not excuse a difference in them."""
+"""Channels without rounding; a difference in these channels is never noise."""
 FLOATS = ("loss", "grad_norm", "param_norm")
 STATE = "state"
-"""The channel of the state after the last step of a witness. Its noise is known by part: `state.optimizer`."""
+"""The channel of the state after the last step of a witness; its noise is stored by part, e.g. `state.optimizer`."""
 
 
 def spread(replays: Sequence[Sequence[WitnessRow]]) -> dict[str, float]:
-    """The largest relative difference between any two replays, by channel; channels without one are left out."""
+    """The largest relative difference between any two replays, by channel; equal channels are left out."""
     found: dict[str, float] = {}
     for one, other in combinations(replays, 2):
         for name, value in differences(one, other).items():
@@ -42,7 +42,7 @@ def are_equal(one: Sequence[WitnessRow], other: Sequence[WitnessRow]) -> bool:
 
 
 def content_difference(replays: Sequence[Sequence[WitnessRow]]) -> tuple[str, int] | None:
-    """The first step and channel in which the content of any two replays differs."""
+    """The channel and the first step in which the content of any two replays differs."""
     found = [
         (before.step, number, channel)
         for one, other in combinations(replays, 2)
@@ -57,10 +57,10 @@ def content_difference(replays: Sequence[Sequence[WitnessRow]]) -> tuple[str, in
 
 
 def is_other_content(channel: str, before: WitnessRow, after: WitnessRow) -> bool:
-    """Whether two rows of one step differ in a channel of content, or in parts of the state that are no floats."""
+    """Whether two rows of one step differ in a channel without rounding, or in state values that are not floats."""
     one, other = getattr(before, channel), getattr(after, channel)
     if one is None or other is None:
-        return False  # Not every row has it.
+        return False  # Not every row has this channel.
     if channel == STATE:
         return any(one[name].plain != other[name].plain for name in one if name in other)
     return bool(one != other)
@@ -72,18 +72,18 @@ def _of_states(
     if one is None or other is None:
         return []
     names = [name for name in one if name in other and one[name].digest != other[name].digest]
-    # Other values with the same norm are also a difference, which the norm does not show.
+    # Different values with equal norms differ too, although the relative difference of the norms is 0.
     return [(f"{STATE}.{name}", relative(one[name].norm or 0.0, other[name].norm or 0.0) or 0.0) for name in names]
 
 
 def pairs_of(one: Sequence[WitnessRow], other: Sequence[WitnessRow]) -> list[tuple[WitnessRow, WitnessRow]]:
-    """The rows of equal steps."""
+    """Pairs of the rows with equal steps."""
     rows = {row.step: row for row in other}
     return [(row, rows[row.step]) for row in one if row.step in rows]
 
 
 def relative(before: float, after: float) -> float | None:
-    """The relative difference; None if there is none."""
+    """The relative difference of two numbers; None if they are equal."""
     if before == after or (math.isnan(before) and math.isnan(after)):
         return None
     if not (math.isfinite(before) and math.isfinite(after)):
@@ -92,5 +92,5 @@ def relative(before: float, after: float) -> float | None:
 
 
 def kind_of(channel: str) -> str:
-    """The channel without the name of a part."""
+    """The channel name without the name of a part."""
     return channel.partition(".")[0]

@@ -1,4 +1,4 @@
-"""Cheap, exact hashes of the data that a step consumes."""
+"""Fast, exact hashes of the data that a step uses."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from segue.checkpoints.format.snapshot import raw_bytes
 from segue.data.order import Ids, mix
 
 _MOST_DEPTH = 4
-"""Most levels of objects within objects: a batch of graphs holds storages, which hold its tensors."""
+"""Most levels of nested objects, e.g. a batch of graphs with storages, which contain tensors."""
 
 _NO_DATA = (type, ModuleType, FunctionType, nn.Module, Dataset)
-"""Types of objects to which a batch may refer, but which are no part of its data."""
+"""Types of objects to which a batch may refer but which are not part of its data."""
 
 _NUMPY_HAS = (torch.float32, torch.int64, torch.uint8, torch.float64, torch.int32, torch.bool)
 
@@ -35,24 +35,24 @@ _PARTS_OF_SPARSE = {
 
 
 def batch_fingerprint(ids: Ids) -> str:
-    """Order-free hash of the sample ids: the sum of their mixed values, 64 bits, in hex.
+    """A hash of the sample ids, independent of their order: the 64-bit sum of mixed ids, in hex.
 
-    It is order-free, because another world size distributes the same global batch in another order.
+    The order is ignored, because another world size distributes the same global batch in another order.
     """
-    # A sum of an array wraps around without a warning.
+    # The sum of an array wraps around without a warning.
     return f"{int(mix(ids).sum(dtype=np.uint64)):016x}"
 
 
 def streams_fingerprint(streams: Mapping[str, Any]) -> dict[str, str]:
-    """Hash of each random stream's state, by its name."""
+    """A hash of the state of each RNG stream, by name."""
     return {name: input_fingerprint(state) for name, state in streams.items()}
 
 
 def input_fingerprint(content: Any) -> str:
-    """Hash of a batch's content: every tensor's bytes, type and shape, in the order of its structure.
+    """A hash of the content of a batch: the bytes, type and shape of every tensor, in the order of the structure.
 
-    In an object that is no collection, only tensors and arrays count: they are data in any process, but its other
-    values may not be.
+    In an object that is not a collection, only tensors and arrays are hashed, because its other values may differ from
+    process to process.
     """
     hasher = xxhash.xxh3_64()
     _feed(content, hasher)
@@ -82,7 +82,7 @@ def _feed(content: Any, hasher: Any) -> None:
 
 def _feed_tensor(tensor: torch.Tensor, hasher: Any) -> None:
     if type(tensor) is torch.Tensor and tensor.layout is torch.strided and _has_plain_bytes(tensor):
-        # The usual case: the same bytes as below, in a third of the calls.
+        # The usual case: the same bytes as below with a third of the calls.
         hasher.update(f"{tensor.dtype}torch.strided{tuple(tensor.shape)}".encode())
         hasher.update(tensor.numpy())
         return
@@ -101,7 +101,7 @@ def _feed_tensor(tensor: torch.Tensor, hasher: Any) -> None:
 
 
 def _has_plain_bytes(tensor: torch.Tensor) -> bool:
-    """Whether NumPy can view all values of the tensor in order, without a copy."""
+    """Whether NumPy can view all values of the tensor in order without a copy."""
     return (
         tensor.device.type == "cpu"
         and tensor.dtype in _NUMPY_HAS

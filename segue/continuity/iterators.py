@@ -1,4 +1,4 @@
-"""Positions (the number of drawn items) of Python's own iterators, whose items are the same in each process."""
+"""Positions (numbers of drawn items) of Python's built-in iterators."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _MOST_DRAWN = 100_000_000
 
 
 def is_iterator(value: Any) -> bool:
-    """Whether the value is one of Python's own iterators, or a running generator function."""
+    """Whether the value is a built-in iterator or a running generator."""
     if isinstance(value, types.GeneratorType):
         return True
     return isinstance(value, Iterator) and type(value).__module__ in ("builtins", "itertools")
 
 
 def position_of(iterator: Any) -> int | float | None:
-    """A number that grows with each item drawn; None for an iterator without a visible position, such as a generator.
+    """A number that grows with each drawn item; None if the position cannot be read, as for a generator.
 
-    For an iterator over a sequence, it is the negative number of items that are left.
+    For an iterator over a sequence, this is the negative number of remaining items.
     """
     kind = type(iterator)
     if kind.__module__ == "builtins" and kind.__name__ in SEQUENCES:
@@ -33,7 +33,7 @@ def position_of(iterator: Any) -> int | float | None:
     if kind not in (itertools.count, itertools.cycle, enumerate):
         return None
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Later versions of Python will not allow copies of some.
+        warnings.simplefilter("ignore")  # Later versions of Python cannot copy some iterators.
         try:
             parts: Any = iterator.__reduce__()
         except (TypeError, AttributeError):
@@ -44,12 +44,12 @@ def position_of(iterator: Any) -> int | float | None:
     if kind is enumerate:
         return parts[1][1] if position_of(parts[1][0]) is not None else None
     kept, is_first_pass_over = parts[2]
-    # From 1 to the number of its items: after the last one it is where it was at the end of its first pass.
+    # The position is 1 to the number of items; after the last item, it is as at the end of the first pass.
     return (len(kept) - operator.length_hint(parts[1][0], 0)) or len(kept) if is_first_pass_over else len(kept)
 
 
 def draw_until(iterator: Iterator[Any], position: float) -> None:
-    """Draw items until the iterator is at the position that another iterator of its kind had."""
+    """Draw items until the iterator is at this position, which an iterator of the same kind had."""
     now = position_of(iterator)
     left = round(position - now) if now is not None else 0
     for _ in itertools.islice(iterator, max(0, min(left, _MOST_DRAWN))):

@@ -1,4 +1,7 @@
-"""Live values as trees of data, and back into the same values, so that everything that shares them sees the change."""
+"""Converting live values to trees of data, and putting trees back into the same live objects.
+
+The objects are changed in place, so that all code that shares them sees the change.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ from segue.user_objects.variables import CODE, Variables, is_registrable, is_use
 _ABSENT: Any = object()
 _AS_THEY_ARE: tuple[type, ...] = (*PLAIN, *CONSTANTS, complex, np.generic, torch.Tensor, np.ndarray, bytearray, array)
 _NO_STATE = (*CODE, torch.device, torch.dtype, logging.Logger, re.Pattern)
-"""Attributes of objects that stay as they are: code and settings."""
+"""Attributes of objects that are neither saved nor restored, because they are code or settings."""
 _ITERATOR = "iterator"
 _ITERATOR_FIX = "register an object with __next__ and attributes for what changes"
 _DEEPEST = 30
@@ -39,10 +42,10 @@ _OBJECT_FIX = (
 
 
 def tree_of(value: Any, *, path: str, depth: int = 0) -> Any:
-    """The value as a tree of data, its tensors and arrays the live ones.
+    """The value as a tree of data; tensors and arrays are not copied.
 
     Raises:
-        UnsupportedStateError: something in it is no data and has no state_dict; the message names its path.
+        UnsupportedStateError: a part is not data and has no state_dict; the message has its path.
     """
     if depth > _DEEPEST:
         raise UnsupportedStateError(path=path, type_name=f"{type(value).__qualname__} that holds itself")
@@ -94,7 +97,7 @@ def _tree_of_items(value: Any, path: str, depth: int) -> Any:
     if isinstance(value, deque):
         return deque(items, value.maxlen)
     if isinstance(value, (set, frozenset)):
-        # Items that can no longer be hashed, such as the fields of an object, have another message.
+        # Fields of objects cannot be hashed, so such a set gets its own message.
         if any(isinstance(each, Fields) for each in items):
             raise UnsupportedStateError(path=path, type_name="set of objects", fix="keep them in a list")
         return frozenset(items) if isinstance(value, frozenset) else set(items)
@@ -102,9 +105,9 @@ def _tree_of_items(value: Any, path: str, depth: int) -> Any:
 
 
 def put(live: Any, saved: Any) -> Any:
-    """Put the tree that `tree_of` gave into the live value, and return the value that now stands for it.
+    """Put a tree from `tree_of` into the live value, and return the resulting value.
 
-    This is the live value itself if it can hold the saved value.
+    The result is the live value itself if it can be changed in place; otherwise it is a new value.
     """
     if _put_by_its_own_way(live, saved):
         return live
@@ -117,7 +120,7 @@ def put(live: Any, saved: Any) -> Any:
     if isinstance(saved, (list, tuple, deque)):
         return _put_items(live, saved)
     if is_frame(saved) and type(live) is type(saved):
-        type(live).__init__(live, saved)  # What is inside is exchanged; the table stays the same object.
+        type(live).__init__(live, saved)  # The content is replaced; the table stays the same object.
     elif isinstance(saved, set) and isinstance(live, set):
         live.clear()
         live.update(saved)
@@ -129,12 +132,12 @@ def put(live: Any, saved: Any) -> Any:
 
 
 def _put_by_its_own_way(live: Any, saved: Any) -> bool:
-    """Whether the live value takes its state back by itself; if so, it has done that."""
+    """Restore a live value that has its own method for this; return whether it has such a method."""
     if isinstance(live, STREAMS):
         set_state_of_stream(live, saved)
     elif isinstance(saved, Fields) and saved.kind == _ITERATOR:
         if position_of(live) is None:
-            raise UnsupportedStateError(path=_ITERATOR, type_name="iterator that this process has not made")
+            raise UnsupportedStateError(path=_ITERATOR, type_name="iterator that this process did not create")
         draw_until(live, saved["position"])
     elif isinstance(live, Variables):
         for name, value in saved.items():
@@ -151,7 +154,7 @@ def _put_by_its_own_way(live: Any, saved: Any) -> bool:
 def _put_array(live: Any, saved: Any) -> Any:
     if isinstance(saved, torch.Tensor) and isinstance(live, torch.Tensor):
         if saved.device.type not in ("cpu", live.device.type):
-            return saved  # It was moved to the device on which it was.
+            return saved  # The saved tensor is already on the right device.
         if live.shape != saved.shape or live.dtype != saved.dtype or live.layout is not torch.strided:
             return saved.to(live.device)
         with torch.no_grad():
@@ -216,7 +219,7 @@ def _put_object(live: Any, saved: Fields) -> Any:
         if isinstance(target, threading.local):
             setattr(target, name, new)
         else:
-            object.__setattr__(target, name, new)  # Also of a frozen class.
+            object.__setattr__(target, name, new)  # This works for a frozen class too.
     return target
 
 
@@ -228,7 +231,7 @@ def _name_of(kind: type) -> str:
 
 
 def _class_of(name: str) -> type | None:
-    """The class of this name among the loaded classes, if it holds data; nothing is imported or called to find it."""
+    """The loaded class of this name, if its objects hold data; no module is imported and no code is called."""
     module, _, path = name.partition(":")
     found: Any = sys.modules.get(module)
     for part in path.split("."):
@@ -238,7 +241,7 @@ def _class_of(name: str) -> type | None:
 
 
 def parts_held(value: Any, *, depth: int = 0) -> Iterator[Any]:
-    """The value and the parts of it that are put back in place: the objects and collections within it."""
+    """The value itself, and the objects and collections inside it that are restored in place."""
     yield value
     if depth > _DEEPEST or isinstance(value, (*_AS_THEY_ARE, *STREAMS)) or is_frame(value):
         return

@@ -1,4 +1,4 @@
-"""Names for state that a resume has lost: the root cause before its consequences, and the fix. Pure."""
+"""Naming the state that a resume has lost: the root cause first, then its consequences, and the fix. Pure."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from segue.continuity.recipe_diff import CHANGEABLE, CONFIG, NEXT_BATCHES, SURRO
 from segue.records import Finding
 
 UNREGISTERED = "unregistered state"
-"""The component of values that training changes and no component holds."""
+"""The component name in findings about untracked state."""
 CARRIED = "carried"
-"""The channel of lost values that decide what follows: with such values lost, no verdict is exact."""
+"""The channel of lost values that affect later steps; if such values are lost, no verdict is exact."""
 OUTSIDE = "outside the checkpoint"
-"""The component of a difference whose cause is not among the compared values."""
+"""The component name in findings about a difference whose cause is not among the compared values."""
 
 NO_BATCHES_FIX = (
-    "batches are seen only where run.epochs loops over run.batches: if they can be others, give a framework a loader "
-    "that continues (ResumableLoader, StatefulDataLoader), and a loop run.batches"
+    "segue sees batches only if run.epochs loops over run.batches; if the batches may differ, use a loader that "
+    "continues (ResumableLoader, StatefulDataLoader) with a framework, and run.batches in a loop"
 )
-"""The fix of a loss that differs in a framework, or in a program without `run.batches`."""
+"""The fix for a loss that differs in a framework, or in a program without `run.batches`."""
 
 PROCESS = "values of the process"
-"""The component of times and unseeded randomness, which differ between any two processes and are never compared."""
+"""The component name for times and unseeded randomness, which differ in each process and are never compared."""
 UNREAD = "unread"
 """The channel of findings about objects whose state cannot be compared."""
 
@@ -34,10 +34,10 @@ ORDER, CONTENT, SCHEDULE, SCALE, UPDATE, METRIC = (
     "evaluate",
 )
 REACHED_FROM = "reached from "
-"""Precedes the field of the recipe that leads to an untracked value, if the value's path does not begin with it."""
+"""Text before the recipe field that leads to an untracked value, if the path does not begin with this field."""
 _MOST_CAUSES, _MOST_FIXES = 6, 6
 _OF_DATA = ("data.", "batches")
-"""Beginnings of the components of data: of a recipe, and of the loaders of a program."""
+"""Prefixes of the component names of data, for a recipe and for the loaders of a program."""
 _NEAREST = {
     "batch_fingerprint": _OF_DATA,
     "streams": _OF_DATA,
@@ -50,7 +50,7 @@ _NEAREST = {
     "state": ("extra", "after_step", "model"),
     METRIC: ("evaluate", "model", "extra"),
 }
-"""Where the cause of a difference is most likely, by the first channel that differs."""
+"""The most likely places of the cause, by the first channel that differs."""
 _OF_BATCHES = ("batch_fingerprint", "streams", "input_fingerprint")
 _OF_NUMBERS = ("loss", "grad_norm")
 
@@ -58,22 +58,24 @@ _REGISTER = "register it in Recipe.extra (a program: run.track)"
 _ALSO = "also different"
 _SAID = {UNREGISTERED: "changed since the commit, and in no component", PROCESS: "not compared"}
 _FIXES = {
-    PROCESS: "compute it from the config or the number of the step: no loss may depend on the time, or on randomness "
-    "that nothing seeds",
-    ORDER: f"let the order of samples follow from the seed alone; if a sampler or a data set has state, {_REGISTER}",
-    CONTENT: "let a sample follow from its index and the seeded streams alone; a counter or generator of the data set "
-    "belongs in Recipe.extra, a time or a file that changes does not belong in a batch",
-    SCHEDULE: f"change learning rates through the scheduler alone; if they depend on other state, {_REGISTER}",
+    PROCESS: "compute it from the config or the step number; a loss must not depend on the time or on unseeded "
+    "randomness",
+    ORDER: f"compute the order of samples from the seed alone; if a sampler or a data set has state, {_REGISTER}",
+    CONTENT: "compute a sample only from its index and the seeded RNG streams; add a counter or generator of the data "
+    "set to Recipe.extra, and keep times and changing files out of batches",
+    SCHEDULE: "change learning rates through the scheduler alone; if the learning rates depend on other state, "
+    f"{_REGISTER}",
     SCALE: "pass the scaler as Recipe.scaler (a program: run.track)",
-    UPDATE: f"if a hook, a wrapper or after_step has state of its own, {_REGISTER}",
-    METRIC: f"if evaluate uses weights or values of its own, {_REGISTER}",
-    OUTSIDE: "look for what loss, hooks, after_step and the data set read besides their arguments; if it changes in "
-    f"training, {_REGISTER}; if a kernel is not deterministic, call torch.use_deterministic_algorithms(True) in build",
+    UPDATE: f"if a hook, a wrapper or after_step has its own state, {_REGISTER}",
+    METRIC: f"if evaluate uses its own weights or values, {_REGISTER}",
+    OUTSIDE: "look for values other than arguments that loss, hooks, after_step and the data set read; if such a value "
+    f"changes in training, {_REGISTER}; if a kernel is not deterministic, call "
+    "torch.use_deterministic_algorithms(True) in build",
 }
 
 
 def fix_of(component: str, channel: str) -> str:
-    """The fix for a finding."""
+    """The fix for a finding about this component and channel."""
     if component in CHANGEABLE:
         return f"undo the change, or accept it by naming {component} in continuity.accept"
     if component == NEXT_BATCHES:
@@ -84,8 +86,8 @@ def fix_of(component: str, channel: str) -> str:
         return f"restore all of {component} in its load_state_dict, and do not change it before the first step"
     if component.startswith("rng."):
         return (
-            "draw from the global streams only in steps and samples; if how much is drawn depends on other state, "
-            + _REGISTER
+            "draw from the global RNG streams only in steps and samples; if the number of draws depends on "
+            "other state, " + _REGISTER
         )
     return _FIXES.get(component, f"if something else changes {component} in training, {_REGISTER}")
 
@@ -97,10 +99,10 @@ def explained(
     noted: Sequence[Finding],
     compared: Collection[str],
 ) -> tuple[Finding, ...]:
-    """The findings of a replay, the first one named after its root cause, and each with its fix.
+    """The findings of a replay with their fixes; the first finding is renamed to its root cause.
 
-    Everything in `compared` has been found equal, so the cause lies elsewhere: in `untracked` values, or in `noted`
-    differences of the setup. A stray draw from a stream, and samples in another order, are causes themselves.
+    All values in `compared` are equal, so the cause is elsewhere: in `untracked` values or in `noted` differences of
+    the setup. If an RNG stream differs, or samples have another order, this is itself the cause.
     """
     if not findings:
         return ()
@@ -121,7 +123,7 @@ def explained(
         first = first.model_copy(update=update)
     elif first.channel in _OF_NUMBERS:
         seen = ", ".join(sorted(name for name in compared if name not in (CONFIG, UNTRACKED)))
-        sentence = f"{first.sentence}; the cause lies outside what was compared and is equal ({seen})"
+        sentence = f"{first.sentence}; all compared values are equal ({seen}), so the cause is outside them"
         first = first.model_copy(update={"component": OUTSIDE, "sentence": sentence})
     elif causes:
         advised = [with_fix(first).fix or "", *(cause.fix for cause in (*untracked, *noted) if cause.fix)]
@@ -132,13 +134,13 @@ def explained(
 
 
 def unreplayed(*, untracked: Sequence[Finding], noted: Sequence[Finding]) -> tuple[Finding, ...]:
-    """The finding about a resume without a replayed step: the values that differ from the record of the commit."""
+    """The finding for a resume without a replayed step; it lists the values that differ from the commit."""
     known = [*untracked, *(finding for finding in noted if finding.component != PROCESS)]
     if not known:
         return ()
     said = [finding.sentence for finding in known]
     more = [f"{len(said) - _MOST_CAUSES} more"] if len(said) > _MOST_CAUSES else []
-    sentence = f"no step was replayed; since the commit this has changed: {'; '.join(said[:_MOST_CAUSES] + more)}"
+    sentence = f"no step was replayed; changed since the commit: {'; '.join(said[:_MOST_CAUSES] + more)}"
     return (with_fix(known[0]).model_copy(update={"sentence": sentence}),)
 
 
@@ -147,7 +149,7 @@ def _rank_of(finding: Finding, channel: str) -> tuple[bool, bool]:
 
 
 def _by_carried(first: Finding, untracked: Sequence[Finding], noted: Sequence[Finding]) -> Finding:
-    """The finding of a replay with a known cause: lost values that decide what follows."""
+    """The finding of a replay whose cause is known: lost values that affect later steps."""
     causes = [finding for finding in untracked if finding.channel == CARRIED]
     more = [f"{len(causes) - _MOST_CAUSES} more"] if len(causes) > _MOST_CAUSES else []
     said = "; ".join([cause.sentence for cause in causes[:_MOST_CAUSES]] + more)
@@ -158,7 +160,7 @@ def _by_carried(first: Finding, untracked: Sequence[Finding], noted: Sequence[Fi
 
 
 def with_causes(finding: Finding, *, untracked: Sequence[Finding], noted: Sequence[Finding]) -> Finding:
-    """The finding about a recipe that every process runs differently, with the values that differ in each process."""
+    """The finding about a recipe that is not reproducible, extended with the values that differ in each process."""
     causes = [cause.sentence for cause in (*noted, *untracked)]
     if not causes:
         return finding
@@ -179,7 +181,7 @@ def _cause_of(first: Finding, untracked: Sequence[Finding], noted: Sequence[Find
     elif first.channel == "input_fingerprint" or (first.channel == "streams" and first.step is not None):
         candidates = list(untracked)
     else:
-        # A number other than the loss has a cause of its own, unless something changed at the place where it is made.
+        # A difference in another channel than the loss is its own cause, unless a value near that channel changed.
         candidates = [finding for finding in (*untracked, *noted) if _is_near(finding, first.channel)]
     return with_fix(candidates[0]) if candidates else None
 

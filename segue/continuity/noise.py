@@ -1,7 +1,7 @@
-"""Kernels that are not deterministic: how much replays from one state differ, and what that means. Pure.
+"""The noise of kernels that are not deterministic: measuring and judging differences between replays. Pure.
 
-A replay that differs from its witness proves a loss of state only if replays agree among themselves. Fresh processes
-therefore replay the same steps from the same checkpoint, and the differences between them are the noise of the recipe.
+If a replay differs from its witness, this proves a loss of state only if replays agree with each other. So fresh
+processes replay the same steps from the same checkpoint; the differences between them are the noise of the recipe.
 """
 
 from __future__ import annotations
@@ -28,56 +28,56 @@ from segue.records import Environment, Finding, Verdict, VerdictKind, WitnessRow
 from segue.runlog.history import History
 
 REPLAYS = 4
-"""Replays from which noise is measured. Two are too few: in 162,000 comparisons of simulated replays a further replay
-differed by up to 29 times the difference between two replays, and by at most 8 times the largest difference among
-four."""
+"""Number of replays from which noise is measured. Two replays are too few: in 162,000 simulated comparisons, a further
+replay differed by up to 29 times the difference between two replays, but by at most 8 times the largest difference
+among four replays."""
 _OF_FEW = 3.0
-"""Multiple of a difference that fewer replays show: a third replay differed by up to 29 times as much as those two."""
+"""Multiple of the difference between fewer replays; a third replay differed by up to 29 times this difference."""
 SAFETY_FACTOR = 10.0
 """Tolerance of a channel, as a multiple of the largest difference among the replays."""
 STATE_FACTOR = 30.0
-"""The same multiple for parts of the state: they are compared after one step of a window, so their noise is less
-known."""
+"""The same multiple for parts of the state, which are compared only after one step, so that their noise is known less
+well."""
 
 LARGEST = {"loss": 5e-3, "grad_norm": 5e-2, "param_norm": 1e-3, STATE: 5e-2}
-"""Largest relative difference between two replays that may come from kernels: some units of bf16. Above it, the recipe
-itself draws, reads or computes something different in each process."""
+"""Largest relative difference between two replays that kernels may cause: some units of bf16. If the difference is
+larger, the recipe itself draws, reads or computes something different in each process."""
 RARE = {"loss": 1e-5, "grad_norm": 1e-4, "param_norm": 1e-3, STATE: 1e-3}
-"""The same limit for one replay that differs while two others agree. Weights differ by more than losses: an optimizer
-that divides by the size of gradients makes whole steps from gradients that are only rounding, as before a BatchNorm."""
+"""The same limit, for one replay that differs while two others agree. Weights may differ by more than losses: an
+optimizer that divides by the size of gradients makes full steps from gradients that are only rounding errors."""
 
 LEAST = {"loss": 1e-6, "grad_norm": 1e-5, "param_norm": 1e-4, STATE: 1e-4}
-"""Smallest tolerances of a recipe that is known to have noise: some channels may not have shown their noise yet."""
+"""Smallest tolerances if a recipe is known to have noise, because some channels may not have shown it yet."""
 
 MOST = {"loss": 5e-2, "grad_norm": 0.5, "param_norm": 1e-2, STATE: 0.5}
 """Largest tolerances."""
 
 UNIT = 2.0**-23
-"""Distance of 1 to the next number of float32; of bf16 it is 2**-7, of float16 and TF32 2**-10."""
+"""Distance from 1 to the next float32 number; for bf16 the distance is 2**-7, for float16 and TF32 2**-10."""
 _COARSE_UNITS = {"loss": 2.0, "grad_norm": 4.0, STATE: 0.125}
-"""By how many units of a coarse format one rounding may change a value. A loss near its minimum, and its gradient, are
-differences of larger terms. A value that is kept of a batch, such as its mean, differs by a part of a unit."""
+"""Number of units of a coarse format by which one rounding may change a value. A loss near its minimum and its gradient
+are differences of larger terms. A value that is kept from a batch, such as its mean, changes by a part of a unit."""
 
 _UNITS = 4
-"""Differences up to so many units in the last place of float32 are rounding, once a recipe is known to have noise. For
-a coarser type, it is one unit."""
+"""Number of units in the last place of float32 that count as rounding if a recipe is known to have noise. For a coarser
+type, one unit counts as rounding."""
 _BFLOAT16_BITS, _FLOAT16_BITS, _FLOAT32_BITS = 8, 11, 24
 
 FIX = "set deterministic = true in the run spec, if every resume must be equal bit for bit"
 NOT_REPRODUCIBLE = "recipe"
-"""The component of everything that a recipe does differently each time."""
+"""The component name in findings about a recipe that is not reproducible."""
 
 _ADVICE = {
     "batch_fingerprint": "draws other samples: seed its sampler or shuffle in build, from the config",
-    "streams": "leaves the random streams elsewhere: let build and the data set draw the same numbers each time",
-    "input_fingerprint": "gets a batch with other content: seed the generator of the data set in build, and leave "
+    "streams": "draws another count of random numbers: make build and the data set draw the same numbers each time",
+    "input_fingerprint": "gets a batch with other content: seed the generator of the data set in build, and keep "
     "times, process ids and other values of the process out of the batch",
     "lr": "has another learning rate: compute it from the step, not from the time",
-    "loss_scale": "has another loss scale: let the loss depend on the batch and the streams of torch alone",
+    "loss_scale": "has another loss scale: compute the loss only from the batch and the RNG streams of torch",
 }
 _OF_FLOATS = (
-    "computes another {channel}: seed generators of the recipe's own (dropout, noise, augmentation) in build, and add "
-    "them to Recipe.extra"
+    "computes another {channel}: seed the recipe's own generators (dropout, noise, augmentation) in build, and add "
+    "these generators to Recipe.extra"
 )
 
 
@@ -86,9 +86,9 @@ class Noise:
     """The known differences between replays from one state."""
 
     floats: Mapping[str, float] = field(default_factory=dict)
-    """Largest relative difference by channel; empty: none was seen."""
+    """Largest relative difference by channel; empty: no difference is known."""
     unreproducible: Finding | None = None
-    """The part of the recipe that two fresh processes do differently, if the difference is more than rounding."""
+    """A finding about the recipe, if two fresh processes differ by more than rounding; None otherwise."""
 
     def __or__(self, other: Noise) -> Noise:
         names = dict.fromkeys([*self.floats, *other.floats])
@@ -102,7 +102,7 @@ NONE = Noise()
 def needs_more(
     fresh: Sequence[Sequence[WitnessRow]], *, attempt: Sequence[WitnessRow] | None, is_attempt_fresh: bool = False
 ) -> bool:
-    """Whether another fresh process would show more: not once two replays are equal, and only up to a limit."""
+    """Whether another fresh replay is needed; False if two replays are equal or the limit is reached."""
     known = [*fresh, *([attempt] if attempt is not None else [])]
     if any(are_equal(one, other) for one, other in combinations(known, 2)):
         return False
@@ -122,21 +122,21 @@ def noise_of(
 ) -> Noise:
     """The noise that explains why `attempt` differs from its witness; empty if the difference is a loss of state.
 
-    `fresh` are replays of the same steps by fresh processes. With `is_attempt_fresh`, the attempt's replay is one of
-    them, as in a rehearsal. The replay of an attempt that trains does not count: a fault of that attempt would be taken
-    for noise. With `is_noisy`, earlier replays of the run have shown noise; with `is_lost`, values outside the
-    checkpoint have changed, so that replays that agree with each other but not with the witness prove a loss, however
-    small. `unit` is the largest relative rounding of the formats that the recipe computes in: a value at the edge of
-    two numbers of bf16 falls to another side in one of dozens of replays, so four replays do not show how far that
-    goes.
+    `fresh` are replays of the same steps by fresh processes. With `is_attempt_fresh`, the replay of the attempt is one
+    of them, as in a rehearsal. Otherwise the replay of the attempt does not count, because a fault of the attempt would
+    be taken for noise. `is_noisy`: earlier replays of the run have shown noise. `is_lost`: values outside the
+    checkpoint have changed; if replays then agree with each other but not with the witness, even a small difference
+    proves a loss.
+    `unit` is the largest relative rounding of the number formats of the recipe. It is needed because a value between
+    two bf16 numbers is rounded differently in one of dozens of replays, which four replays may not show.
     """
     if is_lost:
-        unit = UNIT  # The lost values are known; a rare rounding need not explain the difference.
+        unit = UNIT  # The lost values are known, so the difference need not be explained by a rare rounding.
     replays = [attempt, *fresh] if is_attempt_fresh else list(fresh)
     known = [attempt, *fresh] if is_whole else list(fresh)
     if any(are_equal(one, other) for one, other in combinations(known, 2)) and not spread(replays):
-        # The replays agree with each other. If they agree with the witness, up to a few units in the last place, then
-        # differences by rounding are noise; otherwise state is lost.
+        # The replays agree with each other. If they also agree with the witness, up to a few units in the last place,
+        # differences by rounding are noise; if not, state is lost.
         usual = fresh[0]
         is_odd = not is_lost and (is_noisy or _begins_as_rounding(usual, witness))
         unit = unit if is_noisy else UNIT
@@ -149,7 +149,7 @@ def noise_of(
     unlike = content_difference(replays)
     if unlike is not None:
         channel, step = unlike
-        # If a replay has the content of the witness, the other replay has lost it.
+        # If one replay has the content of the witness, the other replay has lost content.
         is_everywhere = all(content_difference([witness, replay]) for replay in replays)
         return Noise(unreproducible=_finding(channel, step)) if is_everywhere and not is_far else NONE
     too_large = _too_large(floats, witness, unit)
@@ -167,8 +167,10 @@ def noise_of_attempts(
     *,
     is_lost: bool = False,
 ) -> Noise:
-    """The noise that earlier attempts from the same checkpoint show, if no other process can replay, as for a program
-    or several ranks. Empty without an earlier attempt, or if all agree."""
+    """The noise between earlier attempts from the same checkpoint; empty if there are none, or if all agree.
+
+    This is used if no other process can replay the steps, as for a program or for several ranks.
+    """
     if not earlier:
         return NONE
     found = noise_of(witness, attempt, earlier, is_attempt_fresh=True, is_lost=is_lost)
@@ -183,24 +185,24 @@ def may_be_rare(
     *,
     unit: float = UNIT,
 ) -> bool:
-    """Whether replays agree on values that are no further from the witness than rare noise.
+    """Whether replays agree with each other, and differ from the witness by no more than rare noise.
 
-    Two threads may add in the same order hundreds of times. Then only one fact distinguishes a loss from noise: whether
-    the recipe has such kernels. If it has, the caller sets `is_noisy`.
+    Two threads may add numbers in the same order hundreds of times. Then a loss can be distinguished from noise only if
+    it is known whether the recipe has such kernels; if it has, the caller sets `is_noisy`.
     """
     agreed = next((one for one, other in combinations([attempt, *fresh], 2) if are_equal(one, other)), None)
     return agreed is not None and not spread(fresh) and bool(_rare(agreed, witness, unit).floats)
 
 
 def unreproducible_of(verdict: Verdict) -> Finding | None:
-    """The part of the recipe that each process does differently, by a verdict; None if the verdict found none."""
+    """The finding in a verdict that the recipe is not reproducible; None if there is no such finding."""
     names = (*CONTENT, *FLOATS, STATE)
     found = (each for each in verdict.findings if each.component == NOT_REPRODUCIBLE and kind_of(each.channel) in names)
     return next(found, None)
 
 
 def known_noise(history: History, environment: Environment) -> Noise:
-    """The noise that rehearsals and resumes of this run measured in an environment equal to this one."""
+    """The noise that rehearsals and resumes of this run measured in an equal environment."""
     measured = [(entry.checkpoint, entry.verdict) for entry in history.drills]
     measured += [(entry.parent, entry.verdict) for entry in history.resumes]
     found = NONE
@@ -213,7 +215,7 @@ def known_noise(history: History, environment: Environment) -> Noise:
 
 
 def tolerances(noise: Mapping[str, float], rows: Sequence[WitnessRow]) -> dict[str, float]:
-    """The largest relative difference from `rows` that noise explains, by channel; empty without noise."""
+    """The largest relative difference from `rows` that noise explains, by channel; empty if there is no noise."""
     if not noise:
         return {}
     names = dict.fromkeys([*FLOATS, STATE, *noise])
@@ -222,7 +224,7 @@ def tolerances(noise: Mapping[str, float], rows: Sequence[WitnessRow]) -> dict[s
 
 
 def rounding_of(values: Sequence[float | None]) -> float:
-    """The relative change of these values that rounding may cause: a loss or norm in bf16 has only eight bits."""
+    """The relative change of these values by rounding; a loss or norm in bf16 has only eight significant bits."""
     used = [_significant_bits(value) for value in values if value is not None]
     bits = min(max([*used, _BFLOAT16_BITS] if used else [_FLOAT32_BITS]), _FLOAT32_BITS)
     units = _UNITS if bits > _FLOAT16_BITS else 1
@@ -236,7 +238,7 @@ def in_words(noise: Mapping[str, float]) -> str:
 
 
 def _at_least(floats: dict[str, float], unit: float) -> dict[str, float]:
-    """The noise of a recipe that computes in a coarser format than float32: at least the effect of one rounding."""
+    """The noise, increased to at least the effect of one rounding if the format is coarser than float32."""
     if not floats or unit <= UNIT:
         return floats
     names = dict.fromkeys([*floats, "loss", "grad_norm"])
@@ -244,12 +246,12 @@ def _at_least(floats: dict[str, float], unit: float) -> dict[str, float]:
 
 
 def _coarse(channel: str, unit: float) -> float:
-    """The relative change that one rounding may cause, if the format is coarser than float32."""
+    """The relative change of a channel by one rounding in a format that is coarser than float32."""
     return unit * _COARSE_UNITS.get(kind_of(channel), 0.0) if unit > UNIT else 0.0
 
 
 def _rare(usual: Sequence[WitnessRow], odd: Sequence[WitnessRow], unit: float) -> Noise:
-    """The differences of one window from another on which two processes agree; empty if they are more than rounding."""
+    """The differences of `odd` from `usual`, on which two processes agree; empty if they are more than rounding."""
     away = differences(usual, odd)
     largest = {name: max(value, _coarse(name, unit)) for name, value in RARE.items()}
     is_tiny = all(value <= largest[kind_of(name)] for name, value in away.items())
@@ -259,13 +261,13 @@ def _rare(usual: Sequence[WitnessRow], odd: Sequence[WitnessRow], unit: float) -
 def _is_far(
     witness: Sequence[WitnessRow], replays: Sequence[Sequence[WitnessRow]], floats: Mapping[str, float]
 ) -> bool:
-    """Whether even the closest replay differs more from the witness than replays differ from each other."""
+    """Whether each replay differs more from the witness than the replays differ from each other."""
     away = [differences(witness, replay) for replay in replays]
     return any(min(each.get(name, 0.0) for each in away) > SAFETY_FACTOR * floats.get(name, 0.0) for name in FLOATS)
 
 
 def _is_lost_alike(witness: Sequence[WitnessRow], replays: Sequence[Sequence[WitnessRow]]) -> bool:
-    """Whether all replays have the same content at some step, and the witness has other content there."""
+    """Whether at some step all replays have the same content but the witness has other content."""
     for row in witness:
         made = [other for replay in replays for other in replay if other.step == row.step]
         for channel in (*CONTENT, STATE):
@@ -276,7 +278,7 @@ def _is_lost_alike(witness: Sequence[WitnessRow], replays: Sequence[Sequence[Wit
 
 
 def _begins_as_rounding(one: Sequence[WitnessRow], other: Sequence[WitnessRow]) -> bool:
-    """Whether the first difference is in a float, by some units in its last place: no loss of state begins so."""
+    """Whether the first difference is a few units in the last place of a float, which is not a sign of lost state."""
     for before, after in pairs_of(one, other):
         away = {name: relative(getattr(before, name), getattr(after, name)) for name in FLOATS}
         found = [value for value in away.values() if value is not None]

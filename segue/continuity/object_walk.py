@@ -1,6 +1,6 @@
-"""A walk through a recipe's objects: plain values, arrays and code, each with the path to it.
+"""Walking through the objects of a recipe to find plain values, arrays and code, each with its path.
 
-Read-only: it calls nothing of the user's, fetches no sample and draws no random number.
+The walk only reads: it calls no code of the user, fetches no sample and draws no random number.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ log = logging.getLogger(__name__)
 
 PLAIN = (bool, int, float, str, bytes, type(None))
 LONG_ITEMS = 256
-"""A sequence with more items is one leaf: data, not settings."""
+"""Length above which a sequence is one leaf, because it is data, not settings."""
 
 STREAMS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
-"""Generators of random numbers."""
+"""Types of random number generators."""
 _DEEPEST = 8
 _MOST_OBJECTS = 20_000
 _SKIPPED = (
@@ -48,13 +48,13 @@ _SKIPPED = (
     *STREAMS,
 )
 _OF_ONE_PROCESS = frozenset({"multiprocessing", "concurrent", "subprocess", "socket", "threading", "_thread", "queue"})
-"""Modules whose objects belong to one process."""
+"""Names of modules whose objects belong to one process."""
 _MOST_PLAIN = 20_000
 
 
 @dataclass(frozen=True)
 class Leaf:
-    """One value of which objects are made."""
+    """One value found in the walk, with its path."""
 
     path: str
     value: Any
@@ -62,7 +62,7 @@ class Leaf:
 
 @dataclass
 class Inspection:
-    """The leaves of some objects, by kind."""
+    """The leaves of some objects, sorted by kind."""
 
     plain: dict[str, Any] = field(default_factory=dict)
     arrays: list[Leaf] = field(default_factory=list)
@@ -72,18 +72,18 @@ class Inspection:
     paths: dict[int, str] = field(default_factory=dict)
     """The path at which each object was found, by its id."""
     _seen: dict[int, Any] = field(default_factory=dict)
-    """Visited objects by id; held, because a new object could get the id of a freed one."""
+    """Visited objects by id; kept alive, because a new object could get the id of a freed object."""
 
     def ignore(self, objects: Iterable[Any]) -> None:
-        """Do not take these apart."""
+        """Do not walk into these objects."""
         self._seen |= {id(found): found for found in objects}
 
     def add(self, path: str, root: Any) -> None:
-        """Take apart one more object."""
+        """Walk into one more object."""
         self._take(path, root, 0)
 
     def variables_at(self, places: Iterable[tuple[int, str]]) -> Iterator[str]:
-        """Paths of variables, each given by its holder's id and its name there, or by the id of a cell."""
+        """The paths of variables, each given by the id of its holder and its name, or by the id of a cell."""
         for holder, name in places:
             if name and holder in self.paths:
                 middle = "defaults." if isinstance(self._seen[holder], types.FunctionType) else ""
@@ -96,7 +96,7 @@ class Inspection:
     def _take(self, path: str, value: Any, depth: int) -> None:
         try:
             self._follow(path, value, depth)
-        except Exception as error:  # The object cannot be looked at, which must not end an attempt.
+        except Exception as error:  # The object cannot be read; this must not end an attempt.
             log.debug("value not followed path=%s error=%s", path, type(error).__name__)
 
     def _follow(self, path: str, value: Any, depth: int) -> None:
@@ -122,9 +122,9 @@ class Inspection:
 
 
 def parts_of(value: Any) -> Iterator[tuple[str, Any]]:
-    """The values that an object holds directly, by name."""
+    """The direct parts of an object, by name."""
     if isinstance(value, _MAPPINGS):
-        # Other mappings may load the items that are read. A copy: other threads may be filling the dict.
+        # Other mappings may load items when they are read. The items are copied, because threads may change the dict.
         yield from ((str(key), item) for key, item in list(value.items()) if is_telling_key(key))
     elif isinstance(value, (list, tuple)):
         yield from ((str(number), item) for number, item in enumerate(value))
@@ -148,16 +148,16 @@ _MAPPINGS = (dict, types.MappingProxyType)
 
 
 def is_telling_key(key: Any) -> bool:
-    """Whether a key or a name can be expected to be the same in every process."""
+    """Whether a key or a name is expected to be equal in every process."""
     if isinstance(key, str):
         return len(key) <= 100 and not _OF_PLACE.search(key)
     return isinstance(key, int) and abs(key) < 10**9
 
 
 def settings_of(module: torch.nn.Module) -> Iterator[tuple[str, Any]]:
-    """The values that a module holds, without its tensors, its submodules and torch's own attributes.
+    """The values in a torch module, without its tensors, its submodules and the attributes of torch.
 
-    Entries with names that each process makes up are also left out: FSDP keeps its state in a module under a UUID.
+    Names that differ in each process are left out too, e.g. the UUID under which FSDP keeps its state in a module.
     """
     for name, value in vars(module).items():
         if name not in _OF_MODULES and is_telling_key(name):
@@ -168,9 +168,9 @@ _OF_MODULES = frozenset(vars(torch.nn.Module()))
 
 
 def is_telling(path: str, value: Any) -> bool:
-    """Whether a plain value can be expected to be the same in every process that builds the same recipe.
+    """Whether a plain value is expected to be equal in every process that builds the same recipe.
 
-    Times, addresses, paths and made-up names are not.
+    False for times, addresses, paths and generated names.
     """
     name = path.rpartition(".")[2]
     if isinstance(value, bool) or value is None:
@@ -207,7 +207,7 @@ def _is_data(value: Any) -> bool:
         return True
     if type(value).__module__.partition(".")[0] in ("pandas", "pyarrow", "polars"):
         return True
-    # By their types alone: any other object with a length may load, or draw, the items that are read.
+    # Only these types are tested, because other objects with a length may load or draw items when they are read.
     return isinstance(value, (list, tuple, set, frozenset, deque, *_MAPPINGS)) and len(value) > LONG_ITEMS
 
 
@@ -217,13 +217,13 @@ def _parts_of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]
         try:
             yield name, cell.cell_contents
         except ValueError:
-            continue  # Not bound yet.
+            continue  # The cell is not bound yet.
 
 
 def attributes_of(value: Any) -> Iterator[tuple[str, Any]]:
-    """The attributes of one object, those in slots included, without going through a class of the user's."""
+    """The attributes of one object, including slots, read without calling code of the user's class."""
     try:
-        # Do not go through a class of the user's, which may load something.
+        # The user's class is bypassed, because it may load something.
         held = object.__getattribute__(value, "__dict__")
     except AttributeError:
         held = {}
@@ -236,4 +236,4 @@ def attributes_of(value: Any) -> Iterator[tuple[str, Any]]:
                 try:
                     yield name, found.__get__(value)
                 except AttributeError:
-                    continue  # Not set.
+                    continue  # The slot is not set.

@@ -1,7 +1,8 @@
-"""Values that belong to a process or its machine: they differ between processes, and are no part of a run. Pure.
+"""Recognizing values that belong to a process or its machine and not to the run. Pure.
 
-Run ids, temporary names, ports, counts of restarts, numbers of processors, the order of a set: after a resume these
-differ, and that alone loses nothing. If such a value changes what is trained, the replayed steps show it.
+Examples are run ids, temporary names, ports, restart counts, numbers of processors, and the order of a set. After a
+resume such values differ, which alone is not a loss of state. If such a value affects training, the replayed steps show
+this.
 """
 
 from __future__ import annotations
@@ -12,12 +13,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 ANY_ORDER = " in any order"
-"""Ends the path of a hash that does not depend on the order of a collection; a hash whose path lacks this ending does
-depend on it."""
+"""Suffix of the path of a hash that does not depend on the order of a collection."""
 
 
 class Change(NamedTuple):
-    """One value of a setup that differs from the commit."""
+    """A value of the setup that differs from the commit."""
 
     path: str
     before: Any
@@ -33,7 +33,7 @@ _NAMES = re.compile(
     r"|free_memory|available_memory)$|^load$",
     re.IGNORECASE,
 )
-"""Names that programs give to such values."""
+"""Common names of such values in programs."""
 
 _DERIVED: tuple[Callable[[float], float], ...] = (
     lambda n: n,
@@ -48,7 +48,7 @@ _DERIVED: tuple[Callable[[float], float], ...] = (
     lambda n: min(n, 16),
     lambda n: min(n, 8),
 )
-"""The ways in which programs compute numbers of threads and workers from the number of processors."""
+"""Common formulas for numbers of threads and workers from the number of processors."""
 
 
 def belongs_to_process(
@@ -60,11 +60,11 @@ def belongs_to_process(
     permuted: Collection[str],
     has_names: bool,
 ) -> frozenset[str]:
-    """Paths of the changes that say nothing about the run.
+    """The paths of the changes that belong to the process or the machine.
 
-    `known` are values that differed in a second process that built the same recipe; `machines` are the facts about the
-    commit's machine and about this machine. `permuted` are collections with the same items in another order.
-    `has_names`: the values are plain, and their names and values count.
+    `known` are values that differed in a second process with the same recipe; `machines` are facts about the machine of
+    the commit and about this machine; `permuted` are collections with the same items in another order; `has_names`: the
+    values are plain, so their names and values are used.
     """
     own = {change.path for change in changes if f"{component} {change.path}" in known}
     own |= {change.path for change in changes if change.path in permuted}
@@ -81,7 +81,7 @@ def _name(path: str) -> str:
 
 
 def _in_another_order(changes: Sequence[Change]) -> set[str]:
-    """Items of collections that hold the same values in another order, such as lists that were made from a set."""
+    """Items of collections with the same values in another order, e.g. lists that were made from a set."""
     groups: dict[str, list[Change]] = defaultdict(list)
     for change in changes:
         parent, _, item = change.path.rpartition(".")
@@ -91,14 +91,14 @@ def _in_another_order(changes: Sequence[Change]) -> set[str]:
 
 
 def _is_permuted(items: Sequence[Change]) -> bool:
-    # Python's sets order strings by a hash that differs in each process, and numbers always in the same way.
+    # In a set, the order of strings differs in each process, but the order of numbers is always the same.
     if not all(isinstance(each.before, str) for each in items):
         return False
     return sorted(repr(each.before) for each in items) == sorted(repr(each.now) for each in items)
 
 
 def _follows_from(change: Change, before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Whether both values follow in the same way from the same fact about their machines."""
+    """Whether both values are computed by the same formula from the same fact about their machines."""
     differing = ((before[name], now[name]) for name in before.keys() & now.keys() if before[name] != now[name])
     return any(_follows(change, one, other) for one, other in differing)
 

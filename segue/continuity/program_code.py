@@ -1,8 +1,8 @@
-"""Hashes of the code of a program: its script and the modules of the user's that it imports, read from their files.
+"""Hashes of the code of a program: its script and the user's modules that it imports.
 
-They cover bytecode, as for recipes, so that comments, docstrings and formatting do not count. Nothing is run or
-imported: import statements show which modules a file imports. Hashes are comparable between processes of the same
-Python version.
+The code is read from files. Hashes cover bytecode, as for recipes, so that comments, docstrings and formatting are
+ignored. No code is run or imported: the import statements show which modules a file imports. Hashes can be compared
+between processes with the same Python version.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from segue.spec import RunSpec
 from segue.user_objects import installed_folders
 
 _MOST_FILES = 500
-"""Most files that are read of one program; of a larger program, only so many are compared."""
+"""Most files of a program that are read; further files of a larger program are not compared."""
 
 
 def program_hashes(command: Sequence[str], *, folder: Path) -> dict[str, str]:
-    """A hash for each function of a program, and for the code outside of functions in each of its files and classes.
+    """A hash of each function of a program, and of the code outside of functions in each file and class.
 
-    The names are those of files, relative to where they were found, and of functions. Modules count if they lie beside
-    the script, in `folder` (where the command runs) or on this process's path, and import statements lead to them;
-    installed packages do not count. A file that cannot be read or compiled is left out: the error appears when the file
-    is run.
+    The names consist of the file, relative to its import folder, and the function. A module is included if import
+    statements lead to it, and if it is next to the script, in `folder` (where the command runs) or on the path of this
+    process; installed packages are not included. A file that cannot be read or compiled is left out; its error appears
+    when the program runs.
     """
     hashes: dict[str, str] = {}
     for source in sources_of(command, folder=folder):
@@ -44,17 +44,17 @@ def program_hashes(command: Sequence[str], *, folder: Path) -> dict[str, str]:
 
 
 class SourceFile(NamedTuple):
-    """A file of the user's code, without its docstrings."""
+    """A file of the user's code, parsed and compiled without docstrings."""
 
     file: Path
     place: Path
-    """The folder in which imports find it."""
+    """The folder in which imports find the file."""
     tree: ast.Module
     code: types.CodeType
 
 
 def sources_of(command: Sequence[str], *, folder: Path) -> Iterator[SourceFile]:
-    """The user's files that a command reaches, as `program_hashes` describes."""
+    """The files of the user that a command reaches; see `program_hashes`."""
     waiting, places = _run_by(command, folder=folder)
     read: set[Path] = set()
     while waiting and len(read) < _MOST_FILES:
@@ -72,7 +72,7 @@ def sources_of(command: Sequence[str], *, folder: Path) -> Iterator[SourceFile]:
 
 
 def passed_to_program(spec: RunSpec) -> dict[str, str]:
-    """The values that the run spec passes to its program, as in its checkpoints' setup: command, config, files."""
+    """The values that the run spec passes to its program (command, config, files), as stored in checkpoints."""
     assert spec.program is not None
     passed: dict[str, Any] = {"command": list(spec.program.command)}
     passed |= {f"config.{name}": value for name, value in spec.config.items()}
@@ -82,13 +82,13 @@ def passed_to_program(spec: RunSpec) -> dict[str, str]:
 
 
 def script_of(command: Sequence[str], *, folder: Path) -> Path | None:
-    """The file with the code that a command runs; None if no file of the user's is found."""
+    """The script file that a command runs; None if no file of the user is found."""
     files, _ = _run_by(command, folder=folder)
     return files[-1][0] if files else None
 
 
 def _run_by(command: Sequence[str], *, folder: Path) -> tuple[list[tuple[Path, Path]], list[Path]]:
-    """The files that a command runs, the script last, each with its place; and the places in which imports look."""
+    """The files that a command runs (the script is the last), each with its folder; and the import folders."""
     is_module = command[1] == "-m"
     beside = folder if is_module else (folder / command[1]).resolve().parent
     on_path = (Path(entry) for entry in sys.path if entry)
@@ -99,7 +99,7 @@ def _run_by(command: Sequence[str], *, folder: Path) -> tuple[list[tuple[Path, P
 
 
 def _files_of(module: str, places: Sequence[Path], *, runs: bool = False) -> list[tuple[Path, Path]]:
-    """The files that an import of this module runs, each with the place that has it. `runs`: it is run as a program."""
+    """The files that an import of this module runs, each with its import folder. `runs`: the module is run by -m."""
     parts = module.split(".")
     if parts[0] == "segue":
         return []
@@ -116,7 +116,7 @@ def _files_of(module: str, places: Sequence[Path], *, runs: bool = False) -> lis
 
 
 def _imported(tree: ast.Module, *, file: Path, place: Path) -> Iterator[str]:
-    """Full names of the modules that a file imports, or may import by `from package import name`."""
+    """The full names of the modules that a file imports, or may import with `from package import name`."""
     package = file.relative_to(place).parent.parts
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -130,7 +130,7 @@ def _imported(tree: ast.Module, *, file: Path, place: Path) -> Iterator[str]:
 
 
 def _compiled(file: Path) -> tuple[ast.Module, types.CodeType]:
-    """The file without its docstrings, parsed and compiled. Its import gives any warnings."""
+    """The file, parsed and compiled without docstrings; warnings are not shown."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         tree = _without_docstrings(ast.parse(file.read_bytes()))
@@ -147,7 +147,7 @@ def _without_docstrings(tree: ast.Module) -> ast.Module:
 
 
 def _parts(code: types.CodeType, name: str = "") -> Iterator[tuple[str, types.CodeType]]:
-    """Code outside of functions, by itself, and each function with all that is defined in it."""
+    """The code outside of functions, and each function including its nested functions."""
     if code.co_flags & inspect.CO_OPTIMIZED:
         yield name, code
         return

@@ -1,6 +1,6 @@
-"""The setup of a run, compared between a checkpoint and the process that resumes from it. Pure.
+"""Comparing the setup of a run between a checkpoint and the process that resumes from it. Pure.
 
-The setup describes a recipe or a program before it has any state: modules, settings, code, data, and the next batches.
+The setup describes a recipe or a program without its state: modules, settings, code, data, and the next batches.
 """
 
 from __future__ import annotations
@@ -14,50 +14,48 @@ from segue.continuity.process_values import ANY_ORDER, Change, belongs_to_proces
 from segue.records import Finding
 
 MODEL = "setup.model"
-"""Each module's class and settings, each tensor's type and shape."""
+"""The class and settings of each module, and the type and shape of each tensor."""
 HYPERPARAMETERS = "setup.hyperparameters"
-"""Plain values of all objects of the recipe, as built."""
+"""The plain values of all objects of the recipe, as they were built."""
 CODE = "setup.code"
-"""The user's functions and classes, by bytecode; of a program, its files."""
+"""Hashes of the bytecode of the user's functions and classes, or of the files of a program."""
 DATA = "setup.data"
-"""Arrays and long lists of the data set, large ones sampled."""
+"""Hashes of the arrays and long lists of the data set; large arrays are sampled."""
 BINDING = "setup.binding"
-"""Which live parameters the optimizer holds."""
+"""The names of the parameters in the optimizer."""
 NEXT_BATCHES = "data.next"
-"""The samples of the next four batches."""
+"""The sample ids of the next four batches."""
 MACHINE = "setup.machine"
-"""The part of the setup with facts about the process and its machine; they identify values that follow from them."""
+"""The part of the setup with facts about the process and its machine, to recognize values that depend on these."""
 CONFIG = "setup.config"
-"""The values that the run spec passes to the recipe or the program. Their changes were accepted before
-(`--accept-drift`)."""
+"""The values that the run spec passes to the recipe or the program; changes were already accepted with
+`--accept-drift`."""
 RANGE = "setup.range"
-"""The object that a program loops over. It is compared at the beginning of the loop, and another range is refused
-there."""
+"""The object that a program loops over; it is compared at the start of the loop, where another range is refused."""
 RESTORED = "setup.restored"
-"""Paths of registered values among the settings: their initial values are no settings, because a resume restores
-them."""
+"""Paths of registered values among the settings; these are state, because a resume restores them."""
 UNTRACKED = "loose"
-"""Untracked state: values that training changed and no component holds. They explain a replay that differs."""
+"""The part of the setup about untracked state, which may explain a replay that differs."""
 VALUES = "values"
-"""The part of the untracked state with the marks of these values, by path."""
+"""The part of the untracked state with the marks of its values, by path."""
 SURROUNDINGS = "setup.surroundings"
-"""The part of the setup about inputs that code reads at run time: environment variables, files, libraries' global
-settings."""
+"""The part of the setup about inputs that code reads at run time: environment variables, files, and global settings
+of libraries."""
 
 GLOBALS = "globals of "
-"""First words of the name of each global value that a function reads; it may be the machine's."""
+"""Prefix of the names of global values that a function reads; such a value may belong to the machine."""
 CHANNEL = "setup"
-"""The channel of findings about the setup."""
+"""The channel name in findings about the setup."""
 
 CHANGEABLE = (MODEL, HYPERPARAMETERS, CODE, DATA, BINDING)
-"""The parts that a person may change on purpose during a run, and accept by name."""
+"""The parts that a person may change on purpose during a run and accept by name."""
 COMPARED = (*CHANGEABLE, NEXT_BATCHES)
 NOT_STATE = frozenset((*COMPARED, CONFIG, RANGE, RESTORED, UNTRACKED))
-"""Components that are compared and not restored: their digests are not judged like those of state."""
+"""Components that are compared but not restored, so their digests are not compared like those of state."""
 
 PACKAGES = "packages"
 KERNELS = "kernels"
-"""The name of a change of package versions, among the changes of the environment."""
+"""The name of changed package versions among the changes of the environment."""
 _OF_VERSIONS = ("torch", "python", PACKAGES)
 _MOST_SHOWN = 3
 _ABSENT = "absent"
@@ -65,15 +63,15 @@ _ABSENT = "absent"
 
 @dataclass(frozen=True)
 class SetupChanges:
-    """Differences between the setup and the checkpoint's."""
+    """The differences between the live setup and the setup in the checkpoint."""
 
     findings: tuple[Finding, ...] = ()
-    """Changes that were not accepted."""
+    """Findings about changes that were not accepted."""
     accepted: tuple[Finding, ...] = ()
-    """Changed on purpose: with a new config, or named in the run spec."""
+    """Findings about changes on purpose: by a new config, or named in the run spec."""
     noted: tuple[Finding, ...] = ()
-    """Differences that may come from the process or the machine; they count only if rows differ, and then explain
-    that."""
+    """Findings about differences that may come from the process or the machine; they are used only to explain rows
+    that differ."""
 
 
 def setup_changes(
@@ -84,18 +82,18 @@ def setup_changes(
     accept: Collection[str] = (),
     process_values: Collection[str] = (),
 ) -> SetupChanges:
-    """Compare two setups, each component by itself.
+    """Compare two setups, component by component.
 
-    `process_values` are the values, as component and path, that are known to differ in each process.
+    `process_values` are values that are known to differ in each process, each as component and path.
 
-    A checkpoint without a setup gives no findings. With another version of torch, Python or an imported package,
-    entries that only one side has are not compared; with another version of Python, no code is compared: the versions
-    decide which entries and which bytecode exist.
+    If the checkpoint has no setup, there are no findings. If the version of torch, Python or an imported package has
+    changed, entries that only one side has are not compared, because the versions determine which entries exist. If the
+    version of Python has changed, code is not compared, because the bytecode differs.
     """
     other_versions = not set(_OF_VERSIONS).isdisjoint(environment_changes)
     other_config = CONFIG in committed and committed[CONFIG] != live.get(CONFIG)
     found: dict[str, list[Finding]] = {"findings": [], "accepted": [], "noted": []}
-    # Values that training changes are state: their initial values are no settings, and the replay shows whether they
+    # Values that training changes are state, so their initial values are not settings; the replay shows whether they
     # matter.
     states = {*committed.get(UNTRACKED, {}).get(VALUES, {}), *live.get(RESTORED, {}).get("paths", ())}
     committed, live = _with_parts(committed), _with_parts(live)
@@ -109,7 +107,7 @@ def setup_changes(
             changes = [
                 each for each in changes if not (each.path.startswith(GLOBALS) and _ABSENT in (each.before, each.now))
             ]
-        if component == SURROUNDINGS:  # A file that only this process has read by now says nothing.
+        if component == SURROUNDINGS:  # A file that only this process has read so far is not a change.
             changes = [each for each in changes if each.before is not _ABSENT or not each.path.startswith("file ")]
         renamed = _renamed(committed[component], live[component])
         changes = [each for each in changes if not each.path.endswith(ANY_ORDER) and not renamed.search(each.path)]
@@ -129,30 +127,30 @@ def setup_changes(
                 sentence = _sentence(component, [change.text for change in these])
                 finding = Finding(component=component, channel=CHANNEL, sentence=sentence)
                 is_meant = other_config or component in accept
-                if component == NEXT_BATCHES:  # They follow from the settings and the data.
+                if component == NEXT_BATCHES:  # The next batches follow from the settings and the data.
                     is_meant = any(other.component in (HYPERPARAMETERS, DATA) for other in found["accepted"])
                 found["noted" if noted else "accepted" if is_meant else "findings"].append(finding)
     return SetupChanges(**{name: tuple(these) for name, these in found.items()})
 
 
 def noted_packages(others: Collection[str]) -> tuple[Finding, ...]:
-    """The finding about packages that the checkpoint had in another version; it explains rows that differ."""
+    """The finding about packages whose version differs from the checkpoint; it may explain rows that differ."""
     if not others:
         return ()
     sentence = f"the checkpoint was made with other versions of packages: {', '.join(others)}"
-    fix = "resume with the versions of the checkpoint, or begin another run with these"
+    fix = "resume with the versions of the checkpoint, or start another run with the new versions"
     return (Finding(component=PACKAGES, channel=CHANNEL, sentence=sentence, fix=fix),)
 
 
 def noted_kernels() -> tuple[Finding, ...]:
-    """The finding about kernels that torch.compile timed again; it explains rows that differ."""
-    sentence = "torch.compile chose its kernels again, by timing them: its cache folder is not that of the checkpoint"
-    fix = "keep the folder of TORCHINDUCTOR_CACHE_DIR between machines, or let torch.compile time nothing"
+    """The finding about kernels that torch.compile timed again; it may explain rows that differ."""
+    sentence = "torch.compile timed and chose its kernels again, because its cache folder is not that of the checkpoint"
+    fix = "share the folder of TORCHINDUCTOR_CACHE_DIR between machines, or turn off autotuning in torch.compile"
     return (Finding(component=KERNELS, channel=CHANNEL, sentence=sentence, fix=fix),)
 
 
 def _is_below(path: str, places: Collection[str]) -> bool:
-    """Whether a value is at one of these places, or below one of them."""
+    """Whether a path is one of these places, or is below one of them."""
     parts = path.split(".")
     return any(".".join(parts[:count]) in places for count in range(1, len(parts) + 1))
 
@@ -163,7 +161,7 @@ def _with_parts(setup: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _renamed(before: Any, now: Any) -> re.Pattern[str]:
-    """Paths that an older version of segue wrote under another name, so that they cannot be compared."""
+    """A pattern of paths that an older version of segue wrote in another form, so that they cannot be compared."""
     if not isinstance(before, dict) or not isinstance(now, dict):
         return _NO_PATH
     is_numbered = any(_NUMBERED_DEFAULT.search(path) and path not in now for path in before)
@@ -171,11 +169,11 @@ def _renamed(before: Any, now: Any) -> re.Pattern[str]:
 
 
 _DEFAULT, _NUMBERED_DEFAULT, _NO_PATH = (re.compile(text) for text in (r"\.defaults\.", r"\.defaults\.\d", r"(?!)"))
-"""Default arguments have their names in a path; older checkpoints have their numbers."""
+"""Paths contain the names of default arguments; in older checkpoints, paths contain their numbers."""
 
 
 def _permuted(before: Any, now: Any) -> list[str]:
-    """Paths of long collections, which have two hashes, if their hashes of the items in any order are equal."""
+    """The paths of long collections whose items are equal in another order; such collections have two hashes."""
     if not isinstance(before, dict) or not isinstance(now, dict):
         return []
     found = (path.removesuffix(ANY_ORDER) for path in before if path.endswith(ANY_ORDER))
@@ -183,7 +181,7 @@ def _permuted(before: Any, now: Any) -> list[str]:
 
 
 def _is_only_noted(component: str, path: str) -> bool:
-    """Whether a difference is not judged alone: values of objects that handle samples, or are called after steps."""
+    """Whether a difference is only noted, as for objects that handle samples or are called after steps."""
     if component == CODE:
         return path.startswith((*_OF_HANDLERS, GLOBALS))
     return component == SURROUNDINGS or (component == HYPERPARAMETERS and path.startswith(_OF_HANDLERS))
@@ -193,12 +191,12 @@ _OF_HANDLERS = ("data.dataset.", "data.collate_fn.", "data.worker_init_fn.", "af
 
 
 def differences(before: Any, now: Any, *, both_only: bool = False) -> list[str]:
-    """The differences between two trees of plain data, each by its path, with both values."""
+    """The differences between two trees of plain data, each with its path and both values."""
     return [change.text for change in _changes(before, now, both_only=both_only)]
 
 
 def differing_paths(committed: Mapping[str, Any], live: Mapping[str, Any]) -> tuple[str, ...]:
-    """The values that differ between the setups of two processes with the same recipe: component and path of each."""
+    """The component and path of each value that differs between the setups of two processes with one recipe."""
     names = (name for name in (MODEL, HYPERPARAMETERS, CODE, DATA) if name in committed and name in live)
     return tuple(f"{name} {each.path}" for name in names for each in _changes(committed[name], live[name]))
 
@@ -222,9 +220,9 @@ _MEANINGS = {
     HYPERPARAMETERS: "a setting changed",
     CODE: "the code changed",
     DATA: "the content of the data set changed",
-    BINDING: "the optimizer holds other tensors than before",
+    BINDING: "the optimizer has other tensors than before",
     NEXT_BATCHES: "the next batches have other samples",
-    SURROUNDINGS: "what the code reads while it runs changed",
+    SURROUNDINGS: "an input that the code reads at run time changed",
 }
 
 
@@ -235,7 +233,7 @@ def _sentence(component: str, changes: list[str]) -> str:
 
 
 def _in_words(change: str) -> str:
-    """Two hashes only tell a reader that they differ."""
+    """A change in words; two hashes are replaced with one word, because only their difference matters."""
     return _HASHES.sub(lambda found: f" is {_NEWS.get((found[1][:1], found[2][:1]), 'changed')}", change)
 
 
@@ -244,6 +242,6 @@ _NEWS = {("a", "'"): "new", ("'", "a"): "gone"}
 
 
 def _short(value: Any) -> str:
-    """The value in at most 80 characters. Paths of code differ at their ends, so the middle is left out."""
+    """The value in at most 80 characters. The middle is left out, because paths of code differ at their ends."""
     text = _ABSENT if value is _ABSENT else repr(value)
     return text if len(text) <= 80 else f"{text[:38]}...{text[-39:]}"

@@ -1,7 +1,7 @@
-"""Marks of a state after a step: a few bytes for each part, by which a replay shows that the state came out the same.
+"""State marks: a short hash of each part of the state after a step, to compare the state after a replay.
 
-The rows of a witness hold the numbers that a step computes. State that a step leaves behind and that no later step of
-the window reads (batch statistics, an average, a mode, a scheduler's count) shows only here.
+The rows of a witness contain only the numbers that a step computes. If a step changes state that no later step of the
+window reads (batch statistics, an average, a mode, the count of a scheduler), only the state marks show a difference.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ from segue.errors import UnsupportedStateError
 from segue.records import StateMark
 
 WHOLE_ELEMENTS = 16_384
-"""A tensor with more elements is sampled evenly: an update of a tensor changes all of it, and reading gigabytes after
-each commit would cost more than the commit."""
+"""Number of elements above which a tensor is sampled evenly. An update changes all elements of a tensor, and reading
+gigabytes after each commit would take longer than the commit."""
 _SAMPLED = 4_096
 
 
 Marks = Callable[[], dict[str, StateMark]]
-"""Computes marks of a state from values that were copied when the state was marked."""
+"""A function that waits for the copied values of a state and returns the marks."""
 
 
 def state_marks(parts: Mapping[str, Any]) -> dict[str, StateMark]:
-    """A mark for each part of the state; `parts` are state trees by name. A part that cannot be stored has no mark."""
+    """A mark of each part of the state; `parts` are state trees by name. A part that cannot be stored has no mark."""
     return begin_marks(parts)()
 
 
 def begin_marks(parts: Mapping[str, Any]) -> Marks:
-    """The same marks in two stages: copies are queued behind a device's work, and the returned call waits for them."""
+    """Start the copies for the marks behind the queued work of a device; the returned function waits for them."""
     begun = {}
     for name, tree in parts.items():
         try:
             begun[name] = _begin(tree)
         except UnsupportedStateError:
-            continue  # The next save names it.
+            continue  # The next save reports this part.
     return lambda: {name: finish() for name, finish in begun.items()}
 
 
@@ -52,7 +52,7 @@ def mark_of(tree: Any) -> StateMark:
     """The mark of one state tree.
 
     Raises:
-        UnsupportedStateError: the tree holds something that is not data.
+        UnsupportedStateError: the tree contains a value that cannot be stored.
     """
     return _begin(tree)()
 
@@ -85,7 +85,7 @@ def _begin(tree: Any) -> Callable[[], StateMark]:
 
 
 def _without_floats(tree: Any, numbers: list[float]) -> Any:
-    """The skeleton in one order, its floating-point numbers moved into `numbers`."""
+    """The skeleton in a fixed order; floating-point numbers are moved into `numbers`."""
     if isinstance(tree, float):
         numbers.append(tree)
         return None
@@ -101,7 +101,7 @@ def _without_floats(tree: Any, numbers: list[float]) -> Any:
 
 
 def _by_kind(tensors: Mapping[str, torch.Tensor]) -> dict[tuple[torch.dtype, torch.device], list[torch.Tensor]]:
-    """Samples of all tensors, in the order of their names, grouped so that each group can be joined."""
+    """Samples of all tensors in the order of names, grouped by type and device so that each group can be joined."""
     found: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = defaultdict(list)
     for name in sorted(tensors):
         tensor = local_tensor(tensors[name]).detach()
@@ -113,12 +113,12 @@ def _sampled(tensor: torch.Tensor) -> torch.Tensor:
     flat = tensor.resolve_conj().resolve_neg().reshape(-1)
     if flat.numel() <= WHOLE_ELEMENTS:
         return flat
-    # An odd stride, so that a matrix with an even number of columns is not sampled in one column only.
+    # The stride is odd, so that samples of a matrix with an even number of columns are not all in one column.
     return flat[:: flat.numel() // _SAMPLED | 1]
 
 
 def _joined(group: list[torch.Tensor]) -> torch.Tensor:
-    """The samples as one tensor, apart from the state."""
+    """The samples as one tensor, which is a copy."""
     if group[0].element_size() == 1:  # Torch cannot join some types of eight bits.
         group = [tensor.contiguous().view(torch.uint8) for tensor in group]
     return group[0].contiguous().clone() if len(group) == 1 else torch.cat(group)

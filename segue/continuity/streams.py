@@ -1,4 +1,4 @@
-"""Generators of random numbers: their state as data, and back."""
+"""Reading and setting the state of random number generators."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 def state_of_stream(stream: Any) -> Any:
-    """The state of a generator of torch, NumPy or Python."""
+    """The state of a random number generator of torch, NumPy or Python, as data."""
     if isinstance(stream, torch.Generator):
         return stream.get_state()
     if isinstance(stream, np.random.Generator):
@@ -21,7 +21,7 @@ def state_of_stream(stream: Any) -> Any:
 
 
 def set_state_of_stream(stream: Any, state: Any) -> None:
-    """Give a generator the state that `state_of_stream` returned for a generator of its kind."""
+    """Set the state of a generator to a result of `state_of_stream` for the same kind of generator."""
     if isinstance(stream, (torch.Generator, np.random.RandomState)):
         stream.set_state(state)
     elif isinstance(stream, np.random.Generator):

@@ -1,4 +1,4 @@
-"""The verdict about a resume: expected and observed digests and rows go in, a verdict comes out. Pure."""
+"""Computing the verdict about a resume from expected and observed digests and rows. Pure."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ from segue.records import Finding, StateMark, Verdict, VerdictKind, WitnessRow
 _WORLD_SIZE, _DEVICE = "world_size", "device"
 _OF_DEVICE = frozenset({_DEVICE, "device_processors", "reduced_precision"})
 ACCELERATOR_STREAMS = ("rng.cuda",)
-_SAME_DEVICE = "resume on the same type of device, where a resume must be proven"
+_SAME_DEVICE = "if the resume must be proven, resume on the same type of device"
 
 _CAUSES = {
     "batch_fingerprint": (
         ORDER,
         "the batch has other samples: the data position or the shuffle was not restored",
     ),
-    "streams": ("randomness", "a random stream has another state after the batch was drawn"),
+    "streams": ("randomness", "an RNG stream has another state after the batch was drawn"),
     "input_fingerprint": (
         CONTENT,
         "the batch has the same samples with other content: the data set or its transforms changed",
@@ -59,14 +59,14 @@ _CAUSES = {
     "param_norm": (UPDATE, "the parameter norm differs after the same gradient"),
     "state": (OUTSIDE, "the state differs after the same steps"),
 }
-"""In the order of cause and effect inside a step: the first channel that differs is the one to name."""
+"""Channels in the order of cause and effect in a step; the finding names the first channel that differs."""
 
 
-_UNSEEN = "the loss differs with the same weights, on a batch that is not seen here"
+_UNSEEN = "the loss differs with the same weights, on a batch that segue cannot see"
 
 
 class Prelude(NamedTuple):
-    """The known facts about a step before it is made."""
+    """The known facts about a step before the step runs."""
 
     step: int
     batch_fingerprint: str
@@ -87,22 +87,21 @@ def judge(
     metric: tuple[Finding, ...] = (),
     noise: Noise = NONE,
 ) -> Verdict:
-    """Whether a resume continued the run.
+    """The verdict on whether a resume continued the run.
 
-    `committed` are the digests of the checkpoint, `restored` those of the live objects after the restore. `witness` has
-    the rows of the steps that followed the commit, `replay` the same steps as the resumed attempt made them. Rows are
-    matched by step; a row that only one side has is not compared, and `rows_compared` counts the compared rows. `setup`
-    are the differences between the recipe and the checkpoint's: after an accepted change, rows that differ prove
-    nothing. `untracked` are findings about values that no component holds and that are not as they were at the commit:
-    they may explain rows that differ. `early` has the findings about a step that was not made because of them; `metric`
-    has the findings about the user's metric, which is evaluated again. `noise` has the differences that replays from
-    one state show anyway.
+    `committed` are the digests of the checkpoint, `restored` the digests of the live objects after the restore.
+    `witness` has the rows of the steps after the commit, `replay` the rows of the same steps in the resumed attempt.
+    Rows are matched by step; rows of only one side are not compared. `setup` are the changes of the setup since the
+    checkpoint: after an accepted change, rows that differ prove nothing. `untracked` are findings about untracked state
+    that has changed since the commit; they may explain rows that differ. `early` are findings that prevented a step.
+    `metric` are findings about the user's metric, which is evaluated again. `noise` are the differences that replays
+    from one state show without a loss of state.
     """
     pairs = _pairs(witness, replay)
     found = digest_findings(committed, restored, environment_changes=environment_changes)
     before_steps = (*map(with_fix, found), *map(with_fix, setup.findings))
     allowed = tolerances(noise.floats, witness)
-    # Rows decide before differences at a later step. The metric decides last, because it follows from everything else.
+    # Rows are judged before differences at a later step. The metric is judged last, because it follows from all else.
     of_rows = _row_findings_of(pairs, environment_changes, allowed) or early or metric
     is_unreproducible = noise.unreproducible is not None and bool(of_rows)
     if noise.unreproducible is not None and of_rows:
@@ -121,7 +120,7 @@ def judge(
     if before_steps or (is_other and not setup.accepted and not is_unreproducible):
         kind, findings = VerdictKind.BROKEN, (*findings, *carried)
     elif carried:
-        # All that was compared is equal: the lost value acts later, or where no step shows it.
+        # All compared values are equal, so the lost value has an effect later, or an effect that no step shows.
         kind, findings = VerdictKind.UNVERIFIED, (*carried, *findings)
     elif findings or not pairs:
         kind = VerdictKind.UNVERIFIED
@@ -147,7 +146,7 @@ def _unread(noted: Sequence[Finding]) -> Iterator[str]:
 
 
 def _not_compared(committed: Digests, pairs: Sequence[tuple[WitnessRow, WitnessRow]]) -> tuple[str, ...]:
-    """The parts that no resume of this code can compare: programs and frameworks hand over less than recipes."""
+    """The parts that a resume of this code cannot compare; programs and frameworks expose less than recipes."""
     rows = [row for row, _ in pairs]
     is_seen = {
         "the code": CODE in committed.components,
@@ -165,7 +164,7 @@ def digest_findings(
 ) -> tuple[Finding, ...]:
     """One finding for each component whose live state differs from the committed state.
 
-    Another device has none of the streams of the earlier device; this by itself loses nothing.
+    Another device has no RNG streams of the earlier device; this alone is not a loss of state.
     """
     findings: list[Finding] = []
     unmatched = _unmatched_streams(committed, restored) if _DEVICE in environment_changes else ()
@@ -200,7 +199,7 @@ def _streams_of_another_device(
 ) -> tuple[Finding, ...]:
     if _DEVICE not in environment_changes:
         return ()
-    why = "this device has no such stream: what the recipe draws on the device are other numbers from here on"
+    why = "this device has no such RNG stream, so the recipe draws other random numbers on the device from here on"
     return tuple(
         Finding(component=name, channel="device", sentence=f"{name} was not restored: {why}", fix=_SAME_DEVICE)
         for name in _unmatched_streams(committed, restored)
@@ -208,7 +207,7 @@ def _streams_of_another_device(
 
 
 def state_findings(committed: Digests, live: Digests) -> tuple[Finding, ...]:
-    """One finding for each component that was restored and changed before the first step."""
+    """One finding for each component that was restored but changed before the first step."""
     again = digest_findings(committed, live)
     changed = "changed between the restore and the first step"
     return tuple(f.model_copy(update={"sentence": f.sentence.replace("was not restored", changed, 1)}) for f in again)
@@ -217,7 +216,7 @@ def state_findings(committed: Digests, live: Digests) -> tuple[Finding, ...]:
 def prelude_findings(
     expected: WitnessRow, seen: Prelude, *, environment_changes: tuple[str, ...], is_first: bool
 ) -> tuple[Finding, ...]:
-    """The differences that are found before a step is made; the step is then not made."""
+    """The differences that are found before a step runs; if there are any, the step does not run."""
     skip = (*(name for name in _CAUSES if name not in Prelude._fields), *_not_comparable(environment_changes))
     found = row_findings([(expected, seen)], exact=True, skip=skip)
     return tuple(f.model_copy(update={"step": None if is_first else f.step}) for f in found)
@@ -230,7 +229,7 @@ def row_findings(
     skip: Container[str] = (),
     allowed: Mapping[str, float] = NO_TOLERANCES,
 ) -> tuple[Finding, ...]:
-    """The first channel that differs at the first step that differs; later ones follow from it."""
+    """The finding about the first channel that differs at the first step that differs; others follow from it."""
     for expected, found in pairs:
         for channel, (component, meaning) in _CAUSES.items():
             if channel in skip:
@@ -257,25 +256,25 @@ def _row_findings_of(
 ) -> tuple[Finding, ...]:
     exact, skip = not environment_changes, _not_comparable(environment_changes)
     honest = _of_randomness(environment_changes)
-    # A permitted difference would hide wrong samples of a later step. The loss scale follows from the gradients.
+    # A permitted difference must not hide wrong samples of a later step. The loss scale follows from the gradients.
     after_all = row_findings(pairs, exact=exact, skip=(*skip, *honest, "loss_scale")) if honest else ()
     return after_all or row_findings(pairs, exact=exact, skip=skip, allowed=allowed)
 
 
 def _not_comparable(environment_changes: Collection[str]) -> tuple[str, ...]:
-    # How much a kernel draws from a stream depends on its instructions.
+    # The count of random numbers that a kernel draws depends on its instructions.
     streams = ("streams",) if set(environment_changes) - {"threads"} else ()
-    # Each rank hashes its own part of a batch and marks its own part of the state, and the parts changed. The batch
-    # fingerprint still compares the samples.
+    # Each rank hashes its own part of a batch and of the state, and these parts depend on the number of ranks. The
+    # samples are still compared, by the batch fingerprint.
     return (*streams, "input_fingerprint", "state") if _WORLD_SIZE in environment_changes else streams
 
 
 def _of_randomness(environment_changes: Collection[str]) -> tuple[str, ...]:
-    """Channels that another number of ranks or another device may change. Equal values prove something; different ones
-    prove nothing.
+    """Channels that may differ because of another number of ranks or another device.
 
-    Dropout and batch statistics depend on which rank has which samples, masks of dropout depend on the number of the
-    device's processors, and sums in bf16 and TF32 depend on the order of the additions.
+    Equal values are evidence of continuity, but different values prove nothing. Dropout and batch statistics depend on
+    the distribution of samples to ranks, dropout masks depend on the number of multiprocessors of the device, and sums
+    in bf16 and TF32 depend on the order of the additions.
     """
     if _WORLD_SIZE in environment_changes:
         return (*TOLERANCES, "loss_scale")
@@ -289,7 +288,7 @@ def _pairs(witness: Sequence[WitnessRow], replay: Sequence[WitnessRow]) -> list[
 
 
 def _of_first_stream(before: dict[str, str], after: dict[str, str]) -> tuple[str, str, str]:
-    """The first stream that differs, and its hashes."""
+    """The name of the first stream that differs, and its hashes."""
     name = next(name for name in before if before[name] != after.get(name))
     return name, before[name], after.get(name, "absent")
 
@@ -297,16 +296,16 @@ def _of_first_stream(before: dict[str, str], after: dict[str, str]) -> tuple[str
 def _of_parts(
     before: dict[str, StateMark], after: dict[str, StateMark], *, exact: bool, allowed: Mapping[str, float]
 ) -> tuple[str, str]:
-    """The component to name, and the sentence, if the parts of the state differ after the replay."""
+    """The component and the sentence of the finding, if parts of the state differ after the replay."""
     compared = compared_parts(before, after, exact=exact)
     parts = [
         name for name in compared if not is_same_part(name, before[name], after[name], exact=exact, allowed=allowed)
     ]
-    # Parts that only hold results differ for another reason than the parts that steps use.
+    # Parts that only store results differ for another reason than parts that steps use.
     chosen = min(parts, key=lambda name: (name == "model", name.startswith("optimizer")))
     sentence = (
         f"{' and '.join(parts[:4])}: the values after the replayed steps differ, although loss and norms are equal; "
-        "the code that updates them has changed, or depends on state outside the checkpoint"
+        "the code that updates these values has changed, or depends on state outside the checkpoint"
     )
     return chosen.partition(": ")[0], sentence
 
@@ -324,7 +323,7 @@ def _what_differs(component: str, committed: Digests, restored: Digests) -> str:
         return f"{len(changed)} of its {len(expected)} tensors differ, e.g. {changed[0]}"
     if added:
         return f"it has {len(added)} tensors that the checkpoint lacks, e.g. {added[0]}"
-    return "one of its values that are no tensors differs"
+    return "one of its values that are not tensors differs"
 
 
 def _show(value: object) -> str:

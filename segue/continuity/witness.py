@@ -1,4 +1,4 @@
-"""Witness rows: kept for the steps after a commit, to be reproduced by a resume from it."""
+"""Collecting witness rows of the steps after a commit, which a resume from the commit must reproduce."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import NamedTuple
 from segue.records import StateMark, WitnessRow
 
 NORMS_EVERY_STEPS = 10
-"""Norms are measured once per this many steps, and at the steps that are compared: reading all weights and gradients
-takes several per cent of a step on a CPU."""
+"""Norms are measured once in this number of steps, and at all compared steps. Reading all weights and gradients takes
+several per cent of the time of a step on a CPU."""
 
 
 class StepRow(NamedTuple):
-    """The outcome of one step. Norms are None if they were not measured."""
+    """The results of one step. Norms are None if they were not measured."""
 
     step: int
     batch_fingerprint: str
@@ -26,12 +26,12 @@ class StepRow(NamedTuple):
     state: dict[str, StateMark] | None = None
 
     def as_witness(self) -> WitnessRow:
-        """The row as a record; its norms must be measured."""
+        """The row as a record; the norms must have been measured."""
         return WitnessRow.model_validate(self._asdict())
 
 
 class Witness:
-    """Collects the first `width` rows after each saved step. Nothing here delays a commit."""
+    """Collects the first `width` rows after each saved step, without delaying commits."""
 
     def __init__(self, width: int) -> None:
         self._width = width
@@ -43,17 +43,17 @@ class Witness:
         self._windows[step] = []
 
     def wants(self, step: int) -> bool:
-        """Whether the row of a step will be kept. The rows of steps before it may still be missing."""
+        """Whether the row of a step will be kept; rows of earlier steps may still be missing."""
         return any(
             start < step <= start + self._width and len(rows) < self._width for start, rows in self._windows.items()
         )
 
     def completes(self, step: int) -> bool:
-        """Whether the row of a step is the last one of a window; it also has the marks of the state."""
+        """Whether the row of a step is the last row of a window, which also has the state marks."""
         return any(step == start + self._width for start in self._windows)
 
     def add(self, row: StepRow) -> None:
-        """Add one step's row to every window that still wants it."""
+        """Add the row of a step to every window that still needs it."""
         if not self._windows:
             return
         wanting = [rows for start, rows in self._windows.items() if self._is_next(row.step, start, rows)]
@@ -63,11 +63,11 @@ class Witness:
                 rows.append(kept)
 
     def is_full(self, step: int) -> bool:
-        """Whether the window of `step` has all its rows, or is not being kept."""
+        """Whether the window of `step` has all its rows, or does not exist."""
         return step not in self._windows or len(self._windows[step]) >= self._width
 
     def take_full(self) -> list[tuple[int, tuple[WitnessRow, ...]]]:
-        """Complete windows, each returned once."""
+        """The complete windows; each window is returned once."""
         if not self._windows:
             return []
         full = [step for step, rows in self._windows.items() if len(rows) >= self._width]
@@ -76,7 +76,7 @@ class Witness:
         return list(self._newest_full.items()) if full else []
 
     def take_rest(self) -> list[tuple[int, tuple[WitnessRow, ...]]]:
-        """Windows that the end of the attempt cut short: fewer rows prove less."""
+        """The incomplete windows at the end of the attempt; fewer rows prove less."""
         rest = [(step, tuple(rows)) for step, rows in self._windows.items() if rows]
         self._windows.clear()
         return rest
@@ -85,7 +85,7 @@ class Witness:
         return len(rows) < self._width and step == start + len(rows) + 1
 
     def unsealed_rows(self) -> tuple[WitnessRow, ...]:
-        """The rows so far for saves whose seal may not be written yet, by step."""
-        # Copied first: the training loop changes the dict from its own thread.
+        """The rows so far of saves whose seal may not be written yet, by step."""
+        # The dict is copied first, because the training thread changes it.
         windows = [*self._newest_full.values(), *map(tuple, list(self._windows.values()))]
         return tuple(sorted({row.step: row for rows in windows for row in rows}.values(), key=lambda row: row.step))

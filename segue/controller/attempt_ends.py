@@ -1,4 +1,4 @@
-"""Reports and verdicts of attempts that ended without writing them: the controller writes them into the log."""
+"""Reports and verdicts that the controller writes for attempts that ended without writing their own."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from segue.runlog.last_heartbeat import last_heartbeat
 from segue.runlog.log import RunLog, Stamp
 
 _PHASES = {"starting": "build", "restoring": "restore", "training": "step", "stopping": "end"}
-"""Phases of a heartbeat, as notices name them."""
+"""The name that a notice uses for each phase of a heartbeat."""
 _MEMORY_LIMIT_SHARE = 0.95
-"""A vanished attempt is taken to have run out of memory if it used at least this share of its memory limit."""
+"""Share of the memory limit from which an attempt that ended without a report counts as out of memory."""
 
 
 def declare_lost(
@@ -38,10 +38,10 @@ def declare_lost(
     failure: CodeFailure | None = None,
     notice: Notice | None = None,
 ) -> SegmentReport:
-    """Write the report of an attempt that ended without one; return its own report if there is one by now.
+    """Write the report of an attempt that ended without one; if the attempt has its own report by now, return that.
 
-    An attempt that is `lost` and whose memory had reached its limit is reported as out of memory. One that
-    `was_refused` never had a machine.
+    A `lost` attempt whose memory had reached its limit is reported as out of memory. If `was_refused` is true, the
+    attempt never had a machine.
 
     Raises:
         StoreWriteError, StoreReadError: the report was not written; a retry is safe.
@@ -88,19 +88,19 @@ def declare_as(runlog: RunLog, plan: SegmentPlan, reason: StopReason, *, why: st
 
 
 class NothingToAddError(Exception):
-    """Cancels an append: the log already holds what was to be written."""
+    """Cancels an append, because the log already has this record."""
 
 
 def _with_memory(reason: StopReason, why: str, beat: Heartbeat | None) -> tuple[StopReason, str]:
-    """Reason and note of an attempt without a report, with what its last heartbeat shows about memory.
+    """Reason and note of an attempt without a report, with the memory that its last heartbeat shows.
 
-    An attempt that used nearly all the memory it could have is taken to be out of memory: every process that could have
-    reported this was killed with its container.
+    An attempt that used nearly all of its memory limit counts as out of memory: the process that would have reported
+    this was killed with its container.
     """
     if beat is None or reason not in (StopReason.LOST, StopReason.OUT_OF_MEMORY):
         return reason, why
     peak, limit = beat.peak_memory_bytes, beat.memory_limit_bytes
-    used = beat.memory_bytes  # Not the peak: it counts mapped files, and never falls again.
+    used = beat.memory_bytes  # Not the peak, which counts mapped files and never falls.
     if used is not None and limit is not None and used >= _MEMORY_LIMIT_SHARE * limit:
         reason = StopReason.OUT_OF_MEMORY
     shown = memory.in_words(peak, limit) if reason is StopReason.OUT_OF_MEMORY else ""
@@ -138,9 +138,9 @@ def _lost_report(
 
 
 def settle_verdict(runlog: RunLog, report: SegmentReport) -> Verdict | None:
-    """The verdict about an attempt's resume: its own, or `unverified` when the attempt ended before it had one.
+    """The verdict about an attempt's resume; `unverified` if the attempt ended before it wrote a verdict.
 
-    None when the attempt did not resume, or never claimed the run.
+    None if the attempt did not resume, or never claimed the run.
 
     Raises:
         StoreWriteError, StoreReadError: the verdict is not known; a retry is safe.

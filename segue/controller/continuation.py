@@ -1,7 +1,7 @@
-"""Planned ends: the next segment continues on the same machine, in a trainer that booted beside the previous one.
+"""Planned ends: the next segment trains on the same machine, in a trainer that booted beside the previous trainer.
 
-The machine's process looks for the next plan in the run's log and takes it; the parent allows some seconds for this
-before it submits the plan as usual. Neither needs the other: whoever is late finds the run claimed, and ends.
+The machine's process looks for the next plan in the run's log and takes it. The parent waits some seconds for this
+before it submits the plan as usual. If both start the attempt, the later start finds the run claimed, and ends.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ from segue.stores.base import StoreReadError
 log = logging.getLogger(__name__)
 
 _KEEP_SECONDS = 30.0
-"""How long a machine is kept for a next plan. The parent decides within seconds, unless it is dead."""
+"""Seconds for which a machine is kept for the next plan; a living parent decides within a few seconds."""
 _OFFER_SECONDS = 30.0
-"""How long the parent waits until the kept machine has claimed its plan.
+"""Seconds for which the parent waits until the kept machine has claimed the plan.
 
-As long as the kept machine waits for a plan: it may still claim the plan in this time, and a flow run that was
-submitted meanwhile would be useless.
+The kept machine waits for a plan for the same time, and may still claim the plan. A flow run that was submitted during
+this time would be useless.
 """
 _POLL_SECONDS, _REMOTE_POLL_SECONDS = 0.1, 0.5
 
 
 class NextTrainer:
-    """The trainer of the next segment on this machine: booted before there is a plan for it, ended when none comes."""
+    """The trainer of the next segment on this machine: it boots before it has a plan, and is ended if no plan comes."""
 
     def __init__(self, boot: Callable[[], StandbyTrainer]) -> None:
         self._boot = boot
         self._trainer: StandbyTrainer | None = None
 
     def prepare(self) -> None:
-        """Boot the next trainer beside the running one, unless that was done before."""
+        """Boot the next trainer beside the running trainer, if it was not booted before."""
         if self._trainer is None:
             log.info("booting the trainer of the next segment")
             self._trainer = self._boot()
 
     def start(self, assignment: Assignment) -> StandbyTrainer:
-        """Let it train; it belongs to the caller from now on. A trainer that ended while it waited is replaced."""
+        """Let the trainer train and give it to the caller; a trainer that ended while it waited is replaced first."""
         if self._trainer is not None and self._trainer.poll() is not None:
             self._trainer.wait()
             self._trainer = None
@@ -56,7 +56,7 @@ class NextTrainer:
         return trainer
 
     def close(self) -> None:
-        """End it if it was not used."""
+        """End the trainer if it was not used."""
         if self._trainer is not None:
             self._trainer.kill()
             self._trainer.wait()
@@ -66,16 +66,16 @@ class NextTrainer:
 def await_plan(
     runlog: RunLog, spec: RunSpec, last: SegmentPlan, *, is_called_off: Callable[[], bool], clock: Clock
 ) -> SegmentPlan | None:
-    """Wait, for at most 30 s, for the plan that follows `last` on this machine; None when none comes.
+    """Wait at most 30 s for the plan that follows `last` on this machine; None if no such plan comes.
 
-    `is_called_off` says whether the machine is taken back or the segment cancelled; it is asked often.
+    `is_called_off` says whether the machine is being taken back or the segment was cancelled; it is called often.
     """
     give_up_at = clock.monotonic() + _KEEP_SECONDS
     while clock.monotonic() < give_up_at and not is_called_off():
         try:
             history = read_history(runlog)
         except StoreReadError as error:
-            log.warning("the log cannot be read while a plan is awaited reason=%s", error)
+            log.warning("cannot read the run's log for the next plan reason=%s", error)
             history = None
         if history is not None:
             plan = history.open_plan
@@ -89,10 +89,10 @@ def await_plan(
 
 
 def await_claim(runlog: RunLog, plan: SegmentPlan, *, has_left: Callable[[str], bool], clock: Clock) -> str | None:
-    """Wait, for at most 30 s, until the machine kept for a plan claims it; return the id of its flow run.
+    """Wait at most 30 s until the machine that was kept for a plan claims it; return the id of the machine's flow run.
 
-    None when no machine was kept, or it does not answer: the plan has to be submitted. `has_left` says whether the flow
-    run of the kept machine has ended.
+    None if no machine was kept, or if the kept machine does not answer; the plan then has to be submitted. `has_left`
+    says whether the flow run of the kept machine has ended.
 
     Raises:
         StoreReadError: the store could not be read.
@@ -117,7 +117,7 @@ def keeps_machine(plan: SegmentPlan, report: SegmentReport) -> bool:
 
 
 def _kept_by(history: History, plan: SegmentPlan) -> Attempt | None:
-    """The attempt before a plan's, if its machine is kept for that plan."""
+    """The previous attempt, if its machine is kept for this plan."""
     own = history.attempt_of(plan.segment, plan.attempt)
     before = [attempt for attempt in history.attempts if attempt is not own]
     if not before or before[-1].report is None:
@@ -127,12 +127,12 @@ def _kept_by(history: History, plan: SegmentPlan) -> Attempt | None:
     if decision is None or decision.plan is None or last.report is None:
         return None
     if last.report not in history.fresh_reports:
-        return None  # The run was ended since then, and is started again: that machine was given back.
+        return None  # The run was ended after that attempt and started again: the attempt's machine was given back.
     return last if keeps_machine(decision.plan, last.report) and _fits(plan, decision.plan) else None
 
 
 def _fits(plan: SegmentPlan, last: SegmentPlan) -> bool:
-    """Whether the machine of `last` is one on which `plan` may run."""
+    """Whether `plan` may run on the machine of `last`."""
     is_same_pool = (plan.capacity, plan.deployment) == (last.capacity, last.deployment)
     return is_same_pool and plan.standby is None and not plan.delay_seconds
 

@@ -1,4 +1,4 @@
-"""Ending a parent from another thread: its next sleep raises. A parent that is a process of its own gets a signal."""
+"""Ends a parent from another thread, by an exception in its next sleep; a parent process of its own gets a signal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from segue.clock import SystemClock
 
 
 class Why(StrEnum):
-    """Why a parent that shares its process is ended."""
+    """The reason for ending a parent that shares its process with others."""
 
     CANCELLED = "its flow run was cancelled"
     LEAVING = "the process that serves it ends"
@@ -18,7 +18,8 @@ class Why(StrEnum):
 class EndedError(BaseException):
     """A parent was asked to end.
 
-    A BaseException, like the exception of a signal: code that continues after an error must not continue after this.
+    This is a BaseException, like the exception of a signal: code that continues after an ordinary error must not
+    continue after this one.
     """
 
     def __init__(self, why: Why) -> None:
@@ -27,7 +28,7 @@ class EndedError(BaseException):
 
 
 class Ending:
-    """The request to end a parent; given once, from any thread. The first reason counts."""
+    """The request to end a parent, from any thread; the reason of the first request counts."""
 
     def __init__(self) -> None:
         self._given = threading.Event()
@@ -41,7 +42,7 @@ class Ending:
         self._given.set()
 
     def wait(self, seconds: float) -> None:
-        """Block for `seconds`, or until the request.
+        """Block for `seconds`, or until the parent is asked to end.
 
         Raises:
             EndedError: the parent was asked to end.
@@ -51,7 +52,7 @@ class Ending:
 
 
 class EndableClock(SystemClock):
-    """The machine's clocks; a sleep ends with an `EndedError` once the parent is asked to end."""
+    """The machine's clocks, with a sleep that raises an `EndedError` when the parent is asked to end."""
 
     def __init__(self, ending: Ending) -> None:
         self._ending = ending

@@ -1,4 +1,4 @@
-"""A run on this machine only: the same log, parent loop and wait as with Prefect, with a child process as the pool."""
+"""A run on this machine only: log, parent loop and wait are those of a run under Prefect; the pool is this machine."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Watch = Callable[[Trainer, RunLog, SegmentPlan], None]
 """Called repeatedly while an attempt runs; may send signals to it."""
 
 Before = Callable[[], None]
-"""Called before each attempt, when no process of the previous attempt runs any more."""
+"""Called before each attempt, after the last process of the previous attempt has ended."""
 
 _PERIOD = Period(poll_seconds=0.02, ask_seconds=0.0, patience_seconds=60.0)
 
@@ -47,7 +47,7 @@ def run_here(
 ) -> Decision:
     """Decide and train, attempt after attempt, until a decision ends the run; return that decision.
 
-    When an exception leaves this call, a trainer that still runs is killed.
+    If this call raises an exception, a trainer that still runs is killed.
 
     Raises:
         StoreWriteError, StoreReadError: the log cannot be read or written.
@@ -58,7 +58,7 @@ def run_here(
 
 
 class _Steps:
-    """The parent's steps, each a plain function call."""
+    """The parent's steps as plain function calls."""
 
     def __init__(
         self, spec: RunSpec, runlog: RunLog, processes: _ChildProcesses, clock: Clock, *, before: Before | None
@@ -85,7 +85,7 @@ class _Steps:
 
 
 class _ChildProcesses:
-    """An orchestrator whose only pool is this machine. It has no standbys."""
+    """An orchestrator without standbys whose only pool is this machine."""
 
     def __init__(self, runlog: RunLog, *, watch: Watch | None, on_line: OnLine | None) -> None:
         self._runlog, self._watch, self._on_line = runlog, watch, on_line
@@ -103,9 +103,9 @@ class _ChildProcesses:
         return None
 
     def state(self, handle: str) -> str | None:
-        """As in the protocol; also None when the trainer ended because another process holds its attempt.
+        """As in the protocol, but also None if the trainer ended because another process holds its attempt.
 
-        The heartbeat of that process then decides.
+        In this case, the heartbeat of that process shows whether the attempt is alive.
 
         Raises:
             StoreWriteError, StoreReadError: the report could not be written; a retry is safe.
@@ -135,7 +135,7 @@ class _ChildProcesses:
         return None
 
     def submit_again(self, spec: RunSpec, plan: SegmentPlan, number: int) -> str | None:
-        return None  # This machine is the only place.
+        return None  # This machine is the only pool.
 
     def why_waiting(self, handle: str) -> str | None:
         return self._running[0].why_waiting() if self._running is not None else None
@@ -159,7 +159,7 @@ class _ChildProcesses:
         self.close()
 
     def finish(self, patience_seconds: float) -> None:
-        """Wait for a trainer that has reported to clean up; kill it when it does not end in time."""
+        """Wait until a trainer that has written its report ends; kill the trainer if it does not end in time."""
         if self._running is not None:
             self._running[0].wait(patience_seconds)
         self.close()

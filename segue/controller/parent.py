@@ -1,6 +1,6 @@
-"""The parent of a run: decide, run an attempt, judge its resume, until a decision ends the run.
+"""The loop of a parent: decide, run an attempt, judge the attempt's resume, until a decision ends the run.
 
-The Prefect flow `train` and a run on this machine only share this loop; each implements its own `Steps`.
+The Prefect flow `train` and a run on this machine only (`local_run`) share this loop; each has its own `Steps`.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from segue.records import SegmentPlan, SegmentReport, Verdict
 
 
 class Steps(Protocol):
-    """The steps of the loop. Each may block, and writes its result to the run's log."""
+    """The steps of the loop; each may block, and writes its result to the run's log."""
 
     def decide(self) -> Decision: ...
 
     def run(self, plan: SegmentPlan) -> SegmentReport: ...
 
     def judge(self, report: SegmentReport) -> Verdict | None:
-        """The verdict about the attempt's resume; None when it did not resume."""
+        """The verdict about the attempt's resume; None if the attempt did not resume."""
         ...
 
 

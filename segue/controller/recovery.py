@@ -1,7 +1,7 @@
-"""Recovery of parents: a parent's heartbeat, and finding open runs whose parent is dead.
+"""Recovery of parents: the heartbeat of a parent, and the search for open runs whose parent is dead.
 
-A parent may be killed, restarted or lose its worker at any moment. Its record in the store shows that the run is open;
-its counter shows whether it is alive. A new parent continues from the run's log.
+A parent may be killed, be restarted or lose its worker at any moment. The parent's record in the store shows that the
+run is open, and the counter in the record shows whether the parent is alive. A new parent continues from the run's log.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ log = logging.getLogger(__name__)
 _MOST_PERIOD_SECONDS = 5.0
 _MOST_TIMEOUT_SECONDS, _MOST_REMOTE_TIMEOUT_SECONDS = 20.0, 25.0
 _PERIOD_PER_HEARTBEAT = 2.5
-"""A parent waits for hours: its heartbeat is slower than a trainer's, and slower still in a remote store."""
+"""A parent waits for hours, so its heartbeat is slower than a trainer's, and even slower in a remote store."""
 _LOOK_SECONDS, _REMOTE_LOOK_SECONDS = 0.5, 2.5
 
 
 class ParentHeartbeat:
-    """The heartbeat of this process as the parent of a run. At most one living parent holds a run's record."""
+    """The heartbeat of this process as the parent of a run; at most one living parent holds the record of a run."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class ParentHeartbeat:
         server_id: str = "",
         adopted_by: str | None = None,
     ) -> None:
-        """`adopted_by` is the heartbeat of the slot that the flow run belongs to, if it is another one."""
+        """`adopted_by` is the heartbeat of the flow run's slot, if the slot has a heartbeat of its own."""
         liveness = spec.liveness
         self._store, self._clock = store, clock
         period_seconds = min(_MOST_PERIOD_SECONDS, _PERIOD_PER_HEARTBEAT * liveness.heartbeat_seconds)
@@ -69,7 +69,7 @@ class ParentHeartbeat:
         self._server_id = server_id
 
     def take_over(self, *, after: str | None = None) -> None:
-        """Become the run's parent. Waits until it is clear that no other parent is alive.
+        """Become the run's parent, after waiting until it is clear that no other parent is alive.
 
         `after` is the id of a parent that is known to be dead.
 
@@ -90,7 +90,7 @@ class ParentHeartbeat:
         write_parent(self._store, self._record)
 
     def require_own(self) -> None:
-        """Refuse to go on when another parent has taken the run over.
+        """Raise an error if another parent has taken over the run.
 
         Raises:
             ParentAliveError: another parent holds the run's record.
@@ -100,7 +100,7 @@ class ParentHeartbeat:
 
     @contextmanager
     def beating(self) -> Iterator[None]:
-        """Write heartbeats until the block ends. An exception leaves the run open, for another parent."""
+        """Write heartbeats until the block ends; after an exception, the run stays open for another parent."""
         thread = threading.Thread(target=self._work, name="segue-parent-heartbeat", daemon=True)
         thread.start()
         try:
@@ -112,20 +112,20 @@ class ParentHeartbeat:
         self._end_thread(thread)
 
     def show(self, waiting: str | None) -> None:
-        """Show what the run waits for, with the next heartbeat."""
+        """Show the reason for waiting in the next heartbeat; None if the run does not wait."""
         self._waiting = waiting
 
     def show_guard(self, *, server_id: str, unguarded: str | None) -> None:
-        """Show with the next heartbeat which server starts this parent again and, if nothing would, why.
+        """Show in the next heartbeat which server would restart this parent, or the reason why no server would.
 
-        A server that lost its database has another id. An empty `server_id` means that the server is not known, and
-        changes nothing.
+        A server that lost its database has a new id. An empty `server_id` means that the server is not known; the
+        known id is then kept.
         """
         self._server_id = server_id or self._server_id
         self._unguarded = unguarded
 
     def close(self) -> None:
-        """The run has ended: remove the record. Best effort: if this fails, recovery removes it."""
+        """Remove the record, because the run has ended; if this fails, recovery removes the record later."""
         try:
             remove_parent(self._store, self._record)
         except (StoreReadError, StoreWriteError) as error:
@@ -143,16 +143,16 @@ class ParentHeartbeat:
         try:
             found = read_parent(self._store, self._record.run_id)
             if found is None or found.parent_id != self._record.parent_id:
-                # Without a record the run has ended: another parent has removed it.
+                # If there is no record, the run has ended: another parent has removed the record.
                 self._replaced_by = found or self._record.model_copy(update={"host": "another host"})
-                log.warning("another parent has taken the run over host=%s", self._replaced_by.host)
+                log.warning("another parent has taken over the run host=%s", self._replaced_by.host)
                 return
             changed = {"counter": self._record.counter + 1, "has_left": has_left, "beat_at": self._clock.now()}
             changed |= {"waiting": self._waiting, "unguarded": self._unguarded, "server_id": self._server_id}
             self._record = self._record.model_copy(update=changed)
             write_parent(self._store, self._record)
         except Exception as error:
-            # Any exception: a failed write must not end the thread, or a living parent is taken for dead.
+            # Any exception is caught: if a failed write ended this thread, a living parent would count as dead.
             log.warning("heartbeat of the parent not written reason=%s", error)
 
 
@@ -165,20 +165,20 @@ class Life(StrEnum):
 
 
 class OrphanWatch:
-    """Judges the parents of a store's open runs by repeated looks at their records."""
+    """Tells which parents of a store's open runs are dead, from repeated reads of their records."""
 
     def __init__(self, store: Store, *, clock: Clock) -> None:
         self._store, self._clock = store, clock
         self.found = 0
-        """Open runs that `find` has looked at."""
+        """Number of open runs that `find` has looked at."""
         self._first: dict[str, ParentRecord] = {}
         self._timeouts: dict[tuple[str, str], HeartbeatTimeout] = {}
 
     def judge(self, record: ParentRecord) -> Life:
         """Judge a record that was read just now.
 
-        A parent is dead when it has left, when its process on this host has ended, or when its counter did not change
-        for its timeout. It is alive when the counter changed since the first look.
+        A parent is dead if it has left, if its process on this host has ended, or if its counter has not changed for
+        the parent's timeout. A parent is alive if its counter has changed since the first read.
         """
         if record.has_left or _has_ended_here(record):
             return Life.DEAD
@@ -191,10 +191,10 @@ class OrphanWatch:
         return Life.UNKNOWN if is_same else Life.ALIVE
 
     def find(self) -> list[ParentRecord]:
-        """The dead parents of a store's open runs; waits until each is known to be alive or dead.
+        """The dead parents of a store's open runs; waits until each parent is known to be alive or dead.
 
         Raises:
-            StoreReadError, StoreWriteError: the store could not be used; the parents cannot write heartbeats then.
+            StoreReadError, StoreWriteError: the store could not be used, so parents cannot write heartbeats either.
         """
         probe_writes(self._store)
         dead: list[ParentRecord] = []
@@ -218,7 +218,7 @@ class OrphanWatch:
 
 
 def register_start(store: Store, spec: RunSpec, *, clock: Clock, server_id: str = "") -> None:
-    """Record that a start of the run was requested, so that recovery finds the run before its parent has begun.
+    """Record the request to start a run, so that recovery finds the run even if its parent never begins.
 
     Raises:
         StoreReadError, StoreWriteError: nothing was recorded; a retry is safe.
@@ -229,7 +229,7 @@ def register_start(store: Store, spec: RunSpec, *, clock: Clock, server_id: str 
 
 
 def forget_parent(store: Store, run_id: str) -> None:
-    """Remove the record of a run that a person has ended, so that no recovery starts it again. Best effort."""
+    """Remove the record of a run that a person has ended, so that recovery does not restart it; failures are logged."""
     try:
         found = read_parent(store, run_id)
         if found is not None:
@@ -239,7 +239,7 @@ def forget_parent(store: Store, run_id: str) -> None:
 
 
 def withdraw_start(store: Store, run_id: str) -> None:
-    """Remove the record of a start that was refused before a parent began. Best effort."""
+    """Remove the record of a start that was refused before a parent began; failures are logged."""
     try:
         found = read_parent(store, run_id)
         if found is not None and not found.parent_id:

@@ -1,7 +1,7 @@
-"""Looks of recovery: one at a time if that saves work, and a watch over whether looks continue to end.
+"""Looks of recovery at a store: segue avoids needless looks, and warns if no look has ended for a long time.
 
-Nothing that a dead look leaves behind prevents the next one: its age is judged by the clock of the store alone,
-and a look beside another one does no harm.
+A look that was killed does not prevent the next look: its age is measured by the clock of the store alone, and two
+looks at the same time do no harm.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from segue.units import duration
 log = logging.getLogger(__name__)
 
 _FRESH_SECONDS = 10.0
-"""A look that ended more recently than this makes the next one needless: late starts come all at once."""
+"""Seconds after the end of a look in which no new look is needed; delayed looks all start at the same moment."""
 _LEASE_SECONDS = 20.0
-"""How long a look keeps others away. If it takes longer, others begin beside it; a dead look delays nobody."""
+"""Seconds for which a look that has begun keeps other looks from beginning; a killed look delays them no longer."""
 LEAST_SILENCE_SECONDS = 180.0
-"""Shortest time without the end of a look after which somebody is warned."""
+"""Shortest time without a completed look after which a warning is given."""
 _SILENT_INTERVALS = 3.0
 SILENCE_FIX = (
     "Fix: `segue doctor` shows whether the schedule of recover/recover runs, and `prefect worker start --pool parents` "
@@ -42,7 +42,7 @@ SILENCE_FIX = (
 
 
 def is_needless(*, begun_seconds_ago: float | None, ended_seconds_ago: float | None) -> bool:
-    """Whether another look has just ended, or is under way. A negative age is that of a clock that was set back."""
+    """Whether another look has just ended or is running; an age is negative if the store's clock was set back."""
     if ended_seconds_ago is not None and 0 <= ended_seconds_ago < _FRESH_SECONDS:
         return True
     if begun_seconds_ago is None or not 0 <= begun_seconds_ago < _LEASE_SECONDS:
@@ -51,13 +51,13 @@ def is_needless(*, begun_seconds_ago: float | None, ended_seconds_ago: float | N
 
 
 def silence_limit_seconds(interval_seconds: float | None) -> float:
-    """The time without the end of a look after which somebody is warned, for a schedule with this interval."""
+    """Seconds without a completed look after which a warning is given, for a schedule with this interval."""
     return max(LEAST_SILENCE_SECONDS, _SILENT_INTERVALS * (interval_seconds or 0.0))
 
 
 @dataclass(frozen=True)
 class Look:
-    """A look at a store that has begun."""
+    """A running look at a store."""
 
     store: Store
     look_id: str
@@ -65,7 +65,7 @@ class Look:
     interval_seconds: float | None
 
     def end(self) -> None:
-        """Record that this look has ended. Best effort: if it fails, parents report that no look ended."""
+        """Record that this look has ended; if the record cannot be written, parents report that no look has ended."""
         try:
             before = read_look(self.store)
             known_seconds = before.interval_seconds if before is not None else None
@@ -77,16 +77,16 @@ class Look:
             )
             write_look(self.store, record)
         except (StoreReadError, StoreWriteError) as error:
-            log.warning("end of the look not written store=%s reason=%s", self.store.url, error)
+            log.warning("could not record the end of the look store=%s reason=%s", self.store.url, error)
 
 
 def begin_look(
     store: Store, *, clock: Clock, interval_seconds: float | None = None, is_asked_for: bool = False
 ) -> Look | None:
-    """Begin a look at a store; None when another one makes it needless. A person who asks for one always gets it.
+    """Begin a look at a store; None if another look makes it needless. A look that a person requests always begins.
 
     Raises:
-        StoreReadError, StoreWriteError: the store takes no writes, and so no heartbeats of parents.
+        StoreReadError, StoreWriteError: the store could not be used, so parents cannot write heartbeats either.
     """
     probe_writes(store)
     if not is_asked_for and _has_another(store):
@@ -101,7 +101,7 @@ def _has_another(store: Store) -> bool:
         now = probed_at(store)
         ages = {"begun_seconds_ago": _age(now, begun_at(store)), "ended_seconds_ago": _age(now, ended_at(store))}
     except StoreReadError as error:
-        log.warning("other looks are not known store=%s reason=%s", store.url, error)
+        log.warning("could not read the records of other looks store=%s reason=%s", store.url, error)
         return False
     return is_needless(**ages)
 
@@ -111,9 +111,9 @@ def _age(now: datetime | None, then: datetime | None) -> float | None:
 
 
 def seconds_without_look(store: Store, *, now: datetime) -> float | None:
-    """Seconds since a look at the store last ended, if these are too many; else None, also if none ever ended.
+    """Seconds since the last completed look if they exceed the limit; None otherwise, or if no look has ended yet.
 
-    For a single look from outside, by the clock of this machine; a parent has a `SilenceWatch`.
+    This is for a single check, by the clock of this machine; a parent uses a `SilenceWatch`.
 
     Raises:
         StoreReadError: the store could not be read.
@@ -126,19 +126,19 @@ def seconds_without_look(store: Store, *, now: datetime) -> float | None:
 
 
 def silence_sentence(seconds: float) -> str:
-    """A sentence that says what it means if no look has ended for so long."""
+    """A sentence about the consequence if no look has ended for `seconds`."""
     return f"no look of `recover` has ended for {duration(seconds)}: a parent that dies is not started again"
 
 
 class SilenceWatch:
-    """Watches whether looks at a store continue to end, by their counter and the watcher's monotonic clock."""
+    """Watches whether looks at a store still end, by the counter of looks and the watcher's monotonic clock."""
 
     def __init__(self, store: Store, *, clock: Clock) -> None:
         self._store, self._clock = store, clock
         self._timeout = HeartbeatTimeout(LEAST_SILENCE_SECONDS)
 
     def look(self, *, interval_seconds: float | None) -> float | None:
-        """Time since a look last ended, if that is too long for a schedule with this interval; None otherwise.
+        """Seconds since the last completed look if they are too many for a schedule with this interval; else None.
 
         Raises:
             StoreReadError: the store could not be read.

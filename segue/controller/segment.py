@@ -1,4 +1,4 @@
-"""One attempt on this machine: its trainer process, the notices that are forwarded to it, and its report."""
+"""One attempt on this machine: its trainer process, the notices for the trainer, and the attempt's report."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ _HUNG = "no thread of the trainer ran any more; the stacks of its threads are in
 _CRASHES = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
 
 _patiently = partial(patiently, patience_seconds=OUTAGE_SECONDS)
-"""The trainer has ended: its segment has nothing to do but to report."""
+"""Retries while the store is unreachable: after the trainer's end, the segment only has to write the report."""
 
 
 class Requests(Protocol):
     """Requests of the orchestrator to a segment while it runs."""
 
     def look(self) -> None:
-        """Forward a cancellation that was requested; called several times a second, and must not block."""
+        """Forward a requested cancellation; called several times a second, and must not block."""
         ...
 
     def was_cancelled(self) -> bool:
-        """Whether a person cancelled this segment; asked once, when its trainer has ended by a notice."""
+        """Whether a person cancelled this segment; called once, after a notice has ended the trainer."""
         ...
 
 
@@ -59,21 +59,21 @@ class TrainerEnd:
     """How a trainer process ended."""
 
     exit_code: int | None
-    """The exit code; None: the process is gone, and its exit code is not known."""
+    """The exit code; None if the process has ended and its exit code is not known."""
     was_out_of_memory: bool = False
-    """Whether one of its processes was killed for memory."""
+    """Whether the kernel killed one of the trainer's processes because memory ran out."""
     evidence: str | None = None
-    """The evidence of such a kill, on this machine."""
+    """The evidence of a kill for memory on this machine."""
     elsewhere: Ending | None = None
-    """The end that was reported to its launcher, if it was on another machine."""
+    """The end that was reported to the launcher, if the trainer was on another machine."""
     notice: Notice | None = None
-    """The notice that was passed on to it; if it wrote no report, it has not answered the notice."""
+    """The notice that was forwarded to the trainer; without a report, the trainer has not answered it."""
     printed: str = ""
-    """The lines that it printed at its end about the cause."""
+    """The last lines that the trainer printed about the cause of its end."""
 
     @classmethod
     def of(cls, exit_code: int, *, kills: RecentKills, elsewhere: Ending | None = None) -> Self:
-        """The end with this exit code; `kills` has looked at the kernel's counters while the trainer ran here."""
+        """The end with this exit code; `kills` has read the kernel's counters while the trainer ran on this machine."""
         if elsewhere is not None:
             return cls(exit_code, elsewhere.was_out_of_memory, elsewhere=elsewhere)
         evidence = kills.evidence(was_killed=exit_code == -signal.SIGKILL)
@@ -89,7 +89,7 @@ class TrainerEnd:
 
     @property
     def reason(self) -> StopReason:
-        """The reason of an attempt that ended this way, without a report of its own."""
+        """The stop reason of an attempt whose trainer ended this way without a report."""
         if self.was_out_of_memory or self.exit_code == ExitCode.OUT_OF_MEMORY:
             return StopReason.OUT_OF_MEMORY
         if self.elsewhere is not None and self.elsewhere.refusal is not None:
@@ -98,7 +98,7 @@ class TrainerEnd:
 
     @property
     def failure(self) -> CodeFailure | None:
-        """Why the trainer can never start as requested; None if it can."""
+        """Why the trainer can never start as requested; None if it can start."""
         refusal = self.elsewhere.refusal if self.elsewhere is not None else None
         return None if refusal is None else CodeFailure(type=type(refusal).__name__, message=str(refusal), traceback="")
 
@@ -114,7 +114,7 @@ class TrainerEnd:
 
     @property
     def _crashed(self) -> bool:
-        """Whether the trainer was ended by its own code, and not from outside."""
+        """Whether the trainer's own code ended the trainer."""
         return self.exit_code is not None and (self.exit_code > 0 or -self.exit_code in _CRASHES)
 
     @property
@@ -132,7 +132,7 @@ class TrainerEnd:
 
 
 class NoticeRelay:
-    """Forwards termination notices to the trainer, also those that arrived before there was a trainer."""
+    """Forwards notices to the trainer, including notices that arrived before the trainer started."""
 
     def __init__(self) -> None:
         self._trainer: Trainer | None = None
@@ -143,17 +143,17 @@ class NoticeRelay:
         return bool(self._given)
 
     def given(self) -> list[signal.Signals]:
-        """The notices so far."""
+        """The notices that have arrived so far."""
         return list(self._given)
 
     def give(self, number: signal.Signals = signal.SIGTERM) -> None:
-        """Record the notice and forward it, as this signal. Safe from a signal handler."""
+        """Record the notice and forward it as this signal; safe to call from a signal handler."""
         self._given[number] = True
         if self._trainer is not None:
             self._trainer.give_notice(number)
 
     def attach(self, trainer: Trainer) -> None:
-        """Forward notices to this trainer from now on; earlier ones are forwarded at once."""
+        """Forward notices to this trainer from now on, and earlier notices at once."""
         self._trainer = trainer
         for number in self.given():
             trainer.give_notice(number)
@@ -169,9 +169,9 @@ def run_attempt(
     on_line: OnLine,
     flow_run_id: str | None = None,
 ) -> SegmentReport | None:
-    """Train the attempt of a plan to its end, and after a planned end the next one, for which this machine is kept.
+    """Train the attempt of a plan to its end; after a planned end, train the next attempt on this machine too.
 
-    Returns the last report, which is in the log; None when another process holds the attempt.
+    Return the last report, which is in the log; None if another process holds the attempt.
     """
     lines = LastLines(on_line)
     trainer = launch_soonest(Assignment(spec=spec, plan=plan, flow_run_id=flow_run_id), on_line=lines)
@@ -189,9 +189,9 @@ def run_standby(
     on_line: OnLine,
     flow_run_id: str | None = None,
 ) -> SegmentReport | Left | None:
-    """Wait as a standby, then train the assigned attempt, as `run_attempt`; without an attempt, return why it left.
+    """Wait as a standby, then train the assigned attempt like `run_attempt`; if no attempt comes, return why it left.
 
-    None when another process holds the attempt.
+    None if another process holds the attempt.
     """
     runlog = _patiently(lambda: open_log(spec, clock=clock).reload(), what="log")
     lines = LastLines(on_line)
@@ -212,9 +212,9 @@ def run_standby(
 def conclude(
     runlog: RunLog, plan: SegmentPlan, end: TrainerEnd, *, flow_run_id: str | None = None
 ) -> SegmentReport | None:
-    """The report of an attempt whose trainer has ended: its own, or one made from its `end` when it wrote none.
+    """The report of an attempt whose trainer has ended; made from the `end` if the trainer wrote no report.
 
-    None when another process, which may be alive, holds the same attempt: its trainer ended for this reason, or a start
+    None if another process, which may be alive, holds the same attempt: the trainer ended for this reason, or a start
     with another `flow_run_id` has claimed the attempt or may still claim it.
 
     Raises:
@@ -236,7 +236,7 @@ def _is_anothers(history: History, plan: SegmentPlan, end: TrainerEnd, flow_run_
 
 
 def report_or_lost(runlog: RunLog, plan: SegmentPlan, end: TrainerEnd) -> SegmentReport:
-    """The report of an attempt whose trainer is gone: its own, or one made from its `end` when it wrote none.
+    """The report of an attempt whose trainer has ended; made from the `end` if the trainer wrote no report.
 
     Raises:
         StoreWriteError, StoreReadError: the outcome is not known; a retry is safe.
@@ -245,7 +245,7 @@ def report_or_lost(runlog: RunLog, plan: SegmentPlan, end: TrainerEnd) -> Segmen
     report = history.report_of(plan.segment, plan.attempt)
     if report is not None:
         return report
-    # A launcher may not have seen that it ran.
+    # The launcher may not have seen that the trainer ran.
     had_machine = history.attempt_of(plan.segment, plan.attempt) is not None or end.had_machine
     if not had_machine and end.was_refused:
         return declare_lost(runlog, plan, why=end.why, reason=StopReason.NO_CAPACITY, was_refused=True)
@@ -261,7 +261,7 @@ def report_or_lost(runlog: RunLog, plan: SegmentPlan, end: TrainerEnd) -> Segmen
 
 
 class _Segment:
-    """The attempts that this machine makes, one after the other: each planned end is followed by the next."""
+    """The attempts that this machine trains, one after the other: after each planned end, the next attempt follows."""
 
     def __init__(
         self,
@@ -277,7 +277,7 @@ class _Segment:
         self._lines, self._flow_run_id = lines, flow_run_id
 
     def train(self, plan: SegmentPlan, trainer: Trainer) -> SegmentReport | None:
-        """Train until an attempt ends otherwise than at a planned end, or no further plan comes; its report."""
+        """Train until an attempt ends before its planned end, or no further plan comes; return the last report."""
         while True:
             with closing(NextTrainer(partial(launch_standby, self._spec, on_line=self._lines))) as next_trainer:
                 report = self._to_its_end(plan, trainer, next_trainer)

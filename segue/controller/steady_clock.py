@@ -1,7 +1,7 @@
-"""The clock of one run's decisions: it advances by monotonic time, and follows a reference slowly.
+"""The clock for the decisions of one run: it advances with monotonic time, and slowly follows a reference clock.
 
-The reference is the clock of the orchestrator's server, or of the store. A jump of this machine's clock, or of the
-reference alone, moves no decision: of the three clocks, two agree.
+The reference is the clock of the orchestrator's server, or of the store. If only this machine's clock or only the
+reference jumps, decisions are not affected, because the other clocks still agree with monotonic time.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from segue.units import duration
 log = logging.getLogger(__name__)
 
 JUMP_SECONDS = 2.0
-"""A clock that moved against monotonic time by more than this between two looks has jumped."""
+"""A clock has jumped if it moved against monotonic time by more than this between two looks."""
 _WRONG_SECONDS = 5.0
-"""A person is warned if the reference differs by this much at the start; smaller differences are only corrected."""
+"""Difference from the reference at the start for which a warning is logged; a smaller one is only corrected."""
 _SLEW = 0.05
-"""The clock follows a reference that nothing else confirms by at most this share of the time since the last reading."""
+"""Largest correction by an unconfirmed reference, as a share of the time since the last reading."""
 _LOOK_SECONDS = 1.0
 _REFERENCE_SECONDS, _FIRST_REFERENCE_SECONDS = 60.0, 5.0
-"""Time between two reads of the reference, and between two reads until it has first answered."""
+"""Seconds between two reads of the reference; the second value applies until the reference has answered once."""
 
 
 class Reading(NamedTuple):
@@ -36,11 +36,11 @@ class Reading(NamedTuple):
     at: datetime
     uncertainty_seconds: float
     name: str
-    """Whose clock it is, for a message: `the Prefect server`."""
+    """Name of the clock in messages, for example `the Prefect server`."""
 
 
 Reference = Callable[[], Reading | None]
-"""Reads the reference; None if it does not answer. May take seconds."""
+"""Reads the reference clock; returns None if it does not answer. May take seconds."""
 
 
 @dataclass(frozen=True)
@@ -59,16 +59,16 @@ def correction(
     local_jump_seconds: float,
     passed_seconds: float | None,
 ) -> Correction:
-    """The correction of a clock that a reference contradicts by `error_seconds`. Pure.
+    """The correction of a clock that differs from the reference by `error_seconds`. Pure.
 
-    `local_jump_seconds` is by how much this machine's clock has jumped since the two agreed, and `passed_seconds` is
-    the time since the previous reading; None for the first reading.
+    `local_jump_seconds` is the sum of the jumps of this machine's clock since the last agreement with the reference.
+    `passed_seconds` is the time since the previous reading; None for the first reading.
     """
     if abs(error_seconds) <= uncertainty_seconds:
         return Correction(0.0, "agrees")
     if passed_seconds is None:
         return Correction(error_seconds, "first")
-    # By both clocks, more time has passed than monotonic time has counted: this machine slept.
+    # The local clock and the reference both show more time than monotonic time: this machine slept.
     if local_jump_seconds and abs(error_seconds - local_jump_seconds) <= uncertainty_seconds + JUMP_SECONDS:
         return Correction(error_seconds, "slept")
     most = _SLEW * passed_seconds
@@ -76,16 +76,16 @@ def correction(
 
 
 class LocalJumps:
-    """How far this machine's clock has jumped against monotonic time."""
+    """The jumps of this machine's clock against monotonic time."""
 
     def __init__(self, base: Clock) -> None:
         self._base = base
         self._offset = base.now().timestamp() - base.monotonic()
         self.seconds = 0.0
-        """The sum of the jumps since it was last set to 0."""
+        """The sum of the jumps in seconds, since the last reset to 0."""
 
     def look(self) -> float:
-        """The seconds by which the clock has jumped since the last look; 0 for a smaller movement."""
+        """Seconds by which the clock has jumped since the last look; 0 if the movement is too small for a jump."""
         offset = self._base.now().timestamp() - self._base.monotonic()
         moved, self._offset = offset - self._offset, offset
         if abs(moved) <= JUMP_SECONDS:
@@ -95,11 +95,11 @@ class LocalJumps:
 
 
 class SteadyClock:
-    """The time of one run. `now` never jumps, whatever this machine's clock does."""
+    """The time of one run; `now` never jumps, even if this machine's clock jumps."""
 
     def __init__(self, base: Clock, *, reference: Reference) -> None:
         self.base, self._reference = base, reference
-        """`base`: the clock that gives it monotonic time and sleeps."""
+        """The clock for monotonic time and for sleeping."""
         self._offset = base.now().timestamp() - base.monotonic()
         self._jumps = LocalJumps(base)
         self._read_at: float | None = None
@@ -107,7 +107,7 @@ class SteadyClock:
         self._is_reference_off = False
         self._looking = threading.Lock()
         self.trouble: str | None = None
-        """What is wrong with a clock, for the run's page; None: nothing is known to be wrong."""
+        """The known problem of a clock, for the run's page; None if no problem is known."""
 
     def now(self) -> datetime:
         return datetime.fromtimestamp(self.base.monotonic() + self._offset, UTC)
@@ -119,7 +119,7 @@ class SteadyClock:
         self.base.sleep(seconds)
 
     def look(self) -> None:
-        """Compare the clocks; read the reference if that is due. May take seconds."""
+        """Compare the clocks, and read the reference if that is due; may take seconds."""
         with self._looking:
             self._look_at_local()
             every = _FIRST_REFERENCE_SECONDS if self._read_at is None else _REFERENCE_SECONDS
@@ -130,8 +130,8 @@ class SteadyClock:
 
     def _look_at_local(self) -> None:
         if moved := self._jumps.look():
-            said = f"this machine's clock jumped by {_signed(moved)}; no decision is moved by that"
-            self._say(f"{said}: the run goes by monotonic time and the server's clock")
+            said = f"this machine's clock jumped by {_signed(moved)}; decisions are not affected"
+            self._say(f"{said}: the run uses monotonic time and the server's clock")
 
     def _look_at_reference(self) -> None:
         before = self.base.monotonic()
@@ -151,11 +151,11 @@ class SteadyClock:
         self._jumps.seconds = 0.0
         match found.kind:
             case "first" if abs(error) > _WRONG_SECONDS:
-                self._say(f"this machine's clock is {_apart(-error)} that of {reading.name}, which the run goes by")
+                self._say(f"this machine's clock is {_apart(-error)} the clock of {reading.name}, which the run uses")
             case "slept":
                 self._say(f"this machine slept for {duration(abs(error))}: {reading.name} and its own clock agree")
             case "follows" if abs(error) > JUMP_SECONDS and not self._is_reference_off:
-                self._say(f"the clock of {reading.name} is {_apart(error)} the run's, which follows it slowly")
+                self._say(f"the clock of {reading.name} is {_apart(error)} the run's clock, which follows it slowly")
         self._is_reference_off = found.kind == "follows" and abs(error) > JUMP_SECONDS
 
     def _say(self, what: str) -> None:
@@ -165,15 +165,15 @@ class SteadyClock:
 
 @contextmanager
 def steady(base: Clock, *, reference: Reference) -> Iterator[SteadyClock]:
-    """A clock that is kept right by a thread of its own until the block ends. Reads the reference once before."""
+    """A clock that a thread corrects until the block ends; the reference is read once before the block begins."""
     clock, stop = SteadyClock(base, reference=reference), threading.Event()
 
     def look() -> None:
         try:
             clock.look()
         except Exception as error:
-            # Any exception: without these looks a jump of the clock would not be seen.
-            log.warning("the clocks were not compared reason=%s", error)
+            # Any exception is caught: if this thread ended, a jump of the clock would not be noticed.
+            log.warning("could not compare the clocks reason=%s", error)
 
     def work() -> None:
         while not stop.wait(_LOOK_SECONDS):
@@ -186,7 +186,7 @@ def steady(base: Clock, *, reference: Reference) -> Iterator[SteadyClock]:
     try:
         yield clock
     finally:
-        stop.set()  # Not joined: a server that does not answer must not hold up the run's end.
+        stop.set()  # The thread is not joined: a server that does not answer must not delay the end of the run.
 
 
 def _signed(seconds: float) -> str:

@@ -1,6 +1,6 @@
-"""A controller's operations on a run's log: open it, decide, declare an attempt lost, stop the run.
+"""A controller's operations on a run's log: open the run, decide, declare an attempt lost, stop the run.
 
-The Prefect flows and local runs share them. Decisions depend only on the log.
+The Prefect flows and local runs share these operations. Decisions depend only on the log.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ def open_run(
 ) -> RunLog:
     """Open the run that `spec` names, new or resumed; return its log.
 
-    A run that was stopped, or whose segment was cancelled, is opened again, unless the stop or cancellation is newer
-    than the request to start it: a parent may wait in a queue for long. `requested_at_slot` is the log's next slot at
-    the time of the request.
+    A run that was stopped or cancelled is opened again, except if the stop or cancellation is newer than the request
+    to start the run, because a parent may wait in a queue for a long time. `requested_at_slot` is the log's next slot
+    at the time of the request.
 
     Raises:
         StoreUnreachableError, StoreGoneError, DeadlinePassedError, DriftError, PriceSourceError, BudgetError: as for
@@ -52,8 +52,8 @@ def open_run(
     requested = history.next_slot if requested_at_slot is None else requested_at_slot
     cancelled = cancelled_at_slot(runlog)
     if history.stop is None and cancelled is not None and cancelled < requested:
-        ended = decide(spec, history, now=clock.now())  # The parent that had to end the run is gone.
-        with suppress(LogMovedError):  # Another start of the run has done this.
+        ended = decide(spec, history, now=clock.now())  # The parent died before it could end the run.
+        with suppress(LogMovedError):  # Another start of the run has already recorded the end.
             runlog.append(lambda stamp: _entry(ended, stamp), at=history.next_slot)
         history = read_history(runlog)
     is_stopped_since = history.stop_slot is not None and history.stop_slot >= requested
@@ -64,7 +64,7 @@ def open_run(
 
 
 def cancelled_at_slot(runlog: RunLog) -> int | None:
-    """The slot of the newest attempt's report, if a person cancelled it and no decision has ended the run for it."""
+    """The slot of the newest attempt's report, if a person cancelled the attempt and no decision ended the run yet."""
     fresh = (history := read_history(runlog)).fresh_reports
     if not fresh or fresh[-1].stop_reason is not StopReason.CANCELLED or history.open_plan is not None:
         return None
@@ -73,30 +73,30 @@ def cancelled_at_slot(runlog: RunLog) -> int | None:
 
 
 def check_start(spec: RunSpec, *, clock: Clock, accept_drift: bool = False, known_slots: int = 0) -> RunLog:
-    """Check that the run can be opened; return its log, to which nothing was written.
+    """Check that the run can be opened, without writing to its log; return the log.
 
-    With `known_slots`, the log is known to have that many slots: a store that has fewer is another one, or is not
-    mounted, and is not created again.
+    `known_slots` is the number of slots that the log is known to have. A store with fewer slots is a different store,
+    or is not mounted; it is not created again.
 
     Raises:
         StoreGoneError: the log has fewer slots than `known_slots`.
         SpecError: the spec holds credentials.
         SigningKeyError: the key that the spec names cannot be used.
-        ForgedRecordError, ReplayedRecordError, BrokenChainError, UnsignedLogError, SigningKeyNeededError: the log is
-            not what this key signed.
+        ForgedRecordError, ReplayedRecordError, BrokenChainError, UnsignedLogError, SigningKeyNeededError: the log does
+            not match the signatures of this key.
         StoreUnreachableError: the store cannot be written, or has no reliable put-if-absent.
         DeadlinePassedError: the deadline of a new run, or a new deadline, is in the past.
         DriftError: the run was started with another recipe, config, seed or goal, and `accept_drift` is off.
-        RanksChangedError: the run trains a program, and another number of ranks made its newest checkpoint.
-        PriceSourceError: no prices of the run are known, and their source does not give them.
-        BudgetError: the run begins, or begins again, and its budget pays for no attempt, or not for the run.
+        RanksChangedError: the run trains a program, and its newest checkpoint is of another number of ranks.
+        PriceSourceError: no prices of the run are known, and the source of prices fails.
+        BudgetError: the run begins, or begins again, and its budget does not pay for one attempt, or for the run.
     """
     spec.require_no_secrets()
     runlog = open_log(spec, clock=clock)
     store = runlog.store
     is_new = not known_slots and _is_new_store(runlog)
     if is_new:
-        # Done before the check of the store, which creates the folder: a refused request must leave nothing behind.
+        # These checks come before the check of the store, which creates a folder: a refused request must leave nothing.
         spec.require_future_deadline(clock.now())
         refuse_cost(None, spec, History(), clock=clock)
     if known_slots and runlog.reload().next_slot < known_slots:
@@ -118,15 +118,15 @@ def check_start(spec: RunSpec, *, clock: Clock, accept_drift: bool = False, know
 
 
 def decide_next(runlog: RunLog, spec: RunSpec, *, clock: Clock, queues: Queues | None = None) -> Decision:
-    """The next decision, in the log when this returns. `queues` are those of the pools, if they have any.
+    """Decide the next action and write the decision to the log; `queues` are the queues of the pools, if there are any.
 
-    A plan that was decided and has no report yet is returned again: its attempt may be alive, or the parent that
-    decided it may have died before starting it.
+    A plan without a report is returned again: its attempt may be alive, or the parent may have died after the decision
+    and before it started the attempt.
 
     Raises:
         StoreWriteError, StoreReadError: nothing was decided; a retry is safe.
-        PriceSourceError: no prices of the run are known, and their source does not give them.
-        NothingTrustedError, LostRecordError: the log is signed, and its checkpoints, or a record, were spoiled.
+        PriceSourceError: no prices of the run are known, and the source of prices fails.
+        NothingTrustedError, LostRecordError: the log is signed, and its checkpoints or a record were damaged.
     """
     known: int | None = None
     while True:
@@ -150,7 +150,7 @@ def decide_next(runlog: RunLog, spec: RunSpec, *, clock: Clock, queues: Queues |
         require_trusted(runlog, history, has_checkpoint=bool(history.usable))
         last = history.decisions[-1] if history.decisions else None
         if last is not None and last.plan is None and last.action != "import" and len(history.decisions) > known:
-            # Another parent ended the run at this moment. A new decision would start it again.
+            # Another parent has just ended the run. A new decision would start the run again.
             return Decision(last.action, last.reason, numbers=last.numbers)
         decision = _of_log(runlog.log_id, decide(spec, history, now=clock.now(), queues=queues))
         if decision.action == "finished" and last is not None and last.action == "finished":
@@ -167,7 +167,7 @@ def decide_next(runlog: RunLog, spec: RunSpec, *, clock: Clock, queues: Queues |
 
 
 def request_stop(runlog: RunLog, *, reason: str) -> SegmentPlan | None:
-    """End the run on a person's request; return the plan of the attempt that is recalled for it, if there is one.
+    """End the run at a person's request; return the plan of the attempt that is recalled, or None if none runs.
 
     The parent starts no further attempt. Starting the run again with the same run id resumes it.
 
@@ -202,11 +202,11 @@ def _tidy(runlog: RunLog) -> None:
     try:
         runlog.store.drop_unfinished(keys.run_prefix(runlog.run_id))
     except (StoreReadError, StoreWriteError) as error:
-        log.warning("half-written objects of the run stay behind reason=%s", error)
+        log.warning("could not remove half-written objects of the run reason=%s", error)
 
 
 def _is_void(history: History, plan: SegmentPlan) -> bool:
-    """Whether an import was decided and never began. A trainer that took its plan would train other weights."""
+    """Whether the plan is an import that never began; a trainer with this plan would train the wrong weights."""
     return history.is_import(plan.segment, plan.attempt) and history.attempt_of(plan.segment, plan.attempt) is None
 
 
@@ -216,7 +216,7 @@ def _is_new_store(runlog: RunLog) -> bool:
     except StoreGoneError:
         return True
     except (StoreReadError, MissingObjectError):
-        pass  # The store's check names what is wrong.
+        pass  # The later check of the store names the problem.
     return False
 
 
@@ -238,14 +238,15 @@ def _refuse_drift(before: RunSpec, now: RunSpec) -> None:
 
 
 def _set_aside(runlog: RunLog, checkpoint: Checkpoint, history: History) -> None:
-    """Quarantine a checkpoint: no attempt resumes from it; its bytes are kept as evidence."""
+    """Quarantine a checkpoint: no attempt resumes from it, and its bytes are kept as evidence."""
     facts = {"slot": checkpoint.ref.slot, "checkpoint": checkpoint.ref, "reason": SET_ASIDE}
-    with suppress(LogMovedError):  # The process that wrote meanwhile may have quarantined it; the caller reads again.
+    # If another process has written first, it may have quarantined the checkpoint; the caller reads the log again.
+    with suppress(LogMovedError):
         runlog.append(lambda stamp: QuarantineEntry.model_validate(stamp(epoch=0) | facts), at=history.next_slot)
 
 
 def _of_log(log_id: str, decision: Decision) -> Decision:
-    """The decision with a plan that no other log of the same name takes for its own."""
+    """The decision, with the log's id in its plan, so that another log of the same name refuses the plan."""
     plan = decision.plan
     return decision if plan is None else replace(decision, plan=plan.model_copy(update={"log_id": log_id}))
 

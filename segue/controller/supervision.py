@@ -1,6 +1,6 @@
-"""Supervision of a trainer by its segment: it is ended when its attempt is over, or when it ignores a notice.
+"""Supervision of a trainer by its segment: the segment ends a trainer whose attempt is over or that ignores a notice.
 
-A trainer ends by itself in both cases, unless it hangs, is suspended, or no thread of it runs any more.
+A trainer ends by itself in both cases, except if it hangs or is suspended, or if none of its threads runs any more.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ log = logging.getLogger(__name__)
 
 
 def look_seconds(spec: RunSpec) -> float:
-    """Shortest time between two looks for a request."""
-    # On a remote store each look is a request that is paid for.
+    """Shortest time in seconds between two looks for a request."""
+    # On a remote store, each look is a request that costs money.
     return spec.liveness.heartbeat_seconds if spec.store.is_remote else 0.0
 
 
 class DisturbedTrainer:
-    """Carries out the request to disturb one attempt, once."""
+    """Carries out a drill's request to disturb one attempt, once."""
 
     def __init__(
         self, spec: RunSpec, plan: SegmentPlan, trainer: Trainer, *, give_notice: Callable[[], None], clock: Clock
@@ -47,10 +47,10 @@ class DisturbedTrainer:
         self._look_at = -math.inf
 
     def look(self) -> None:
-        """Check once whether a disturbance is requested; SIGKILL or SIGTERM follows at once.
+        """Check once whether a disturbance is requested; if so, send SIGKILL or a notice at once.
 
         Raises:
-            SegueError: the store could not be read; look again later.
+            SegueError: the store could not be read; a later look tries again.
         """
         at = self._clock.monotonic()
         if at < self._look_at:
@@ -76,13 +76,13 @@ class DisturbedTrainer:
 
 _POLL_SECONDS = 0.5
 _LOG_SECONDS = 5.0
-"""Shortest period of reads of the run's log."""
+"""Shortest time in seconds between two reads of the run's log."""
 _MARGIN_SECONDS = 8.0
-"""How much later than its grace period a trainer is killed: its own watchdog comes first."""
+"""Seconds after the grace period at which a trainer is killed; the trainer's own watchdog acts earlier."""
 _DUMP_SECONDS = 2.0
-"""How long a trainer has to write its stacks."""
+"""Seconds that a trainer has to write its stacks."""
 _END_NEAR_SECONDS = 30.0
-"""How long before a planned end the trainer of the next segment boots."""
+"""Seconds before a planned end at which the trainer of the next segment boots."""
 
 
 @dataclass
@@ -90,11 +90,11 @@ class Supervision:
     """The outcome of the supervision of a trainer."""
 
     was_hung: bool = False
-    """Whether the trainer was killed because it ran, but had neither a heartbeat nor an answer to a notice."""
+    """Whether the trainer was killed because it ran without a heartbeat and did not answer a notice."""
     is_end_near: bool = False
-    """Whether the planned end of its segment is half a minute away, or less."""
+    """Whether the planned end of the segment is at most 30 s away."""
     notice: Notice | None = None
-    """The first notice that was passed on to it."""
+    """The first notice that was forwarded to the trainer."""
 
 
 @contextmanager
@@ -107,9 +107,9 @@ def supervising(
     clock: Clock,
     give_notice: Callable[[], None] | None = None,
 ) -> Iterator[Supervision]:
-    """Supervise a trainer, from a thread of its own, until the block ends. `notices` were passed on to it.
+    """Supervise a trainer from a thread until the block ends; `notices` returns the notices forwarded to the trainer.
 
-    If a drill's disturbance is a notice, `give_notice` gives it; None: it is given to the trainer itself.
+    If a drill's disturbance is a notice, `give_notice` gives the notice; if None, the trainer itself gets it.
     """
     supervisor = _Supervisor(spec, plan, trainer, notices, clock)
     looks = {"supervisor": supervisor.look, "supervisor-log": supervisor.look_at_log}
@@ -119,7 +119,7 @@ def supervising(
     stop = threading.Event()
     threads = [
         threading.Thread(target=_repeat, args=(look, stop), name=f"segue-{name}", daemon=True)
-        # Several threads: a store that hangs must not delay the end of a trainer that ignores a notice.
+        # There are several threads, so that a store that hangs cannot delay the end of a trainer that ignores a notice.
         for name, look in looks.items()
     ]
     for thread in threads:
@@ -129,7 +129,7 @@ def supervising(
     finally:
         stop.set()
         for thread in threads:
-            thread.join(_POLL_SECONDS)  # A store that hangs must not hold up the report.
+            thread.join(_POLL_SECONDS)  # A store that hangs must not delay the report.
 
 
 def _repeat(look: Callable[[], None], stop: threading.Event) -> None:
@@ -137,7 +137,7 @@ def _repeat(look: Callable[[], None], stop: threading.Event) -> None:
         try:
             look()
         except Exception as error:
-            # Any exception: without this thread, nothing would end a trainer that hangs.
+            # Any exception is caught: without this thread, nothing would end a trainer that hangs.
             log.warning("the supervisor could not check the trainer reason=%s", error)
 
 
@@ -163,14 +163,14 @@ class _Supervisor:
         self._beat_at = clock.monotonic() if plan.keeps_machine else math.inf
 
     def look(self) -> None:
-        """Check once; end the trainer if its time is over."""
+        """Check once, and end the trainer if its time is over."""
         at = self._clock.monotonic()
         due = [found for found in (self._due, self._end_of_notice(at)) if found is not None]
         if due and self._trainer.poll() is None:
             self._end(*min(due, key=lambda found: found[1]), at=at)
 
     def _end_of_notice(self, at: float) -> tuple[str, float] | None:
-        """Why a noticed trainer is killed, and when; None without a notice."""
+        """The reason and the time to kill a trainer that got a notice; None if there was no notice."""
         for number in self._notices():
             self._noticed_at.setdefault(number, at)
             if self.outcome.notice is None:
@@ -186,10 +186,10 @@ class _Supervisor:
         return self._spec.grace_seconds if ahead is None else ahead
 
     def look_at_log(self) -> None:
-        """Find out, once in a while, whether the attempt is over; the trainer is asked to end then.
+        """Read the log if that is due, and ask the trainer to end if its attempt is over.
 
         Raises:
-            SegueError: the log could not be read; look again later.
+            SegueError: the log could not be read; a later look tries again.
         """
         at = self._clock.monotonic()
         if self._due is not None or at - self._read_at < self._period_seconds:
@@ -201,7 +201,7 @@ class _Supervisor:
         if why is None:
             self._look_for_planned_end(at)
             return
-        # It may still commit what it has, unless a newer attempt has begun; it refuses that by itself.
+        # The trainer may still commit its last steps; if a newer attempt has begun, the trainer itself refuses to.
         log.warning("ending the trainer reason=%s", why)
         self._counter_when_over = self._heartbeat_counter()
         self._due = why, at + self._spec.grace_seconds + _MARGIN_SECONDS
@@ -215,7 +215,7 @@ class _Supervisor:
         if left is None:
             return
         self.outcome.is_end_near = left <= _END_NEAR_SECONDS
-        # Wait half of the time until then: the pace may change.
+        # Look again after half of the remaining time, because the pace may change.
         self._beat_at = math.inf if self.outcome.is_end_near else at + (left - _END_NEAR_SECONDS) / 2
 
     def _heartbeat_counter(self) -> int | None:
@@ -235,7 +235,7 @@ class _Supervisor:
     def _end(self, why: str, kill_at: float, *, at: float) -> None:
         if at >= kill_at - _DUMP_SECONDS and not self._is_dumped:
             self._is_dumped = True
-            log.error("the trainer does not end; its stacks follow reason=%s", why)
+            log.error("the trainer does not end; the stacks of its threads follow reason=%s", why)
             self._trainer.dump_stacks()
         if at >= kill_at:
             log.error("killing the trainer reason=%s", why)
@@ -243,14 +243,14 @@ class _Supervisor:
             self._trainer.kill()
 
     def _is_hung(self) -> bool:
-        """Whether it ran without a heartbeat. One with heartbeats is in a long step; one that is gone cannot answer."""
+        """Whether the trainer runs without a heartbeat; with heartbeats, it is only in a long step."""
         if self._counter_when_over is None or not self._trainer.is_known_to_run():
             return False
         return self._heartbeat_counter() == self._counter_when_over
 
 
 def _why_over(history: History, plan: SegmentPlan) -> str | None:
-    """Why an attempt is over although its trainer runs; None while it is in force."""
+    """Why an attempt is over although its trainer runs; None if the attempt is not over."""
     report = history.report_of(plan.segment, plan.attempt)
     if report is not None:
         return f"its attempt was reported as {report.stop_reason.in_words}"

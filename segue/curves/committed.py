@@ -1,4 +1,4 @@
-"""Rows of committed steps as plain values, in the order of their steps, for trackers. Without pandas."""
+"""Reads the rows of committed steps as plain values, in the order of steps, for trackers; needs no pandas."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ CHANNELS = ("loss", "lr", "grad_norm", "param_norm", "step_seconds")
 
 @dataclass(frozen=True)
 class CommittedRow:
-    """The numbers of one committed step; a number that was not measured is left out."""
+    """The numbers of one committed step, without numbers that were not measured."""
 
     step: int
     at: datetime
     values: Mapping[str, float]
-    """Loss, learning rate, norms, and what the training code reported besides; none of them is NaN."""
+    """Loss, learning rate, norms, and further metrics of the training code; no value is NaN."""
 
 
 class CommittedRows:
-    """Reads a run's curve as it grows. A stored file that was read to its end and has not changed is not read again."""
+    """Reads a run's curve while it grows; a stored file that was read and has not changed is not read again."""
 
     def __init__(self, runlog: RunLog) -> None:
         self._runlog = runlog
         self._read: dict[str, tuple[int, int]] = {}
-        """For each file: its size when it was read, and its last step."""
+        """For each file: its size at the last read, and its last step."""
 
     def after(self, step: int, history: History) -> Iterator[CommittedRow]:
-        """The rows after a step up to the newest checkpoint, from the attempts from which the checkpoint descends.
+        """The rows after `step` up to the newest checkpoint, from the attempts in the checkpoint's lineage.
 
         Raises:
             StoreReadError: the store could not be read.
@@ -60,7 +60,7 @@ class CommittedRows:
             if size == item.size_bytes and last <= after:
                 continue
             rows = self._rows_in(item.key)
-            # A file that cannot be read is not tried again until it is written again.
+            # A file that cannot be read is read again only after it was written again.
             self._read[item.key] = (item.size_bytes, rows[-1].step if rows else after)
             yield from (row for row in rows if after < row.step <= to)
 

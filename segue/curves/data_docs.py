@@ -1,8 +1,8 @@
-"""Data Docs that are complete without internet.
+"""Makes Data Docs complete, so that the pages need no internet.
 
-Great Expectations' pages load their style, icons and the table of their index from other servers, but the pages are
-read in places without access to these servers: in a store, on a machine of a pool. So the parts that the pages would
-load are removed, and style, signs and table are written into the pages.
+The pages of Great Expectations load their style, their icons and the table of their index from other servers. People
+also read the pages without access to these servers, for example in a store or on a machine of a pool. So the links to
+these servers are removed, and style, signs and table are written into the pages.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ _TABLE = re.compile(r"\$\('#([\w-]+)'\)\.bootstrapTable\(.*?\bcolumns: (\[.*?\])
 
 
 def complete(folder: Path) -> None:
-    """Make every page of a site complete without internet, in place."""
+    """Make every page of a site complete, in place."""
     for path in sorted(folder.rglob("*.html")):
         path.write_text(completed(path.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 def completed(page: str) -> str:
-    """A page with its own style, signs and tables, that loads nothing."""
+    """A page that contains its style, signs and tables, and loads nothing."""
     tables = {found[1]: _table(found[2], found[3]) for found in _TABLE.finditer(page)}
     for pattern in (_SCRIPT, _LOADED, _FOOTER, _BUTTON, _HANDLER, _STYLED):
         page = pattern.sub("", page)
@@ -52,7 +52,7 @@ def completed(page: str) -> str:
 
 
 def _put(table: str, page: str, *, at: str) -> str:
-    """The page with a table where the pattern matches: by a function, because a table may hold backslashes."""
+    """The page with the table in place of the match; the replacement is a function, as a table may have backslashes."""
     return re.sub(at, lambda _: table, page, flags=re.DOTALL)
 
 
@@ -65,7 +65,7 @@ def _sign(found: re.Match[str]) -> str:
 
 
 def _table(columns: str, rows: str) -> str:
-    """The table of an index, which a script would build. Cells are text: HTML in them is not trusted."""
+    """The table of an index, which a script would otherwise build; cells are escaped, because they may contain HTML."""
     fields = [column.get("field") for column in ast.literal_eval(columns)]
     found = ast.literal_eval(rows)
     if "validation_success" not in fields:
@@ -92,4 +92,4 @@ _COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
     "Data": lambda row: html(row.get("_batch_identifier_sort", "")),
     "Suite": lambda row: html(row.get("_expectation_suite_name_sort", "")),
 }
-"""The columns of the index, by their title."""
+"""The columns of the index, by their titles."""

@@ -1,4 +1,4 @@
-"""The style of Data Docs: the part of the style they would load that the pages need, light and dark."""
+"""The style of Data Docs, light and dark: the part of the original style that the pages need."""
 
 STYLE = """
 :root { --ink: #1b1f24; --paper: #fff; --soft: #f3f4f6; --line: #d5d9de; --link: #1f5fa8; --met: #1a7f37;

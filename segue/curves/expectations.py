@@ -1,7 +1,7 @@
 """Expectations of a run's loss curve, checked by Great Expectations.
 
-A range of loss values would let a threefold jump and a gap of three rows pass. So the expectations are about derived
-frames: the distance between steps, and every step with more than one record (`segue.curves.repeated_steps`).
+A check of the range of the loss would not detect a threefold jump or a gap of three rows. So the expectations are about
+derived frames: the distances between steps, and the steps with more than one record (`segue.curves.repeated_steps`).
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Schedule = Callable[[int], float]
-"""The planned learning rate of a step; steps count from 1."""
+"""A function that returns the planned learning rate of a step; steps count from 1."""
 
 SCHEDULE_TOLERANCE = 1e-6
-"""Relative difference: a scheduler that multiplies step by step rounds differently than a formula."""
+"""Permitted relative difference; a scheduler that multiplies at each step rounds differently than a formula."""
 
 _MOST_NAMED = 6
 
@@ -42,21 +42,21 @@ class Met(Value):
 
     name: str
     outcome: Literal["met", "failed", "not measured"]
-    observed: str = Field(description="What Great Expectations found, in short.")
-    steps: tuple[int, ...] = Field((), description="The first steps at which it failed, if it is about steps.")
-    sentence: str = Field(description="The outcome in words; if it failed, with what to do.")
+    observed: str = Field(description="Short text about the values that were found.")
+    steps: tuple[int, ...] = Field((), description="First steps that do not meet it, if it is about steps.")
+    sentence: str = Field(description="The outcome in words, with a remedy after a failure.")
 
 
 class CurveReport(Record):
     """The result of a check of a loss curve."""
 
     run_id: str
-    first_step: int = Field(description="First step of the run, or after an import or a fork.")
-    last_step: int = Field(description="The newest committed step; the curve is checked up to it.")
-    rows: int = Field(ge=0, description="Rows of accepted attempts; one for each step.")
-    repeated_rows: int = Field(ge=0, description="Further records of these steps, compared with them.")
+    first_step: int = Field(description="First step of the run, or the first one after an import or fork.")
+    last_step: int = Field(description="Newest committed step, the last one that is checked.")
+    rows: int = Field(ge=0, description="Number of rows of accepted attempts, one for each step.")
+    repeated_rows: int = Field(ge=0, description="Number of further records of these steps to compare.")
     expectations: tuple[Met, ...]
-    docs: str | None = Field(None, description="index.html of the Data Docs, if requested.")
+    docs: str | None = Field(None, description="Path of the Data Docs' index.html, if requested.")
     seconds: float
 
     @property
@@ -65,7 +65,7 @@ class CurveReport(Record):
 
     @property
     def passed(self) -> bool:
-        """Whether no expectation failed. Some may not have been measured: see `expectations`."""
+        """Whether no expectation failed; some may not have been measured, as `expectations` shows."""
         return not self.failed
 
     @property
@@ -84,7 +84,7 @@ class CurveReport(Record):
 
 
 class _Check(NamedTuple):
-    """An expectation, and the text that a person reads if it fails."""
+    """An expectation, with the text for people if it fails."""
 
     expected: Expected
     violation: str
@@ -101,12 +101,12 @@ def check_curve(
 ) -> CurveReport:
     """Check a run's loss curve up to its newest checkpoint; with `docs`, write Data Docs into that folder.
 
-    The run is only read. `run` is a run's log, or a run id in `store`. Without a `schedule`, learning rates are
-    compared only between records of the same step.
+    The run is only read. `run` is a run's log, or a run id in `store`. If `schedule` is None, learning rates are only
+    compared between records of the same step.
 
     Raises:
-        RunNotFoundError, StoreUnreachableError: as `segue.curve`.
-        NoCheckpointError: nothing is committed, so no step is accepted yet.
+        RunNotFoundError, StoreUnreachableError: as for `segue.curve`.
+        NoCheckpointError: the run has no commit, so no step is accepted yet.
         MissingExtraError: pandas or great-expectations is not installed.
         OutputError: `docs` cannot be written.
     """
@@ -124,7 +124,7 @@ def check_frame(
     docs: Path | None = None,
     clock: Clock | None = None,
 ) -> CurveReport:
-    """`check_curve` for a frame from `segue.curves.frame.curve_frame`."""
+    """Like `check_curve`, for a frame from `segue.curves.frame.curve_frame`."""
     clock = clock or SystemClock()
     started_at = clock.monotonic()
     first, last = _span(history, run_id=run_id)
@@ -148,7 +148,7 @@ def check_frame(
 
 
 def _span(history: History, *, run_id: str) -> tuple[int, int]:
-    """First and last step that must have a row, by the log: a curve does not show missing rows at its ends."""
+    """First and last step that must have a row; they come from the log, because rows may be missing at the ends."""
     newest = root = history.newest
     if newest is None:
         raise NoCheckpointError(run_id=run_id)
@@ -229,7 +229,7 @@ _REPEATED = {
     "grad_norm": ("gradient norms", "the loss or clipping code changed"),
     "param_norm": ("parameter norms", "the optimizer's state or settings changed"),
 }
-"""For each channel: its plural, and why it differs at a step that was executed again."""
+"""For each channel: its plural, and the likely cause if it differs at a step that was executed again."""
 
 
 def _of_repeats() -> list[_Check]:
@@ -252,7 +252,7 @@ def _repeats(channel: str, plural: str, cause: str) -> _Check:
             f"{channel} repeats",
             "ExpectColumnPairValuesAToBeGreaterThanB",
             {"column_A": f"{channel}_allowed", "column_B": f"{channel}_difference", "or_equal": True},
-            f"Steps executed twice have equal {plural}, within the verdict's tolerance where the environment changed",
+            f"Steps executed twice have equal {plural}, within the verdict's tolerance if the environment changed",
         ),
         f"steps executed twice have different {plural}",
         f"Likely cause: {cause}. `segue curve resume` plots them; the verdict names the component.",

@@ -23,24 +23,24 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 NEW_START, NOT_REACHED = "first", "not reached"
-"""Values of the column `verdict`: for an attempt that did not resume, and for one that ended before its verdict."""
+"""Values of the column `verdict` for an attempt that did not resume, and for an attempt without a verdict."""
 
 
 def curve(
     run: RunLog | str, *, store: StoreSpec | str | Path = DEFAULT_STORE, superseded: bool = False
 ) -> pd.DataFrame:
-    """Steps of all attempts in order, with the columns of `segue.curves.schema.SCHEMA` and `verdict`.
+    """The steps of all attempts in order, with the columns of `segue.curves.schema.SCHEMA` and `verdict`.
 
-    A further metric that a program reported has a column `metric.<name>`, which is NaN at steps without it.
-    `run` is a run's log, or a run id in `store`. A step that was lost and executed again appears once: from the attempt
-    from whose checkpoints the run continued. With `superseded` the other rows are included too, and a boolean column of
-    that name distinguishes them. `verdict` is the kind of the verdict about the attempt's resume, "first" for an
-    attempt that did not resume, "not reached" if there is none.
+    Each further metric of a program has a column `metric.<name>`, with NaN at steps without the metric. `run` is a
+    run's log, or a run id in `store`. A step that was lost and executed again has one row, from the attempt from whose
+    checkpoints the run continued. With `superseded`, the other rows are included too, and a boolean column `superseded`
+    marks them. `verdict` is the kind of the verdict about the attempt's resume; it is "first" for an attempt that did
+    not resume, and "not reached" if there is no verdict.
 
-    A file of the curve that cannot be read is left out with a warning in the log; `segue curve check` names the gap.
+    A file of the curve that cannot be read is left out, with a warning in the log; `segue curve check` names the gap.
 
     Raises:
-        RunNotFoundError: the store holds no such run.
+        RunNotFoundError: the store has no such run.
         StoreUnreachableError: the store cannot be read.
         MissingExtraError: pandas is not installed.
     """
@@ -50,7 +50,7 @@ def curve(
 
 
 def curve_frame(runlog: RunLog, history: History) -> pd.DataFrame:
-    """The frame of `curve` with superseded steps, as of `history`.
+    """The frame of `curve` with superseded steps, in the state of `history`.
 
     Raises:
         MissingExtraError: pandas is not installed.
@@ -63,7 +63,7 @@ def curve_frame(runlog: RunLog, history: History) -> pd.DataFrame:
     attempts = frame["attempt_id"]
     environments = {a.claim.attempt_id: a.claim.environment.short_id for a in history.attempts}
     starts = {attempt: parent.step for attempt, parent in parents_of(history).items()}
-    # Older files lack these two columns; the log has their values.
+    # Older files lack these two columns, but the log has the values.
     frame["environment"] = frame["environment"].fillna(attempts.map(environments))
     frame["from_checkpoint"] = frame["from_checkpoint"].fillna(attempts.map(starts)).fillna(0).astype("int64")
     verdicts = {a.claim.attempt_id: a.verdict.kind.value for a in history.attempts if a.verdict is not None}
@@ -77,7 +77,7 @@ def curve_frame(runlog: RunLog, history: History) -> pd.DataFrame:
 
 
 def steps_of_lineage(history: History) -> dict[str, tuple[int, int]]:
-    """For each attempt from which the newest checkpoint descends: the steps (after, to) that it contributed."""
+    """For each attempt in the newest checkpoint's lineage: its steps, as (after, to)."""
     spans: dict[str, tuple[int, int]] = {}
     checkpoint = history.newest
     while checkpoint is not None:
@@ -95,10 +95,10 @@ def parents_of(history: History) -> dict[str, CheckpointRef]:
 
 
 def opened(run: RunLog | str, store: StoreSpec | str | Path) -> tuple[RunLog, History]:
-    """A run's log and history, given its log or its id.
+    """The log and the history of a run, given the run's log or id.
 
     Raises:
-        RunNotFoundError: the store holds no such run.
+        RunNotFoundError: the store has no such run.
         StoreUnreachableError: the store cannot be read.
     """
     if isinstance(run, str):
@@ -110,9 +110,9 @@ def opened(run: RunLog | str, store: StoreSpec | str | Path) -> tuple[RunLog, Hi
 
 
 def stored_tables(runlog: RunLog, *, of_attempts: Iterable[str] = ("",)) -> Iterator[pa.Table]:
-    """The stored files of the curve that may hold rows of these attempts, with the columns of `SCHEMA` and metrics.
+    """The tables of those stored files that may have rows of these attempts, with the columns of `SCHEMA` and metrics.
 
-    A file that cannot be read is left out with a warning in the log: it must not hide the rest of the curve.
+    A file that cannot be read is left out, with a warning in the log, so that it does not hide the rest of the curve.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq

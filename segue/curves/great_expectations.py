@@ -1,4 +1,4 @@
-"""Great Expectations without its logs and analytics: frames and expectations in, outcomes and Data Docs out."""
+"""Runs Great Expectations without its log lines and analytics, and returns outcomes and Data Docs."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ SITE = "segue"
 """Name of the site of Data Docs."""
 _MOST_SHOWN = 20
 _CHATTY = ("great_expectations", "great_expectations.data_context.types.base")
-"""The second logger has its own level."""
+"""Loggers to silence; the second logger has a level of its own."""
 _WARNED_OF_AT_IMPORT = ("module 'sre_(constants|parse)' is deprecated",)
 
 
 class Expected(NamedTuple):
-    """One expectation of a frame, by the name of its class in `great_expectations.expectations`."""
+    """One expectation of a frame; `kind` is the name of its class in `great_expectations.expectations`."""
 
     name: str
     kind: str
     arguments: Mapping[str, Any]
     promise: str
-    """The expectation in the words of the Data Docs."""
+    """The sentence for the expectation in the Data Docs."""
 
 
 class Validation(NamedTuple):
@@ -48,10 +48,10 @@ class Validation(NamedTuple):
 def validate(
     frames: Mapping[str, tuple[pd.DataFrame, Sequence[Expected]]], *, run_id: str, docs: Path | None = None
 ) -> dict[str, Validation]:
-    """The outcome of each expectation, by its name. Every frame has a column `step` and an unique index.
+    """The outcome of each expectation, by its name; every frame needs a column `step` and a unique index.
 
-    With `docs`, Data Docs are written into that folder; open its `index.html`. The environment variables and the
-    caller's own Great Expectations context are unchanged afterwards, and the network is not used.
+    If `docs` is given, Data Docs are written into that folder; open its `index.html`. The environment variables and the
+    caller's own Great Expectations context are restored afterwards, and the network is not used.
 
     Raises:
         MissingExtraError: great-expectations is not installed.
@@ -70,7 +70,7 @@ def validate(
             definitions.append(context.validation_definitions.add(definition))
         outcomes: dict[str, Validation] = {}
         for definition in definitions:
-            # Not with `unexpected_index_column_names`: with many rows at fault that takes minutes.
+            # `unexpected_index_column_names` is not used, because it takes minutes if many rows are wrong.
             checkpoint = gx.Checkpoint(
                 name=definition.name, validation_definitions=[definition], result_format="SUMMARY"
             )
@@ -84,10 +84,10 @@ def validate(
 
 
 def build_docs(context: Any, folder: Path) -> None:
-    """Write the Data Docs of a context with a site into its folder, complete without internet.
+    """Write the Data Docs of a context into the folder of its site, as pages that need no internet.
 
-    From here on, the content of the context is shown as text: Great Expectations writes names and values into its pages
-    as they are, so the name of a column could run a script there.
+    The call escapes all texts in the context, because Great Expectations writes names and values into its pages without
+    escaping, so that the name of a column could run a script there.
     """
     _escape_texts(context)
     context.build_data_docs(site_names=[SITE])
@@ -120,7 +120,7 @@ def _outcome(found: Any, frame: pd.DataFrame) -> Validation:
     result = found.result
     if found.success:
         return Validation(met=True, observed="as expected", steps=())
-    if not result:  # The expectation could not be evaluated; Great Expectations keeps the exception.
+    if not result:  # The expectation could not be evaluated; the result has the exception.
         return Validation(met=False, observed=str(found.exception_info)[:300], steps=())
     if "unexpected_count" not in result:
         return Validation(met=False, observed=str(result.get("observed_value")), steps=())
@@ -144,7 +144,7 @@ def _plain(value: Any) -> str:
 
 @contextmanager
 def ephemeral_context(docs: Path | None, *, needed_for: str) -> Iterator[tuple[Any, Any]]:
-    """The package and a context of it that is gone after the block; `build_docs` fills `docs`.
+    """A block with the package Great Expectations and a temporary context of it; `build_docs` fills `docs`.
 
     Raises:
         MissingExtraError: great-expectations is not installed; the error names its use.
@@ -167,13 +167,13 @@ def ephemeral_context(docs: Path | None, *, needed_for: str) -> Iterator[tuple[A
                 context.add_data_docs_site(SITE, _site(docs))
             yield gx, context
         finally:
-            # A notebook's own context stays the current one.
+            # The context of a notebook stays the current context.
             project_manager.set_project(before)
 
 
 def _import(needed_for: str) -> Any:
     with warnings.catch_warnings():
-        # Warnings from its own imports and those of its plotting library; no user of segue could fix them.
+        # These warnings come from the imports of the package and its plotting library; no user of segue could fix them.
         for text in _WARNED_OF_AT_IMPORT:
             warnings.filterwarnings("ignore", message=text, category=DeprecationWarning)
         try:

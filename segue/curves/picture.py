@@ -1,4 +1,4 @@
-"""Figures as small PNGs: a picture in the Prefect UI is stored in its database, once for each version."""
+"""Writes figures as small PNGs, because Prefect's database stores every version of a picture in its UI."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 
 MOST_BYTES = 40_000
 _SIZES = ((110, 64), (100, 32), (90, 24), (75, 16), (60, 12), (45, 8))
-"""Resolutions in dots per inch and numbers of colours, from the best to the smallest."""
+"""Resolutions in dots per inch and numbers of colours, from the best quality to the smallest file."""
 
 PAGE_INCHES = 7.7
-"""Width of a figure. The page shows it 850 pixels wide, so that a text of 9 points is 14 pixels high."""
+"""Width of a figure; the page shows it 850 pixels wide, so that a text of 9 points is 14 pixels high."""
 
 _ONE_AT_A_TIME = threading.Lock()
 
@@ -29,7 +29,7 @@ def styled() -> Iterator[None]:
 
 
 def small_png(figure: Any) -> bytes:
-    """A matplotlib figure as a PNG of at most 40 kB, in the best quality that fits; the smallest one if none does."""
+    """A matplotlib figure as a PNG in the best quality with at most 40 kB; if no quality fits, the smallest PNG."""
     from PIL import Image
 
     png = b""

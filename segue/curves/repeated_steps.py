@@ -1,7 +1,7 @@
 """Steps with more than one record, as a pandas frame for the expectations.
 
-A step has another record if it was replayed after a resume (the witness has it too), if a seal and the curve both have
-it, or if an attempt whose work was superseded executed it. Only such steps can be compared.
+A step has a second record in three cases: a resume replayed it, so that the witness has it too; both a seal and the
+curve have it; or a superseded attempt executed it. Only such steps can be compared.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ if TYPE_CHECKING:
     from segue.runlog.history import History
 
 TOLERATED_STEPS = 8
-"""Steps after a fork for which the tolerances of another environment were measured; later ones may drift apart."""
+"""Number of steps after a fork for which the tolerances of another environment are valid; later steps may diverge."""
 
 _CHANNELS = tuple(TOLERANCES)
 
 
 class _Record(NamedTuple):
-    """A further record of a step of the accepted attempt `attempt_id`."""
+    """A further record of a step that the accepted attempt `attempt_id` made."""
 
     attempt_id: str
     step: int
     recorded_by: str
     changes: str
     allowed: float
-    """Factor on the tolerances: 0 if every bit must agree, infinite if a difference proves nothing."""
+    """Factor on the tolerances: 0 if all bits must be equal, infinite if any difference is permitted."""
     loss_before: float
     grad_norm_before: float
     param_norm_before: float
@@ -44,21 +44,21 @@ class _Record(NamedTuple):
     def of(
         cls, row: Any, lr: float, *, by: str, attempt_id: str, here: Environment, there: Environment, fork: int
     ) -> Self:
-        """The record from a row of another attempt or of a witness, made `here`, of a step repeated `there`."""
+        """The record from a row of another attempt or a witness; `here` and `there` are the two environments."""
         allowed = _allowed(here, there, steps_after_fork=row.step - fork)
         changes = ", ".join(here.differs_from(there))
         return cls(attempt_id, row.step, by, changes, allowed, row.loss, row.grad_norm, row.param_norm, lr)
 
 
 def repeats(frame: pd.DataFrame, history: History) -> pd.DataFrame:
-    """One row for each accepted step and each other record of it.
+    """A frame with one row for each pair of an accepted step and another record of the step.
 
-    `frame` is the result of `curve_frame`. Columns: step, attempt_id, recorded_by, changes (in which fields the
-    environments differ), lr and lr_before, and for each of loss, grad_norm and param_norm its value, the value
-    `_before`, their relative `_difference` and the `_allowed` difference. On equal environments no difference is
-    allowed. On different environments the verdict's tolerances apply for eight steps; after that, and with another
-    number of ranks, any difference is allowed (infinite). A learning rate must be equal everywhere. After an accepted
-    change of the recipe only the records that the verdict found equal are compared.
+    `frame` is the result of `curve_frame`. The columns are step, attempt_id, recorded_by, changes (the fields in which
+    the environments differ), lr and lr_before. For each of loss, grad_norm and param_norm, there are also the value,
+    the value `_before`, their relative `_difference` and the `_allowed` difference. In equal environments, no
+    difference is allowed. In different environments, the verdict's tolerances apply for eight steps; after that, and
+    with another number of ranks, any difference is allowed (infinite). The learning rates must always be equal. After
+    an accepted change of the recipe, only the records that the verdict found equal are compared.
     """
     import pandas as pd
 
@@ -70,7 +70,7 @@ def repeats(frame: pd.DataFrame, history: History) -> pd.DataFrame:
         pairs = zip(found[channel], found[f"{channel}_before"], strict=True)
         is_each_step = channel == "loss"
         found[f"{channel}_difference"] = [_difference(*pair, is_each_step=is_each_step) for pair in pairs]
-        # No tolerance is zero: zero times infinity would be NaN.
+        # No tolerance may be zero, because zero times infinity would be NaN.
         found[f"{channel}_allowed"] = found["allowed"] * TOLERANCES[channel]
     columns = ["step", "attempt_id", "recorded_by", "changes", "lr", "lr_before"]
     columns += [f"{channel}{part}" for channel in _CHANNELS for part in ("", "_before", "_difference", "_allowed")]
@@ -104,7 +104,7 @@ def _of_superseded(frame: pd.DataFrame, history: History) -> Iterator[_Record]:
                 continue
             rows = lost[(lost["attempt_id"] == other) & (lost["step"] > fork)]
             if configs.get(other) != configs.get(attempt_id):
-                # An accepted change, such as a new schedule, may show late.
+                # The effect of an accepted change, such as a new schedule, may appear late.
                 rows = rows[rows["step"] <= fork + TOLERATED_STEPS]
             for row in rows.itertuples(index=False):
                 by = f"superseded {other}"
@@ -112,7 +112,7 @@ def _of_superseded(frame: pd.DataFrame, history: History) -> Iterator[_Record]:
 
 
 def _fork(parent: CheckpointRef | None, *, other_id: str, other_parent: CheckpointRef | None) -> int | None:
-    """The step at which two attempts diverged; None if it is further back, with other attempts in between."""
+    """The step at which two attempts diverged; None if other attempts are between them."""
     if parent == other_parent:
         return parent.step if parent is not None else 0
     return parent.step if parent is not None and parent.attempt_id == other_id else None
@@ -126,7 +126,7 @@ def _allowed(here: Environment, there: Environment, *, steps_after_fork: int) ->
 
 
 def _changed_on_purpose(history: History) -> set[str]:
-    """Attempts with an accepted change of the recipe and rows that differ, by their verdicts."""
+    """Attempts whose verdict names an accepted change of the recipe and differing rows."""
     return {
         entry.attempt_id
         for entry in history.resumes
@@ -140,7 +140,7 @@ def _environments(history: History) -> dict[str, Environment]:
 
 
 def _difference(after: float, before: float, *, is_each_step: bool) -> float:
-    """The relative difference; 0 if one was not measured, because norms are not measured at each step."""
+    """The relative difference; 0 if a value is missing, because norms are not measured at each step."""
     if after == before or (math.isnan(after) and math.isnan(before)):
         return 0.0
     if not is_each_step and (math.isnan(after) or math.isnan(before)):

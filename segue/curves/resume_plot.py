@@ -1,4 +1,4 @@
-"""The plot of a resume point: the steps before it, and witness and replay over each other after it."""
+"""The plot of a resume point: the steps before it, and after it the witness and the replay in one panel."""
 
 from __future__ import annotations
 
@@ -26,29 +26,29 @@ _COLUMNS = ["step", *CHANNELS]
 
 @dataclass(frozen=True)
 class ResumePoint:
-    """One judged resume. Its frames have the columns `step`, `loss`, `grad_norm` and `param_norm`, by step."""
+    """One resume with a verdict; its frames have the columns `step`, `loss`, `grad_norm` and `param_norm`."""
 
     segment: int
     attempt: int
     parent: CheckpointRef
     verdict: Verdict
     before: pd.DataFrame
-    """The steps up to the committed step, by the attempt that committed it."""
+    """The steps up to the committed step, from the attempt that made the commit."""
     witness: pd.DataFrame
-    """The steps after it, by that attempt; empty if nothing was sealed."""
+    """The steps after the committed step, from the same attempt; empty if there is no seal."""
     replay: pd.DataFrame
-    """The steps after it, by the attempt that resumed; beyond the witness if the curve has more."""
+    """The steps after the committed step, from the attempt that resumed; the replay may be longer than the witness."""
 
 
 def resume_point_of(
     log: RunLog, *, segment: int | None = None, attempt: int | None = None, steps: int = 24
 ) -> ResumePoint:
-    """The newest judged resume of a segment and attempt, or of the run; at most `steps` steps on either side.
+    """The newest resume with a verdict, of a segment and attempt or of the run; at most `steps` steps on each side.
 
-    A broken resume committed nothing, so no curve has its steps: they come from the log entry of its verdict.
+    A broken resume committed nothing, so the curve does not have its steps; they come from the record of its verdict.
 
     Raises:
-        NoResumeError: there is none.
+        NoResumeError: there is no such resume.
         MissingExtraError: pandas is not installed.
     """
     history = read_history(log.reload())
@@ -80,7 +80,7 @@ def _witness(log: RunLog, history: History, parent: CheckpointRef) -> Sequence[W
     checkpoint = history.checkpoint(parent)
     if checkpoint is not None and checkpoint.rows:
         return checkpoint.rows
-    # The attempt was killed between the commit and its seal: the resume took the rows of the last heartbeat.
+    # The attempt was killed between commit and seal, so the resume used the rows of the last heartbeat.
     beat = last_heartbeat(log, history.attempt_named(parent.attempt_id))
     return tuple(row for row in beat.rows if row.step > parent.step) if beat is not None else ()
 
@@ -101,17 +101,17 @@ _TITLE_COLOUR = {VerdictKind.BROKEN: _DIFFERS, VerdictKind.UNVERIFIED: _REPLAY}
 
 
 def draw_resume(log: RunLog, *, segment: int | None = None, attempt: int | None = None) -> bytes:
-    """The newest judged resume of a segment and attempt, or of the run, as a PNG.
+    """The plot of the newest resume with a verdict, of a segment and attempt or of the run, as a PNG.
 
     Raises:
-        NoResumeError: there is none.
+        NoResumeError: there is no such resume.
         MissingExtraError: matplotlib or pandas is not installed.
     """
     return draw(resume_point_of(log, segment=segment, attempt=attempt), run_id=log.run_id)
 
 
 def draw(point: ResumePoint, *, run_id: str) -> bytes:
-    """One resume point as a PNG: a panel for each of loss, gradient norm and parameter norm, over the step.
+    """The plot of one resume point as a PNG, with panels for loss, gradient norm and parameter norm over the steps.
 
     Raises:
         MissingExtraError: matplotlib is not installed.
@@ -144,7 +144,7 @@ def title(point: ResumePoint, *, run_id: str) -> str:
 def _panel(axes: Any, point: ResumePoint, channel: str) -> None:
     for rows, style in (
         (point.before, {"color": _BEFORE, "marker": ".", "lw": 1.2, "label": "before"}),
-        # Circles around the replay's dots: if the two agree, every dot is in its circle.
+        # The witness has circles around the replay's dots: if the values are equal, every dot is in its circle.
         (
             point.witness,
             {"color": _WITNESS, "marker": "o", "ms": 8, "mfc": "none", "ls": "", "label": "witness"},

@@ -1,4 +1,4 @@
-"""The loss curve of one attempt, as parquet."""
+"""The loss curve of one attempt, and its Parquet files."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ SCHEMA = pa.schema(
         ("wall_time", pa.timestamp("us", tz="UTC")),
     ]
 )
-"""`environment` is `Environment.short_id`; `from_checkpoint` the step the attempt resumed from, 0 for a new start.
+"""`environment` is `Environment.short_id`; `from_checkpoint` is the step of the resume, or 0 for a new start.
 
-Files written before these two columns were added lack them; `segue.curve` takes both from the run's log then.
+Old files lack these two columns; `segue.curve` then takes both from the run's log.
 """
 
 ROWS_PER_PART = 20_000
@@ -52,24 +52,24 @@ _ROW_TYPE = np.dtype(
     + [(name, "f8") for name in ("loss", "grad_norm", "param_norm", "lr", "step_seconds")]
     + [("wall_time", "i8")]
 )
-"""A row as it is packed until its part is stored: the columns of `SCHEMA` that vary within an attempt."""
+"""Type of a packed row, with the columns of `SCHEMA` that vary within an attempt."""
 
 METRIC_PREFIX = "metric."
-"""The beginning of the name of a column with one of the training code's own metrics."""
+"""Prefix of the column names of the training code's own metrics."""
 
 NO_METRICS: Mapping[str, float] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
 class CurvePart:
-    """A stretch of an attempt's curve, to be stored as one file."""
+    """Consecutive rows of an attempt's curve, which are stored as one file."""
 
     number: int
     constants: dict[str, Any]
     rows: bytes
-    """Rows of the columns that vary, packed."""
+    """The packed rows, with the columns that vary."""
     metrics: Mapping[str, array[Any]] = field(default_factory=dict)
-    """Columns of the training code's own metrics, by name."""
+    """The columns of the training code's own metrics, by name."""
 
     def to_parquet(self) -> bytes:
         """All rows of the part as one file."""
@@ -88,7 +88,7 @@ class CurvePart:
 
 
 class Curve:
-    """Rows of the steps this attempt has done, in parts: only the last part is ever stored again."""
+    """The rows of this attempt's steps, in parts, so that only the last part has to be stored again."""
 
     def __init__(self, **constants: Any) -> None:
         self._constants = constants
@@ -106,8 +106,8 @@ class Curve:
         wall_time: datetime,
         metrics: Mapping[str, float] = NO_METRICS,
     ) -> None:
-        """Add the row of one step. `metrics` get columns of their own: NaN in the rows of steps without them."""
-        # Packed, because nine columns would take nine times as long to append to.
+        """Add the row of one step; each of the `metrics` has its own column, with NaN for steps without the metric."""
+        # The row is packed, because an append to nine columns would take nine times as long.
         self._rows += _ROW.pack(
             row.step,
             epoch,
@@ -123,7 +123,7 @@ class Curve:
             self._add_metrics(metrics)
 
     def amend(self, metrics: Mapping[str, float]) -> None:
-        """Add these metrics to the newest row, which is not in a full part yet."""
+        """Add these metrics to the newest row, whose part is not full yet."""
         count = self._count
         for name, value in metrics.items():
             column = self._metrics.setdefault(name, array("d", [math.nan]) * count)
@@ -138,7 +138,7 @@ class Curve:
             column.append(metrics.get(name, math.nan))
 
     def take(self) -> tuple[CurvePart, ...]:
-        """The part that is being filled, as it stands; a full part is taken for the last time."""
+        """The current part with its rows so far; a full part is returned for the last time."""
         metrics = {name: column[:] for name, column in self._metrics.items()}
         part = CurvePart(self._number, self._constants, bytes(self._rows), metrics)
         if self._count >= ROWS_PER_PART:
@@ -151,7 +151,7 @@ class Curve:
 
 
 def _column(field: pa.Field, values: array[Any] | npt.NDArray[Any]) -> pa.Array:
-    # From plain Python values, pyarrow would import pandas first, which takes longer than many a save.
+    # For plain Python values, pyarrow would import pandas first, which can take longer than a save.
     return pa.Array.from_buffers(field.type, len(values), [None, pa.py_buffer(values)])
 
 

@@ -1,4 +1,4 @@
-"""The config of a recipe or a program, with the run's files; the processes that a program starts also get it."""
+"""The config of a recipe or a program, including the run's files, also for processes that a program starts."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from segue.errors import SessionError
 from segue.spec import RunSpec
 
 CONFIG_VARIABLE = "SEGUE_CONFIG"
-"""Names a JSON file with the config: a variable could not hold the config of a run with many files."""
+"""Variable with the path of a JSON file with the config; the config itself may be too long for a variable."""
 
 
 def config_with_data(spec: RunSpec) -> dict[str, Any]:
-    """The config of the recipe or program: the spec's config, and, for a run with data, `data` (a list of the files'
-    paths) and `reading` (how `segue.data_frame` reads them).
+    """The config of the recipe or program; for a run with data, it has the entries `data` and `reading` too.
+
+    `data` is the list of the files' paths, and `reading` says how `segue.data_frame` reads the files.
 
     Raises:
         DataChangedError, DataUnreadableError, MissingExtraError: as `checked_copies`.
@@ -34,9 +35,9 @@ def config_with_data(spec: RunSpec) -> dict[str, Any]:
 
 @contextmanager
 def config_for_processes(config: Mapping[str, Any]) -> Iterator[None]:
-    """A block in which `SEGUE_CONFIG` names a file with this config, for the processes that are started there.
+    """A block in which `SEGUE_CONFIG` names a file with this config, for the processes that are started in the block.
 
-    The file is gone afterwards; a kill leaves it among the temporary files.
+    The file is removed afterwards; if this process is killed, the file stays among the temporary files.
     """
     before = os.environ.pop(CONFIG_VARIABLE, None)
     try:
@@ -55,20 +56,20 @@ def config_for_processes(config: Mapping[str, Any]) -> Iterator[None]:
 
 
 def config_of_environment() -> dict[str, Any]:
-    """The config in the file that `SEGUE_CONFIG` names; an empty one without the variable.
+    """The config in the file that `SEGUE_CONFIG` names; empty if the variable is not set.
 
     Raises:
-        SessionError: the file cannot be read, or holds no table of JSON values.
+        SessionError: the file cannot be read, or does not have a JSON object.
     """
     name = os.environ.get(CONFIG_VARIABLE)
     if name is None:
         return {}
-    fix = f"let {CONFIG_VARIABLE} name a JSON file with an object in it, or unset it."
+    fix = f"set {CONFIG_VARIABLE} to the path of a JSON file with an object, or unset it."
     try:
         config = json.loads(Path(name).read_bytes(), parse_constant=_refuse_constant)
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
-        raise SessionError(what=f"{CONFIG_VARIABLE} names {name}, which is no config ({why}).", fix=fix) from None
+        raise SessionError(what=f"{CONFIG_VARIABLE} names {name}, which is not a config ({why}).", fix=fix) from None
     if not isinstance(config, dict):
         what = f"{CONFIG_VARIABLE} names {name}, which holds a {type(config).__name__}, not an object."
         raise SessionError(what=what, fix=fix)

@@ -1,4 +1,4 @@
-"""Files of a run on this machine: remote ones are copied first, and each is read once in full to prove its content."""
+"""Files of a run on this machine: remote files are copied, and each file is read once in full to check its hash."""
 
 from __future__ import annotations
 
@@ -18,92 +18,92 @@ from segue.spec import DataAccess, DataFile, DataSpec
 _BLOCK_BYTES = 4 * 2**20
 _DEFAULT = DataAccess()
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure", "abfss": "azure"}
-"""The extra whose file system reads the URLs of a scheme: s3fs, gcsfs or adlfs."""
+"""For each URL scheme, the extra that installs its file system: s3fs, gcsfs or adlfs."""
 _CLIENTS = ("botocore.", "aiobotocore.", "gcsfs.", "google.", "azure.", "aiohttp.")
-"""Packages below these file systems, whose errors share no type with the other errors."""
+"""Packages that these file systems use, whose errors have no common type."""
 _MARKS = ("ETag", "etag", "generation", "mtime", "LastModified", "last_modified", "updated")
-"""Facts of a listing that change with a file's content, as the file systems name them."""
+"""Names of entries in a listing that change with a file's content."""
 _TIMES = ("mtime", "LastModified", "last_modified", "updated", "created")
-"""The time of a file's last write in a listing, as the file systems name it."""
+"""Names of entries in a listing with the time of a file's last write."""
 
 
 def is_remote(path: str) -> bool:
-    """Whether a file is read through a network."""
+    """Whether a file is read over a network."""
     return "://" in path and not path.startswith("file://")
 
 
 def checked_copies(data: DataSpec) -> list[Path]:
-    """Every file of the run on this machine, in order. Each has been read in full, and has the content of the spec.
+    """The local paths of the run's files, in order, after a check that each file has the content of the spec.
 
-    A local file stays where it is. A remote file is copied into the cache folder under its hash, and other runs and
-    later segments use this copy again; a crash leaves no copy with other content under that name.
+    A local file stays in its place. A remote file is copied into the cache folder under its hash, and other runs and
+    later segments use this copy again; even a crash leaves no copy with wrong content under that name.
 
     Raises:
-        DataChangedError: a file has other content than when the run began.
+        DataChangedError: the content of a file has changed since the run began.
         DataUnreadableError: a file is missing, or could not be read.
-        MissingExtraError: the package that reaches such files is not installed.
+        MissingExtraError: the package for files at such an address is not installed.
     """
     return [_checked_copy(file, data) for file in data.files]
 
 
 def find(pattern: str, access: DataAccess = _DEFAULT) -> list[str]:
-    """The files for which a path, a glob, or a folder that ends with '/' stands, sorted; empty if there are none.
+    """The files of a path, a glob, or a folder that ends with '/', sorted; empty if there are none.
 
     Files whose names begin with '_' or '.', such as _SUCCESS, are left out.
 
     Raises:
-        DataUnreadableError: what is there could not be listed, or a file's name is not safe to open.
-        MissingExtraError: the package that reaches such files is not installed.
+        DataUnreadableError: the files could not be listed, or a file's name is not safe to open.
+        MissingExtraError: the package for files at such an address is not installed.
     """
     return [each.path for each in listed(pattern, access)]
 
 
 class Listed(NamedTuple):
-    """A file as a listing shows it; it was not read."""
+    """A file as a listing shows it, without reading the file."""
 
     path: str
     size_bytes: int
     mark: str
-    """A fact that changes with its content: an entity tag, a generation, or the time of the last write."""
+    """A value that changes with the file's content: an entity tag, a generation, or the time of the last write."""
 
 
 def listed(pattern: str, access: DataAccess = _DEFAULT) -> list[Listed]:
-    """The files that `find` finds, each with a mark that shows whether it has changed since.
+    """The files that `find` finds, each with a mark that differs after a change of the file.
 
     Raises:
-        DataUnreadableError: what is there could not be listed, or a file's name is not safe to open.
-        MissingExtraError: the package that reaches such files is not installed.
+        DataUnreadableError: the files could not be listed, or a file's name is not safe to open.
+        MissingExtraError: the package for files at such an address is not installed.
     """
     with readable(pattern):
         system = file_system(pattern, access)
         found = system.glob(f"{pattern}**" if pattern.endswith("/") else pattern, detail=True)
-    # Consoles create an empty object for a folder, whose name ends with '/'.
+    # For a folder, consoles create an empty object whose name ends with '/'.
     files = {
         name: info
         for name, info in found.items()
         if info["type"] == "file" and not name.rpartition("/")[2].startswith(("_", ".")) and not name.endswith("/")
     }
     odd = next((name for name in files if "::" in name), None)
-    if odd is not None:  # fsspec would open another file system for it.
+    if odd is not None:  # fsspec would open another file system for such a name.
         raise DataUnreadableError(path=odd, why="its name contains '::'")
 
     def named(name: str) -> str:
         if not is_remote(pattern):
             return name
-        # With the scheme that was given: adlfs has several schemes, and names only one of them.
+        # The given scheme is kept: adlfs has several schemes, and returns only one of them.
         return f"{pattern.partition('://')[0]}://{system.unstrip_protocol(name).partition('://')[2]}"
 
     return sorted(Listed(named(name), int(info.get("size") or 0), _mark(info)) for name, info in files.items())
 
 
 def written_at(folder: str, access: DataAccess = _DEFAULT) -> dict[str, datetime | None]:
-    """When each file of a folder was last written, by its name, including files that `find` leaves out.
+    """The time of the last write of each file of a folder, by name, including files that `find` leaves out.
 
-    None if its file system does not say.
+    The time is None if the file system does not give it.
 
     Raises:
-        DataUnreadableError: what is there could not be listed.
-        MissingExtraError: the package that reaches such files is not installed.
+        DataUnreadableError: the files could not be listed.
+        MissingExtraError: the package for files at such an address is not installed.
     """
     with readable(folder):
         found = file_system(folder, access).ls(folder, detail=True)
@@ -126,11 +126,11 @@ def _mark(info: Mapping[str, Any]) -> str:
 
 
 def fetch(path: str, access: DataAccess = _DEFAULT) -> tuple[DataFile, Path]:
-    """The current content of a file, and its path on this machine: a remote file is copied into the cache folder.
+    """The record of a file's current content, and its local path; a remote file is copied into the cache folder.
 
     Raises:
-        DataUnreadableError: it is missing, could not be read, or was written to meanwhile.
-        MissingExtraError: the package that reaches such files is not installed.
+        DataUnreadableError: the file is missing, could not be read, or was written to meanwhile.
+        MissingExtraError: the package for files at such an address is not installed.
     """
     with readable(path):
         system = file_system(path, access)
@@ -153,7 +153,7 @@ def _checked_copy(file: DataFile, access: DataAccess) -> Path:
         _check(file, hash_of(str(path), access))
         return path
     kept = _cached(file.path, file.sha256, access)
-    with _lock(kept.with_name(f"{file.sha256}.lock")):  # Ranks and runs of one machine copy it once.
+    with _lock(kept.with_name(f"{file.sha256}.lock")):  # The ranks and runs of one machine copy the file only once.
         if kept.exists() and hash_of(str(kept)) == file.sha256:
             return kept
         with _temporary(kept.parent) as copy:
@@ -162,11 +162,11 @@ def _checked_copy(file: DataFile, access: DataAccess) -> Path:
 
 
 def hash_of(path: str, access: DataAccess = _DEFAULT, *, into: IO[bytes] | None = None) -> str:
-    """SHA-256 of a file's bytes, in hexadecimal; with `into`, they are also written there.
+    """SHA-256 of a file's bytes, in hexadecimal; if `into` is given, the bytes are also written to it.
 
     Raises:
-        DataUnreadableError: it is missing, or could not be read.
-        MissingExtraError: the package that reaches such files is not installed.
+        DataUnreadableError: the file is missing, or could not be read.
+        MissingExtraError: the package for files at such an address is not installed.
     """
     hasher = hashlib.sha256()
     with opened(path, access) as source:
@@ -181,11 +181,11 @@ def hash_of(path: str, access: DataAccess = _DEFAULT, *, into: IO[bytes] | None 
 
 @contextmanager
 def opened(path: str, access: DataAccess = _DEFAULT) -> Iterator[IO[bytes]]:
-    """A file for reading, wherever it is.
+    """A block in which a local or remote file is open for reading.
 
     Raises:
-        DataUnreadableError: it is missing, or could not be read; also if only the block notices this.
-        MissingExtraError: the package that reaches such files is not installed.
+        DataUnreadableError: the file is missing or could not be read, at the beginning or inside the block.
+        MissingExtraError: the package for files at such an address is not installed.
     """
     with readable(path):
         if not is_remote(path):
@@ -200,14 +200,14 @@ def file_system(path: str, access: DataAccess) -> Any:
     """The fsspec file system of a path.
 
     Raises:
-        MissingExtraError: the package that reaches such files is not installed.
+        MissingExtraError: the package for files at such an address is not installed.
     """
     extra = _EXTRAS.get(path.partition("://")[0])
     try:
         import fsspec
 
         options = {"endpoint_url": access.endpoint_url} if extra == "s3" and access.endpoint_url else {}
-        # A process that lives for weeks must see the files that came since.
+        # Listings are not cached: a process that lives for weeks must see new files.
         return fsspec.url_to_fs(path, use_listings_cache=False, **options)[0]
     except ImportError as error:
         raise MissingExtraError(extra=extra or "s3", needed_for=f"Reading {path}") from error
@@ -215,13 +215,13 @@ def file_system(path: str, access: DataAccess) -> Any:
 
 @contextmanager
 def readable(path: str) -> Iterator[None]:
-    """Turn the errors of reading a path into a DataUnreadableError that names the path."""
+    """A block that turns each error of reading a path into a DataUnreadableError with the path."""
     try:
         yield
-    except (OSError, ValueError) as error:  # fsspec raises a ValueError for a protocol that it does not know.
+    except (OSError, ValueError) as error:  # fsspec raises a ValueError for an unknown protocol.
         raise DataUnreadableError(path=path, why=_why(error)) from error
     except Exception as error:
-        # For example, for missing credentials, before a request.
+        # Such an error is raised, for example, for missing credentials before a request.
         if not type(error).__module__.startswith(_CLIENTS):
             raise
         raise DataUnreadableError(path=path, why=_why(error)) from error
@@ -235,7 +235,7 @@ def _why(error: BaseException) -> str:
 
 @contextmanager
 def _temporary(folder: Path) -> Iterator[IO[bytes]]:
-    """A new file there, which is gone after the block unless it was renamed."""
+    """A block with a new file in this folder; the file is removed after the block if it was not renamed."""
     with tempfile.NamedTemporaryFile(dir=folder, prefix=".copying-", delete=False) as copy:
         try:
             yield copy
@@ -244,7 +244,7 @@ def _temporary(folder: Path) -> Iterator[IO[bytes]]:
 
 
 def _cached(path: str, sha256: str, access: DataAccess) -> Path:
-    # The suffixes tell the format.
+    # The suffixes give the format of the file.
     return _cache_folder(access) / (sha256 + "".join(PurePosixPath(path).suffixes[-2:]))
 
 

@@ -1,4 +1,4 @@
-"""The one reader of Parquet and CSV files: it gives the facts about them, and their rows as a pandas frame."""
+"""The reader of Parquet and CSV files: it gives facts about the files, and their rows as a pandas frame."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     from segue.data.tables.column_facts import FileFacts
 
 _OF_CONTENT = (ArithmeticError, AttributeError, LookupError, NotImplementedError, RecursionError, TypeError)
-"""Errors that pandas and pyarrow raise for files whose parts contradict each other."""
+"""Errors that pandas and pyarrow raise for files with inconsistent parts."""
 _USUAL = Reading()
 
 
 def facts_of(path: Path, *, name: str, reading: Reading = _USUAL) -> FileFacts:
-    """Facts about a local file: its rows, and the type of each column by all of its values. Errors call it `name`.
+    """Facts about a local file: its number of rows, and the type of each column from all values; errors say `name`.
 
     Raises:
-        DataContentError: its content breaks a rule of the reader.
-        DataUnreadableError: it is neither Parquet nor CSV, is damaged, or holds far more than its own size.
+        DataContentError: the content breaks a rule of the reader.
+        DataUnreadableError: the file is neither Parquet nor CSV, is damaged, or holds far more than its own size.
     """
     from segue.data.tables.column_facts import csv_facts
     from segue.data.tables.parquet import parquet_facts
@@ -42,10 +42,10 @@ def facts_of(path: Path, *, name: str, reading: Reading = _USUAL) -> FileFacts:
 
 
 def is_parquet(path: Path, *, name: str) -> bool:
-    """Whether a file is Parquet by its name, and not CSV.
+    """Whether a file is Parquet, not CSV, according to its name.
 
     Raises:
-        DataUnreadableError: it is neither.
+        DataUnreadableError: the file is neither Parquet nor CSV.
     """
     if ".parquet" in path.suffixes[-2:]:
         return True
@@ -53,7 +53,7 @@ def is_parquet(path: Path, *, name: str) -> bool:
         return False
     why = "its name does not end with .parquet, .csv, .csv.gz or .csv.zst"
     raise DataUnreadableError(
-        path=name, why=why, fix="give it the suffix of its format, or leave it out by data.files."
+        path=name, why=why, fix="give the file the suffix of its format, or leave it out of data.files."
     )
 
 
@@ -65,10 +65,11 @@ def read_frame(
     reading: Reading = _USUAL,
     names: Mapping[Path, str] | None = None,
 ) -> pd.DataFrame:
-    """The rows of local files, in order, with a new index from 0 on; all columns, or only these.
+    """The rows of local files, in order, with a new index from 0; all columns, or only `columns`.
 
-    `types` are the types of a layout, so that a part of a window has the types of the whole; None: the types of these
-    files. Rows of a file that lacks a column have no value there. `names` are what errors call the files.
+    `types` are the types of a layout, so that a part of a window has the types of the whole window; if None, the types
+    come from these files. If a file lacks a column, its rows have no value in that column. `names` are the names of the
+    files in errors.
 
     Raises:
         DataContentError: the content of a file breaks a rule of the reader.
@@ -94,17 +95,17 @@ def read_frame(
     wanted = {name: kind for name, kind in types.items() if columns is None or name in columns}
     empty = pa.table({name: pa.nulls(0, arrow_type(kind)) for name, kind in wanted.items()})
     frames = [_frame(empty, wanted)]
-    for path, name in files:  # Each table is gone before the next is read, so no file is in memory twice.
+    for path, name in files:  # Each table is freed before the next file is read, so no file is in memory twice.
         frames += [_frame(table, wanted) for table in tables_of(path, name=name, types=wanted, reading=reading)]
     return pd.concat(frames, ignore_index=True)
 
 
 def tables_of(path: Path, *, name: str, types: Mapping[str, str], reading: Reading = _USUAL) -> Iterator[pa.Table]:
-    """The rows of a local file in the types of a layout, as tables of some rows.
+    """The rows of a local file in the types of a layout, as several tables.
 
     Raises:
-        DataContentError: its content breaks a rule of the reader.
-        DataUnreadableError: it is neither Parquet nor CSV, or is damaged.
+        DataContentError: the content breaks a rule of the reader.
+        DataUnreadableError: the file is neither Parquet nor CSV, or is damaged.
     """
     from segue.data.tables.row_reader import csv_tables, parquet_tables
 
@@ -116,11 +117,11 @@ def tables_of(path: Path, *, name: str, types: Mapping[str, str], reading: Readi
 
 
 def column_names(path: Path, *, name: str, reading: Reading = _USUAL) -> tuple[str, ...]:
-    """The columns of a local file.
+    """The names of the columns of a local file.
 
     Raises:
-        DataContentError: its header breaks a rule of the reader.
-        DataUnreadableError: it is neither Parquet nor CSV, or is damaged.
+        DataContentError: the header breaks a rule of the reader.
+        DataUnreadableError: the file is neither Parquet nor CSV, or is damaged.
     """
     from segue.data.tables.csv_cells import read_cells
     from segue.data.tables.parquet import parquet_names
@@ -130,9 +131,9 @@ def column_names(path: Path, *, name: str, reading: Reading = _USUAL) -> tuple[s
 
 
 def place_of(files: Iterable[tuple[str, int]], row: int) -> str:
-    """The place of a row in files that follow one another: the file and its row, counted from 0.
+    """The file of a row and its number in the file, counted from 0; `row` counts over all files.
 
-    The files are given by path and number of rows.
+    `files` gives the path and the number of rows of each file, in order.
 
     Raises:
         IndexError: the files have fewer rows.
@@ -145,7 +146,7 @@ def place_of(files: Iterable[tuple[str, int]], row: int) -> str:
 
 
 def data_frame(config: Mapping[str, Any]) -> pd.DataFrame:
-    """The rows of a run's files, `config["data"]`, in order, as the check of the data and the evaluation read them.
+    """The rows of a run's files, `config["data"]`, in order, read in the same way as in the check and the evaluation.
 
     Raises:
         DataContentError: the content of a file breaks a rule of the reader.
@@ -177,7 +178,7 @@ def _series(column: pa.ChunkedArray, kind: str) -> pd.Series:
 
 @contextmanager
 def _as_data(name: str) -> Iterator[None]:
-    """Turn the errors of reading a file into a DataUnreadableError that names it. Nothing in a file is run."""
+    """A block that turns each error of reading a file into a DataUnreadableError with its name."""
     try:
         with readable(name):
             try:
@@ -191,4 +192,4 @@ def _as_data(name: str) -> Iterator[None]:
         raise
 
 
-_DAMAGED = "deliver the file again: what is in it is damaged, or not what its name says."
+_DAMAGED = "deliver the file again: its content is damaged, or is not of the format of its suffix."

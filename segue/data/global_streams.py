@@ -1,4 +1,4 @@
-"""The global random streams of torch, NumPy and `random`, kept as they are over a block of code."""
+"""Keeps the global random streams of torch, NumPy and `random` unchanged over a block of code."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 @contextmanager
 def streams_kept() -> Iterator[None]:
-    """A block after which the global random streams are as before, including the streams of CUDA devices in use."""
+    """A block after which the global random streams are restored, including the streams of CUDA devices in use."""
     numbers = np.random.get_state(legacy=False)
     python, cpu = random.getstate(), torch.get_rng_state()
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
@@ -27,7 +27,7 @@ def streams_kept() -> Iterator[None]:
 
 
 def seed_all(seed: int) -> None:
-    """Seed every global stream a training script is likely to draw from."""
+    """Seed every global random stream that a training script is likely to use."""
     torch.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed % 2**32)

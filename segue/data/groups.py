@@ -1,4 +1,4 @@
-"""The batches of one step: one, or several whose gradients are accumulated."""
+"""The batches of one step: one batch, or several batches whose gradients are accumulated."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ class Group(NamedTuple):
     """The batches of one step, all of one epoch."""
 
     start: int
-    """Position of its first sample."""
+    """Position of the first sample of the group."""
     samples: int
-    """How many positions it takes up."""
+    """Number of positions in the group."""
     ids: Ids
-    """The samples of all its batches."""
+    """The sample ids of all batches of the group."""
     contents: list[Any]
     """The collated samples of each batch."""
     weights: list[float]
-    """The weight of this rank's mean of each batch."""
+    """For each batch, the weight of this rank's mean."""
 
     @classmethod
     def of(cls, batches: Sequence[Batch]) -> Self:
-        """The group of batches that follow one another."""
+        """The group of these consecutive batches."""
         first, last = batches[0], batches[-1]
         ids = first.ids if first is last else np.concatenate([batch.ids for batch in batches])
         samples = last.start + len(last.ids) - first.start
@@ -35,7 +35,7 @@ class Group(NamedTuple):
 
 
 def grouped(feed: Feed, samples_seen: int, *, count: int) -> Iterator[Group]:
-    """All groups of `count` batches after a position at which a group begins; an epoch may end with a smaller one."""
+    """All groups of `count` batches after the beginning of a group; the last group of an epoch may be smaller."""
     group: list[Batch] = []
     for batch in feed.batches(samples_seen):
         group.append(batch)

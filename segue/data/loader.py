@@ -1,4 +1,4 @@
-"""Batches from any position of the sample order, through the user's own DataLoader settings."""
+"""Batches from any position of the sample order, with the settings of the user's own DataLoader."""
 
 from __future__ import annotations
 
@@ -19,20 +19,19 @@ from segue.user_objects import attribute
 
 
 class Batch(NamedTuple):
-    """A collated batch and the ids of its samples, over all ranks."""
+    """A collated batch, and the ids of its samples over all ranks."""
 
     start: int
-    """Position of its first sample in the sample order. After skipped batches this is not the end of the previous
-    batch."""
+    """Position of the first sample in the order; after skipped batches, it is not the end of the previous batch."""
     ids: Ids
     content: Any
     """The collated samples of this rank."""
     weight: float = 1.0
-    """Weight of this rank's mean in the mean over all ranks; 0 if a batch is too short for this rank."""
+    """Weight of this rank's mean in the mean over all ranks; 0 if the batch is too short for this rank."""
 
 
 class Feed:
-    """Draws the run's batches. Has no state to save: it gets a position and yields the batches after it."""
+    """Draws the run's batches; it needs no saved state, because it yields the batches after any given position."""
 
     def __init__(
         self,
@@ -44,14 +43,14 @@ class Feed:
         world_size: int = 1,
         skips: tuple[Skip, ...] = (),
     ) -> None:
-        """Batches in `skips` are not fetched and draw no random numbers; all others are the same as without skips."""
+        """Batches in `skips` are not fetched and draw no random numbers; the other batches stay the same."""
         self._loader = loader
         self._rank, self._world_size = rank, world_size
         self._seed = seed
         self.order = _order_of(loader, recipe=recipe, seed=seed, skips=skips)
 
     def batches(self, samples_seen: int) -> Iterator[Batch]:
-        """All batches after `samples_seen`, epoch after epoch, for ever."""
+        """All batches after `samples_seen`, epoch after epoch, without end."""
         while True:
             starts = self.order.rest_of_epoch(samples_seen)
             for start, content in zip(starts, self._epoch(samples_seen), strict=True):
@@ -66,8 +65,8 @@ class Feed:
     def _epoch(self, samples_seen: int) -> DataLoader[Any]:
         given = self._loader
         workers = given.num_workers
-        # Its own generator: by default DataLoader draws a number from the global stream each time it is
-        # iterated, so a run that was resumed in mid-epoch would draw once more than one that was not.
+        # The loader gets its own generator. Without one, DataLoader draws a number from the global stream at each
+        # iteration, so a run that was resumed within an epoch would draw one number more than an undisturbed run.
         generator = torch.Generator().manual_seed(self._seed)
         return Loader(
             _Planned(given.dataset, self._seed),
@@ -84,7 +83,7 @@ class Feed:
 
 
 def stream_seed(seed: int, *, rank: int, step: int) -> int:
-    """Seed for a rank's random streams if a checkpoint has none for it."""
+    """Seed for a rank's random streams if the checkpoint has no streams for this rank."""
     state = np.array([seed], np.uint64)
     for salt in (rank, step):
         state = mix(state ^ mix(np.array([salt], np.uint64)))
@@ -92,7 +91,7 @@ def stream_seed(seed: int, *, rank: int, step: int) -> int:
 
 
 def share_of(count: int, *, rank: int, world_size: int) -> tuple[int, int]:
-    """Start and stop of a rank's samples in a batch; the batch itself is the same for any number of ranks."""
+    """Start and stop of a rank's samples within a batch; the batch is the same for any number of ranks."""
     return count * rank // world_size, count * (rank + 1) // world_size
 
 
@@ -102,7 +101,7 @@ class _PlannedBatch(NamedTuple):
 
 
 class _RestOfEpoch:
-    """A batch sampler that starts at any position of an epoch."""
+    """A batch sampler that begins at any position of an epoch."""
 
     def __init__(self, order: SampleOrder, samples_seen: int, rank: int, world_size: int) -> None:
         self._order, self._start = order, samples_seen
@@ -117,10 +116,10 @@ class _RestOfEpoch:
 
 
 class _Planned(Dataset[Any]):
-    """Fetches planned batches; in worker processes it seeds each one by its place in the run.
+    """Fetches planned batches; in worker processes it seeds each batch by its place in the run.
 
-    Otherwise a worker's random augmentation would depend on how many batches that worker has served, which a resume
-    cannot know.
+    Without these seeds, a worker's random augmentation would depend on the number of batches that the worker has
+    fetched, and a resume does not know this number.
     """
 
     def __init__(self, inner: Dataset[Any], seed: int) -> None:
@@ -137,7 +136,7 @@ class _Planned(Dataset[Any]):
 
 
 def samples_of(dataset: Dataset[Any], ids: list[int]) -> list[Any]:
-    """The samples with these indices: all at once if the data set supports that, otherwise one after the other."""
+    """The samples with these indices, fetched all at once if the data set supports that, otherwise one by one."""
     many = attribute(dataset, "__getitems__")
     return many(ids) if many is not None else [dataset[index] for index in ids]
 

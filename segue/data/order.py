@@ -26,11 +26,11 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 _MIXES = ((np.uint64(30), _MIX_1), (np.uint64(27), _MIX_2))
 _LAST_SHIFT = np.uint64(31)
 _BLOCK_SAMPLES, _BLOCKS_KEPT = 32_768, 4
-"""How many positions are permuted at once: for one batch alone, the calls cost far more than the arithmetic."""
+"""Number of positions that are permuted at once; for a single batch, the calls would cost more than the arithmetic."""
 
 
 def mix(values: Ids) -> Ids:
-    """A 64-bit finaliser (splitmix64's): every input bit moves every output bit."""
+    """The 64-bit finaliser of splitmix64: every input bit affects every output bit."""
     mixed = values.copy()
     _mix_in_place(mixed, np.empty_like(mixed))
     return mixed
@@ -47,7 +47,7 @@ def _mix_in_place(z: Ids, scratch: Ids) -> None:
 
 
 def shuffled(positions: Ids, *, count: int, seed: int, epoch: int) -> Ids:
-    """The sample ids at `positions` of the shuffled epoch; a bijection of 0..count-1."""
+    """The sample ids at these positions of the shuffled epoch; the shuffle is a bijection of 0..count-1."""
     half_bits = max(1, (max(count - 1, 1).bit_length() + 1) // 2)
     rounds = np.arange(_ROUNDS, dtype=np.uint64)
     keys = mix(rounds + _salt(seed) + _salt(epoch ^ int(_MIX_1)))
@@ -64,9 +64,9 @@ def shuffled(positions: Ids, *, count: int, seed: int, epoch: int) -> Ids:
 
 @lru_cache(_BLOCKS_KEPT)
 def _block(number: int, size: int, stop: int, epoch: tuple[int, int, int]) -> Ids:
-    """The sample ids at `size` positions of a shuffled epoch that ends at `stop`. Not writable: it is shared.
+    """The sample ids of one block of a shuffled epoch that ends at `stop`; the array is shared, and so not writable.
 
-    `epoch` holds the number of samples, the seed and the number of the epoch.
+    `epoch` has the number of samples, the seed and the number of the epoch.
     """
     positions = np.arange(number * size, min((number + 1) * size, stop), dtype=np.uint64)
     count, seed, which = epoch
@@ -103,44 +103,44 @@ class SampleOrder:
     shuffle: bool
     drop_last: bool
     skips: tuple[Skip, ...] = ()
-    """Skipped stretches. Positions include them, so no other batch moves."""
+    """Skipped ranges of positions; the positions still count, so no other batch moves."""
 
     @cached_property
     def samples_per_epoch(self) -> int:
-        """Samples that one pass uses; fewer than `count` if a short last batch is dropped."""
+        """Number of samples in one epoch; less than `count` if a short last batch is dropped."""
         return self.count - self.count % self.batch_size if self.drop_last else self.count
 
     @property
     def batches_per_epoch(self) -> int:
-        """Batches of one pass."""
+        """Number of batches in one epoch."""
         return -(-self.samples_per_epoch // self.batch_size)
 
     def position_after(self, batches: int) -> int:
-        """The position after that many batches from the run's beginning."""
+        """The position after the first `batches` batches of the run."""
         epochs, more = divmod(batches, self.batches_per_epoch)
         return epochs * self.samples_per_epoch + more * self.batch_size
 
     def epoch_of(self, samples_seen: int) -> int:
-        """The pass to which the next sample belongs."""
+        """Epoch of the next sample, from 0."""
         return samples_seen // self.samples_per_epoch
 
     def batch_length(self, samples_seen: int) -> int:
-        """How many samples the batch after `samples_seen` has; the last of an epoch may be short."""
+        """Number of samples in the batch after `samples_seen`; the last batch of an epoch may be short."""
         left = self.samples_per_epoch - samples_seen % self.samples_per_epoch
         return min(self.batch_size, left)
 
     def end_of_epoch(self, samples_seen: int) -> int:
-        """The position after the last sample of the pass to which the next sample belongs."""
+        """The position after the last sample of the epoch of the next sample."""
         return (self.epoch_of(samples_seen) + 1) * self.samples_per_epoch
 
     def is_epoch_over(self, samples_seen: int) -> bool:
-        """Whether no batch is left of the pass to which the last sample before this position belongs."""
+        """Whether the epoch of the last used sample has no further batch."""
         if not self.skips or samples_seen % self.samples_per_epoch == 0:
             return samples_seen % self.samples_per_epoch == 0
         return next(self.rest_of_epoch(samples_seen), None) is None
 
     def rest_of_epoch(self, samples_seen: int) -> Iterator[int]:
-        """Start positions of the remaining batches of a pass, without skipped ones."""
+        """Start positions of the remaining batches of the epoch, without skipped batches."""
         position, end = samples_seen, self.end_of_epoch(samples_seen)
         while position < end:
             if not self.is_skipped(position):
@@ -148,7 +148,7 @@ class SampleOrder:
             position += self.batch_length(position)
 
     def is_skipped(self, samples_seen: int) -> bool:
-        """Whether the batch that begins there is skipped: one sample in a skipped stretch is enough."""
+        """Whether the batch after `samples_seen` is skipped; one sample in a skipped range is enough."""
         if not self.skips:
             return False
         length = self.batch_length(samples_seen)
@@ -164,14 +164,14 @@ class SampleOrder:
         return found
 
     def batch(self, samples_seen: int) -> Ids:
-        """The sample ids of the batch that follows `samples_seen`. They may be shared: copy them before a change."""
+        """The sample ids of the batch after `samples_seen`; the array may be shared, so copy it before a change."""
         epoch, start = divmod(samples_seen, self.samples_per_epoch)
         stop = start + self.batch_length(samples_seen)
         if not self.shuffle:
             return np.arange(start, stop, dtype=np.uint64)
         size = max(_BLOCK_SAMPLES, 2 * self.batch_size)
         first, last = start // size, (stop - 1) // size
-        # By position: each call looks its arguments up in a cache, at every step.
+        # The arguments are positional, because a cache looks them up in each call, at every step.
         limits = (size, self.samples_per_epoch, (self.count, self.seed, epoch))
         if first == last:
             ids = _block(first, *limits)
@@ -180,7 +180,7 @@ class SampleOrder:
         return ids[start - first * size : stop - first * size]
 
     def at(self, numbers: Ids) -> Ids:
-        """Sample ids at these positions, counted from the run's beginning; `numbers` must ascend."""
+        """The sample ids at these positions, counted from the beginning of the run; `numbers` must be ascending."""
         epochs, positions = np.divmod(numbers, np.uint64(self.samples_per_epoch))
         if not self.shuffle:
             return positions

@@ -1,7 +1,7 @@
 """Passes over a user's DataLoader, from any batch on, in the order in which the loader itself draws them.
 
-A sampler draws its order from random streams at the beginning of a pass. If these streams are restored to that moment,
-the sampler draws the same order again, and the used batches are left out before any of their samples is fetched.
+A sampler draws its order from random streams at the beginning of a pass. If these streams are restored to their state
+at that moment, the sampler draws the same order again. The used batches are left out before their samples are fetched.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ class Drawn(NamedTuple):
     """One batch of a pass."""
 
     content: Any
-    """The batch as the loader gives it."""
+    """The batch that the loader returns."""
     ids: Ids
-    """The samples in it; empty if the sampler does not draw integers."""
+    """The ids of its samples; empty if the sampler does not draw integers."""
     order: str
-    """Hash of everything that the sampler drew in this pass so far."""
+    """Hash of all draws of the sampler in this pass so far."""
 
 
 class Passes(Protocol):
-    """Passes over a loader, each from any batch on."""
+    """Passes over a loader; each pass may begin at any batch."""
 
     def begin(self, number: int, *, skip: int = 0) -> Iterator[Drawn]:
         """The batches of pass `number` without the first `skip`."""
@@ -44,12 +44,12 @@ class Passes(Protocol):
 
     @property
     def skipped_order(self) -> str | None:
-        """Hash of the sampler's draws for the batches that were left out; None if it is not known."""
+        """Hash of the sampler's draws for the batches that were left out; None if the draws are not known."""
         ...
 
 
 class RepeatedPasses:
-    """Passes over a loader of which nothing is known: the batches that are left out are fetched once more."""
+    """Passes over a loader of unknown type: the batches that are left out have to be fetched again."""
 
     def __init__(self, loader: Iterable[Any]) -> None:
         self._loader = loader
@@ -73,13 +73,13 @@ class LoaderPasses:
         self._again = _again(loader, self._sampler, seed)
 
     def begin(self, number: int, *, skip: int = 0) -> Iterator[Drawn]:
-        """The batches of pass `number` without the first `skip`, for which only the sampler is used.
+        """The batches of pass `number` without the first `skip`, whose samples are not fetched.
 
-        Draws from the random streams what the loader itself would draw at the beginning of the pass.
+        The call draws the same random numbers as the loader itself would at the beginning of the pass.
         """
         if number == 0 or not self._loader.persistent_workers:
-            # A loader seeds its workers with this number. Here each batch has its own seed, and only the draw is
-            # repeated.
+            # A loader seeds its workers with this number. Here, each batch has a seed of its own, and only the draw
+            # from the stream is repeated.
             torch.empty((), dtype=torch.int64).random_(generator=self._loader.generator)
         self._sampler.rewind(number, skip=skip)
         batches = iter(self._again)
@@ -100,13 +100,13 @@ class LoaderPasses:
 
 class _DrawnBatch(NamedTuple):
     number: int
-    """The batch's place in the run: its pass and its number there, mixed."""
+    """The batch's place in the run: a mix of the pass and the batch's number in it."""
     drawn: Any
     """The sampler's draw: an index, or a list of indices."""
 
 
 class _FromBatch:
-    """A sampler that leaves out the first batches of a pass, and notes what it draws."""
+    """A sampler that leaves out the first batches of a pass, and records its draws."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
@@ -114,7 +114,7 @@ class _FromBatch:
         self._pass = self._next = 0
         self._skip = 0
         self.drawn: deque[tuple[Ids, str]] = deque()
-        """For each batch that was drawn but not used yet: its samples, and the hash of the pass up to that batch."""
+        """For each batch that was drawn but not used yet: its sample ids, and the hash of the pass up to the batch."""
         self.skipped_order = self._order = ""
 
     def __len__(self) -> int:
@@ -126,7 +126,7 @@ class _FromBatch:
         self.drawn.clear()
 
     def start(self) -> None:
-        """Draw for the batches that are left out, unless that was done already."""
+        """Draw the batches that are left out, if this was not done before."""
         if self._rest is not None:
             return
         self._rest = iter(self._inner)
@@ -152,10 +152,10 @@ class _FromBatch:
 
 
 class _Fetched(Dataset[Any]):
-    """Fetches the samples that a plan names; in worker processes it seeds each batch by its place in the run.
+    """Fetches the samples of a plan; in worker processes it seeds each batch by its place in the run.
 
-    Otherwise a worker's random augmentation would depend on how many batches that worker has served, which a resume
-    cannot know.
+    Without these seeds, a worker's random augmentation would depend on the number of batches that the worker has
+    fetched, and a resume does not know this number.
     """
 
     def __init__(self, inner: Dataset[Any], seed: int) -> None:
@@ -176,7 +176,7 @@ class _Fetched(Dataset[Any]):
 
 
 def _again(loader: DataLoader[Any], sampler: _FromBatch, seed: int) -> DataLoader[Any]:
-    """The loader with another sampler, and without an effect on the random streams."""
+    """The loader with another sampler; it does not draw from the global random streams."""
     workers = loader.num_workers
     return Loader(
         _Fetched(loader.dataset, seed),
@@ -197,5 +197,5 @@ def _ids(drawn: Any) -> Ids:
     try:
         ids = np.atleast_1d(np.asarray(drawn))
     except ValueError:
-        return _UNKNOWN  # Indices of different kinds.
+        return _UNKNOWN  # The indices are not all integers.
     return ids.astype(np.uint64).ravel() if ids.dtype.kind in "iu" else _UNKNOWN

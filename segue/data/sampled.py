@@ -1,7 +1,7 @@
 """The order of the user's own sampler, as a function of seed and epoch.
 
-A sampler draws from random streams. Seeded for each epoch, it draws the same order in every attempt, so any position
-can be resumed; the order of one epoch is held in memory.
+A sampler draws from random streams. segue seeds these streams for each epoch, so the sampler draws the same order in
+every attempt, and a run can be resumed at any position. The order of one epoch is held in memory.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MOST_SEED = 2**63 - 1
 
 
 class Pass(NamedTuple):
-    """One epoch as a sampler drew it."""
+    """The order of one epoch, drawn by a sampler."""
 
     ids: Ids
     ends: np.ndarray[Any, np.dtype[np.int64]]
@@ -39,13 +39,13 @@ class Pass(NamedTuple):
 
 
 class Draws:
-    """Draws every epoch of one loader's sampler, the same each time it is asked."""
+    """Draws the order of any epoch from a loader's sampler; each epoch always has the same order."""
 
     def __init__(self, loader: DataLoader[Any], *, recipe: str, seed: int) -> None:
         """Draw the first epoch, twice.
 
         Raises:
-            RecipeError: the sampler's order is no function of seed and epoch, or does not consist of sample numbers.
+            RecipeError: the sampler's order is not a function of seed and epoch, or has entries that are not integers.
         """
         self._recipe, self._seed = recipe, seed
         self._is_batched = loader.batch_size is None
@@ -62,7 +62,7 @@ class Draws:
         first, again = self._epoch(0), self._epoch(0)
         if not np.array_equal(first.ids, again.ids) or not np.array_equal(first.ends, again.ends):
             why = f"its DataLoader's {name} gives another order for the same seed and epoch."
-            fix = "let it draw from torch, NumPy, random or a generator of its own, and change nothing that it keeps."
+            fix = "let it draw from torch, NumPy, random or a generator of its own, and not change its own state."
             raise RecipeError(recipe=recipe, why=why, fix=fix)
         self.samples = len(first.ids)
 
@@ -86,7 +86,7 @@ class Draws:
 
     def _drawn(self, number: int) -> list[Any]:
         seed = int(mix(np.array([self._seed], np.uint64) ^ mix(np.array([number], np.uint64)))[0]) & _MOST_SEED
-        sampler: Any = copy.copy(self.sampler)  # The counts in its attributes are not kept.
+        sampler: Any = copy.copy(self.sampler)  # A copy draws, so changes of the sampler's attributes are not kept.
         with streams_kept(), _seeded(_generators(sampler), seed):
             seed_all(seed)
             if has(sampler, "set_epoch"):
@@ -103,7 +103,7 @@ class Draws:
 
 @dataclass(frozen=True)
 class SampledOrder(SampleOrder):
-    """The order of a sampler. Every epoch has the same number of samples."""
+    """The order of a sampler, with the same number of samples in every epoch."""
 
     draws: Draws = field(kw_only=True, compare=False)
 
@@ -141,7 +141,7 @@ class SampledOrder(SampleOrder):
 
 
 def has_own_sampler(loader: DataLoader[Any]) -> bool:
-    """Whether the loader has another order than the ones that `shuffle` selects."""
+    """Whether the loader has a sampler of the user's own, and not one that `shuffle` selects."""
     if loader.batch_size is None:
         return loader.batch_sampler is not None
     sampler = loader.sampler
@@ -161,7 +161,7 @@ def _generators(sampler: Any, depth: int = 4) -> Iterator[Any]:
 
 @contextmanager
 def _seeded(generators: Iterable[Any], seed: int) -> Iterator[None]:
-    """A block in which generators begin at this seed; afterwards they are as before."""
+    """A block in which generators begin at this seed; afterwards their states are restored."""
     before: list[tuple[Any, Any]] = []
     for number, generator in enumerate(generators):
         before.append((generator, _state_of(generator)))

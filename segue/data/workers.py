@@ -1,4 +1,4 @@
-"""A DataLoader whose worker processes leave notices to the trainer, and do not outlive it."""
+"""A DataLoader whose worker processes ignore notices, so that the trainer acts on them, and end with the trainer."""
 
 from __future__ import annotations
 
@@ -14,30 +14,31 @@ from torch.utils.data import DataLoader
 
 _NOTICES = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 _BEFORE_THE_JOIN = 100
-"""multiprocessing calls finalizers with a priority of 0 or more before it ends the children and waits for them."""
+"""Priority of a finalizer that multiprocessing calls before it ends its child processes and waits for them."""
 
 _workers: weakref.WeakSet[BaseProcess] = weakref.WeakSet()
 _ended_at_exit: set[int] = set()
-"""The processes that end their workers at their exit: a child process inherits this set, but not the finalizers."""
+"""Ids of the processes that kill their workers at exit; a child process inherits this set, but not the finalizers."""
 
 
 class Loader(DataLoader[Any]):
-    """A DataLoader whose workers ignore SIGTERM, SIGUSR1 and Ctrl-C; if they are forked, from their first moment on.
+    """A DataLoader whose workers ignore SIGTERM, SIGUSR1 and Ctrl-C; forked workers ignore them from the beginning.
 
-    Platforms signal every process of a machine, and a terminal every process in its foreground. A worker killed by such
-    a signal would raise in the middle of a training step, and a preemption would look like a bug; the trainer acts on
-    the notice and ends its workers itself, even those of an iterator that a script still holds when it ends.
+    A platform signals every process of a machine, and a terminal signals every process in its foreground. If such a
+    signal killed a worker, the training step would raise an error, and a preemption would look like a bug. Instead, the
+    trainer acts on the notice and ends its workers itself, even workers of an iterator that a script still holds at its
+    end.
     """
 
     def __init__(self, dataset: Any, *, worker_init_fn: Callable[[int], None] | None = None, **fields: Any) -> None:
-        """As DataLoader."""
+        """Takes the same arguments as DataLoader."""
         super().__init__(dataset, worker_init_fn=_IgnoreNotices(worker_init_fn), **fields)
 
     def __iter__(self) -> Any:
         if not self.num_workers:
             return super().__iter__()
-        # Workers inherit the mask, and would die of a signal before they ignore it. This process still receives the
-        # signal: in another thread, or after the workers have started.
+        # The signals are blocked during the start: workers inherit the mask, and a signal would kill a worker before
+        # the worker ignores it. This process still gets the signal in another thread, or after the workers' start.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _NOTICES)
         try:
             batches = super().__iter__()
@@ -54,13 +55,13 @@ class _IgnoreNotices:
     def __call__(self, worker_id: int) -> None:
         for number in _NOTICES:
             signal.signal(number, signal.SIG_IGN)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _NOTICES)  # Signals that have come are dropped.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _NOTICES)  # Pending signals are dropped.
         if self._inner is not None:
             self._inner(worker_id)
 
 
 def _end_at_exit(workers: Any) -> None:
-    """Kill these processes when this one exits: multiprocessing would send SIGTERM, and wait for ever."""
+    """Kill these processes at this process's exit, because multiprocessing would send SIGTERM and wait for ever."""
     _workers.update(workers)
     if os.getpid() not in _ended_at_exit:
         _ended_at_exit.add(os.getpid())

@@ -1,4 +1,4 @@
-"""Checks: their results, and how to make a list of checks so that one that fails or hangs does not end the others."""
+"""Checks and their results; a check that fails or hangs does not stop the other checks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DEFAULT_LIMIT_SECONDS = 60.0
 
 
 class CheckOutcome(StrEnum):
-    """The outcome of a check. `skipped` is not `ok`: nothing was looked at."""
+    """The outcome of a check; `skipped` means that the check was not made, which is not `ok`."""
 
     OK = "ok"
     WARN = "warn"
@@ -38,10 +38,10 @@ class Result(NamedTuple):
 class Check(Value):
     """One line of the doctor's report."""
 
-    name: str = Field(description="Stable name: the part that was looked at, a dot, and what about it.")
+    name: str = Field(description="Stable name of the check, as PART.PROPERTY, for example pool.workers.")
     outcome: CheckOutcome
     reason: str
-    fix: str = Field(description="What to do about it; empty for ok and skipped.")
+    fix: str = Field(description="What to do about the problem; empty for ok and skipped.")
 
 
 def ok(reason: str) -> Result:
@@ -49,12 +49,12 @@ def ok(reason: str) -> Result:
 
 
 def warn(reason: str, *, fix: str) -> Result:
-    """The result if a run can work, but worse than it could."""
+    """The result if a run works, but with a disadvantage."""
     return Result(CheckOutcome.WARN, reason, fix)
 
 
 def fail(reason: str, *, fix: str) -> Result:
-    """The result if a run cannot work, or loses what it should not lose."""
+    """The result if a run cannot work, or would lose work or data."""
     return Result(CheckOutcome.FAIL, reason, fix)
 
 
@@ -63,7 +63,7 @@ def skipped(reason: str) -> Result:
 
 
 def refused(error: SegueError) -> Result:
-    """The failure that an error of segue describes."""
+    """The failed result for an error of segue, with the error's message and fix."""
     fix = error.fix or "see the message."
     return fail(_in_one_line(str(error).removesuffix(f" Fix: {fix}")).removesuffix("."), fix=_in_one_line(fix))
 
@@ -75,15 +75,15 @@ class Item:
     name: str
     look: Callable[[], Result]
     needs: tuple[str, ...] = ()
-    """Names of checks before it that must have passed, or it is skipped."""
+    """Names of earlier checks; if one of them has not passed, this check is skipped."""
     limit_seconds: float | None = DEFAULT_LIMIT_SECONDS
-    """None: it limits itself, and is made in the caller's thread, where Ctrl-C ends it with what it has started."""
+    """Time limit; None if the check limits itself and runs in the caller's thread, so that Ctrl-C can end it."""
 
 
 def examine(items: Iterable[Item], *, on_begin: Callable[[str], None] | None = None) -> list[Check]:
-    """Make the checks, one after the other, in their order. `on_begin` is called with the name of each.
+    """Make the checks one after the other; call `on_begin` with the name of each check before it is made.
 
-    A check that raises an exception has failed, and so has one that exceeds its limit: its thread is left behind.
+    A check fails if it raises an exception, or if it exceeds its time limit; in that case its thread keeps running.
     """
     results: dict[str, Result] = {}
     for item in items:
@@ -94,13 +94,13 @@ def examine(items: Iterable[Item], *, on_begin: Callable[[str], None] | None = N
 
 
 def worst(results: Sequence[Result]) -> Result:
-    """The worst of several results about one thing, with the reasons and the fixes of all that are equally bad."""
+    """The worst of several results of one check, with the reasons and fixes of all results that are equally bad."""
     order = (
         CheckOutcome.OK,
         CheckOutcome.SKIPPED,
         CheckOutcome.WARN,
         CheckOutcome.FAIL,
-    )  # What was not looked at is not ok.
+    )  # A skipped check is not ok.
     outcome = max((result.outcome for result in results), key=order.index)
     same = [result for result in results if result.outcome is outcome]
     reasons = dict.fromkeys(result.reason for result in same)
@@ -108,7 +108,7 @@ def worst(results: Sequence[Result]) -> Result:
 
 
 def joined(fixes: Iterable[str]) -> str:
-    """Several fixes as one sentence, each once; empty without any."""
+    """Several fixes as one sentence, without repetitions; empty if there are none."""
     each = dict.fromkeys(fix.removesuffix(".") for fix in fixes if fix)
     return f"{'; '.join(each)}." if each else ""
 
@@ -128,7 +128,7 @@ def _result_of(item: Item) -> Result:
     if item.limit_seconds is None:
         _look(item, found)
         return found[0]
-    # A copy of the context: Prefect keeps its settings there. A daemon: a disk that hangs must not keep the command up.
+    # Prefect keeps its settings in the context. A daemon thread cannot keep the command alive if a disk hangs.
     work = threading.Thread(
         target=copy_context().run, args=(_look, item, found), name=f"segue-{item.name}", daemon=True
     )
@@ -146,9 +146,14 @@ def _look(item: Item, found: list[Result]) -> None:
     except SegueError as error:
         found.append(refused(error))
     except Exception as error:
-        # Any exception: one check that fails must not end the others.
+        # Any exception, because a check that fails must not stop the other checks.
         reason = f"the check could not be made: {type(error).__name__}: {_in_one_line(str(error))}"
-        found.append(fail(reason, fix="correct what it says; if it is not clear, report it as a fault of segue."))
+        found.append(
+            fail(
+                reason,
+                fix="correct the cause in this message; if the message is not clear, report it as a fault of segue.",
+            )
+        )
 
 
 def _in_one_line(text: str) -> str:

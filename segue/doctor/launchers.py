@@ -1,4 +1,4 @@
-"""Checks of a cluster on which the trainers of a run are started: jobs of Slurm, actors of Ray."""
+"""Checks of the cluster on which a run's trainers start: as jobs of Slurm, or as actors of Ray."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from segue.launch.ray.ray_problems import ray_problems
 from segue.launch.slurm.slurm_problems import slurm_problems
 
 _LIMIT_SECONDS, _RAY_SECONDS = 120.0, 90.0
-"""Each of Slurm's commands waits nine seconds for a controller that is away; Ray's client would wait for minutes."""
+"""Time limits: each Slurm command waits nine seconds for an absent controller; Ray's client would wait for minutes."""
 
 
 def items(subject: Subject) -> list[Item]:
@@ -22,7 +22,7 @@ def items(subject: Subject) -> list[Item]:
 
 
 def slurm(subject: Subject) -> Result:
-    """Whether the run's jobs can run: commands, folder, partitions and rights on them, nodes, time, options."""
+    """Check that the run's Slurm jobs can run: commands, folder, partitions and rights, nodes, time, options."""
     if subject.spec is None or subject.spec.slurm is None:
         return skipped(subject.why_no_spec if subject.spec is None else "the run spec has no [slurm] table")
     table = subject.spec.slurm
@@ -32,12 +32,12 @@ def slurm(subject: Subject) -> Result:
 
 
 def ray(subject: Subject, *, longest_seconds: float = _RAY_SECONDS) -> Result:
-    """Whether the run's trainers can run: the cluster, its resources, Python and torch of its nodes."""
+    """Check that the run's trainers can run on Ray: the cluster, its resources, Python and torch on its nodes."""
     if subject.spec is None or subject.spec.ray is None:
         return skipped(subject.why_no_spec if subject.spec is None else "the run spec has no [ray] table")
     return judged(
         ray_problems(subject.spec, longest_seconds=longest_seconds),
-        "the Ray cluster takes the run's trainers, as far as its nodes are up",
+        "the Ray cluster can run the run's trainers, judged by the nodes that are up",
     )
 
 

@@ -1,4 +1,4 @@
-"""Checks of this machine: memory, files, processors, disks, accelerators, versions. Run them where segments run."""
+"""Checks of this machine: memory, files, cores, disks, accelerators, versions; run them on a machine of the pool."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ _SHARED = Path("/dev/shm")  # noqa: S108 - a mount that every Linux has
 _SHARED_BYTES = 2**30
 _DESCRIPTORS, _DESCRIPTORS_AT_ALL = 1024, 256
 _BESIDE = 1.05
-"""Memory for the state and its copies, and a twentieth on top: with one staging buffer, 2.1 times the state."""
+"""Factor for the memory of the state and its copies, which includes a reserve of 5%."""
 _MEMORY_SHARE = 0.8
 _CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
 _CUBLAS_DETERMINISTIC = (":4096:8", ":16:8")
-"""The two values that PyTorch's notes on reproducibility name."""
+"""The two values that PyTorch's notes on reproducibility allow."""
 _GROUPS = Path("/sys/fs/cgroup")
 _GPU_DEVICES = "nvidia[0-9]*"
-"""Files in /dev of NVIDIA's accelerators. AMD's cannot be told from the graphics unit of a processor."""
+"""Device files of NVIDIA accelerators; AMD's are not used, because a processor's graphics unit has the same files."""
 
 
 def items(subject: Subject) -> list[Item]:
-    """The checks of this machine; those of the store and of the recipe come before them."""
+    """The checks of this machine; they use results of the store's and the recipe's checks, which come earlier."""
     valid, readable = "spec.valid", ("store.read", "store.list")
     probe_seconds = 180.0
     return [
@@ -56,7 +56,7 @@ def items(subject: Subject) -> list[Item]:
 
 
 def torch(subject: Subject) -> Result:
-    """Whether torch can be imported."""
+    """Check that torch can be imported."""
     facts = subject.probed.torch
     if facts is None:
         return fail(f"torch cannot be imported: {subject.probed.why}", fix=NO_TORCH)
@@ -64,7 +64,7 @@ def torch(subject: Subject) -> Result:
 
 
 def shared_memory(folder: Path) -> Result:
-    """Room in /dev/shm. Staging buffers do not use it: they are anonymous, and count as memory."""
+    """Check the space in /dev/shm; staging buffers do not use it, because they are anonymous memory."""
     try:
         room = shutil.disk_usage(folder).total
     except OSError as error:
@@ -73,40 +73,41 @@ def shared_memory(folder: Path) -> Result:
 
 
 def judge_shared_memory(folder: Path, room: int) -> Result:
-    """Whether the workers of data loaders, and the ranks of NCCL, can exchange their data. Pure."""
+    """Judge if data loader workers and NCCL have enough shared memory to exchange data. Pure."""
     if room >= _SHARED_BYTES:
         return ok(f"{folder} has {size(room)}")
     return warn(
-        f"{folder} has {size(room)}, in which workers of a data loader pass their batches and NCCL its data: they die "
-        "of a bus error where it is full",
+        f"{folder} has {size(room)}; data loader workers and NCCL exchange data there, and a bus error kills them if "
+        "it is full",
         fix="docker run --shm-size=2g; on Kubernetes, mount an emptyDir with medium: Memory there.",
     )
 
 
 def file_descriptors() -> Result:
-    """The limit on open files of processes that are started here."""
+    """Check the limit on open files for processes on this machine."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if limit == resource.RLIM_INFINITY or limit >= _DESCRIPTORS:
         return ok("no limit on open files" if limit == resource.RLIM_INFINITY else f"{limit} open files are permitted")
     fix = f"raise the limit (ulimit -n {4 * _DESCRIPTORS}, LimitNOFILE= of systemd, --ulimit of docker)."
-    reason = f"only {limit} files may be open; each tensor that a data loader's worker passes on takes one"
+    reason = f"only {limit} files may be open; a data loader worker opens one file for each tensor that it passes on"
     return fail(reason, fix=fix) if limit < _DESCRIPTORS_AT_ALL else warn(reason, fix=fix)
 
 
 def cores(subject: Subject, *, groups: Path = _GROUPS) -> Result:
-    """Processor cores for the ranks, and one for the process that writes checkpoints."""
+    """Check that there is a core for each rank, and one more for the writer process."""
     ranks = (subject.spec.ranks_of_a_node if subject.spec is not None else 1) or max(subject.accelerators, 1)
     found = min(float(len(os.sched_getaffinity(0))), _permitted_cores(groups))
     if found >= ranks + 1:
         return ok(f"cores: {found:g}, ranks: {ranks}")
     return warn(
-        f"cores: {found:g}, for ranks: {ranks} and the process that writes checkpoints, so a save slows training",
+        f"cores: {found:g}, ranks: {ranks}: too few for the ranks and the process that writes checkpoints, so "
+        "a save slows training",
         fix="give the machine or container more cores.",
     )
 
 
 def _permitted_cores(groups: Path) -> float:
-    """The limit of this container's control group, of version 2 or 1; inf without one."""
+    """The limit on cores of this container's control group (version 2 or 1); inf without a limit."""
     for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
         try:
             quota, period = " ".join((groups / name).read_text(encoding="ascii") for name in names).split()
@@ -117,19 +118,19 @@ def _permitted_cores(groups: Path) -> float:
 
 
 def memory(subject: Subject) -> Result:
-    """Memory for the state and its copies."""
+    """Check that the memory is sufficient for the state and its copies."""
     assert subject.spec is not None
     if subject.state_bytes is None:
-        return skipped("the size of the state is not known: the run has no checkpoint, and nothing was rehearsed")
+        return skipped("the size of the state is not known: the run has no checkpoint, and the rehearsal was not made")
     on_device = _uses_accelerator(subject, subject.spec)
     copies = subject.spec.checkpoints.staging_buffers + (0 if on_device else subject.spec.ranks_of_a_node or 1)
     return judge_memory(subject.state_bytes, copies=copies, free=free_bytes())
 
 
 def judge_memory(state_bytes: int, *, copies: int, free: float) -> Result:
-    """Whether so many copies of the state fit into the memory that is free here. Pure."""
+    """Judge if this number of copies of the state fits into the free memory. Pure."""
     needed = _BESIDE * copies * state_bytes
-    reason = f"{size(needed)} of memory for {copies} copies of {size(state_bytes)} of state, {size(free)} are free"
+    reason = f"{copies} copies of {size(state_bytes)} of state need {size(needed)} of memory, {size(free)} are free"
     fix = "use a larger machine or memory limit, or checkpoints.staging_buffers = 1."
     if needed > free:
         return fail(reason, fix=fix)
@@ -137,7 +138,7 @@ def judge_memory(state_bytes: int, *, copies: int, free: float) -> Result:
 
 
 def disk(subject: Subject) -> Result:
-    """Room for the checkpoints that are kept, in a store that is a folder and in the fast folder."""
+    """Check the disk space for checkpoints, in a store that is a folder and in the fast folder."""
     assert subject.spec is not None
     kept = subject.spec.checkpoints
     folders = [subject.opened.root] if isinstance(subject.opened, LocalStore) else []
@@ -165,50 +166,50 @@ def disk(subject: Subject) -> Result:
 
 
 def _stored_bytes(folder: Path) -> int:
-    """The bytes that the run's checkpoints take there already."""
+    """Bytes that the run's checkpoints already use in this folder."""
     found = 0
     for above, _, names in os.walk(folder):
         for name in names:
-            with suppress(OSError):  # A run that trains removes files meanwhile.
+            with suppress(OSError):  # A run that trains may remove files at the same time.
                 found += Path(above, name).stat().st_size
     return found
 
 
 def accelerator(subject: Subject, *, devices: Path = Path("/dev")) -> Result:
-    """Whether there are as many accelerators as the run asks for, or has trained on."""
+    """Check that this machine has as many accelerators as the run needs."""
     assert subject.spec is not None
     has_gpu = next(devices.glob(_GPU_DEVICES), None) is not None
     return judge_accelerator(subject.spec, subject.history, accelerators=subject.accelerators, has_gpu=has_gpu)
 
 
 def judge_accelerator(spec: RunSpec, history: History, *, accelerators: int, has_gpu: bool) -> Result:
-    """As `accelerator`; `has_gpu`: the machine has one, whatever torch sees. Pure."""
+    """Judge the check `accelerator`; `has_gpu` also counts a GPU that torch does not see. Pure."""
     devices = [attempt.claim.environment.device for attempt in history.attempts]
     used = next((name for name in reversed(devices) if name != "cpu"), None)
     asked = spec.device == "cuda" or (spec.device == "auto" and used is not None)
     fix = "check the driver (`nvidia-smi`), or run this on a machine of the pool."
     if spec.device == "auto" and has_gpu and not (asked or accelerators or spec.trains_elsewhere):
         return warn(
-            "this machine has an accelerator, and torch sees none: the run would train on the processor",
+            "this machine has an accelerator, but torch does not see it: the run would train on the processor",
             fix="install torch for it, check the driver (`nvidia-smi`), or set device to cpu.",
         )
     if spec.device == "cpu" or (not asked and not accelerators):
         return ok("the run trains on the processor")
     if spec.trains_elsewhere and not accelerators:
         return skipped(
-            "the run trains on a cluster, and torch sees no accelerator here; make this check on a node of it"
+            "the run trains on a cluster, and torch sees no accelerator here; make this check on a node of the cluster"
         )
     if not accelerators:
         what = "device is cuda" if spec.device == "cuda" else f"the run has trained on {used}"
-        return fail(f"{what}, and torch sees no accelerator here", fix=fix)
+        return fail(f"{what}, but torch sees no accelerator here", fix=fix)
     ranks = spec.ranks_of_a_node or 1
     if ranks > accelerators:
-        return fail(f"{ranks} ranks need {ranks} accelerators, and torch sees {accelerators}", fix=fix)
+        return fail(f"{ranks} ranks need {ranks} accelerators, but torch sees {accelerators}", fix=fix)
     return ok(f"accelerators: {accelerators}")
 
 
 def determinism(subject: Subject) -> Result:
-    """Whether the environment does not change the deterministic kernels that the run asks for."""
+    """Check that no environment variable disables the deterministic kernels that the run asks for."""
     assert subject.spec is not None
     if not subject.spec.deterministic:
         return skipped("deterministic is not set")
@@ -216,11 +217,11 @@ def determinism(subject: Subject) -> Result:
 
 
 def judge_determinism(environ: Mapping[str, str]) -> Result:
-    """Whether no variable has another value than deterministic kernels need; segue sets those that are unset. Pure."""
+    """Judge the variables that deterministic kernels need; segue sets those that are not set. Pure."""
     given = {name: environ[name] for name in DETERMINISTIC_VARIABLES if name in environ}
     if given.get(_CUBLAS, _CUBLAS_DETERMINISTIC[0]) not in _CUBLAS_DETERMINISTIC:
         return fail(
-            f"{_CUBLAS}={given[_CUBLAS]} lets cuBLAS compute other bits each time, and torch refuses to train",
+            f"{_CUBLAS}={given[_CUBLAS]} makes the results of cuBLAS vary from run to run, so torch refuses to train",
             fix=f"unset {_CUBLAS}, or set it to {' or '.join(_CUBLAS_DETERMINISTIC)}.",
         )
     others = {name: text for name, text in given.items() if name != _CUBLAS and text != DETERMINISTIC_VARIABLES[name]}
@@ -230,11 +231,11 @@ def judge_determinism(environ: Mapping[str, str]) -> Result:
             f"{name}={text} may let results differ between machines",
             fix=f"unset {name}, or set it to {DETERMINISTIC_VARIABLES[name]}.",
         )
-    return ok("the libraries below torch are limited to deterministic kernels")
+    return ok("the libraries that torch uses are limited to deterministic kernels")
 
 
 def nccl(subject: Subject) -> Result:
-    """Whether several ranks can exchange gradients between accelerators."""
+    """Check that several ranks can exchange gradients between accelerators."""
     assert subject.spec is not None
     facts = subject.probed.torch
     has_nccl = facts is not None and facts.has_nccl
@@ -242,17 +243,20 @@ def nccl(subject: Subject) -> Result:
 
 
 def judge_nccl(spec: RunSpec, *, accelerators: int, has_nccl: bool) -> Result:
-    """As `nccl`. Pure."""
+    """Judge the check `nccl`. Pure."""
     ranks = spec.ranks or accelerators
     if ranks < 2 or spec.device == "cpu" or not accelerators:
-        return skipped("no several ranks train on accelerators")
+        return skipped("the run does not train with several ranks on accelerators")
     if not has_nccl:
-        return fail(f"{ranks} ranks on accelerators need NCCL, and this torch has none", fix="install torch for CUDA.")
+        return fail(
+            f"{ranks} ranks on accelerators need NCCL, but this build of torch does not have it",
+            fix="install torch for CUDA.",
+        )
     return ok(f"torch has NCCL for {ranks} ranks")
 
 
 def versions(subject: Subject) -> Result:
-    """Whether Python and torch are those with which the run has trained."""
+    """Check that Python and torch have the same versions as in the run's newest attempt."""
     claims = [attempt.claim.environment for attempt in subject.history.attempts]
     facts = subject.probed.torch
     if not claims or facts is None:
@@ -261,13 +265,13 @@ def versions(subject: Subject) -> Result:
 
 
 def judge_versions(last: Environment, *, python: str, torch_version: str) -> Result:
-    """As `versions`. Pure."""
+    """Judge the check `versions`. Pure."""
     pairs = (("Python", last.python, python), ("torch", last.torch, torch_version))
     changed = [f"{name} {before}, here is {now}" for name, before, now in pairs if before and before != now]
     if changed:
         return warn(
-            f"the run has trained with {' and '.join(changed)}: a resume may compute other bits and be `equivalent` at "
-            "best",
+            f"the run has trained with {' and '.join(changed)}: a resume may then not be `exact`, "
+            "but `equivalent` at best",
             fix="use the image or environment of the run's newest attempt.",
         )
     return ok(f"Python {python} and torch {torch_version}, as in the run's newest attempt")

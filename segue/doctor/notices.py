@@ -15,17 +15,17 @@ from segue.notices.platform import cloud_watcher
 _DMI = Path("/sys/class/dmi/id")
 _VENDORS = {"Amazon EC2": "aws", "Google": "gce", "Microsoft Corporation": "azure"}
 _AZURE_TAG = "7783-7084-3265-9085-8269-3286-77"
-"""Chassis tag of every machine of Azure; other machines of the same vendor have another one."""
+"""Chassis tag of every Azure machine; other machines of the same vendor have another tag."""
 _ANSWER_SECONDS = 2.0
 _SIGNALS = "signals, recalls and liveness.notice_file are watched"
 _UNWATCHED = f"notices = []: no metadata service is watched; {_SIGNALS}"
 _UNSEEN = (
-    "where SIGTERM is the notice (Kubernetes, ECS), set notices = []; otherwise enable the metadata service of the "
+    "if SIGTERM is the notice (Kubernetes, ECS), set notices = []; otherwise enable the metadata service of the "
     "machine, and in a container on AWS raise its hop limit to 2."
 )
 
 
-_ENABLE = f"unset {DISABLED_VARIABLE}, or set notices = [] where SIGTERM is the notice."
+_ENABLE = f"unset {DISABLED_VARIABLE}, or set notices = [] if SIGTERM is the notice."
 
 
 def items(subject: Subject) -> list[Item]:
@@ -38,23 +38,23 @@ def items(subject: Subject) -> list[Item]:
 
 
 def metadata(subject: Subject, *, dmi: Path = _DMI) -> Result:
-    """Whether the metadata services that are to be watched answer here."""
+    """Check that the metadata services which the run watches answer on this machine."""
     wanted = subject.spec.notices if subject.spec is not None else None
     if wanted is None:
         return _searched(subject, vendor_platform(dmi))
     if not wanted:
         return skipped(_UNWATCHED)
     if "aws" in wanted and is_disabled(subject.environ):
-        return fail(f"notices names aws, and {DISABLED_VARIABLE} is set", fix=_ENABLE)
+        return fail(f"notices contains aws, but {DISABLED_VARIABLE} is set", fix=_ENABLE)
     silent = [name for name in dict.fromkeys(wanted) if not _answers(name, subject)]
     if silent:
         named = " and ".join(silent)
-        return fail(f"notices names {named}, whose metadata service does not answer here", fix=_UNSEEN)
+        return fail(f"notices contains {named}, but its metadata service does not answer here", fix=_UNSEEN)
     return ok(f"the metadata service of {' and '.join(wanted)} answers")
 
 
 def hop_limit(subject: Subject, *, answer_seconds: float = _ANSWER_SECONDS) -> Result:
-    """Whether the tokens of AWS's service reach this container; waits this long for each answer."""
+    """Check that tokens of AWS's metadata service reach this container; `answer_seconds` limits each wait."""
     wanted = subject.spec.notices if subject.spec is not None else None
     if wanted is not None and not wanted:
         return skipped(_UNWATCHED)
@@ -67,30 +67,30 @@ def hop_limit(subject: Subject, *, answer_seconds: float = _ANSWER_SECONDS) -> R
         return ok("tokens of AWS's metadata service arrive here")
     return fail(
         "AWS's metadata service answers, but its tokens do not arrive: its hop limit is 1, and this is a container",
-        fix="where SIGTERM is the notice (Kubernetes, ECS), set notices = []; otherwise `aws ec2 "
+        fix="if SIGTERM is the notice (Kubernetes, ECS), set notices = []; otherwise run `aws ec2 "
         "modify-instance-metadata-options --http-put-response-hop-limit 2 --instance-id ID`, or set it in the launch "
         "template.",
     )
 
 
 def notice_file(subject: Subject) -> Result:
-    """Whether the notice file can appear, and has not appeared yet."""
+    """Check that the notice file can be created, and that it does not exist yet."""
     named = subject.liveness.notice_file
     if named is None:
         return skipped("liveness.notice_file is not set")
     path = Path(named)
     if not os.access(path.parent, os.R_OK | os.X_OK):
         return fail(
-            f"the folder of liveness.notice_file, {path.parent}, is not there or cannot be read",
-            fix="create it, or mount it into the container.",
+            f"the folder of liveness.notice_file, {path.parent}, does not exist or cannot be read",
+            fix="create the folder, or mount it into the container.",
         )
     if path.exists():
         return warn(f"{path} exists: every attempt on this machine ends at once", fix="remove the file.")
-    return ok(f"{path} can appear, and is not there")
+    return ok(f"{path} does not exist, and its folder can be read")
 
 
 def vendor_platform(dmi: Path) -> str | None:
-    """The cloud that this machine's firmware names, even if no service answers; None for any other machine."""
+    """The cloud that this machine's firmware names, even if no metadata service answers; None for other machines."""
     found = _VENDORS.get(_read(dmi / "sys_vendor"))
     return None if found == "azure" and _read(dmi / "chassis_asset_tag") != _AZURE_TAG else found
 
@@ -99,10 +99,10 @@ def _searched(subject: Subject, vendor: str | None) -> Result:
     if subject.platform is not None:
         return ok(f"the metadata service of {subject.platform} answers and would be watched")
     if vendor == "aws" and is_disabled(subject.environ):
-        return fail(f"this is a machine of aws, and {DISABLED_VARIABLE} is set", fix=_ENABLE)
+        return fail(f"this is a machine of aws, but {DISABLED_VARIABLE} is set", fix=_ENABLE)
     if vendor is not None:
-        return fail(f"this is a machine of {vendor}, and its metadata service does not answer here", fix=_UNSEEN)
-    return ok(f"this is no machine of a known cloud; {_SIGNALS}")
+        return fail(f"this is a machine of {vendor}, but its metadata service does not answer here", fix=_UNSEEN)
+    return ok(f"this machine is not of a known cloud; {_SIGNALS}")
 
 
 def _answers(name: str, subject: Subject) -> bool:

@@ -1,7 +1,7 @@
-"""Facts that only a process with torch and the recipe can give, from a child: the doctor itself imports neither.
+"""A child process that imports torch and the recipe and reports facts about them; the doctor itself imports neither.
 
-`python -m segue.doctor.probe FILE_DESCRIPTOR [RECIPE]` writes one line of JSON about torch there, then one about the
-recipe.
+`python -m segue.doctor.probe FILE_DESCRIPTOR [RECIPE]` writes one line of JSON about torch to the file descriptor, then
+one line about the recipe.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NO_TORCH = "install torch for this machine."
 
 
 class TorchFacts(NamedTuple):
-    """The torch that trainers on this machine would import."""
+    """Facts about the torch that trainers on this machine would import."""
 
     python: str
     torch: str
@@ -36,7 +36,7 @@ class TorchFacts(NamedTuple):
 
 
 class Probed(NamedTuple):
-    """The answer of the child; `torch` is None if it could not be imported, for the reason in `why`."""
+    """The answer of the child; if torch could not be imported, `torch` is None and `why` has the reason."""
 
     torch: TorchFacts | None
     recipe: Result | None
@@ -46,8 +46,8 @@ class Probed(NamedTuple):
 def probe(
     recipe: str | None, *, environ: Mapping[str, str], scratch: Scratch, limit_seconds: float = _LIMIT_SECONDS
 ) -> Probed:
-    """Ask a child process. Blocks for at most two minutes; what the child started is killed with it."""
-    # Files, not pipes: a process that the recipe starts may hold a pipe open, and what it prints is no answer.
+    """Ask a child process, for at most two minutes; its own children are killed together with it."""
+    # Files, not pipes: a process that the recipe starts may hold a pipe open, and its output is no answer.
     with tempfile.TemporaryFile() as answers, tempfile.TemporaryFile() as errors:
         named = [str(answers.fileno()), *([recipe] if recipe is not None else [])]
         command = [sys.executable, "-m", "segue.doctor.probe", *named]
@@ -60,15 +60,15 @@ def probe(
 
 
 def understood(said: list[Any], how: str, recipe: str | None) -> Probed:
-    """The meaning of the lines that a child has written until it ended in this way. Pure."""
+    """Interpret the lines that a child has written; `how` describes the child's end. Pure."""
     if not said:
         # The recipe was not reached.
-        absent = fail(f"torch, which it needs, cannot be imported: {how}", fix=NO_TORCH)
+        absent = fail(f"the recipe needs torch, which cannot be imported: {how}", fix=NO_TORCH)
         return Probed(None, absent if recipe is not None else None, how)
     facts = TorchFacts(**said[0])
     if recipe is None:
         return Probed(facts, None)
-    unsaid = fail(f"importing it failed: {how}", fix="correct the module: its import must end.")
+    unsaid = fail(f"importing the recipe failed: {how}", fix="correct the module: its import must succeed and end.")
     return Probed(facts, _result(said[1]) if len(said) > 1 else unsaid)
 
 
@@ -78,7 +78,7 @@ def _ended(code: int, errors: IO[bytes]) -> str:
 
 
 def _lines(file: IO[bytes]) -> list[str]:
-    """The lines that a child has written completely or in part, without empty ones."""
+    """The lines that a child has written, without empty lines; the last line may be incomplete."""
     file.seek(0)
     return [line for line in file.read().decode(errors="replace").splitlines() if line.strip()]
 
@@ -93,7 +93,7 @@ def _say(answers: int, facts: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Say what torch is here; then import the recipe, if one is named."""
+    """Report the facts about torch, then import the recipe, if an argument names it."""
     end_with(Parent(), poll_seconds=1.0)  # A recipe that hangs at import must not outlive a doctor that was killed.
     answers = int(sys.argv[1])
     os.set_inheritable(answers, False)

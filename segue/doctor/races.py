@@ -1,7 +1,7 @@
-"""A race of put-if-absent: processes and threads put different bytes to the same new keys at the same time.
+"""A test of put-if-absent: processes and threads put different bytes to the same new keys at the same time.
 
-`python -m segue.doctor.races` is one of the processes: the store's spec on the first line of its standard input, a key
-on each further one. It answers each with a line of JSON.
+`python -m segue.doctor.races` is one of the processes. It reads the store's spec from the first line of standard input,
+and a key from each further line; it answers each line with a line of JSON.
 """
 
 from __future__ import annotations
@@ -29,39 +29,39 @@ _FIX = "use AWS S3, a store with conditional puts, or a folder on one file syste
 
 @dataclass(frozen=True)
 class Round:
-    """One race for one key."""
+    """The outcome of one race for one key."""
 
     winners: tuple[str, ...]
-    """The bytes of every racer to which the store said that it created the object."""
+    """The bytes of each racer that the store told that it created the object."""
     failed: int
-    """Racers whose put failed; the store may have done it nevertheless."""
+    """Number of racers whose put failed with an error; the store may have written the object nevertheless."""
     stored: str | None
-    """The bytes that are there now; None for no object."""
+    """The bytes of the object after the race; None if there is no object."""
     racers: tuple[str, ...] = ()
     """The bytes of every racer."""
 
 
 def judge(rounds: Sequence[Round], *, racers: int) -> Result:
-    """Whether the store kept its promise: one winner for each key, whose bytes stay. Pure.
+    """Judge if each key had exactly one winner, and if the winner's bytes are still stored. Pure.
 
-    A racer whose answer was lost may get the answer that another one was first, though its own bytes are there.
+    If the answer to a racer's put was lost, the retry may report another winner although the racer's bytes are stored.
     """
     several = next((race for race in rounds if len(race.winners) > 1), None)
     if several is not None:
         count = len(several.winners)
         return fail(
-            f"{count} of {racers} writers of one key got the answer that they created it, so two attempts could hold "
+            f"{count} of {racers} writers of one key were all told that they created it, so two attempts could claim "
             "the run",
             fix=_FIX,
         )
     replaced = next((race for race in rounds if race.winners and race.stored != race.winners[0]), None)
     if replaced is not None:
-        return fail("the object of the writer that created it was replaced by another's", fix=_FIX)
+        return fail("the object of the first writer was overwritten by another writer", fix=_FIX)
     if any(race.failed == racers for race in rounds):
         return fail("every writer of a key failed", fix="see the other checks of the store.")
     nobody = next((race for race in rounds if not race.winners and race.stored not in race.racers), None)
     if nobody is not None:
-        return fail("no writer of a new key got the answer that it created it, so none could hold the run", fix=_FIX)
+        return fail("no writer of a new key was told that it created the key, so none could claim the run", fix=_FIX)
     return ok(f"{len(rounds)} races of {racers} writers: one winner each")
 
 
@@ -81,7 +81,7 @@ def race(store: Store, spec: StoreSpec, scratch: Scratch) -> Result:
                 _heard(process)  # The process is ready: all start together.
             rounds = [_round(store, processes, key) for key in keys]
     finally:
-        # If the right to delete is missing, its own check says so.
+        # If the right to delete is missing, the check of that right reports it.
         scratch.forget(store, *keys)
     return judge(rounds, racers=_PROCESSES * _THREADS)
 
@@ -123,7 +123,7 @@ def _put(store: Store, key: str, start: threading.Barrier) -> tuple[str, bool | 
 
 
 def main() -> None:
-    """Race for each key that is named, until the input ends."""
+    """Take part in a race for each key on standard input, until the input ends."""
     store = open_store(StoreSpec.model_validate_json(sys.stdin.readline()))
     start = threading.Barrier(_THREADS)
     with ThreadPoolExecutor(_THREADS) as threads:

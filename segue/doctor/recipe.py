@@ -1,4 +1,4 @@
-"""Checks of the recipe or program: the begin of the run, imports, data files, a rehearsal, and the time of a save."""
+"""Checks of the recipe or program: start of the run, imports, data files, a rehearsal, and the time of a save."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from segue.hosting import require_program
 from segue.spec import DataFile, DataSpec
 from segue.units import size
 
-_NO_RECIPE = "the run spec names no recipe; give one after it, as in `segue doctor run.toml train:build`"
+_NO_RECIPE = "the run spec names no recipe; add the recipe to the command, as in `segue doctor run.toml train:build`"
 
 
 def first_items(subject: Subject) -> list[Item]:
-    """The checks that need nothing else."""
+    """The checks that need no other check."""
     return [Item("spec.valid", partial(is_valid, subject))]
 
 
 def items(subject: Subject) -> list[Item]:
-    """The checks of the subject's recipe or program; the store's come before them."""
+    """The checks of the subject's recipe or program; they come after the checks of the store."""
     valid, stored = "spec.valid", "store.put-if-absent"
     return [
         Item("spec.start", partial(can_begin, subject), (valid, stored)),
@@ -42,7 +42,7 @@ def items(subject: Subject) -> list[Item]:
 
 
 def is_valid(subject: Subject) -> Result:
-    """Whether the run spec can be read, and holds no credentials."""
+    """Check that the run spec can be read, and that it contains no credentials."""
     if subject.problem is not None:
         return refused(subject.problem)
     if subject.spec is None:
@@ -52,7 +52,7 @@ def is_valid(subject: Subject) -> Result:
 
 
 def can_begin(subject: Subject) -> Result:
-    """Whether the run can begin or be resumed with this spec; raises the reason if it cannot. Writes no record."""
+    """Check that the run can begin or resume with this spec, without writing a record; raises the reason if not."""
     assert subject.spec is not None
     if not subject.trains:
         return skipped(_NO_RECIPE)
@@ -62,7 +62,7 @@ def can_begin(subject: Subject) -> Result:
 
 
 def imports(subject: Subject) -> Result:
-    """Whether the recipe can be imported from this folder, or the program's script is there."""
+    """Check that the recipe can be imported from this folder, or that the program's script exists."""
     assert subject.spec is not None
     if not subject.trains:
         return skipped(_NO_RECIPE)
@@ -74,7 +74,7 @@ def imports(subject: Subject) -> Result:
 
 
 def data_files(subject: Subject) -> Result:
-    """Whether every file of the run exists and has its size. Each attempt reads and hashes them before it trains."""
+    """Check that every data file exists and has the right size; attempts check the hashes before they train."""
     assert subject.spec is not None
     data = subject.spec.data
     if data is None:
@@ -83,7 +83,7 @@ def data_files(subject: Subject) -> Result:
         found = size_of(file, data)
         if found != file.size_bytes:
             return fail(
-                f"{file.path} has {found} bytes, and the run spec says {file.size_bytes}",
+                f"{file.path} has {found} bytes, but the run spec says {file.size_bytes}",
                 fix="restore the file, or describe the new one in a new run (`segue data files`).",
             )
     total = sum(file.size_bytes for file in data.files)
@@ -91,10 +91,10 @@ def data_files(subject: Subject) -> Result:
 
 
 def size_of(file: DataFile, data: DataSpec) -> int:
-    """Bytes of a file, wherever it is.
+    """Size of a local or remote file, in bytes.
 
     Raises:
-        DataUnreadableError: it is missing, or cannot be read.
+        DataUnreadableError: the file is missing, or cannot be read.
     """
     with readable(file.path):
         if is_remote(file.path):
@@ -108,11 +108,11 @@ def size_of(file: DataFile, data: DataSpec) -> int:
 
 
 def save_time(subject: Subject) -> Result:
-    """Whether a save fits the time between a notice and the kill."""
+    """Check that a save can be made between a notice and the kill."""
     assert subject.spec is not None
     known = subject.save_seconds
     if known is None:
-        return skipped("no save was measured: the run has none yet, and nothing was rehearsed")
+        return skipped("no save was measured: the run has no attempt with a save, and the rehearsal was not made")
     seconds, where = known
     step = subject.rehearsed.step_seconds if subject.rehearsed is not None else 0.0
     given = notice_seconds(subject.spec, platform=subject.platform, kept_seconds=subject.pool_grace_seconds)

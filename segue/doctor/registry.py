@@ -1,4 +1,4 @@
-"""The list of all checks, in the order in which they are made and shown. A new kind of check is added here."""
+"""The list of all checks, in the order in which they are made and shown; add new kinds of checks here."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ OF_SERVER = (
 """The checks that need a Prefect server. `segue.prefect.doctor` makes them, because only the pack imports Prefect."""
 
 PARTS = (stores.items, launchers.items, recipe.items, notices.items, machine.items)
-"""The functions that give the checks of a part of the subject; checks whose failure causes others come first."""
+"""Functions that return the checks of each part; checks whose failure causes other failures come first."""
 
 
 def all_items(subject: Subject, of_server: Sequence[Item]) -> list[Item]:
-    """Every check of the subject; those of the Prefect server are given."""
+    """Every check of the subject; the caller passes the checks of the Prefect server."""
     of_parts = (item for part in PARTS for item in part(subject))
     return [*recipe.first_items(subject), *of_server, *of_parts]
 
 
 def unusable_server(why: str, *, fix: str) -> list[Item]:
-    """The checks of the server if the first one fails for this reason, so that the others cannot be made."""
+    """The checks of a server that cannot be used: the first check fails with this reason, the others are skipped."""
     first, *others = OF_SERVER
     failed = Item(first, lambda: fail(" ".join(why.split()), fix=fix))
     return [failed, *(Item(name, lambda: skipped(f"{first} failed")) for name in others)]
 
 
 def without_server(why: str) -> list[Item]:
-    """The checks that need a server, if there is none: skipped, which is not ok."""
+    """The checks of the server if there is no server: all are skipped."""
     return [Item(name, lambda: skipped(why)) for name in OF_SERVER]

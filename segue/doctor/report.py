@@ -1,4 +1,4 @@
-"""The doctor's report: a table for the terminal, one JSON object for programs."""
+"""The doctor's report: a table for the terminal, and a JSON object for programs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _STYLES = {CheckOutcome.OK: "green", CheckOutcome.WARN: "yellow", CheckOutcome.F
 
 
 def table(checks: Sequence[Check]) -> Table:
-    """One row for each check, with the reason and what to do; skipped ones together by their reason, at the end."""
+    """One row per check with its reason and fix, then one row for all skipped checks with the same reason."""
     made = Table(header_style="bold", box=SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
     for name in ("outcome", "check"):
         made.add_column(name, no_wrap=True)
@@ -34,7 +34,7 @@ def table(checks: Sequence[Check]) -> Table:
 
 
 def _skipped(checks: Sequence[Check]) -> dict[str, list[str]]:
-    """The names of the checks that were skipped, by the reason."""
+    """The names of the skipped checks, by reason."""
     found: dict[str, list[str]] = {}
     for check in checks:
         if check.outcome is CheckOutcome.SKIPPED:
@@ -43,7 +43,7 @@ def _skipped(checks: Sequence[Check]) -> dict[str, list[str]]:
 
 
 def summary(checks: Sequence[Check]) -> str:
-    """How many checks had each outcome."""
+    """Text with the number of checks per outcome."""
     counts = Counter(check.outcome for check in checks)
     return ", ".join(f"{counts[outcome]} {outcome.value}" for outcome in CheckOutcome)
 

@@ -1,4 +1,4 @@
-"""The rehearsal: the recipe or program trains a few steps on this machine and saves into the run's own store."""
+"""The doctor's rehearsal: the recipe or program trains a few steps on this machine and saves into the run's store."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ _ONCE = ("max_failures", "max_transient_failures", "max_out_of_memory", "max_hun
 
 
 class _TimeOver(Exception):
-    """The rehearsal has taken too long."""
+    """The rehearsal has exceeded its time limit."""
 
 
 def rehearse(subject: Subject, *, limit_seconds: float = LIMIT_SECONDS) -> Result:
-    """Train and save; leave the measurements in `subject.rehearsed`.
+    """Train a few steps and save them; write the measurements to `subject.rehearsed`.
 
-    It works below a prefix of its own in the store, which is emptied afterwards, and reaches neither trackers nor
-    metadata services. The trainer is killed if it takes longer than the limit.
+    The rehearsal uses a separate prefix in the store, which is emptied afterwards, and it uses neither trackers nor
+    metadata services. If it exceeds the time limit, the trainer is killed.
     """
     assert subject.spec is not None
     absent = why_not_here(subject.spec, accelerators=subject.accelerators)
@@ -58,18 +58,18 @@ def rehearse(subject: Subject, *, limit_seconds: float = LIMIT_SECONDS) -> Resul
         except _TimeOver:
             return fail(
                 f"{spec.steps} steps and their saves took more than {duration(limit_seconds)}",
-                fix="look at what the recipe does before its first step; a smaller data set or model shows it sooner.",
+                fix="find out why the recipe is slow before its first step; try a smaller data set or model.",
             )
         history = read_history(runlog)
         if not history.is_finished(spec):
-            why = failure_in_words(failure_in(history)) or f"{ended.reason}; it said: {' '.join(printed) or 'nothing'}"
+            why = failure_in_words(failure_in(history)) or f"{ended.reason}; its output: {' '.join(printed) or 'none'}"
             return _failed(DrillFailedError(workload=spec.workload, why=why))
         subject.rehearsed = measured(history)
     return _in_words(spec, subject.rehearsed)
 
 
 def why_not_here(spec: RunSpec, *, accelerators: int) -> str | None:
-    """Why the trainers of a run on a cluster cannot be rehearsed on a machine with so many accelerators. Pure."""
+    """Reason why a machine with this number of accelerators cannot rehearse a run of a cluster, else None. Pure."""
     needed = spec.ranks_of_a_node or 1
     if not spec.trains_elsewhere or spec.device != "cuda" or accelerators >= needed:
         return None
@@ -81,9 +81,10 @@ def why_not_here(spec: RunSpec, *, accelerators: int) -> str | None:
 
 
 def rehearsal_spec(spec: RunSpec, place: RunPlace) -> RunSpec:
-    """The spec of the rehearsal: the run's own, for a few steps that are each saved as a whole. It buys nothing.
+    """The run spec of the rehearsal: that of the run, with only a few steps and a full save after each step.
 
-    A run on a cluster is rehearsed on this machine, by the ranks of one node: no job is submitted.
+    No capacity is bought. A run of a cluster is rehearsed on this machine, with the ranks of one node, so no job is
+    submitted.
     """
     return spec.model_copy(
         update={
@@ -120,7 +121,7 @@ def measured(history: History) -> Rehearsed:
 
 
 class _Limit:
-    """Ends the rehearsal if it takes too long: the exception that this raises gets the trainer killed."""
+    """Ends a rehearsal that takes too long, by an exception, after which the trainer is killed."""
 
     def __init__(self, clock: Clock, limit_seconds: float) -> None:
         self._clock, self._at = clock, clock.monotonic() + limit_seconds
@@ -131,7 +132,9 @@ class _Limit:
 
 
 def _failed(error: DrillFailedError) -> Result:
-    return fail(f"it cannot be trained here: {error.why}", fix="correct that; `segue drill` shows the whole traceback.")
+    return fail(
+        f"it cannot be trained here: {error.why}", fix="correct the cause; `segue drill` shows the whole traceback."
+    )
 
 
 def _in_words(spec: RunSpec, found: Rehearsed) -> Result:

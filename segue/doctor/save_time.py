@@ -1,6 +1,6 @@
-"""Whether a save fits the time between a notice and the kill. Pure.
+"""The check that a save can be made between a notice and the kill. Pure.
 
-`segue doctor` shows it; a run logs it before the next segment, once an attempt has measured a save.
+`segue doctor` shows the check. After an attempt has measured a save, the run logs it before the next segment.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from segue.units import duration
 
 IN_ATTEMPTS = "in the run's attempts"
 _AWS_SECONDS = 120.0
-"""How long ahead AWS announces an interruption."""
+"""Seconds between AWS's notice and the interruption."""
 
 
 def notice_seconds(spec: RunSpec, *, platform: str | None = None, kept_seconds: float | None = None) -> float:
     """Seconds from a notice to the kill.
 
-    If the run spec names no metadata services, the service of `platform` is watched. `kept_seconds` is the time that
-    the pools give after SIGTERM; None if that is not known.
+    If the run spec names no metadata services, the service of `platform` is watched. `kept_seconds` is the grace period
+    of the pools after SIGTERM; None if unknown.
     """
     here = () if spec.trains_elsewhere else (platform,)  # This machine is no node of the cluster.
     watched = spec.notices if spec.notices is not None else here
@@ -30,28 +30,30 @@ def notice_seconds(spec: RunSpec, *, platform: str | None = None, kept_seconds: 
 
 
 def judge_save(seconds: float, *, step_seconds: float, notice_seconds: float, where: str, unless: str = "") -> Result:
-    """Whether a save of this length can be made in the time that a notice leaves.
+    """Judge if a save of this duration can be made between a notice and the kill.
 
-    An attempt ends its step first, and begins a last save only if that is expected to take at most 70% of the time that
-    is left. `unless` says in which case a notice gives more time.
+    An attempt first ends its step. It then begins a last save only if the save is expected to take at most 70% of the
+    remaining time. `unless` is a text about cases in which a notice gives more time.
     """
     took = f"a save takes {duration(seconds)} (measured {where})"
     given = f"a notice gives {duration(notice_seconds)}{unless}"
     fix = (
         "raise grace_seconds and the platform's grace period, use a faster store or checkpoints.fast_folder, or save "
-        "more often, because each preemption loses what followed the last save."
+        "more often, because each preemption loses the steps since the last save."
     )
     if seconds > notice_seconds:
         return fail(f"{took}, and {given}: no last save can be made", fix=fix)
     if step_seconds + seconds / NOTICE_SHARE > notice_seconds:
-        return warn(f"{took}, a step {duration(step_seconds)}, and {given}: a last save is often left out", fix=fix)
+        return warn(
+            f"{took}, a step {duration(step_seconds)}, and {given}: there is often no time for a last save", fix=fix
+        )
     return ok(f"{took}, and {given}")
 
 
 def newly_measured(spec: RunSpec, history: History) -> Result | None:
-    """The problem with the time of saves, if the newest attempt has measured one; None if there is no problem.
+    """The problem with the duration of saves that the newest attempt has measured; None if there is no problem.
 
-    An attempt that measured none says nothing new, so a wait for capacity does not repeat the warning.
+    If the newest attempt measured no save, the result is None too, so that a wait for capacity repeats no warning.
     """
     reports, seconds = history.last_reports(), save_seconds(history)
     if seconds is None or reports[-1].save_seconds is None:
@@ -61,7 +63,7 @@ def newly_measured(spec: RunSpec, history: History) -> Result | None:
         step_seconds=step_seconds(spec, history) or 0.0,
         notice_seconds=notice_seconds(spec),
         where=IN_ATTEMPTS,
-        # The parent is on another machine, and does not know whether AWS's metadata is watched on those of segments.
+        # The parent is on another machine; it does not know if segments watch AWS's metadata service.
         unless="" if spec.notices is not None else f" ({duration(_AWS_SECONDS)} on EC2)",
     )
     return None if found.outcome is CheckOutcome.OK else found

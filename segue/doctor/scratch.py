@@ -1,4 +1,4 @@
-"""The temporary resources of one invocation's checks: objects below a prefix of its own, and child processes."""
+"""The temporary resources of one run of the doctor: objects below a separate prefix, and child processes."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ log = logging.getLogger(__name__)
 
 _CLEAR_SECONDS = 10.0
 PREFIX = ".segue-check/"
-"""All invocations write below it; `segue runs` does not list it."""
+"""Prefix of all objects that the doctor writes; `segue runs` does not list it."""
 
 
 class Scratch:
-    """Objects and child processes of one invocation. `clear` removes those that are left when it is interrupted."""
+    """Objects and child processes of one run of the doctor; after an interruption, `clear` removes the rest of them."""
 
     def __init__(self) -> None:
         self.prefix = f"{PREFIX}{uuid.uuid4().hex[:12]}/"
@@ -31,17 +31,17 @@ class Scratch:
         self._children: set[subprocess.Popen[str]] = set()
         self._is_over = False
         self._starting = threading.Lock()
-        """Held from the start of a child until it is known: `clear` kills those that are known."""
+        """Held from the start of a child until it is registered, because `clear` kills only registered children."""
 
     def new_key(self) -> str:
-        """A key that no object has. An object that is put there must be removed with `forget`."""
+        """A new key; remove the object that you put there with `forget`."""
         self._require_open()
         key = f"{self.prefix}{uuid.uuid4().hex}"
         self._keys.add(key)
         return key
 
     def forget(self, store: Store, *keys: str) -> StoreWriteError | None:
-        """Remove these objects; returns why they could not be removed."""
+        """Remove these objects; return the error if they could not be removed."""
         try:
             store.delete(list(keys))
         except StoreWriteError as error:
@@ -60,9 +60,9 @@ class Scratch:
         pass_fds: Sequence[int] = (),
         environ: Mapping[str, str] | None = None,
     ) -> Iterator[subprocess.Popen[str]]:
-        """A child in a session of its own, which is killed after the block with all processes of its group."""
+        """A child process in its own session; after the block it is killed with all processes of its group."""
         options = {"stdin": stdin, "stdout": stdout, "stderr": stderr, "pass_fds": pass_fds, "env": environ}
-        # In the main thread Ctrl-C may come after the process has started and before Popen has returned it.
+        # In the main thread, Ctrl-C may come after the start of the process and before Popen returns.
         with ThreadPoolExecutor(1) as starter:
             child = starter.submit(self._started, command, options).result()
         try:
@@ -72,14 +72,14 @@ class Scratch:
                 finally:
                     _kill(child)
         finally:
-            if child.returncode is not None:  # Otherwise the wait for its end was interrupted, and `clear` waits.
+            if child.returncode is not None:  # Otherwise the wait for its end was interrupted; `clear` waits for it.
                 self._children.discard(child)
 
     def clear(self, store: Store | None) -> None:
-        """Kill the children that still run, and remove the objects that are left. What cannot be removed is named.
+        """Kill the children that still run, and remove the remaining objects; a failure to remove them is logged.
 
-        A check that continues in another thread can begin nothing new afterwards. The wait for a store that hangs ends
-        after ten seconds.
+        After that, a check that still runs in another thread cannot create new children or objects. If the store hangs,
+        the removal is given up after ten seconds.
         """
         with self._starting:
             self._is_over = True
@@ -95,7 +95,7 @@ class Scratch:
         work.join(_CLEAR_SECONDS)
         refused = found[0] if found else f"the store has not answered for {_CLEAR_SECONDS:g} s"
         if refused is not None:
-            log.warning("objects stay behind prefix=%s reason=%s", self.prefix, refused)
+            log.warning("objects could not be removed prefix=%s reason=%s", self.prefix, refused)
 
     def _started(self, command: Sequence[str], options: Mapping[str, Any]) -> subprocess.Popen[str]:
         with self._starting:

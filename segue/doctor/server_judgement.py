@@ -1,4 +1,4 @@
-"""Judgement of the Prefect server: what it shows of itself, and whether runs can rely on it. Pure."""
+"""Judgement of the facts about a Prefect server: version, database, recovery, limits. Pure."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from packaging.version import InvalidVersion, Version
 from segue.doctor.check import Result, fail, ok, skipped, warn
 
 SERVERS = SpecifierSet(">=3.4,<4")
-"""Versions of the Prefect server that segue works with."""
+"""Versions of the Prefect server with which segue works."""
 _SQLALCHEMY = SpecifierSet("<2.0.38")
-"""From 2.0.38 a server on SQLite stops for a minute at a time; with 2.1 it creates no flow run of any schedule."""
+"""From 2.0.38 on, a server on SQLite stops for a minute at a time; from 2.1 on, it creates no scheduled flow runs."""
 _SQLITE_PARENTS, _SQLITE_MOST_PARENTS = 10, 80
-"""Open runs up to which SQLite is measured to be enough, and from which it locked up (docs/operations.md)."""
+"""Measured numbers of open runs: SQLite was sufficient up to the first, and locked up above the second."""
 
 
 _NO_LIMIT = (
@@ -24,33 +24,33 @@ _NO_LIMIT = (
 
 
 class Database(StrEnum):
-    """The kind of database that a server keeps its state in."""
+    """The kind of a server's database."""
 
     SQLITE = "SQLite"
     POSTGRESQL = "PostgreSQL"
 
 
 class Recovery(StrEnum):
-    """What becomes of the deployment that starts dead parents again."""
+    """The state of the deployment `recover`, which starts dead parents again."""
 
     MISSING = "missing"
     PAUSED = "paused"
     INACTIVE = "inactive"
     IDLE = "idle"
-    """Its schedule is active, but the server creates no flow runs for it."""
+    """The schedule is active, but the server creates no flow runs for it."""
     LIMITED = "limited"
-    """It has a concurrency limit, whose slot a look that dies with the server keeps."""
+    """The deployment has a concurrency limit; a look that dies together with the server keeps the limit's slot."""
     ALIVE = "alive"
 
 
 def judge_version(found: str | None) -> Result:
-    """Whether segue works with a server of this version; None: Prefect Cloud. One that cannot be read is accepted."""
+    """Judge the server's version; None means Prefect Cloud, and a version that cannot be parsed is accepted."""
     if found is None:
         return ok("Prefect Cloud works with every version of Prefect 3")
     try:
         version = Version(found)
     except InvalidVersion:
-        return ok(f"the server's version {found!r} is none that can be compared")
+        return ok(f"the server's version {found!r} cannot be compared")
     if not SERVERS.contains(version, prereleases=True):
         return fail(
             f"the Prefect server has version {found}; segue works with {SERVERS}",
@@ -60,9 +60,9 @@ def judge_version(found: str | None) -> Result:
 
 
 def judge_database(kind: Database | None, *, open_parents: int) -> Result:
-    """Whether the server's database is made for this many runs at once, and one more."""
+    """Judge if the server's database is sufficient for one run more than the open runs."""
     if kind is None:
-        return skipped("the server does not show what its database is")
+        return skipped("the server does not show the kind of its database")
     runs = f"{kind}, {open_parents} open runs"
     if kind is not Database.SQLITE or open_parents < _SQLITE_PARENTS:
         return ok(runs)
@@ -72,11 +72,11 @@ def judge_database(kind: Database | None, *, open_parents: int) -> Result:
 
 
 def judge_refusals(refused: int, *, of: int) -> Result:
-    """Whether the server takes writes while its workers ask it for flow runs."""
+    """Judge if the server accepts writes while its workers poll it for flow runs."""
     if not refused:
-        return ok(f"{of} of {of} writes were taken at once")
+        return ok(f"{of} of {of} writes were accepted at the first try")
     return warn(
-        f"{refused} of {of} writes were refused with HTTP 503, because others wrote to its SQLite at the same time: "
+        f"{refused} of {of} writes were refused with HTTP 503, because of other writes to SQLite at the same time: "
         "Prefect's own workers repeat such a request after 2 to 32 s, and give up the flow run after a minute",
         fix="start every worker with `segue worker --pool POOL`, which repeats it at once, or give the Prefect server "
         "PostgreSQL (PREFECT_SERVER_DATABASE_CONNECTION_URL).",
@@ -84,7 +84,7 @@ def judge_refusals(refused: int, *, of: int) -> Result:
 
 
 def judge_sqlalchemy(found: str) -> Result:
-    """Whether a Prefect server of this environment would run with a version of SQLAlchemy that does it harm."""
+    """Judge the installed version of SQLAlchemy, with which a Prefect server of this environment would run."""
     if _SQLALCHEMY.contains(Version(found), prereleases=True):
         return ok(f"sqlalchemy {found} is installed here")
     return warn(
@@ -95,7 +95,7 @@ def judge_sqlalchemy(found: str) -> Result:
 
 
 def judge_recovery(found: Recovery) -> Result:
-    """Whether a parent that dies is started again."""
+    """Judge if a parent that dies is started again."""
     lost = "a parent that dies is not started again"
     match found:
         case Recovery.MISSING:
@@ -128,11 +128,11 @@ def judge_recovery(found: Recovery) -> Result:
 
 
 def judge_verifications(is_limited: bool | None) -> Result:
-    """Whether scheduled verifications of resumes can continue after one died; None: there is no deployment for them."""
+    """Judge if scheduled verifications continue after one has died; `is_limited` is None if they have no deployment."""
     if is_limited is None:
         return skipped("there is no deployment verify-resume/verify-resume")
     if not is_limited:
-        return ok("no verification keeps another one from its start")
+        return ok("no verification prevents the start of another one")
     return warn(
         "the deployment verify-resume/verify-resume has a concurrency limit: a verification that dies together with "
         "the server keeps its slot, and no later one begins",

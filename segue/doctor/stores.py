@@ -1,4 +1,4 @@
-"""Checks of the store: rights, put-if-absent, order of reads and writes, latency, clock, and what removes objects."""
+"""Checks of the store: rights, put-if-absent, consistency, latency, clock, and rules that remove objects."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ from segue.units import duration
 
 _PUTS = 5
 _SKEW_WARN_SECONDS, _SKEW_FAIL_SECONDS = 5.0, 60.0
-"""S3 itself refuses a request that is 15 minutes off. AWS announces an interruption two minutes ahead, by its clock."""
+"""S3 refuses requests if the clock is 15 minutes off; AWS announces an interruption two minutes ahead by its clock."""
 _WHOLE_SECONDS = 1.0
-"""The seconds by which a store that counts whole seconds may seem to be off."""
+"""Rounding error in seconds of stores that show times in whole seconds."""
 _RIGHTS = {
     "write": "s3:PutObject on S3, storage.objects.create and delete on Google Cloud",
     "read": "s3:GetObject on S3, storage.objects.get on Google Cloud",
     "list": "s3:ListBucket on S3, storage.objects.list on Google Cloud",
     "delete": "s3:DeleteObject on S3, storage.objects.delete on Google Cloud",
 }
-"""What gives each right; to replace an object is to delete one on Google Cloud. On Azure one role gives all."""
-_KEPT = "name a place that keeps what is stored, with [store] url."
+"""Permission for each right; on Google Cloud, overwriting an object needs the right to delete. On Azure one role has
+all rights."""
+_KEPT = "set [store] url to a store that keeps its objects."
 
 
 def items(subject: Subject) -> list[Item]:
@@ -56,17 +57,17 @@ def items(subject: Subject) -> list[Item]:
 
 
 def reachability_of(subject: Subject) -> Result:
-    """Whether the subject's store is there. Without a run spec no folder is created."""
+    """Check that the subject's store can be reached; without a run spec, no folder is created."""
     if subject.problem is not None:
         return skipped(subject.why_no_spec)
     store = subject.opened
     if subject.spec is None and isinstance(store, LocalStore) and not store.root.exists():
-        return skipped(f"no run spec is given, and the default store {subject.store.url} is not there yet")
+        return skipped(f"no run spec is given, and the default store {subject.store.url} does not exist yet")
     return reachability(store)
 
 
 def reachability(store: Store) -> Result:
-    """Whether the store is there; raises its own error if it is not."""
+    """Check that the store can be reached; raises the store's error if it cannot."""
     if isinstance(store, Examinable):
         store.reach()
     else:
@@ -83,11 +84,15 @@ def right_to_write(store: Store, scratch: Scratch) -> Result:
         return _no_right("written", error.why, right="write")
     finally:
         scratch.forget(store, key)
-    return ok("objects can be put") if created else fail("a new object was taken for an old one", fix=_KEPT)
+    return (
+        ok("objects can be written")
+        if created
+        else fail("the store reported that a new object already exists", fix=_KEPT)
+    )
 
 
 def _is_new(store: Store, key: str) -> bool:
-    """Whether a put creates this object. Without the right to read, a lost answer cannot be told from a wrong one."""
+    """True if a put creates this object; an unclear answer counts as True if it cannot be checked by a read."""
     try:
         return put_new(store, key, key.encode())
     except StoreReadError:
@@ -100,7 +105,7 @@ def right_to_read(store: Store, scratch: Scratch) -> Result:
     try:
         store.get(scratch.new_key())
     except MissingObjectError:
-        pass  # It may be read, and is not there.
+        pass  # Reading is permitted, and the object does not exist.
     except StoreReadError as error:
         return _no_right("read", error.why, right="read")
     return ok("objects can be read")
@@ -113,7 +118,7 @@ def right_to_list(store: Store, scratch: Scratch) -> Result:
     except StoreReadError as error:
         return _no_right("listed", error.why, right="list")
     except MissingObjectError:
-        return _no_right("listed", "it does not show its folders", right="list")
+        return _no_right("listed", "the store does not show its folders", right="list")
     return ok(f"objects can be listed; runs there: {len(runs)}")
 
 
@@ -122,22 +127,22 @@ def right_to_delete(store: Store, scratch: Scratch) -> Result:
     try:
         store.put(key, b"x")
     except StoreWriteError:
-        return skipped("nothing can be written that could be deleted")
+        return skipped("no object can be written, so none can be deleted")
     try:
         store.delete([key])
         store.get(key)
     except MissingObjectError:
         return ok("objects can be deleted")
     except StoreWriteError as error:
-        why = f"{error.why}; what these checks have written stays below {scratch.prefix}"
+        why = f"{error.why}; the objects of these checks stay below {scratch.prefix}"
         return _no_right("deleted", why, right="delete")
     except StoreReadError:
-        return skipped("without the right to read it is not known whether an object that was deleted is gone")
-    return fail("an object that was deleted is still there", fix=_KEPT)
+        return skipped("without the right to read, it is unknown if a deleted object is really gone")
+    return fail("a deleted object still exists", fix=_KEPT)
 
 
 def read_after_write(store: Store, scratch: Scratch) -> Result:
-    """Whether a reader sees what was just written and replaced: heartbeats and recalls are read this way."""
+    """Check that a reader sees writes and overwrites immediately, as the readers of heartbeats and recalls must."""
     key = scratch.new_key()
     try:
         store.put(key, b"first")
@@ -150,16 +155,15 @@ def read_after_write(store: Store, scratch: Scratch) -> Result:
     finally:
         scratch.forget(store, key)
     if seen == [b"first", b"second"] and is_listed:
-        return ok("what was written is read and listed at once")
+        return ok("reads and listings show a write immediately")
     return fail(
-        "an object that was just written is not read or listed as written, so an attempt that lives could be "
-        "declared lost",
+        "a read or a listing does not show a recent write, so an attempt that is still alive could be declared lost",
         fix="use a store with strong read-after-write consistency, without a cache in between.",
     )
 
 
 def latency(store: Store, scratch: Scratch, *, liveness: LivenessSpec, clock: Clock) -> Result:
-    """Compare the seconds of a small durable put with the heartbeat interval: each heartbeat is such a put."""
+    """Compare the duration of a small durable put with the heartbeat interval, because each heartbeat is such a put."""
     key, seconds = scratch.new_key(), []
     try:
         for _ in range(_PUTS):
@@ -172,24 +176,24 @@ def latency(store: Store, scratch: Scratch, *, liveness: LivenessSpec, clock: Cl
 
 
 def judge_latency(seconds: float, liveness: LivenessSpec) -> Result:
-    """Whether heartbeats arrive in time at this latency. Pure."""
+    """Judge if heartbeats arrive in time at this latency. Pure."""
     took = f"a small put takes {duration(seconds)} (median of {_PUTS})"
     if seconds > liveness.heartbeat_timeout_seconds / 3:
         return fail(
-            f"{took}, and an attempt without a heartbeat for {duration(liveness.heartbeat_timeout_seconds)} is "
-            "declared lost",
+            f"{took}, but an attempt is declared lost after {duration(liveness.heartbeat_timeout_seconds)} without a "
+            "heartbeat",
             fix="use a nearer store, or raise liveness.heartbeat_timeout_seconds.",
         )
     if seconds > liveness.heartbeat_seconds / 2:
         return warn(
-            f"{took}, and a heartbeat is put every {duration(liveness.heartbeat_seconds)}",
+            f"{took}, but a heartbeat is written every {duration(liveness.heartbeat_seconds)}",
             fix="raise liveness.heartbeat_seconds and liveness.heartbeat_timeout_seconds, or use a nearer store.",
         )
     return ok(took)
 
 
 def clock_skew(store: Store, scratch: Scratch, *, clock: Clock) -> Result:
-    """The difference between this machine's clock and the store's."""
+    """Check the difference between this machine's clock and the store's clock."""
     if not isinstance(store, Examinable):
         return skipped("this kind of store does not show when an object was written")
     key = scratch.new_key()
@@ -205,36 +209,38 @@ def clock_skew(store: Store, scratch: Scratch, *, clock: Clock) -> Result:
 
 
 def judge_skew(seconds: float, *, is_ahead: bool) -> Result:
-    """Whether a difference of this size between the clocks does harm. Pure.
+    """Judge if a difference of this size between the clocks is harmful. Pure.
 
-    An attempt compares the time at which AWS or Azure take the machine with its own clock, and S3 refuses requests that
-    are far off. The parent goes by the clock of its Prefect server, and falls back on its own; whether an attempt lives
-    is judged by heartbeat counters, not by clocks.
+    An attempt compares the time of a preemption on AWS or Azure with its own clock, and S3 refuses requests whose time
+    is far off. The parent uses the clock of its Prefect server, and its own clock only if the server does not answer.
+    Heartbeats are compared by their counters, not by clocks.
     """
     if seconds < _SKEW_WARN_SECONDS:
         return ok(f"this machine's clock and the store's differ by less than {duration(_SKEW_WARN_SECONDS)}")
     reason = f"this machine's clock is {duration(seconds)} {'ahead of' if is_ahead else 'behind'} the store's"
     fix = "synchronize the clock of this machine (chrony, systemd-timesyncd)."
     if seconds < _SKEW_FAIL_SECONDS:
-        return warn(f"{reason}; times in notices of AWS and Azure are off by that", fix=fix)
-    return fail(f"{reason}; a notice of AWS or Azure would be understood too late", fix=fix)
+        return warn(f"{reason}; the times in notices of AWS and Azure are wrong by this difference", fix=fix)
+    return fail(f"{reason}; an attempt would react too late to a notice of AWS or Azure", fix=fix)
 
 
 def retention(store: Store) -> Result:
-    """Whether anything other than segue removes objects."""
+    """Check that no rule of the store removes objects, which only segue may remove."""
     if not isinstance(store, HasRules):
         return skipped("this kind of store does not show its rules")
     try:
         cause = store.removed_by()
     except StoreReadError as error:
-        return skipped(f"the rules of the bucket cannot be read ({error.why}); no rule may delete or archive objects")
+        return skipped(
+            f"the rules of the bucket cannot be read ({error.why}); make sure that no rule deletes or archives objects"
+        )
     if cause is None:
         is_folder = isinstance(store, LocalStore)
         return ok("the folder is on a disk" if is_folder else "no rule of the bucket deletes or archives objects")
     if isinstance(store, LocalStore):
         return warn(cause, fix="name a folder on a disk with [store] url.")
     return fail(
-        f"{cause}, and the log and older checkpoints are needed as long as the run lasts",
+        f"{cause}, but the log and older checkpoints are needed until the end of the run",
         fix="leave this prefix out of the rule, or use a prefix or bucket of its own.",
     )
 

@@ -1,4 +1,4 @@
-"""The subject of the checks: a store, perhaps a run, this machine; and facts that checks find out for each other."""
+"""The subject of the checks: a store, this machine and possibly a run, with facts that checks share."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PLATFORM_SECONDS = 2.0
 
 
 class Rehearsed(NamedTuple):
-    """The measurements of the rehearsal of a few steps."""
+    """The measurements of the doctor's rehearsal."""
 
     save_seconds: float | None
     step_seconds: float
@@ -34,21 +34,21 @@ class Rehearsed(NamedTuple):
 
 @dataclass
 class Subject:
-    """The subject of the checks. They run one after the other; a later one may use what an earlier one left here."""
+    """The subject of the checks, which run one after the other; later checks may use facts that earlier checks set."""
 
     spec: RunSpec | None = None
     problem: SegueError | None = None
-    """Why there is no run spec, though one was given."""
+    """Error of a run spec that was given but is not valid."""
     trains: bool = True
-    """Whether the run spec names what is trained."""
+    """True if the run spec names a recipe or a program."""
     store: StoreSpec = field(default_factory=StoreSpec)
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
     clock: Clock = field(default_factory=SystemClock)
     scratch: Scratch = field(default_factory=Scratch)
     rehearsed: Rehearsed | None = None
-    """Set by the rehearsal."""
+    """Measurements of the rehearsal, which sets them; None before it."""
     pool_grace_seconds: float | None = None
-    """The shortest grace period of the run's pools; set by their check."""
+    """The shortest grace period of the run's pools in seconds; set by the check of the pools."""
 
     @property
     def why_no_spec(self) -> str:
@@ -60,45 +60,45 @@ class Subject:
 
     @cached_property
     def opened(self) -> Store:
-        """The store; nothing is touched by opening it."""
+        """The opened store; opening it makes no requests."""
         return open_store(self.store)
 
     @cached_property
     def history(self) -> History:
-        """The history of the run so far; empty for a new run, and without a run."""
+        """The history of the run so far; empty for a new run or without a run."""
         return History() if self.spec is None else read_history(open_log(self.spec, clock=self.clock).reload())
 
     @cached_property
     def probed(self) -> Probed:
-        """The answer of a child that imports torch and the recipe."""
+        """The answer of a child process that imports torch and the recipe."""
         recipe = self.spec.recipe if self.spec is not None and self.trains else None
         return probe(recipe, environ=self.environ, scratch=self.scratch)
 
     @cached_property
     def platform(self) -> str | None:
-        """The cloud whose metadata service answers here, and would be watched."""
+        """The cloud whose metadata service answers here, and which a run would watch."""
         found = find_platform(self.clock, environ=self.environ, limit_seconds=_PLATFORM_SECONDS)
         return found.name if found is not None else None
 
     def clear(self) -> None:
-        """End what the checks have started, and remove what they have written, if they were interrupted."""
-        self.scratch.clear(self.opened if "opened" in vars(self) else None)  # Else nothing was written.
+        """After an interruption, end the processes of the checks and remove their objects from the store."""
+        self.scratch.clear(self.opened if "opened" in vars(self) else None)  # A store that was not opened has nothing.
 
     @property
     def accelerators(self) -> int:
-        """Accelerators that torch sees on this machine; 0 if it cannot be imported."""
+        """Number of accelerators that torch sees on this machine; 0 if torch cannot be imported."""
         return self.probed.torch.accelerators if self.probed.torch is not None else 0
 
     @property
     def state_bytes(self) -> int | None:
-        """Bytes of the run's state: of its newest checkpoint, or of the rehearsal's; None without either."""
+        """Size of the run's state in bytes, from its newest checkpoint or from the rehearsal; None without either."""
         if self.spec is not None and self.history.checkpoints:
             return self.history.checkpoints[-1].manifest.size_bytes
         return self.rehearsed.state_bytes if self.rehearsed is not None else None
 
     @property
     def save_seconds(self) -> tuple[float, str] | None:
-        """Usual seconds of a save, and where they were measured; the run's own attempts come before the rehearsal."""
+        """Usual seconds of a save, and the source of the measurement: the run's own attempts or else the rehearsal."""
         measured = save_seconds(self.history) if self.spec is not None else None
         if measured is not None:
             return measured, IN_ATTEMPTS

@@ -1,4 +1,4 @@
-"""The error tree: one type per condition, the facts as attributes, a message that ends with the fix."""
+"""The error tree: one type for each condition, with the facts as attributes and a message that ends with the fix."""
 
 from __future__ import annotations
 

@@ -6,14 +6,14 @@ from typing import Any
 
 
 class SegueError(Exception):
-    """Base of everything segue raises on purpose: what happened, the evidence, then the fix.
+    """Base class of all errors that segue raises; the message has the problem, the evidence and the fix.
 
-    `exit_code` is the exit code of the command line.
+    `exit_code` is the exit code of a command that ends with this error.
     """
 
     exit_code = 1
     fix: str | None = None
-    """What to do about it, also at the end of the message; None if the message needs none."""
+    """The action that solves the problem; the message ends with it. None if no action is needed."""
 
     def __init__(self, message: str = "", *, fix: str | None = None) -> None:
         if fix is None:
@@ -23,7 +23,7 @@ class SegueError(Exception):
         super().__init__(f"{message} Fix: {self.fix}")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Constructors take the facts as keywords; an error from another process comes with its message and facts.
+        # Constructors take the facts as keywords, so pickle restores an error from its message and its attributes.
         return _rebuilt, (type(self), self.args, self.__dict__)
 
 

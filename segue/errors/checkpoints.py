@@ -9,30 +9,32 @@ _MOST_NAMED = 4
 
 
 class NoCheckpointError(UsageError):
-    """The run has no checkpoint that can be used."""
+    """The run has no usable checkpoint."""
 
     def __init__(self, *, run_id: str) -> None:
         self.run_id = run_id
         super().__init__(
             f"run {run_id} has no usable checkpoint.",
-            fix=f"run `segue checkpoints {run_id}` to see what became of those it had; if there are none, wait for its "
+            fix=f"run `segue checkpoints {run_id}` to see the state of its checkpoints; if the list is empty, wait "
+            "for the "
             "first commit.",
         )
 
 
 class NoMetricError(UsageError):
-    """None of the run's usable checkpoints has a metric by which one would be the best."""
+    """No usable checkpoint of the run has a metric, so the best checkpoint cannot be chosen."""
 
     def __init__(self, *, run_id: str) -> None:
         self.run_id = run_id
         super().__init__(
-            f"no usable checkpoint of run {run_id} has a metric, so none is the best.",
-            fix="give the recipe evaluate=..., or call run.save_best(metric) in a program; or name a --step.",
+            f"no usable checkpoint of run {run_id} has a metric, so the best checkpoint is not known.",
+            fix="give the recipe evaluate=..., or call run.save_best(metric) in a program; or choose a checkpoint "
+            "with --step.",
         )
 
 
 class UnknownStepError(UsageError):
-    """The run never committed a checkpoint of that step."""
+    """The run never committed a checkpoint of the requested step."""
 
     def __init__(self, *, run_id: str, step: int, steps_there: tuple[int, ...]) -> None:
         self.run_id, self.step, self.steps_there = run_id, step, steps_there
@@ -40,52 +42,54 @@ class UnknownStepError(UsageError):
 
 
 class PrunedCheckpointError(UsageError):
-    """The checkpoint existed; its bytes were deleted because retention no longer kept it."""
+    """The bytes of the checkpoint were deleted, because retention no longer kept the checkpoint."""
 
     def __init__(self, *, run_id: str, step: int, steps_there: tuple[int, ...]) -> None:
         self.run_id, self.step, self.steps_there = run_id, step, steps_there
         super().__init__(
             f"the checkpoint of step {step} of run {run_id} was pruned: its bytes are gone.",
-            fix=f"{_choose(steps_there)} To keep more of them, set a larger checkpoints.keep in the run spec.",
+            fix=f"{_choose(steps_there)} To keep more checkpoints, set a larger checkpoints.keep in the run spec.",
         )
 
 
 class QuarantinedCheckpointError(UsageError):
-    """The checkpoint is quarantined, so it is used only with --quarantined."""
+    """The checkpoint is quarantined, so a command uses it only with --quarantined."""
 
     def __init__(self, *, run_id: str, step: int, reason: str, steps_there: tuple[int, ...]) -> None:
         self.run_id, self.step, self.reason, self.steps_there = run_id, step, reason, steps_there
         super().__init__(
             f"the checkpoint of step {step} of run {run_id} is quarantined: {reason.rstrip('.')}.",
-            fix=f"{_choose(steps_there)} --quarantined takes this one regardless, if its bytes verify.",
+            fix=f"{_choose(steps_there)} Or add --quarantined to use this checkpoint, if its bytes verify.",
         )
 
 
 class NotQuarantinedError(UsageError):
-    """No checkpoint of that step is quarantined, so there is nothing to lift."""
+    """No checkpoint of the requested step is quarantined, so no quarantine can be lifted."""
 
     def __init__(self, *, run_id: str, step: int, quarantined: tuple[int, ...]) -> None:
         self.run_id, self.step, self.quarantined = run_id, step, quarantined
         super().__init__(
             f"run {run_id} has no quarantined checkpoint of step {step}.",
-            fix=_choose(quarantined) if quarantined else "none needed: no checkpoint of it is quarantined.",
+            fix=_choose(quarantined) if quarantined else "none needed: no checkpoint of the run is quarantined.",
         )
 
 
 class NoLostRecordError(UsageError):
-    """That record of the log can be read, or was given up before."""
+    """The requested record of the log can be read, or was given up before."""
 
     def __init__(self, *, run_id: str, slot: int, unread: tuple[int, ...]) -> None:
         self.run_id, self.slot, self.unread = run_id, slot, unread
         named = ", ".join(map(str, unread[:_MOST_NAMED]))
         super().__init__(
-            f"record {slot} of the log of {run_id} is not one that cannot be read and is waited for.",
+            f"record {slot} of the log of {run_id} cannot be given up: the record can be read, or does not "
+            "exist, or was "
+            "given up before.",
             fix=f"give --record {named}." if unread else "none needed: every record can be read, or was given up.",
         )
 
 
 class DamagedCheckpointError(CheckpointError):
-    """The requested checkpoint does not verify. Another one is not taken in its place."""
+    """The requested checkpoint does not verify. No other checkpoint is used instead."""
 
     def __init__(self, *, step: int, key: str, damage: str, steps_there: tuple[int, ...]) -> None:
         self.step, self.key, self.damage, self.steps_there = step, key, damage, steps_there
@@ -100,7 +104,9 @@ class ExportFolderError(UsageError):
 
     def __init__(self, *, folder: str, why: str, fix: str) -> None:
         self.folder, self.why = folder, why
-        super().__init__(f"folder {folder} {why}. Nothing was exported, and nothing there was changed.", fix=fix)
+        super().__init__(
+            f"folder {folder} {why}. Nothing was exported, and nothing in the folder was changed.", fix=fix
+        )
 
 
 class WeightsFileError(UsageError):
@@ -125,7 +131,7 @@ class WeightsMismatchError(UsageError):
         }
         facts = "; ".join(f"{words} {_some(names)}" for words, names in kinds.items() if names)
         only_missing = missing and not unexpected and not misshapen
-        partial = "--partial leaves those as the recipe builds them; or " if only_missing else ""
+        partial = "use --partial to leave these parameters as the recipe builds them; or " if only_missing else ""
         super().__init__(
             f"{file} does not fit the recipe's model: {facts}. Nothing was imported, and the run was not changed.",
             fix=f"{partial}give the recipe the config with which these weights were trained.",
@@ -133,7 +139,7 @@ class WeightsMismatchError(UsageError):
 
 
 class ForkMismatchError(UsageError):
-    """The state in another run's checkpoint does not fit the recipe of the run that is to begin with it."""
+    """The state in the checkpoint of another run does not fit the recipe of the new run."""
 
     def __init__(self, *, fork: str, component: str, why: str) -> None:
         self.fork, self.component, self.why = fork, component, why
@@ -144,14 +150,14 @@ class ForkMismatchError(UsageError):
 
 
 class RunBegunError(UsageError):
-    """A run that has already started cannot begin with a file's weights or another run's checkpoint."""
+    """A run that has already started cannot import weights or take a checkpoint of another run."""
 
     def __init__(self, *, run_id: str, what: str) -> None:
         self.run_id, self.what = run_id, what
         super().__init__(
             f"run {run_id} has already started: {what}. An import or a fork makes the first checkpoint of a run. "
-            "Nothing there was changed.",
-            fix="give the new run another name.",
+            "Nothing was changed.",
+            fix="give the new run another run id.",
         )
 
 
@@ -162,5 +168,5 @@ def _some(names: tuple[str, ...]) -> str:
 
 def _choose(steps: tuple[int, ...]) -> str:
     if not steps:
-        return "none; the run has no other checkpoint."
+        return "none needed: the run has no other checkpoint."
     return f"choose one of the steps {', '.join(map(str, steps))}."

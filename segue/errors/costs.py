@@ -1,4 +1,4 @@
-"""Errors of prices and budgets. Nothing was bought."""
+"""Errors of prices and budgets, raised before any capacity was bought."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from segue.errors.base import UsageError
 
 
 class PriceSourceError(UsageError):
-    """The source of current prices does not give them."""
+    """The current prices could not be read from their source."""
 
     def __init__(self, *, source: str, why: str, fix: str) -> None:
         self.source, self.why = source, why
@@ -14,7 +14,7 @@ class PriceSourceError(UsageError):
 
 
 class BudgetError(UsageError):
-    """A run would cost more than its budget leaves."""
+    """A run would cost more than the rest of its budget."""
 
     def __init__(self, *, run_id: str, why: str, fix: str) -> None:
         self.run_id, self.why = run_id, why

@@ -6,20 +6,20 @@ from segue.errors.base import SegueError
 
 
 class DataChangedError(SegueError):
-    """A file has other content than when the run began."""
+    """The content of a data file has changed since the run began."""
 
     exit_code = 2
 
     def __init__(self, *, path: str, expected: str, found: str) -> None:
         self.path, self.expected, self.found = path, expected, found
         super().__init__(
-            f"{path} has changed since the run began: its SHA-256 was {expected[:12]}... and is {found[:12]}... now.",
-            fix="put the file back as it was, or start a new run with the new file.",
+            f"{path} has changed since the run began: its SHA-256 was {expected[:12]}... and now is {found[:12]}...",
+            fix="restore the old content of the file, or start a new run with the new file.",
         )
 
 
 class NoDataError(SegueError):
-    """A slot has no window of data: files are missing, or there are none at all."""
+    """A slot has no window of data, because some or all of its files are missing."""
 
     exit_code = 2
 
@@ -29,7 +29,7 @@ class NoDataError(SegueError):
 
 
 class DataUnreadableError(SegueError):
-    """A file of the data could not be read."""
+    """A data file could not be read."""
 
     exit_code = 2
 
@@ -39,12 +39,12 @@ class DataUnreadableError(SegueError):
 
 
 def printable(name: str) -> str:
-    """A name that someone else chose, as part of a sentence: on one line, and visible."""
+    """A name from outside in a form for messages: on one line, with all characters visible."""
     return name if name.isprintable() and name.strip() == name != "" else repr(name)
 
 
 class DataContentError(DataUnreadableError):
-    """The content of a file breaks a rule of the reader, so no two readers could be sure to see the same in it."""
+    """The content of a file breaks a rule of the reader, so other readers could read different values from the file."""
 
     def __init__(self, *, path: str, rule: str, fix: str, column: str | None = None, row: int | None = None) -> None:
         self.rule, self.column, self.row = rule, column, row

@@ -1,4 +1,4 @@
-"""Errors about the versions of a model that a schedule trains."""
+"""Errors of scheduled retraining and of the versions of its models."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from segue.errors.storage import StoreError
 
 
 class UnknownModelError(SegueError):
-    """A store has no model of this name."""
+    """The store has no model of this name."""
 
     exit_code = 2
 
@@ -19,31 +19,33 @@ class UnknownModelError(SegueError):
 
 
 class UnknownVersionError(SegueError):
-    """A model has no such version."""
+    """The model has no version of this number."""
 
     exit_code = 2
 
     def __init__(self, *, name: str, version: int, known: tuple[int, ...]) -> None:
         self.name, self.version, self.known = name, version, known
         there = f"its versions are 1 to {max(known)}" if known else "it has none"
-        super().__init__(f"model {name} has no version {version}: {there}.", fix="see `segue models ls`.")
+        super().__init__(
+            f"model {name} has no version {version}: {there}.", fix="choose a version from `segue models ls`."
+        )
 
 
 class ModelChangedError(SegueError):
-    """Another version came into service after a candidate was compared with the one before it."""
+    """After the evaluation of a candidate, another version was put into service."""
 
     def __init__(self, *, name: str, compared_with: int | None, in_service: int | None) -> None:
         self.name, self.compared_with, self.in_service = name, compared_with, in_service
         then = f"version {compared_with}" if compared_with is not None else "no version"
         now = f"version {in_service}" if in_service is not None else "no version"
         super().__init__(
-            f"model {name}: the candidate was compared with {then}, and {now} is in service now.",
-            fix="compare it with the version in service.",
+            f"model {name}: the candidate was compared with {then}, but {now} is in service now.",
+            fix="compare the candidate with the version in service.",
         )
 
 
 class NotWaitingError(SegueError):
-    """Nobody is asked about a version, so there is nothing to decide."""
+    """No version waits for a decision of a person."""
 
     exit_code = 2
 
@@ -54,18 +56,20 @@ class NotWaitingError(SegueError):
         slot = f"; its slot has ended as {outcome}" if outcome else ""
         super().__init__(
             f"{which} of model {name} {verb} for a decision{slot}.",
-            fix="put a version into service whatever its evaluation said: `segue models promote`.",
+            fix="to put a version into service regardless of its evaluation, use `segue models promote`.",
         )
 
 
 class ScoresError(SegueError):
-    """The function that scores a model did not return what an evaluation needs."""
+    """The result of the function that scores a model is not valid."""
 
     exit_code = 2
 
     def __init__(self, *, function: str, why: str) -> None:
         self.function, self.why = function, why
-        super().__init__(f"{function}: {why}.", fix="return {metric: a number for each row of the frame}.")
+        super().__init__(
+            f"{function}: {why}.", fix="return a dict: for each metric, one number for each row of the frame."
+        )
 
 
 class PublishError(SegueError):
@@ -82,7 +86,7 @@ class PublishError(SegueError):
 
 
 class DamagedVersionError(SegueError):
-    """A published file of a version is gone, or has other bytes."""
+    """A published file of a version is missing or was changed."""
 
     def __init__(self, *, key: str, why: str, is_in_service: bool = True) -> None:
         self.key, self.why = key, why
@@ -93,25 +97,28 @@ class DamagedVersionError(SegueError):
 
 
 class NotInServiceError(SegueError):
-    """A model has versions, and none of them is in service."""
+    """The model has versions, but no version is in service."""
 
     exit_code = 2
 
     def __init__(self, *, name: str) -> None:
         self.name = name
-        super().__init__(f"no version of model {name} is in service.", fix="promote one: `segue models promote`.")
+        super().__init__(
+            f"no version of model {name} is in service.", fix="put a version into service: `segue models promote`."
+        )
 
 
 class NoProgramError(SegueError):
-    """A version was published without a program of torch.export."""
+    """A version was published without a torch.export program."""
 
     exit_code = 2
 
     def __init__(self, *, name: str, version: int) -> None:
         self.name, self.version = name, version
         super().__init__(
-            f"version {version} of model {name} was published without a program.",
-            fix="set publish.example in retrain.toml, and load the weights of this version.",
+            f"version {version} of model {name} was published without a torch.export program.",
+            fix="load the weights of this version; for a program in later versions, set publish.example in "
+            "retrain.toml.",
         )
 
 
@@ -120,21 +127,21 @@ class RetrainJobError(SegueError):
 
     def __init__(self, *, what: str, why: str, traceback: str = "") -> None:
         self.what, self.why, self.traceback = what, why, traceback
-        super().__init__(f"{what} failed: {why.rstrip('.')}.", fix="correct it, then start the slot again.")
+        super().__init__(f"{what} failed: {why.rstrip('.')}.", fix="correct the cause, then start the slot again.")
 
 
 class NoDocsError(SegueError):
-    """A store has no Data Docs at a place."""
+    """The store has no Data Docs for a slot."""
 
     exit_code = 2
 
     def __init__(self, *, where: str) -> None:
         self.where = where
-        super().__init__(f"there are no Data Docs at {where}.", fix="name a slot whose data was checked: --slot.")
+        super().__init__(f"there are no Data Docs at {where}.", fix="use --slot to name a slot whose data was checked.")
 
 
 class SlotEndedError(SegueError):
-    """A slot has ended, superseded or cancelled, before its candidate was recorded."""
+    """A slot was superseded or cancelled before its candidate was recorded."""
 
     def __init__(self, *, outcome: str) -> None:
         self.outcome = outcome
@@ -142,13 +149,13 @@ class SlotEndedError(SegueError):
 
 
 class SameDataError(SegueError):
-    """A slot that was begun for new data has the same data as another slot, which trains or has trained on it."""
+    """A slot for new data has the same data as another slot that is training or has trained."""
 
     def __init__(self, *, name: str, slot: datetime) -> None:
         self.name, self.slot = name, slot
         super().__init__(
-            f"its files are those of the slot {slot:%Y-%m-%d %H:%M:%S %Z} of {name}, unchanged.",
-            fix="none needed; start a slot by hand to train on them again.",
+            f"the slot has the same unchanged files as the slot {slot:%Y-%m-%d %H:%M:%S %Z} of {name}.",
+            fix="none needed; to train on the same files again, start a slot by hand.",
         )
 
 
@@ -157,4 +164,4 @@ class RetrainStoreError(StoreError):
 
     def __init__(self, *, what: str, why: str) -> None:
         self.what, self.why = what, why
-        super().__init__(f"{what}: {why}", fix="none needed; it is done again when the store is back.")
+        super().__init__(f"{what}: {why}", fix="none needed; segue tries again when the store is available.")

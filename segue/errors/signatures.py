@@ -1,4 +1,4 @@
-"""Errors of signatures: keys, and records or shards that were not written with the key."""
+"""Errors of signing keys, and of records or shards that were not signed with the key."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from segue.errors.storage import CheckpointError
 def _stop_fix(key: str, slot: int) -> str:
     run_id = key.partition("/")[0]
     return (
-        f"find out who can write to the store. When that is settled, move {key} out of it and start the run again. If "
-        f"that says that record {slot} is missing: segue checkpoints give-up-record {run_id} --record {slot}. "
+        f"find out who can write to the store. Then move {key} out of the store and start the run again. If the "
+        "run then "
+        f"says that record {slot} is missing: segue checkpoints give-up-record {run_id} --record {slot}. "
         "See docs/security.md."
     )
 
@@ -24,7 +25,7 @@ class SigningKeyError(UsageError):
 
 
 class BadSignatureError(SegueError):
-    """A signature does not match these bytes and this key."""
+    """A signature does not match the bytes and the key."""
 
     def __init__(self, *, why: str, key_id: str) -> None:
         self.why, self.key_id = why, key_id
@@ -32,48 +33,49 @@ class BadSignatureError(SegueError):
 
 
 class SigningKeyNeededError(UsageError):
-    """A run's log is signed, and no key was given to check it with."""
+    """The log of a run is signed, but no signing key was given."""
 
     def __init__(self, *, run_id: str) -> None:
         self.run_id = run_id
         super().__init__(
-            f"the log of {run_id} is signed, and no signing key was given.",
-            fix="set [store] signing_key in the run spec, or for commands without one the variable "
-            "SEGUE_SIGNING_KEY_FROM, to env:NAME or file:/path.",
+            f"the log of {run_id} is signed, but no signing key was given.",
+            fix="set [store] signing_key in the run spec to env:NAME or file:/path; for a command without a run "
+            "spec, set "
+            "the environment variable SEGUE_SIGNING_KEY_FROM to that value.",
         )
 
 
 class UnsignedLogError(UsageError):
-    """A signing key was given, and the run's log is not signed."""
+    """A signing key was given, but the log of the run is not signed."""
 
     def __init__(self, *, run_id: str, key: str) -> None:
         self.run_id, self.key = run_id, key
         super().__init__(
-            f"a signing key was given, and {key} of the log of {run_id} is not signed.",
-            fix="begin a run with another id; if this run was never signed, leave out signing_key to continue it.",
+            f"a signing key was given, but {key} of the log of {run_id} is not signed.",
+            fix="start a run with another id; or, if this run was never signed, continue it without signing_key.",
         )
 
 
 class ForgedRecordError(SegueError):
-    """A record of a signed log was not written with the log's key."""
+    """A record of a signed log was not signed with the key of the log."""
 
     def __init__(self, *, key: str, slot: int, why: str) -> None:
         self.key, self.slot, self.why = key, slot, why
-        super().__init__(f"{key} is forged: {why}. Nothing of it was used.", fix=_stop_fix(key, slot))
+        super().__init__(f"{key} is forged: {why}. The record was not used.", fix=_stop_fix(key, slot))
 
 
 class ReplayedRecordError(SegueError):
-    """A record of a signed log is a copy of one from another slot, run or log."""
+    """A record of a signed log is a copy of a record from another slot, run or log."""
 
     def __init__(self, *, key: str, slot: int, signed_for: str) -> None:
         self.key, self.slot, self.signed_for = key, slot, signed_for
         super().__init__(
-            f"{key} is a copy: it was signed for {signed_for}. Nothing of it was used.", fix=_stop_fix(key, slot)
+            f"{key} is a copy: it was signed for {signed_for}. The record was not used.", fix=_stop_fix(key, slot)
         )
 
 
 class BrokenChainError(SegueError):
-    """A record of a signed log is not the one that a later record follows."""
+    """A record of a signed log was replaced: a later record was signed as the successor of another record."""
 
     def __init__(self, *, key: str, slot: int, later_slot: int) -> None:
         self.key, self.slot, self.later_slot = key, slot, later_slot
@@ -84,37 +86,39 @@ class BrokenChainError(SegueError):
 
 
 class ForgedShardError(CheckpointError):
-    """A shard's bytes have the checksum of its manifest, and another hash: they were replaced on purpose."""
+    """The bytes of a shard match their checksum but not their signed hash, so they were replaced on purpose."""
 
     def __init__(self, *, key: str, chunk: int, expected: str, found: str) -> None:
         self.key, self.chunk, self.expected, self.found = key, chunk, expected, found
         super().__init__(
             f"{key} chunk {chunk} is forged: SHA-256 {found[:12]}..., signed manifest {expected[:12]}... "
             "The checkpoint is quarantined.",
-            fix="find out who can write to the store; the checkpoint before it is used.",
+            fix="find out who can write to the store. The run continues from the previous checkpoint.",
         )
 
 
 class LostRecordError(SegueError):
-    """A record in the middle of a signed log is missing or damaged: a quarantine or a stop may have been in it."""
+    """A record in the middle of a signed log is missing or damaged; it may have been a quarantine or a stop."""
 
     def __init__(self, *, run_id: str, slot: int, key: str, why: str) -> None:
         self.run_id, self.slot, self.key, self.why = run_id, slot, key, why
         super().__init__(
-            f"record {slot} of the signed log of {run_id} cannot be read ({key}: {why}). It may have quarantined a "
-            "checkpoint or stopped the run, so nothing is decided without it.",
-            fix=f"restore {key} from the bucket's versions or from a backup. If it is lost for good, look at the "
-            f"records beside it, and go on without it: segue checkpoints give-up-record {run_id} --record {slot}",
+            f"record {slot} of the signed log of {run_id} cannot be read ({key}: {why}). The record may have "
+            "quarantined "
+            "a checkpoint or stopped the run, so segue makes no decision without it.",
+            fix=f"restore {key} from the bucket's versions or from a backup. If that is not possible, look "
+            "at the records before and after it, then continue without it: segue checkpoints give-up-record "
+            f"{run_id} --record {slot}",
         )
 
 
 class NothingTrustedError(SegueError):
-    """A signed run has checkpoints or unreadable records, and no checkpoint that can be used."""
+    """A signed run has checkpoints or unreadable records, but no usable checkpoint."""
 
     def __init__(self, *, run_id: str, checkpoints: int, unreadable: int) -> None:
         self.run_id, self.checkpoints, self.unreadable = run_id, checkpoints, unreadable
         super().__init__(
-            f"run {run_id} has {checkpoints} checkpoints and {unreadable} unreadable records in its signed log, and no "
-            "checkpoint that can be used. It does not begin at step 0 again by itself.",
-            fix="restore the objects from the bucket's versions, or begin a run with another id.",
+            f"run {run_id} has {checkpoints} checkpoints and {unreadable} unreadable records in its signed log, but no "
+            "usable checkpoint. The run does not start again at step 0 automatically.",
+            fix="restore the objects from the bucket's versions, or start a run with another id.",
         )

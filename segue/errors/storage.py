@@ -20,27 +20,29 @@ class StoreUnreachableError(StoreError, UsageError):
 
 
 class MissingObjectError(StoreError):
-    """The store has no object of that name."""
+    """The store has no object of the requested name."""
 
     def __init__(self, *, key: str) -> None:
         self.key = key
         super().__init__(
-            f"{key} is not in the store.", fix="if someone deleted it, restore it from the bucket's versions."
+            f"{key} is not in the store.",
+            fix="if the object was deleted by mistake, restore it from the bucket's versions.",
         )
 
 
 class BadKeyError(StoreError):
-    """A key points outside the folder it belongs to, or is malformed."""
+    """An object key points outside its folder, or is malformed."""
 
     def __init__(self, *, key: str) -> None:
         self.key = key
         super().__init__(
-            f"object key {key!r} was refused: it is not a plain relative path.", fix="treat its source as hostile."
+            f"object key {key!r} was refused: it is not a plain relative path.",
+            fix="do not trust the source of this key.",
         )
 
 
 class FencedError(SegueError):
-    """This attempt may not write to the run any more. Stop; do not retry."""
+    """This attempt may no longer write to the run. The attempt must stop and must not retry."""
 
 
 class SupersededError(FencedError):
@@ -50,46 +52,46 @@ class SupersededError(FencedError):
         self.epoch, self.newer_epoch = epoch, newer_epoch
         super().__init__(
             f"claim epoch {epoch} was superseded by epoch {newer_epoch}: another attempt owns this run now. "
-            "This one stops without committing.",
+            "This attempt stops without committing.",
             fix="none needed.",
         )
 
 
 class LogReplacedError(FencedError):
-    """The log that was read is not in the store any more: the run was deleted, and perhaps begun again."""
+    """The log that this process read is no longer in the store: the run was deleted, and perhaps started again."""
 
     def __init__(self, *, run_id: str, url: str, key: str, log_id: str, is_there: bool) -> None:
         self.run_id, self.url, self.key, self.log_id, self.is_there = run_id, url, key, log_id, is_there
-        what = "is another record now" if is_there else "is gone"
+        what = "is another record now" if is_there else "is missing"
         super().__init__(
             f"store {url}: {key} {what}, so the log {log_id[:8]} of run {run_id} was deleted or replaced. "
-            "Nothing is written to what is in its place.",
+            "This process writes nothing to the new log.",
             fix="none needed if the run was deleted on purpose; otherwise restore its folder from the bucket's "
             "versions or from a backup, and start the run again.",
         )
 
 
 class LogCutError(StoreError):
-    """The beginning of a run's log is gone, but later records are there: only a part of the run was deleted."""
+    """The beginning of a run's log is missing, but later records exist: the run was deleted only in part."""
 
     def __init__(self, *, run_id: str, url: str, begins_with: int | None) -> None:
         self.run_id, self.url, self.begins_with = run_id, url, begins_with
-        what = f"its first readable record is {begins_with}" if begins_with is not None else "none of it is readable"
+        what = f"its first readable record is {begins_with}" if begins_with is not None else "no record is readable"
         super().__init__(
             f"store {url}: the log of run {run_id} has lost its beginning ({what}). A process of the run may have "
-            "written it while the run was deleted.",
-            fix=f"if the run was deleted on purpose, delete what is left of it below {run_id}/ in the store, and "
-            "start it again. Otherwise restore the log from the bucket's versions or from a backup.",
+            "written these records while the run was deleted.",
+            fix=f"if the run was deleted on purpose, delete the remaining objects below {run_id}/ in the store, and "
+            "start the run again. Otherwise restore the log from the bucket's versions or from a backup.",
         )
 
 
 class UnreadRecordError(StoreError):
-    """An attempt stops without committing: a record after its claim cannot be read, and may be a newer claim."""
+    """A record after the claim of an attempt cannot be read and may be a newer claim, so the attempt stops."""
 
     def __init__(self, *, key: str, epoch: int, why: str) -> None:
         self.key, self.epoch, self.why = key, epoch, why
         super().__init__(
-            f"{key} cannot be read ({why}), and it may be a claim that is newer than epoch {epoch}. "
+            f"{key} cannot be read ({why}). The record may be a claim that is newer than epoch {epoch}. "
             "This attempt stops without committing.",
             fix="none needed: the next attempt claims the run after that record, and continues from the newest "
             "checkpoint.",
@@ -97,18 +99,18 @@ class UnreadRecordError(StoreError):
 
 
 class StalePlanError(SegueError):
-    """An attempt was started for a plan that is no longer the one in force. Stop; do not retry."""
+    """An attempt was started for a plan that is no longer in force. The attempt must stop and must not retry."""
 
     def __init__(self, *, segment: int, attempt: int, why: str) -> None:
         self.segment, self.attempt, self.why = segment, attempt, why
         super().__init__(
-            f"segment {segment} attempt {attempt} came too late: {why}. It stops without changing the run.",
+            f"segment {segment} attempt {attempt} came too late: {why}. The attempt stops without changing the run.",
             fix="none needed.",
         )
 
 
 class LogMovedError(SegueError):
-    """Another process appended to the log after it was read; the decision must be made again."""
+    """Another process appended to the log after this process read it; the decision must be made again."""
 
     def __init__(self, *, slot: int) -> None:
         self.slot = slot
@@ -132,11 +134,11 @@ class CheckpointError(SegueError):
 
 
 _NEXT = "The checkpoint is quarantined."
-_NEXT_FIX = "none needed; the one before it is used."
+_NEXT_FIX = "none needed; the previous checkpoint is used."
 
 
 class MissingShardError(CheckpointError):
-    """A shard that the manifest names is gone."""
+    """A shard that is named in the manifest is missing from the store."""
 
     def __init__(self, *, key: str) -> None:
         self.key = key
@@ -148,7 +150,7 @@ class TruncatedShardError(CheckpointError):
 
     def __init__(self, *, key: str, expected_bytes: int, found_bytes: int) -> None:
         self.key, self.expected_bytes, self.found_bytes = key, expected_bytes, found_bytes
-        super().__init__(f"{key} has {found_bytes} bytes; its manifest has {expected_bytes}. {_NEXT}", fix=_NEXT_FIX)
+        super().__init__(f"{key} has {found_bytes} bytes; the manifest says {expected_bytes}. {_NEXT}", fix=_NEXT_FIX)
 
 
 class CorruptShardError(CheckpointError):
@@ -162,7 +164,7 @@ class CorruptShardError(CheckpointError):
 
 
 class MalformedCheckpointError(CheckpointError):
-    """A checkpoint's bytes verify but contradict its manifest or cannot be parsed."""
+    """The bytes of a checkpoint verify, but they contradict the manifest or cannot be parsed."""
 
     def __init__(self, *, key: str, why: str) -> None:
         self.key, self.why = key, why
@@ -170,9 +172,11 @@ class MalformedCheckpointError(CheckpointError):
 
 
 class UnsupportedStateError(SegueError):
-    """A value in the state has no safe representation."""
+    """A value in the state has a type that a checkpoint cannot store."""
 
-    def __init__(self, *, path: str, type_name: str, fix: str = "give the object a state_dict() of those") -> None:
+    def __init__(
+        self, *, path: str, type_name: str, fix: str = "give the object a state_dict() of these types"
+    ) -> None:
         self.path, self.type_name = path, type_name
         super().__init__(
             f"{path}: cannot store a {type_name}. Checkpoints hold tensors, arrays, numbers, strings, lists, tuples "
@@ -182,11 +186,11 @@ class UnsupportedStateError(SegueError):
 
 
 class StateTooLargeError(SegueError):
-    """The state exceeds a limit above which a checkpoint could not be read back."""
+    """The state exceeds a limit; a checkpoint above this limit could not be read again."""
 
     def __init__(self, *, what: str, found: int, most: int, fix: str) -> None:
         self.what, self.found, self.most = what, found, most
-        super().__init__(f"{what}: {found}, and a checkpoint can have {most}. Nothing was written.", fix=fix)
+        super().__init__(f"{what}: {found}, but a checkpoint can have at most {most}. Nothing was written.", fix=fix)
 
 
 class WriterDiedError(SegueError):
@@ -195,18 +199,20 @@ class WriterDiedError(SegueError):
     def __init__(self, *, exit_code: int | None, why: str) -> None:
         self.exit_code_found, self.why = exit_code, why
         super().__init__(
-            f"the writer process ended (exit code {exit_code}: {why}). It is started again and the save retried.",
-            fix="if it was killed for memory, add memory for one more copy of the state, or set staging_buffers = 1.",
+            f"the writer process ended (exit code {exit_code}: {why}). The process is started again, and the save "
+            "is retried.",
+            fix="if the process was killed because memory ran out, add memory for one more copy of the state, or set "
+            "staging_buffers = 1.",
         )
 
 
 class WorkAtRiskError(StoreError):
-    """Nothing could be committed for longer than the user allows."""
+    """No checkpoint could be committed for longer than max_work_at_risk_seconds."""
 
     def __init__(self, *, at_risk_seconds: float, allowed_seconds: float, why: str) -> None:
         self.at_risk_seconds, self.allowed_seconds, self.why = at_risk_seconds, allowed_seconds, why
         super().__init__(
-            f"{at_risk_seconds:.0f} s of work are not committed, and max_work_at_risk_seconds allows "
+            f"{at_risk_seconds:.0f} s of work are not committed, but max_work_at_risk_seconds allows only "
             f"{allowed_seconds:.0f}: {why.partition(' Fix: ')[0]} The run continues from its last commit.",
             fix="repair the store, or set a larger max_work_at_risk_seconds.",
         )

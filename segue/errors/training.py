@@ -16,7 +16,7 @@ class BrokenResumeError(SegueError):
     exit_code = 3
 
     def __init__(self, *, component: str, detail: str, fix: str = "") -> None:
-        # The finding of a lost component begins with the same words.
+        # The finding of a lost component begins with the same words, which the message must not repeat.
         self.component, self.detail = component, detail.removeprefix(f"{component} was not restored: ").rstrip(".")
         is_lost = detail.startswith(f"{component} was not restored")
         what = f"{component} was not restored ({self.detail})" if is_lost else f"{component}: {self.detail}"
@@ -27,7 +27,7 @@ class BrokenResumeError(SegueError):
 
 
 class RehearsalError(SegueError):
-    """A fresh process could not continue the run from its first checkpoint."""
+    """The resume rehearsal failed: a fresh process could not continue the run from the first checkpoint."""
 
     exit_code = 3
 
@@ -41,42 +41,43 @@ class RehearsalError(SegueError):
 
 
 class StructureChangedError(SegueError):
-    """The model or an optimizer is built differently than a resume would build it; no checkpoint holds the change."""
+    """The training changed the structure of the model or an optimizer; a resume would build it without the change."""
 
     def __init__(self, *, changes: tuple[str, ...], step: int, saved_step: int) -> None:
         self.changes, self.step, self.saved_step = changes, step, saved_step
         more = f"; and {len(changes) - 3} more" if len(changes) > 3 else ""
         kept = f"the run keeps its checkpoints up to step {saved_step}" if saved_step else "there was no checkpoint yet"
         super().__init__(
-            f"The structure changed during training, and a resume would build it without the change: "
+            f"The structure of the model or an optimizer changed during training; a resume would lack the change: "
             f"{'; '.join(changes[:3])}{more}. Nothing was saved at step {step}; {kept}.",
             fix="build the structure of the whole run from the start (in `build`, or before `run.track`), and freeze "
-            "parameters by requires_grad_(False), which is saved; or end the run before the change and start a new one "
-            "from its weights (segue checkpoints export and import).",
+            "parameters by requires_grad_(False), which is saved; or end the run before the change and start a new run "
+            "from the exported weights (segue checkpoints export and import).",
         )
 
 
 class NonDeterministicOperationError(SegueError):
-    """The run asks for deterministic kernels, and an operation of the recipe has none."""
+    """The run permits only deterministic kernels, but an operation of the recipe has no deterministic kernel."""
 
     def __init__(self, *, operation: str, where: str) -> None:
         self.operation, self.where = operation, where
         place = f" at {where}" if where else ""
         super().__init__(
-            f"{operation}{place} has no deterministic kernel, and only such kernels are allowed (deterministic = true "
-            "in the run spec, or torch.use_deterministic_algorithms in the recipe).",
-            fix="replace the operation, or remove deterministic: resumes are then compared within the measured noise.",
+            f"{operation}{place} has no deterministic kernel, but only deterministic kernels are allowed "
+            "(deterministic = "
+            "true in the run spec, or torch.use_deterministic_algorithms in the recipe).",
+            fix="replace the operation, or remove that setting; resumes are then compared within the measured noise.",
         )
 
 
 class PoisonedStepError(SegueError):
-    """A step had anomalous numbers; the state after it is not kept."""
+    """A step had anomalous numbers; the state after this step is not kept."""
 
     def __init__(self, *, anomaly: Anomaly) -> None:
         self.anomaly = anomaly
         super().__init__(
-            f"{anomaly.sentence}. Nothing of that step was kept: the run goes back to its newest checkpoint and "
-            "repeats it.",
+            f"{anomaly.sentence}. The state after that step was not kept: the run goes back to its newest "
+            "checkpoint and repeats the step.",
             fix="if it happens again, check these samples, the learning rate and the number format.",
         )
 
@@ -88,7 +89,7 @@ class RankFailedError(SegueError):
         self.rank, self.type_name, self.message, self.traceback = rank, type_name, message, traceback
         self.is_transient = is_transient
         super().__init__(
-            f"rank {rank} raised {type_name}: {message}.", fix="correct the recipe; its traceback follows."
+            f"rank {rank} raised {type_name}: {message}.", fix="correct the recipe; the traceback of that rank follows."
         )
 
 
@@ -99,7 +100,7 @@ class RankMismatchError(SegueError):
         self.rank, self.step = rank, step
         super().__init__(
             f"rank {rank} and rank 0 have parameters or optimizer state of different names or sizes at step {step}, "
-            "so what they stored is not the whole state. Nothing was committed.",
+            "so the stored parts are not the whole state. Nothing was committed.",
             fix="build the same model and optimizer on every rank.",
         )
 
@@ -110,27 +111,26 @@ class RankDriftError(SegueError):
     def __init__(self, *, rank: int, channel: str, here: float, leads: float) -> None:
         self.rank, self.channel, self.here, self.leads = rank, channel, here, leads
         super().__init__(
-            f"the {channel} norm of rank {rank} is {here!r}, that of rank 0 {leads!r}: the ranks train different "
-            "models.",
-            fix="let the loss call the model it is given, not its .module, and shard all of a model or none of it.",
+            f"the {channel} norm is {here!r} on rank {rank} and {leads!r} on rank 0: the ranks train different models.",
+            fix="in the loss function, call the given model, not its .module; shard either the whole model or nothing.",
         )
 
 
 class HungRankError(SegueError):
-    """A rank is alive and did not reach the point where the others wait for it."""
+    """A rank is alive but did not reach the point at which the other ranks wait."""
 
     def __init__(self, *, ranks: tuple[int, ...], waited_seconds: float, step: int) -> None:
         self.ranks, self.waited_seconds, self.step = ranks, waited_seconds, step
         names = ", ".join(map(str, ranks))
         super().__init__(
-            f"rank {names} hung: the others waited {waited_seconds:.0f} s for it after step {step}.",
-            fix="look for a loop or a lock that depends on the rank; if its steps take that long, set a larger "
+            f"rank {names} hung: the other ranks waited {waited_seconds:.0f} s after step {step}.",
+            fix="look for a loop or a lock that depends on the rank; if a step can take that long, set a larger "
             "liveness.rank_seconds.",
         )
 
 
 class RankLostError(SegueError):
-    """A rank ended without a report, or because of its store or its machine; the recipe did not fail."""
+    """A rank ended without a report, or its store or machine failed; the recipe itself did not fail."""
 
     def __init__(self, *, ranks: tuple[int, ...], why: str) -> None:
         self.ranks, self.why = ranks, why
@@ -141,19 +141,20 @@ class RankLostError(SegueError):
 
 
 class MetadataServiceError(SegueError):
-    """The metadata service of a cloud machine could not be read; its notices are not seen until it can."""
+    """The metadata service of a cloud machine could not be read; until it answers, its notices are missed."""
 
     def __init__(self, *, provider: str, url: str, why: str) -> None:
         self.provider, self.url, self.why = provider, url, why
         super().__init__(
-            f"the metadata service of {provider} at {url} could not be read: {why.rstrip('.')}. It is asked again.",
-            fix="let this process reach that address (in a container on AWS: a hop limit of 2), or leave the provider "
-            "out of `notices`.",
+            f"the metadata service of {provider} at {url} could not be read: {why.rstrip('.')}. The request is "
+            "repeated.",
+            fix="give this process access to that address (in a container on AWS: set a hop limit of 2), or remove the "
+            "provider from `notices`.",
         )
 
 
 class LossError(SegueError):
-    """The recipe's loss function returned something from which no step can be made."""
+    """The result of the recipe's loss function cannot be used for a step."""
 
     def __init__(
         self, *, loss: str, found: str, fix: str, needed: str = "a step needs a scalar tensor with a gradient"
@@ -163,7 +164,7 @@ class LossError(SegueError):
 
 
 class DrillFailedError(SegueError):
-    """A drill could not be made: the recipe or program does not reach its goal even without a kill.
+    """A drill was not possible, because the recipe or program fails without a kill too.
 
     `traceback` is the traceback of the user's code, if that code raised.
     """
@@ -173,22 +174,23 @@ class DrillFailedError(SegueError):
         *,
         workload: str,
         why: str,
-        fix: str = "correct that, then run the drill again.",
+        fix: str = "correct the cause, then run the drill again.",
         traceback: str = "",
     ) -> None:
         self.workload, self.why, self.traceback = workload, why, traceback
         super().__init__(
-            f"no drill of {workload} was made, because it fails without a kill: {why.rstrip('.')}.",
+            f"no drill of {workload} was made, because {workload} fails without a kill too: {why.rstrip('.')}.",
             fix=fix or None,
         )
 
 
 class TrackerError(SegueError):
-    """An experiment tracker did not take a run's rows or its end. The run itself is untouched."""
+    """An experiment tracker did not accept the rows or the end of a run. The run itself is not affected."""
 
     def __init__(self, *, sent_step: int, why: str) -> None:
         self.sent_step, self.why = sent_step, why
         super().__init__(
             f"The tracker failed after step {sent_step}: {why}",
-            fix="check its address and that it answers, then run the same command again; no step is sent twice.",
+            fix="check that the tracker answers at its address, then run the same command again; no step is "
+            "sent twice.",
         )

@@ -15,14 +15,14 @@ HopelessReason = Literal["deadline_too_near", "save_longer_than_life", "at_risk_
 
 
 COMMAND_LINE = "on the command line"
-"""The source of options that were not read from a file."""
+"""The value of `source` for options that were given on the command line."""
 
 
 class SpecError(UsageError):
-    """A run spec, or the options in its place, have invalid fields."""
+    """A run spec, or the command-line options that replace it, has invalid fields."""
 
     def __init__(self, *, source: str, problems: tuple[str, ...], fix: str | None = None) -> None:
-        """Without a `fix`, the fix is to correct the fields or options."""
+        """If `fix` is None, the fix is to correct the fields or options."""
         self.source, self.problems = source, problems
         where = source if source == COMMAND_LINE else f"{source} is not valid"
         what = "options; --help describes them" if source == COMMAND_LINE else "fields"
@@ -33,7 +33,7 @@ class SlurmSetupError(UsageError):
     """The jobs of a run cannot run on this Slurm cluster, or cannot be submitted from this machine."""
 
     def __init__(self, *, problems: tuple[tuple[str, str], ...]) -> None:
-        """`problems` are pairs of what is wrong and its fix."""
+        """Each item of `problems` is a problem and its fix."""
         self.problems = problems
         what = "; ".join(what for what, _ in problems)
         super().__init__(f"slurm: {what}.", fix="; ".join(dict.fromkeys(fix for _, fix in problems)) + ".")
@@ -43,22 +43,24 @@ class RaySetupError(UsageError):
     """The trainers of a run cannot run on this Ray cluster, or cannot be started there from this machine."""
 
     def __init__(self, *, problems: tuple[tuple[str, str], ...]) -> None:
-        """`problems` are pairs of what is wrong and its fix."""
+        """Each item of `problems` is a problem and its fix."""
         self.problems = problems
         what = "; ".join(what for what, _ in problems)
         super().__init__(f"ray: {what}.", fix="; ".join(dict.fromkeys(fix for _, fix in problems)) + ".")
 
 
 class DeadlinePassedError(UsageError):
-    """The deadline lies before now."""
+    """The deadline has passed."""
 
     def __init__(self, *, deadline: str, now: str) -> None:
         self.deadline, self.now = deadline, now
-        super().__init__(f"deadline: {deadline} has passed (it is {now}).", fix="give a later deadline, or none.")
+        super().__init__(
+            f"deadline: {deadline} has passed (it is {now}).", fix="give a later deadline, or no deadline."
+        )
 
 
 class SessionError(UsageError):
-    """A program uses its session in a way in which the program cannot be trained."""
+    """A program uses its session in a wrong way."""
 
     def __init__(self, *, what: str, fix: str) -> None:
         self.what = what
@@ -74,13 +76,13 @@ class ProgramError(UsageError):
 
 
 class RecipeError(UsageError):
-    """The recipe cannot be imported, or does not build what a run needs."""
+    """The recipe cannot be imported, or builds something that a run cannot use."""
 
     PATH_FIX = (
-        "give it as package.module:function, importable from the current folder, "
-        "where function(config) returns a segue.Recipe."
+        "give the recipe as package.module:function; the module must be importable from the current folder, and "
+        "function(config) must return a segue.Recipe."
     )
-    """The fix for a path that does not lead to a function."""
+    """The fix if the path does not name a function."""
 
     def __init__(self, *, recipe: str, why: str, fix: str | None = None) -> None:
         self.recipe, self.why = recipe, why
@@ -88,50 +90,50 @@ class RecipeError(UsageError):
 
 
 class DriftError(UsageError):
-    """A run is being resumed with a spec that differs from the one it was started with."""
+    """A run is being resumed with a spec that differs from the original spec of the run."""
 
     def __init__(self, *, run_id: str, fields: dict[str, tuple[str, str]]) -> None:
         self.run_id, self.fields = run_id, fields
         changes = "; ".join(f"{name} was {old}, now {new}" for name, (old, new) in fields.items())
         super().__init__(
             f"run {run_id} was started with another spec: {changes}.",
-            fix="give a new run id, put the old value back, or pass --accept-drift to continue with the new one.",
+            fix="give a new run id, restore the old value, or pass --accept-drift to continue with the new value.",
         )
 
 
 class RanksChangedError(UsageError):
-    """A program is being resumed on another number of ranks than the number that made its newest checkpoint."""
+    """A program is being resumed, but the number of ranks differs from that of its newest checkpoint."""
 
     def __init__(self, *, run_id: str, step: int, before: int, now: int) -> None:
         self.run_id, self.step, self.before, self.now = run_id, step, before, now
         super().__init__(
-            f"run {run_id}: {before} ranks made the checkpoint at step {step}, and there are {now} now. "
-            "What each rank of a program has for itself cannot be divided again.",
-            fix=f"continue with ranks = {before}, or begin another run.",
+            f"run {run_id}: {before} ranks made the checkpoint at step {step}, but the run has {now} ranks now. "
+            "The state of a program's ranks cannot be divided among another number of ranks.",
+            fix=f"continue with ranks = {before}, or start another run.",
         )
 
 
 class CodeChangedError(UsageError):
-    """A run is being resumed with other code than the code that made its newest checkpoint."""
+    """A run is being resumed, but its code has changed since the newest checkpoint."""
 
     def __init__(self, *, run_id: str, step: int, names: tuple[str, ...]) -> None:
         self.run_id, self.step, self.names = run_id, step, names
         shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
         super().__init__(
             f"run {run_id}: the code has changed since the checkpoint at step {step}: {shown}. Nothing was started.",
-            fix="undo the change, or pass --accept setup.code to resume with it.",
+            fix="undo the change, or pass --accept setup.code to resume with the changed code.",
         )
 
 
 class RunNotFoundError(UsageError):
-    """The store holds no such run."""
+    """The store has no run of this id."""
 
     def __init__(self, *, run_id: str, store: str, known: tuple[str, ...] = ()) -> None:
-        """`known` are the runs that exist; the nearest ones by name are listed."""
+        """`known` are the existing run ids; the message lists the most similar ids."""
         self.run_id, self.store, self.known = run_id, store, known
         nearest = sorted(known, key=lambda name: -SequenceMatcher(None, run_id, name).ratio())[:_MOST_NAMES]
         more = f" and {len(known) - len(nearest)} more" if len(known) > len(nearest) else ""
-        there = f" Runs there: {', '.join(nearest)}{more}." if known else " There are no runs there."
+        there = f" Runs there: {', '.join(nearest)}{more}." if known else " The store has no runs."
         super().__init__(f"no run {run_id!r} in {store}.{there}", fix="check the run id and --store.")
 
 
@@ -144,13 +146,13 @@ class RunOverError(UsageError):
 
 
 class ParentAliveError(UsageError):
-    """Another parent already runs this run."""
+    """The run already has a parent that is alive."""
 
     def __init__(self, *, run_id: str, host: str, flow_run_id: str | None) -> None:
         self.run_id, self.host, self.flow_run_id = run_id, host, flow_run_id
         which = f" (flow run {flow_run_id})" if flow_run_id else ""
         super().__init__(
-            f"run {run_id} already has a parent on {host}{which}. This one changed nothing.",
+            f"run {run_id} already has a parent on {host}{which}. This process changed nothing.",
             fix="watch that flow run, or give the new run another run id.",
         )
 
@@ -172,13 +174,14 @@ class OrchestratorError(UsageError):
 
 
 class QueueMissingError(OrchestratorError):
-    """A deployment has no work queue, and so no pool that would run it."""
+    """A deployment has no work queue, so no work pool can run it."""
 
     def __init__(self, *, deployment: str) -> None:
         self.deployment = deployment
         super().__init__(
-            what=f"the deployment {deployment!r} has no work queue, and so no work pool, on the Prefect server: it was "
-            "deployed without one, or the queue was deleted.",
+            what=f"the deployment {deployment!r} has no work queue on the Prefect server, so no work pool can "
+            "run it: it "
+            "was deployed without a queue, or the queue was deleted.",
             fix="create the pool and the queue, then run `prefect --no-prompt deploy --all` again.",
         )
 
@@ -189,12 +192,12 @@ class OutputError(UsageError):
     def __init__(self, *, path: str, why: str) -> None:
         self.path, self.why = path, why
         super().__init__(
-            f"{path} cannot be written ({why}).", fix="name another place, or correct that. No run was changed."
+            f"{path} cannot be written ({why}).", fix="name another path, or correct the cause. No run was changed."
         )
 
 
 class NoResumeError(UsageError):
-    """The requested resume does not exist, or was not verified."""
+    """The requested resume does not exist, or has no verdict."""
 
     def __init__(
         self, *, run_id: str, segment: int | None, attempt: int | None, there: tuple[tuple[int, int], ...]
@@ -203,7 +206,7 @@ class NoResumeError(UsageError):
         asked = {"segment": segment, "attempt": attempt}
         which = " ".join(f"{name} {number}" for name, number in asked.items() if number is not None)
         others = ", ".join(f"{segment}.{attempt}" for segment, attempt in there)
-        fix = f"choose one of {others} (segment.attempt)." if others else "none; the run has no other resume either."
+        fix = f"choose one of {others} (segment.attempt)." if others else "none needed: the run has no other resume."
         whose = f"{which} of run {run_id}" if which else f"run {run_id}"
         super().__init__(f"{whose} has no resume with a verdict, so there is no resume point to show.", fix=fix)
 
@@ -217,7 +220,7 @@ class TraceError(UsageError):
 
 
 class HopelessPlanError(UsageError):
-    """A plan cannot work, however much spot capacity there is. `reason` is the kind of obstacle."""
+    """A plan cannot succeed with any amount of spot capacity. `reason` is the kind of obstacle."""
 
     def __init__(self, *, reason: HopelessReason, why: str, fix: str) -> None:
         self.reason, self.why = reason, why

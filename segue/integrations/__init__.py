@@ -1,1 +1,1 @@
-"""Training frameworks and trackers. Each module needs its framework, and nothing else in segue does."""
+"""Integrations of training frameworks and trackers; only the module of a framework imports the framework."""

@@ -1,4 +1,4 @@
-"""Lightning: its `Trainer`, its loops and its checkpoint, in segments."""
+"""Lightning: trains a `Trainer` in segments, with the checkpoint that the Trainer writes."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ _FILE = "lightning.ckpt"
 
 
 class SegueCallback(lightning.Callback):
-    """Trains a `Trainer` as a program of a run: saves, ends and resumes at safe points between its steps.
+    """Trains a Lightning `Trainer` as a program of a run: saves, ends and resumes at safe points between steps.
 
     `trainer = Trainer(..., callbacks=[callback])`, then `trainer.fit(model, ResumableLoader(loader),
     ckpt_path=callback.checkpoint)`. The state is the checkpoint that the Trainer writes, and the random streams.
     A step is one update by the optimizers, over any number of batches. Outside a segment the callback does nothing.
 
-    The best file of each `ModelCheckpoint` is committed with it, and a resume writes the file if its machine does not
-    have it.
+    The best file of each `ModelCheckpoint` is committed too, and a resume writes the file if the machine does not have
+    it.
     """
 
     def __init__(self, folder: Path | str = "segue-lightning") -> None:
-        """`folder` is where the Trainer's checkpoint lies until it is committed."""
+        """`folder` is the folder of the Trainer's checkpoint until the commit."""
         self._run = Session(host_here())
         self._folder, self._places = Path(folder), Path(f"{folder}.places.json")
         self._steps: Iterator[int] = iter(())
@@ -49,7 +49,7 @@ class SegueCallback(lightning.Callback):
         """The file from which to resume; None in a new run."""
 
     def setup(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, stage: str) -> None:
-        """Let equal states be written as equal bytes."""
+        """Make the Trainer write equal states as equal bytes."""
         if self._run.is_active and not isinstance(trainer.strategy.checkpoint_io, _Canonical):
             named = self._folder / _FILE
             trainer.strategy.checkpoint_io = _Canonical(trainer.strategy.checkpoint_io, named=named, kept=self._kept)
@@ -57,7 +57,7 @@ class SegueCallback(lightning.Callback):
     def on_load_checkpoint(
         self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Give the callbacks of this attempt the files of the attempts before, as far as they are on this machine."""
+        """Give the callbacks of this attempt those files of earlier attempts that are on this machine."""
         if self.checkpoint is None:
             return
         folders = {each.state_key: getattr(each, "dirpath", None) or "" for each in trainer.checkpoint_callbacks}
@@ -69,7 +69,7 @@ class SegueCallback(lightning.Callback):
         if not self._run.is_active:
             return
         for number, handler in self._handlers.items():
-            signal.signal(number, handler)  # The Trainer's own handlers end it within an epoch, unsaved.
+            signal.signal(number, handler)  # The Trainer's handlers would end it within an epoch, without a save.
         self._run.require_restored(trainer.global_step, call="trainer.fit(..., ckpt_path=callback.checkpoint)")
         if self._run.has_ended_early:
             trainer.should_stop = True
@@ -77,7 +77,7 @@ class SegueCallback(lightning.Callback):
             self._begin(trainer, pl_module)
 
     def on_fit_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
-        """End the run if its training was complete, and no step was left to make."""
+        """End the run if its training was complete already, so that no step was made."""
         if self._run.is_active and not self._has_begun:
             self._begin(trainer, pl_module)
             self._run.finish(f"the Trainer had ended at step {trainer.global_step}")
@@ -93,12 +93,12 @@ class SegueCallback(lightning.Callback):
     def on_train_batch_start(
         self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """The safe point, where no step is being made."""
+        """The safe point, at which no step is in progress."""
         if not self._run.is_active or self._is_open:
             return
         self._is_open = next(self._steps, None) is not None
         if not self._is_open:
-            # The goal is reached. As if a module's hook returned -1, the epoch ends before this batch.
+            # The goal is reached: the epoch ends before this batch, as if a hook of the module returned -1.
             trainer.should_stop = True
             raise StopIteration
 
@@ -110,23 +110,23 @@ class SegueCallback(lightning.Callback):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        """Report the step that was made; save if the run needs it."""
-        # Otherwise, until the end of a resumed epoch, the loop counts as restarting, and then steps no
-        # ReduceLROnPlateau. Its batches and its validation are made as in any other.
+        """Report the step, and save if the run needs a save."""
+        # Without this line, the loop counts as restarting until the end of a resumed epoch, and then does not step
+        # a ReduceLROnPlateau. The batches and the validation of the epoch are not affected.
         trainer.fit_loop._restarting = False
         if not self._is_open or trainer.global_step == self._updates:
-            return  # Gradients are being accumulated.
+            return  # The step is not complete: gradients are accumulated.
         self._updates, self._is_open = trainer.global_step, False
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
         self._run.report(loss=loss.detach() if isinstance(loss, torch.Tensor) else 0.0)
         if self._run.should_save:
-            # Resumed from here, the Trainer would skip the validation and the schedulers of the epoch.
+            # A Trainer that is resumed from here would skip the validation and the schedulers of the epoch.
             self._is_due = trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
             if not self._is_due:
                 self._commit(trainer)
 
     def on_train_epoch_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
-        """Make the save that was due at the end of the previous epoch."""
+        """Make the save that was postponed at the end of the previous epoch."""
         if self._run.is_active:
             _begin_epoch(trainer)
         if self._is_due:
@@ -136,7 +136,7 @@ class SegueCallback(lightning.Callback):
         """Close the last step."""
         if not self._run.is_active or self._is_open or not self._has_begun:
             return
-        if self._is_due or not self._run.should_stop:  # The Trainer has ended by itself.
+        if self._is_due or not self._run.should_stop:  # The Trainer itself has ended the training.
             self._commit(trainer)
             self._run.finish(f"the Trainer ended at step {self._run.step + 1}")
         next(self._steps, None)
@@ -153,13 +153,13 @@ class SegueCallback(lightning.Callback):
 
 
 class _Canonical(CheckpointIO):
-    """Writes equal states as equal bytes: pickle's bytes depend on which equal strings or containers are one object."""
+    """Writes equal states as equal bytes; pickle alone writes other bytes if equal values are not the same object."""
 
     def __init__(self, inner: CheckpointIO, *, named: Path, kept: KeptFiles) -> None:
-        """`named` is the file in which names stand in place of paths; `kept` gets the files of `ModelCheckpoint`."""
+        """`named` is the file to write with names in place of paths; `kept` gets the files of `ModelCheckpoint`."""
         self._inner, self._named, self._kept = inner, named, kept
         self.paths: dict[str, str] = {}
-        """The paths by their names in that file, as it was last written."""
+        """The paths by their names in the last written file."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
         named, paths = with_names(checkpoint)
@@ -187,10 +187,10 @@ def _unshared(value: Any) -> Any:
 
 
 def _begin_epoch(trainer: lightning.Trainer) -> None:
-    """Let each loader begin a pass, though the Trainer did not ask whether the pass before has more.
+    """Make each loader begin a new pass, although the Trainer has not asked for the end of the previous pass.
 
-    After a resume from a save at this place the Trainer would continue the epoch before, in which no batch is left, and
-    make no step in this one.
+    After a resume from a save at this place, the Trainer would otherwise continue the previous epoch, which has no
+    batch left, and would make no step in this epoch.
     """
     loop = trainer.fit_loop
     if loop.restarted_on_epoch_start:

@@ -1,4 +1,4 @@
-"""The files that Lightning's `ModelCheckpoint` keeps, such as the best one, as a part of the folder of a run."""
+"""The files that Lightning's `ModelCheckpoint` keeps, such as the best file, as a part of a run's folder."""
 
 from __future__ import annotations
 
@@ -17,23 +17,24 @@ _MOST_NAMED = 3
 
 
 class KeptFiles:
-    """A copy of each best file in which names stand in place of paths, so that equal runs have equal copies."""
+    """Copies of the best files with names in place of paths, so that equal runs have equal copies."""
 
     def __init__(self, folder: Path) -> None:
-        """`folder` is on this machine; files in it may be deleted, and are then merely not committed."""
+        """`folder` is on this machine; a file that is deleted from it is only not committed."""
         self._folder = folder
 
     def add(self, path: Any) -> Path:
-        """The path to which to write the copy of a file."""
+        """The path for the copy of a file."""
         self._folder.mkdir(parents=True, exist_ok=True)
         copy = self._copy_of(path)
-        copy.unlink(missing_ok=True)  # The previous copy may be mapped into memory, to be saved.
+        # A save may have the previous copy mapped into memory, so the copy must not be overwritten.
+        copy.unlink(missing_ok=True)
         return copy
 
     def of(self, committed: Path, paths: dict[str, str]) -> dict[str, bytes | Path]:
-        """The files that are committed beside the checkpoint: the copies of the best files, by their names in it.
+        """The files to commit with the checkpoint: the copies of the best files, by their names in the checkpoint.
 
-        Other copies, and files that a resume left in the folder, are removed: the last commit has been captured.
+        Other copies, and files that a resume left in the folder, are removed, because the last commit is captured.
         """
         shutil.rmtree(committed / _KEPT, ignore_errors=True)
         copies = {_name_in_folder(name): self._copy_of(path) for name, path in paths.items()}
@@ -42,7 +43,7 @@ class KeptFiles:
         return {name: copy for name, copy in copies.items() if copy.is_file()}
 
     def put_back(self, committed: Path, paths: dict[str, str]) -> None:
-        """Write the missing files of a restored folder to the places on this machine that their names give."""
+        """Write the files of a restored folder to their places on this machine, if they are missing there."""
         missing = []
         for name, path in paths.items():
             file = committed / _name_in_folder(name)
@@ -66,7 +67,7 @@ class KeptFiles:
 
 
 def exported(names: Collection[str]) -> dict[str, str]:
-    """The names of committed best files, by their names in an export: the file's own name, if no other has it."""
+    """The names of committed best files, by their names in an export; a unique file keeps its own name there."""
     own = [PurePosixPath(name).name for name in names]
     return {
         short if own.count(short) == 1 else name.removeprefix(f"{_KEPT}/"): name

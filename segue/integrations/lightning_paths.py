@@ -1,9 +1,9 @@
-"""Paths in a Lightning checkpoint: of files that an attempt wrote, which another attempt or run has elsewhere.
+"""Replaces the paths of files in a Lightning checkpoint by names, because other attempts have other folders.
 
-`ModelCheckpoint` keeps the paths of its files, below `lightning_logs/version_0` for example. The next attempt works in
-`version_1`, so equal runs would never have equal checkpoints, and a `ModelCheckpoint` that finds another folder in the
-state drops all but one of its files. The committed checkpoint therefore has names that mean the same everywhere; the
-places of the files are noted in a file on this machine.
+`ModelCheckpoint` keeps the paths of its files, for example below `lightning_logs/version_0`. The next attempt works in
+`version_1`, so equal runs would never have equal checkpoints. Also, a `ModelCheckpoint` that finds another folder in
+its state drops all of its files except one. So the committed checkpoint has names that are the same in each attempt,
+and the places of the files are recorded in a file on this machine.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from typing import Any
 import xxhash
 
 _HERE = "segue:"
-"""Begins a name in place of a path; the name of the file follows."""
+"""Prefix of a name in place of a path; the name of the file follows."""
 _PATHS = ("best_model_path", "kth_best_model_path", "last_model_path")
 _COUNTED = re.compile(r"-v\d+(?=\.[^.]*$)")
-"""The suffix that Lightning adds to a name that is taken, for example by a file of an earlier attempt."""
+"""The suffix that Lightning adds to a name if a file, for example of an earlier attempt, already has this name."""
 _END_BYTES, _MOST_NOTED = 64 * 2**10, 4
 
 
@@ -39,14 +39,14 @@ def with_names(checkpoint: dict[str, Any]) -> tuple[dict[str, Any], dict[str, st
 
 
 def put_paths(checkpoint: dict[str, Any], paths: dict[str, str], folders: dict[str, str]) -> dict[str, str]:
-    """Put paths in place of names again; `folders` are those of the callbacks of this attempt, by their keys.
+    """Put paths back in place of names; `folders` has the folder of each callback of this attempt, by its key.
 
-    A file that `paths` does not know is taken to be in that folder. Returns the paths by their names.
+    A file that is not in `paths` is expected in the folder of its callback. Returns the paths by their names.
     """
     found: dict[str, str] = {}
     for key, state in _with_files(checkpoint.get("callbacks", {})):
         if state["dirpath"] != _HERE:
-            continue  # A file of the user's own, or one from before there were names.
+            continue  # This is a file of the user, or the path of an older version without names.
         folder = folders.get(key, "")
 
         def path_of(name: str, folder: str = folder) -> str:
@@ -60,7 +60,7 @@ def put_paths(checkpoint: dict[str, Any], paths: dict[str, str], folders: dict[s
 
 
 def note(beside: Path, checkpoint: Path, paths: dict[str, str]) -> None:
-    """Note where the files of this checkpoint are, in a file `beside` the folder that is committed."""
+    """Record the places of this checkpoint's files, in a file `beside` the committed folder."""
     mark = _mark(checkpoint)
     noted = {each: known for each, known in _noted(beside).items() if each != mark}
     kept = dict(list(noted.items())[-_MOST_NOTED + 1 :]) | {mark: paths}
@@ -70,7 +70,7 @@ def note(beside: Path, checkpoint: Path, paths: dict[str, str]) -> None:
 
 
 def noted(beside: Path, checkpoint: Path) -> dict[str, str]:
-    """The places of this checkpoint's files that still exist; nothing is known on another machine."""
+    """The recorded places of this checkpoint's files that still exist; empty on another machine."""
     paths = _noted(beside).get(_mark(checkpoint), {})
     return {name: path for name, path in paths.items() if Path(path).exists()}
 
@@ -79,12 +79,12 @@ def _noted(beside: Path) -> dict[str, dict[str, str]]:
     try:
         found = json.loads(beside.read_text())
     except (OSError, ValueError):
-        return {}  # Only this machine's notes: without them the names alone are known.
+        return {}  # Without the records of this machine, only the names are known.
     return found if isinstance(found, dict) else {}
 
 
 def _mark(checkpoint: Path) -> str:
-    """The file's size, and a hash of its end, where a zip file has the checksums of its contents."""
+    """The file's size and a hash of its end; the end of a zip file has the checksums of its contents."""
     size = checkpoint.stat().st_size
     with checkpoint.open("rb") as file:
         file.seek(max(size - _END_BYTES, 0))
@@ -99,7 +99,7 @@ def _with_files(states: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _named(state: dict[str, Any], *, start: int) -> dict[str, str]:
-    """A name for each path: its place among the files, and the file name without Lightning's suffix for taken names."""
+    """A name for each path: its place among the files, and its file name without Lightning's suffix."""
     found = [*state["best_k_models"], *(state[name] for name in _PATHS if state.get(name))]
     return {
         path: f"{_HERE}{start + place}/{_COUNTED.sub('', os.path.basename(path))}"  # noqa: PTH119 - also of URLs

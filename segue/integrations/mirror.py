@@ -1,4 +1,4 @@
-"""The data of a run for a tracker: its committed steps, each once, and its end. Read from the store at any time."""
+"""Sends a run from the store to a tracker: each committed step once, and the end of the run."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _STATUS: dict[str, Literal["finished", "stopped"]] = {
     "cancelled": "stopped",
     "budget": "stopped",
 }
-"""The status by the action of the last decision; any other action is a failure."""
+"""The status for each action of the last decision; any other action means a failure."""
 
 
 class Mirror:
-    """Sends one run to one tracker. All progress is in the store and in the tracker: any process may continue."""
+    """Sends one run to one tracker; the progress is in the store and in the tracker, so any process may continue."""
 
     def __init__(self, runlog: RunLog, tracker: Tracker) -> None:
         self._runlog, self._tracker = runlog, tracker
@@ -41,9 +41,9 @@ class Mirror:
         self._ended_at_slot: int | None = None
 
     def update(self) -> None:
-        """Send steps that the tracker lacks, and the end if the run has ended. Does nothing before the first decision.
+        """Send the steps that the tracker lacks, and the end if the run has ended; nothing before the first decision.
 
-        Any exception of the tracker is passed on; the next call begins again where the tracker stands.
+        Exceptions of the tracker are passed on; the next call begins again after the newest step of the tracker.
 
         Raises:
             StoreReadError: the store could not be read.
@@ -83,20 +83,20 @@ class Mirror:
 
 
 def tracked_run(runlog: RunLog, spec: RunSpec, history: History) -> TrackedRun:
-    """The facts that a tracker gets at a run's beginning."""
+    """The facts for a tracker at the beginning of a run."""
     began_at = history.decisions[0].written_at.isoformat()
     params = spec.identity() | {"ranks": str(spec.ranks), "device": spec.device, "policy": spec.policy.name}
     if spec.deadline is not None:
         params["deadline"] = spec.deadline.isoformat(timespec="seconds")
     tags = {"segue.run": runlog.run_id, "segue.store": runlog.store.url}
     key = f"{runlog.run_id}@{began_at}"
-    # The place from which it is read now; the spec may name it by a path that is relative to another folder.
+    # This is the absolute place of the store; the path in the spec may be relative to another folder.
     store = spec.store.model_copy(update={"url": runlog.store.url})
     return TrackedRun(run_id=runlog.run_id, key=key, params=params, tags=tags, store=store)
 
 
 def tracked_end(runlog: RunLog, history: History, *, folder: Path) -> TrackedEnd:
-    """The facts that a tracker gets at a run's end; pictures and tables are written into the folder."""
+    """The facts for a tracker at the end of a run; pictures and tables are written into the folder."""
     last = history.decisions[-1]
     files = [folder / "segments.json"]
     files[0].write_text(json.dumps({"segments": segment_rows(history), "verdicts": _verdicts(history)}, indent=2))
@@ -104,7 +104,7 @@ def tracked_end(runlog: RunLog, history: History, *, folder: Path) -> TrackedEnd
         (folder / "run.png").write_bytes(draw(runlog))
         files.append(folder / "run.png")
     except MissingExtraError as error:
-        log.info("no picture for the tracker reason=%s", error)
+        log.info("tracker gets no picture reason=%s", error)
     return TrackedEnd(
         status=_STATUS.get(last.action, "failed"),
         reason=last.reason,

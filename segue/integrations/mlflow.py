@@ -1,4 +1,4 @@
-"""MLflow: one MLflow run for a run over all its segments, with each step once."""
+"""MLflow: one MLflow run for all segments of a run, with each step once."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ KEY_TAG, MODEL_TAG = "segue.key", "segue.model"
 NAMES_TAG, LEFT_OUT_TAG = "segue.renamed", "segue.left_out"
 SENT_TAG, SENDING_TAG = "segue.sent_step", "segue.sending_step"
 _MOST_OF_PARAM, _MOST_OF_TAG = 500, 5000
-"""Characters of a value that every version of MLflow takes."""
+"""Length in characters that every version of MLflow accepts for a parameter and a tag."""
 _MODEL_SECONDS = 900.0
 _STATUS = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
 
@@ -36,14 +36,15 @@ _STATUS = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
 class MlflowTracker:
     """Sends rows to an MLflow server or folder.
 
-    Before a batch its last step is noted in one tag, after it in another: if they differ, a process was killed in
-    between, and what arrived is read back. In a database MLflow drops repeated rows by itself; in a folder it does not.
+    The last step of a batch is written to one tag before the batch, and to another tag after it. If the tags differ, a
+    process was killed between them, and the rows in MLflow are read back. With a database, MLflow itself drops repeated
+    rows; with a folder, it does not.
     """
 
     def __init__(self, *, tracking_uri: str | None = None, experiment: str = "segue", model: bool = True) -> None:
-        """Without `tracking_uri`, MLflow's settings count, such as `MLFLOW_TRACKING_URI`; credentials come from there.
+        """If `tracking_uri` is None, MLflow's settings apply, such as `MLFLOW_TRACKING_URI`; they give credentials too.
 
-        With `model`, the weights of a finished run are also logged; for this the parent needs torch and the recipe.
+        If `model` is true, the weights of a finished run are logged too; this needs torch and the recipe in the parent.
 
         Raises:
             MissingExtraError: MLflow is not installed.
@@ -64,18 +65,18 @@ class MlflowTracker:
 
     @property
     def run_id(self) -> str:
-        """MLflow's id of the run, once it has begun."""
+        """MLflow's id of the run, after `begin`."""
         return self._run_id
 
     def begin(self, run: TrackedRun) -> int:
-        """As in the protocol. If two processes create two runs at once, both continue with the older run."""
+        """As in the protocol; if two processes create a run at the same moment, both continue with the older run."""
         self._run = run
         self._run_id = self._found(run) or self._created(run)
         self._batches = MlflowSender(self._client, self._run_id, left_out=self._left_out)
         known = self._client.get_run(self._run_id)
         self._names = SentNames(_names_in(known.data.tags.get(NAMES_TAG, "")))
         self._log_params(run.params, known.data.params)
-        if known.info.status != "RUNNING":  # It had ended, and was started again.
+        if known.info.status != "RUNNING":  # The run had ended, and was started again.
             self._client.update_run(self._run_id, status="RUNNING")
         tags = known.data.tags
         sent, sending = (int(tags.get(name, "0")) for name in (SENT_TAG, SENDING_TAG))
@@ -88,14 +89,14 @@ class MlflowTracker:
         self._client.set_tag(self._run_id, SENDING_TAG, str(last))
         renamed = self._names.learn(name for row in rows for name in row.values)
         for name, sent in renamed.items():
-            log.warning("MLflow does not take this name of a metric name=%s sent_as=%s", name, sent)
+            log.warning("MLflow refuses the name of a metric, sending another name name=%s sent_as=%s", name, sent)
         if renamed:
             self._set_tags({NAMES_TAG: json.dumps(self._names.changed, ensure_ascii=False)})
         self._batches.send("metrics", [metric for row in rows for metric in self._missing(row)])
         self._client.set_tag(self._run_id, SENT_TAG, str(last))
 
     def end(self, end: TrackedEnd) -> None:
-        """As in the protocol. Files become artifacts below `segue/`; those of a second call replace the first ones."""
+        """As in the protocol; files become artifacts below `segue/`, and a second call replaces them."""
         for file in end.files:
             self._client.log_artifact(self._run_id, str(file), artifact_path="segue")
         if self._with_model and end.status == "finished":
@@ -122,7 +123,7 @@ class MlflowTracker:
 
         try:
             experiment_id = self._client.create_experiment(self._experiment)
-        except MlflowException:  # Another process has just created it, or it was there.
+        except MlflowException:  # The experiment exists already, perhaps since a moment ago.
             experiment = self._client.get_experiment_by_name(self._experiment)
             if experiment is None:
                 raise
@@ -135,7 +136,7 @@ class MlflowTracker:
         return str(made.info.run_id)
 
     def _log_params(self, params: Mapping[str, str], known: Mapping[str, str]) -> None:
-        """Log missing parameters: a value never changes. Another process may log the same at the same time."""
+        """Log the missing parameters; values never change, so another process may log them at the same time."""
         from mlflow.entities import Param
 
         names = SentNames()
@@ -147,7 +148,7 @@ class MlflowTracker:
         self._batches.send("params", [Param(name, value) for name, value in values.items()])
 
     def _newest_steps(self) -> dict[str, int]:
-        """The newest step of each metric that has arrived."""
+        """For each metric, the newest step that has arrived at MLflow."""
         names = self._client.get_run(self._run_id).data.metrics
         return {
             name: max((metric.step for metric in self._client.get_metric_history(self._run_id, name)), default=0)
@@ -163,7 +164,7 @@ class MlflowTracker:
                 yield Metric(sent, value, _milliseconds(row.at), row.step)
 
     def _log_model(self, step: str) -> None:
-        """Log the weights as `model`, once for each last step. Without them the run is complete all the same."""
+        """Log the weights as `model`, once for each last step; if this fails, the run is complete without them."""
         assert self._run is not None
         if self._client.get_run(self._run_id).data.tags.get(MODEL_TAG, "").endswith(f"(step {step})"):
             return
@@ -187,7 +188,7 @@ class MlflowTracker:
 
 
 def _names_in(tag: str) -> dict[str, str]:
-    """The names in a tag; none if the tag was cut off."""
+    """The names in a tag; empty if the tag was cut off."""
     try:
         found = json.loads(tag or "{}")
     except ValueError:
@@ -196,7 +197,7 @@ def _names_in(tag: str) -> dict[str, str]:
 
 
 def _failure_of(command: Sequence[str]) -> str | None:
-    """Run a process; returns why it failed, or None if it did not."""
+    """Run a process; return the reason of a failure, or None after a success."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_MODEL_SECONDS)
     except subprocess.TimeoutExpired:

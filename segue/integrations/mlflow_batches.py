@@ -1,4 +1,4 @@
-"""Batches of metrics, parameters and tags for MLflow. Only refused entries are left out, each named once."""
+"""Sends batches of metrics, parameters and tags to MLflow, without refused entries; each of these is logged once."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ log = logging.getLogger(__name__)
 
 Kind = Literal["metrics", "params", "tags"]
 _MOST: dict[Kind, int] = {"metrics": 1000, "params": 100, "tags": 100}
-"""The most entries in one request, as in MLflow's REST API."""
+"""Largest number of entries in one request of MLflow's REST API."""
 _REFUSED = ("INVALID_PARAMETER_VALUE", "BAD_REQUEST", "MALFORMED_REQUEST")
 _MOST_TRIES = 8
-"""After so many refused values of a name in one batch, the name is left out of the batch."""
+"""Number of refused values of one name after which the name is left out of the batch."""
 _MOST_CHARACTERS = 200
 
 
 class MlflowSender:
-    """Sends to one run of MLflow."""
+    """Sends entries to one MLflow run."""
 
     def __init__(self, client: MlflowClient, run_id: str, *, left_out: dict[str, str]) -> None:
-        """`left_out` gets the names of what is refused, with the reason."""
+        """`left_out` gets the names of refused entries, with the reason."""
         self._client, self._run_id, self._left_out = client, run_id, left_out
 
     def send(self, kind: Kind, items: Sequence[Metric] | Sequence[Param] | Sequence[RunTag]) -> None:
-        """Send everything that MLflow takes.
+        """Send all entries that MLflow accepts.
 
         Raises:
-            MlflowException: it does not answer, or takes nothing at all, as for a deleted run.
+            MlflowException: MLflow does not answer, or accepts nothing, for example because the run was deleted.
         """
         for start in range(0, len(items), _MOST[kind]):
             self._send(kind, items[start : start + _MOST[kind]])
@@ -52,7 +52,7 @@ class MlflowSender:
                 self._leave_out(name, self._one_by_one(kind, mine) if len(mine) > 1 else why)
 
     def _one_by_one(self, kind: Kind, items: Sequence[Metric | Param | RunTag]) -> str:
-        """Send them one by one; returns why some of them are refused."""
+        """Send the entries one by one; return the reason why some of them were refused."""
         reason, tries = "", 0
         for item in items:
             why = self._refusal(kind, [item])
@@ -62,7 +62,7 @@ class MlflowSender:
         return reason
 
     def _refusal(self, kind: Kind, items: Sequence[Metric | Param | RunTag]) -> str | None:
-        """Send them; returns why MLflow refused them, or None if it took them."""
+        """Send the entries; return the reason of MLflow's refusal, or None if it accepted them."""
         from mlflow.exceptions import MlflowException
 
         try:
@@ -74,7 +74,7 @@ class MlflowSender:
         return None
 
     def _require_active(self) -> None:
-        """Raise for a deleted run, which also refuses everything."""
+        """Raise an error if the run was deleted, because a deleted run refuses all entries too."""
         from mlflow.exceptions import MlflowException
 
         stage = self._client.get_run(self._run_id).info.lifecycle_stage
@@ -83,5 +83,5 @@ class MlflowSender:
 
     def _leave_out(self, name: str, why: str) -> None:
         if name not in self._left_out:
-            log.warning("left out, because MLflow refused it name=%s reason=%s", name, why)
+            log.warning("entry left out, because MLflow refused it name=%s reason=%s", name, why)
             self._left_out[name] = why

@@ -1,4 +1,4 @@
-"""A run's newest weights as an MLflow model with its signature, in a process that has torch and the recipe."""
+"""Writes a run's newest weights as an MLflow model with a signature, in a process with torch and the recipe."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ from segue.spec import RunSpec, StoreSpec
 def save_model(run_id: str, store: StoreSpec, folder: Path) -> str:
     """Write the newest checkpoint's model into a new folder; return a description for people.
 
-    A recipe whose model takes tensors by position becomes an MLflow model that is loaded without any code of the
-    recipe's (`torch.export`). Any other run's weights are written as safetensors, with a README that loads them.
+    If the recipe's model takes tensors by position, the result is an MLflow model of `torch.export`, which loads
+    without the recipe's code. For other runs, the weights are written as safetensors, with a README that explains
+    how to load them.
 
     Raises:
         NoCheckpointError: the run has no checkpoint.
@@ -67,7 +68,7 @@ def _trained(spec: RunSpec, store: StoreSpec) -> Recipe:
 
 
 def _inputs_of(recipe: Recipe) -> tuple[torch.Tensor, ...] | None:
-    """The arguments that the recipe's loss gives its model for a first batch; None unless plain tensors by position."""
+    """The arguments of the model for a first batch; None if one of them is not a plain tensor by position."""
     batch = next(iter(recipe.data))
     with _first_call(recipe.model) as call, torch.no_grad():
         recipe.loss(recipe.model, batch)
@@ -111,7 +112,7 @@ def _save_exported(model: nn.Module, inputs: tuple[torch.Tensor, ...], folder: P
 
 
 def main() -> None:
-    """Entry point of the process: the run, its store as JSON, the model's folder, the file for what was written."""
+    """Entry point of the process; arguments: run, store as JSON, folder of the model, file for the description."""
     run_id, store, folder, said = sys.argv[1:]
     try:
         Path(said).write_text(save_model(run_id, StoreSpec.model_validate_json(store), Path(folder)))

@@ -1,4 +1,4 @@
-"""TensorBoard: one folder of event files for a run over all its segments, with each step once."""
+"""TensorBoard: one folder of event files for all segments of a run, with each step once."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ log = logging.getLogger(__name__)
 
 
 class TensorBoardTracker:
-    """Writes `FOLDER/RUN`. A step is one record of an event file, which is read back whole or not at all."""
+    """Writes `FOLDER/RUN`; each step is one record of an event file, so a step is never read back in part."""
 
     def __init__(self, *, folder: str = ".segue/tensorboard") -> None:
-        """`folder` is the one that `tensorboard --logdir` shows.
+        """`folder` is the folder for `tensorboard --logdir`.
 
         Raises:
             MissingExtraError: TensorBoard is not installed.
@@ -31,14 +31,14 @@ class TensorBoardTracker:
         self._left_out: set[str] = set()
 
     def begin(self, run: TrackedRun) -> int:
-        """As in the protocol. After a kill, the next file of the folder continues after the last whole record."""
+        """As in the protocol; after a kill, a new file in the folder continues after the last complete record."""
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         self._close()
         folder = self._folder / run.run_id
         known = _key_of(folder)
         if known is not None and known != run.key:
-            # The run id was used again: TensorBoard would draw both into one line.
+            # The run id was used again: TensorBoard would draw both runs as one line.
             folder = self._folder / f"{run.run_id}-{run.key.rpartition('@')[2].replace(':', '')}"
         folder.mkdir(parents=True, exist_ok=True)
         if _key_of(folder) is None:
@@ -65,10 +65,10 @@ class TensorBoardTracker:
     def _leave_out(self, name: str, error: Exception) -> None:
         if name not in self._left_out:
             self._left_out.add(name)
-            log.warning("left out, because TensorBoard does not take it name=%r reason=%s", name, error)
+            log.warning("metric left out, because TensorBoard refuses it name=%r reason=%s", name, error)
 
     def end(self, end: TrackedEnd) -> None:
-        """Close the file. TensorBoard keeps neither states nor files."""
+        """Close the event file; TensorBoard stores no status and no files of a run."""
         self._close()
 
     def _close(self) -> None:
@@ -86,7 +86,7 @@ def _key_of(folder: Path) -> str | None:
 
 
 def _steps(folder: Path) -> Iterator[int]:
-    """Steps of the whole records in a folder's event files. A record that was cut off by a kill ends its file."""
+    """Steps of the complete records in a folder's event files; a record that a kill cut off ends its file."""
     from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
 
     for file in sorted(folder.glob("events.out.tfevents.*")):

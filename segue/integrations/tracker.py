@@ -1,4 +1,4 @@
-"""The protocol of an experiment tracker: three methods, which every tracker can be given."""
+"""The protocol of an experiment tracker, which has three methods."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ __all__ = ["CommittedRow", "TrackedEnd", "TrackedRun", "Tracker"]
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """One run of segue over all its segments: what a tracker shows as one run."""
+    """One run with all its segments, which a tracker shows as one run."""
 
     run_id: str
     key: str
-    """Names this run and no other: a run id that is used again after its store was deleted has another key."""
+    """A unique key of the run; if a run id is used again after its store was deleted, the key is different."""
     params: Mapping[str, str]
-    """What is trained: recipe or program, seed, steps, the values of `config`."""
+    """Recipe or program, seed, steps, and the values of `config`."""
     tags: Mapping[str, str]
     store: StoreSpec
-    """Where the run's checkpoints are, for `segue.load_checkpoint(run_id, store=store)`."""
+    """The store of the run's checkpoints, for `segue.load_checkpoint(run_id, store=store)`."""
 
 
 @dataclass(frozen=True)
 class TrackedEnd:
-    """The end of a run, and the facts that are kept about the run."""
+    """The end of a run, with facts about the run to keep."""
 
     status: Literal["finished", "failed", "stopped"]
     reason: str
@@ -42,20 +42,20 @@ class TrackedEnd:
 
 
 class Tracker(Protocol):
-    """Shows runs elsewhere. Each row is a committed step, and no step is sent twice.
+    """Shows runs in another tool; each row is a committed step, and no step is sent twice.
 
-    A process may be killed in any of these calls; the next one begins with `begin` again. An exception ends an
-    attempt to send, never the run: it is logged, and `begin` is called again later.
+    A process may be killed in any of these calls; the next process begins with `begin` again. An exception does not
+    affect the run: it is logged, and `begin` is called again later.
     """
 
     def begin(self, run: TrackedRun) -> int:
-        """Create or find the run by its key; return the newest step of which all numbers have arrived, 0 for none."""
+        """Create the run, or find it by its key; return the newest step with all its numbers, or 0 if there is none."""
         ...
 
     def log(self, rows: Sequence[CommittedRow]) -> None:
-        """Add rows in the order of their steps, all later than what `begin` returned and what was logged since."""
+        """Add rows in the order of their steps; all steps are newer than the result of `begin` and earlier rows."""
         ...
 
     def end(self, end: TrackedEnd) -> None:
-        """Close the run. A second call, or a call after a kill in the middle, must double nothing."""
+        """Close the run; a second call, or a call after a kill during the first call, must not duplicate anything."""
         ...

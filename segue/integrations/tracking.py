@@ -1,4 +1,4 @@
-"""Trackers of a run while its parent lives: opened before anything is bought, each fed by a thread of its own."""
+"""The trackers of a run in its parent: they are opened before capacity is bought, and each has its own thread."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from segue.runlog.open import open_log
 from segue.spec import RunSpec
 from segue.spec.trackers import TRACKERS, TrackerOptions
 
-if TYPE_CHECKING:  # Every parent imports this file, and few runs have a tracker.
+if TYPE_CHECKING:  # Every parent imports this file, but only few runs have a tracker.
     from segue.integrations.mirror import Mirror
     from segue.integrations.tracker import Tracker
 
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 EVERY_SECONDS = 10.0
 END_SECONDS = 120.0
-"""How long the end of a run waits for its trackers."""
+"""Seconds that the end of a run waits for the run's trackers."""
 _RETRY_SECONDS = 2.0
 
 
@@ -38,10 +38,11 @@ def tracking(
     every_seconds: float = EVERY_SECONDS,
     end_seconds: float = END_SECONDS,
 ) -> Iterator[None]:
-    """A block in which the run's trackers are fed; at its end they get the rest, and the run's end if it has ended.
+    """A block in which the run's trackers get its steps; at the end of the block they get the rest.
 
-    After an exception nothing is waited for: the process that continues the run sends the rest.
-    A tracker that fails or hangs is logged and never disturbs the run; `segue track RUN` sends what is missing.
+    If the run has ended, they get its end too. After an exception, the block does not wait: the process that continues
+    the run sends the rest. A tracker that fails or hangs is logged and never disturbs the run; `segue track RUN` sends
+    the missing steps.
     """
     if not trackers:
         yield
@@ -68,17 +69,17 @@ def tracking(
 
 
 def open_trackers(spec: RunSpec) -> dict[str, Tracker]:
-    """The trackers of a run, by name. Nothing is sent yet.
+    """Open the trackers of a run, without sending anything; return them by name.
 
     Raises:
-        SpecError: a tracker does not take its options, or cannot be imported.
+        SpecError: a tracker refuses its options, or cannot be imported.
         MissingExtraError: the package of a tracker is not installed.
     """
     return {name: open_tracker(name, options) for name, options in spec.trackers.items()}
 
 
 def usable_trackers(spec: RunSpec) -> dict[str, Tracker]:
-    """The trackers of a run that can be opened; the others are logged, because a run that has begun goes on."""
+    """Open those trackers that can be opened, and log the others, because a run that has begun must continue."""
     found = {}
     for name, options in spec.trackers.items():
         try:
@@ -89,11 +90,11 @@ def usable_trackers(spec: RunSpec) -> dict[str, Tracker]:
 
 
 def open_tracker(name: str, options: TrackerOptions) -> Tracker:
-    """One tracker, by its name in a run spec and its options.
+    """Open one tracker, given its name in a run spec and its options.
 
     Raises:
-        SpecError: it does not take these options, or cannot be imported.
-        MissingExtraError: its package is not installed.
+        SpecError: the tracker refuses these options, or cannot be imported.
+        MissingExtraError: the package of the tracker is not installed.
     """
     factory = _factory(name)
     try:
@@ -127,7 +128,7 @@ def _refused(name: str, why: str) -> SpecError:
 
 
 class _Feed(threading.Thread):
-    """Feeds one tracker until the block ends. A daemon: it never keeps a process alive."""
+    """Sends steps to one tracker until the block ends; a daemon thread, so that it never keeps a process alive."""
 
     def __init__(self, name: str, mirror: Mirror, *, every_seconds: float) -> None:
         super().__init__(name=f"segue-tracker-{name}", daemon=True)
@@ -144,11 +145,11 @@ class _Feed(threading.Thread):
             self._update()
 
     def finish(self) -> None:
-        """Let it send the rest, again and again until it is sent or given up."""
+        """Let the thread send the rest, with retries until the rest is sent or given up."""
         self._ends.set()
 
     def give_up(self) -> None:
-        """Let it end after what it does now."""
+        """Let the thread end after its current call."""
         self._is_given_up.set()
         self._ends.set()
 
@@ -167,17 +168,17 @@ class _Feed(threading.Thread):
     def _update(self) -> None:
         try:
             self._mirror.update()
-        except Exception as error:  # Whatever a tracker's client raises: the run goes on.
+        except Exception as error:  # A tracker's client may raise any exception; the run continues.
             trouble = redacted(f"{type(error).__name__}: {error}")
             if trouble != self._trouble:
-                log.warning("tracker failed, tried again later name=%s reason=%s", self._tracker_name, trouble)
+                log.warning("tracker failed, retrying later name=%s reason=%s", self._tracker_name, trouble)
             self._trouble = trouble
         else:
             self._trouble = ""
 
 
 def send(runlog: RunLog, tracker: Tracker) -> int:
-    """Send a run to a tracker now; return the newest step that it has. What is there already is not sent again.
+    """Send the missing steps of a run to a tracker now; return the tracker's newest step.
 
     Raises:
         TrackerError: the tracker failed.

@@ -1,4 +1,4 @@
-"""Hugging Face `Trainer`: its loop, its arguments and its checkpoint folder, in segments."""
+"""Hugging Face transformers: trains a `Trainer` in segments, with the checkpoint folder that the Trainer writes."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from segue.integrations.transformers_best import best_files, put_best
 from segue.sessions import Session
 
 LOSSES_NAME = ".segue-losses.json"
-"""A file in a committed folder; the Trainer does not read it."""
+"""Name of a file in a committed folder; the Trainer does not read this file."""
 
 
 def calling_trainer() -> Any:
-    """The Trainer that has called its callback; None if none has."""
+    """The Trainer that called the current callback; None if no Trainer did."""
     frame = sys._getframe(1)
     while frame is not None and not isinstance(frame.f_locals.get("self"), Trainer):
         frame = frame.f_back  # type: ignore[assignment]
@@ -31,24 +31,24 @@ def calling_trainer() -> Any:
 
 
 class LossesToLog:
-    """The sum behind the next `loss` that a Trainer logs; without it, the first log after a resume has fewer steps."""
+    """The sum of losses for the next `loss` of a Trainer's log; without it, the first log after a resume is wrong."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
 
     @classmethod
     def of(cls, trainer: Any) -> Self | None:
-        """The losses of this Trainer; None if its version keeps them out of reach."""
+        """The losses of this Trainer; None if its version of transformers gives no access to them."""
         summed, last = getattr(trainer, "_tr_loss", None), getattr(trainer, "_globalstep_last_logged", None)
         return cls(trainer) if isinstance(summed, torch.Tensor) and isinstance(last, int) else None
 
     def to_bytes(self) -> bytes:
-        """The content of a file in the checkpoint's folder."""
+        """The content of the file for the losses in the checkpoint's folder."""
         summed = float(self._trainer._tr_loss).hex()
         return (json.dumps({"sum": summed, "since_step": self._trainer._globalstep_last_logged}) + "\n").encode()
 
     def restore(self, folder: Path) -> None:
-        """Continue with the sum in a restored folder; a folder of an older version has no such file."""
+        """Continue with the sum in a restored folder; a folder from an older version of segue has no such file."""
         file = folder / LOSSES_NAME
         if file.is_file():
             found = json.loads(file.read_text(encoding="utf-8"))
@@ -57,22 +57,21 @@ class LossesToLog:
 
 
 _TIMES = ("_runtime", "_per_second")
-"""Ends of the names of metrics that are measured by the clock, so that no two runs have the same."""
+"""Endings of the names of metrics that are measured by the clock, so that they differ between equal runs."""
 
 
 class SegueCallback(TrainerCallback):
-    """Trains a `Trainer` as a program of a run: saves, ends and resumes at safe points between its steps.
+    """Trains a Hugging Face `Trainer` as a program of a run: saves, ends and resumes at safe points between steps.
 
     `trainer = Trainer(..., callbacks=[callback])`, then `trainer.train(resume_from_checkpoint=callback.checkpoint)`.
     The state is the folder `checkpoint-<step>` that the Trainer writes, and the random streams. Outside a segment the
     callback does nothing.
 
-    The weights of the checkpoint that the Trainer calls its best are committed with the folder. A resume puts them back
-    where the Trainer looks for them, on whatever machine: `load_best_model_at_end` loads them.
+    The weights of the Trainer's best checkpoint are committed with the folder. On any machine, a resume writes them to
+    the place at which the Trainer looks for them, so that `load_best_model_at_end` works.
 
-    The losses since the Trainer's last log are also committed. The loss of a step is the mean of `loss` in the model's
-    output; if a model returns no loss, it is 0, and the model's resumes are proven by the norms of gradients and
-    weights.
+    The losses since the Trainer's last log are committed too. The loss of a step is the mean of `loss` in the model's
+    output. If a model returns no loss, the loss is 0, and resumes are checked by the norms of gradients and weights.
     """
 
     def __init__(self) -> None:
@@ -81,14 +80,14 @@ class SegueCallback(TrainerCallback):
         self._losses: list[torch.Tensor] = []
         self._handles: list[Any] = []
         self._extra: Path | None = None
-        """A folder that the Trainer wrote only for the run."""
+        """A folder that the Trainer wrote only for a save of the run."""
         self._best: str | None = None
-        """Where a resume has put the best checkpoint."""
+        """The place to which a resume has written the best checkpoint."""
         self._limits: list[int | None] = []
-        """`save_total_limit` of the user, while the Trainer writes a folder only for the run; else empty."""
+        """The user's `save_total_limit` while the Trainer writes a folder only for the run; otherwise empty."""
         self._to_log: LossesToLog | None = None
         self.checkpoint: str | None = None
-        """The folder from which to resume, once the Trainer is there; None in a new run."""
+        """The folder from which to resume, after the Trainer was made; None in a new run."""
 
     def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Write the folder of the newest commit."""
@@ -129,7 +128,7 @@ class SegueCallback(TrainerCallback):
         self._remove_extra(state)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Report the step; let the Trainer write its folder if the run needs it."""
+        """Report the step, and let the Trainer write its folder if the run needs a save."""
         if not self._run.is_active:
             return
         self._run.report(loss=torch.stack(self._losses).double().mean() if self._losses else 0.0)
@@ -142,7 +141,7 @@ class SegueCallback(TrainerCallback):
     def on_epoch_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Log if the Trainer is about to save or evaluate and the losses could not be committed otherwise."""
+        """Let the Trainer log before it saves or evaluates, if the losses cannot be committed in another way."""
         if self._run.has_ended_early:
             control.should_evaluate = control.should_save = control.should_log = False
             control.should_training_stop = True
@@ -150,7 +149,7 @@ class SegueCallback(TrainerCallback):
             self._log_with_save(control)
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Save after each evaluation, for it may be the reason why the Trainer ends early; note the metric."""
+        """Save after each evaluation, because the Trainer may end early because of it, and record the metric."""
         if not self._run.is_active:
             return
         self._ask_for_folder(args, state, control)
@@ -160,10 +159,10 @@ class SegueCallback(TrainerCallback):
             self._run.save_best(metric)
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Hand the folder over."""
+        """Pass the folder to the run for the commit."""
         folder = self._folder_of(args, state)
         if not self._limits and folder == self._extra:
-            self._extra = None  # At the end of an epoch the Trainer writes the same folder again, for the user.
+            self._extra = None  # At the end of an epoch, the Trainer writes the same folder again for the user.
         self._end_asking(args)
         if self._run.is_active:
             known = state.best_model_checkpoint
@@ -187,13 +186,13 @@ class SegueCallback(TrainerCallback):
     def _ask_for_folder(self, args: TrainingArguments, state: TrainerState, control: TrainerControl) -> None:
         if not control.should_save:
             self._extra = self._folder_of(args, state)
-            # Folders of the user's would be deleted for this one.
+            # With a limit, the Trainer would delete folders of the user because of this folder.
             self._limits.append(args.save_total_limit)
             args.save_total_limit = None
         control.should_save = True
 
     def _log_with_save(self, control: TrainerControl) -> None:
-        """Log with each save, even a save after an evaluation, if the losses since the last log cannot be committed."""
+        """Log with each save, even after an evaluation, if the losses since the last log cannot be committed."""
         if self._to_log is None:
             control.should_log = control.should_log or control.should_save or control.should_evaluate
 
@@ -202,7 +201,7 @@ class SegueCallback(TrainerCallback):
             args.save_total_limit = self._limits.pop()
 
     def _remove_extra(self, state: TrainerState) -> None:
-        """Delete what was written for the run and is committed, unless it is the best: the Trainer may load that."""
+        """Delete the committed folder that was written for the run; keep the best one, which the Trainer may load."""
         if self._extra is not None and self._extra != Path(state.best_model_checkpoint or ""):
             shutil.rmtree(self._extra, ignore_errors=True)
         self._extra = None
@@ -218,12 +217,12 @@ class SegueCallback(TrainerCallback):
 
 
 def _no_batches(*_: Any) -> tuple[list[Any], None]:
-    """In place of a Trainer's `get_batch_samples`: it stops only after a step, and makes none without a batch."""
+    """Replaces `get_batch_samples` of a Trainer, which stops only after a step, and makes no step without a batch."""
     return [], None
 
 
 def _without_times(file: Path) -> bytes:
-    """The Trainer's state without the metrics that the clock measured."""
+    """The Trainer's state without the metrics that are measured by the clock."""
     state = json.loads(file.read_text(encoding="utf-8"))
     state["log_history"] = [
         {name: value for name, value in entry.items() if not name.endswith(_TIMES)} for entry in state["log_history"]

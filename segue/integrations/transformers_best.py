@@ -1,4 +1,4 @@
-"""The checkpoint that the Trainer of Hugging Face calls its best, as a part of the folder that a run commits."""
+"""The best checkpoint of a Hugging Face Trainer, as a part of the folder that a run commits."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ log = logging.getLogger(__name__)
 
 _BEST = "segue-best"
 _OF_TRAINING = ("optimizer", "scheduler", "scaler", "rng_state", "training_args", TRAINER_STATE_NAME)
-"""First letters of the names of files with which the Trainer continues training; they are no part of the model."""
+"""Prefixes of the names of files that the Trainer needs only to continue training; the model does not need them."""
 
 
 def best_files(best: Path, folder: Path) -> tuple[dict[str, str], dict[str, Path]]:
-    """The model's files of the best checkpoint, and the files that are committed for it in addition to the folder.
+    """The model's files in the best checkpoint, and the files to commit for it in addition to the folder.
 
-    The first part lists files by their own names, with the names under which they are committed. The second part is
-    empty if that folder is the best one itself; both are empty if the best one is gone.
+    The first part gives the committed name of each file, by the file's own name. The second part is empty if the folder
+    itself is the best checkpoint. Both parts are empty if the best checkpoint no longer exists.
     """
     if best.name == folder.name:
         return {name: name for name in _model_files(folder)}, {}
@@ -33,7 +33,7 @@ def best_files(best: Path, folder: Path) -> tuple[dict[str, str], dict[str, Path
 def put_best(restored: Path, output: Path) -> str | None:
     """Write the best checkpoint of a restored folder below the Trainer's output folder; return its place.
 
-    None if the Trainer had no best one. After a crash in between the next start writes it again.
+    None if the Trainer had no best checkpoint. If a crash interrupts the write, the next start writes it again.
     """
     state = json.loads((restored / TRAINER_STATE_NAME).read_text(encoding="utf-8"))
     known = state.get("best_model_checkpoint")
@@ -60,7 +60,7 @@ def _model_files(folder: Path) -> Iterator[str]:
 
 
 def _put(source: Path, place: Path) -> None:
-    """Write the committed bytes even if the file is there: a kill may have cut it off."""
+    """Write the committed bytes even if the file exists, because a kill may have cut it off."""
     if place.is_file() and filecmp.cmp(source, place, shallow=False):
         return
     place.parent.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,6 @@
-"""The user's code, compared with a run's newest checkpoint before anything is started for it.
+"""Compares the user's code with a run's newest checkpoint before anything is started for the run.
 
-An attempt compares the whole setup when it resumes, after its boot. The code can be compared without building anything.
+An attempt compares the whole setup at its resume, after the boot. The code alone can be compared without a build.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from segue.stores.base import StoreReadError
 def refuse_changed_code(runlog: RunLog, spec: RunSpec, build: Build | None) -> None:
     """Compare the code that `build`, or a program's command, uses with the code of the run's newest checkpoint.
 
-    Only names on both sides count: what objects hold is not known before `build` is called. Nothing is compared when
-    the change was accepted, came with another config, or when Python's version or damage leaves nothing to compare; the
-    attempt then judges.
+    Only names on both sides count, because the contents of objects are not known before `build` is called. Nothing is
+    compared if the change was accepted, if the config changed too, or if another version of Python or damage makes a
+    comparison impossible. In these cases, the attempt itself compares.
 
     Raises:
         CodeChangedError: a function or class has changed.
@@ -47,8 +47,8 @@ def refuse_changed_code(runlog: RunLog, spec: RunSpec, build: Build | None) -> N
 
 
 def _setup_of(runlog: RunLog, checkpoint: Checkpoint) -> Mapping[str, Any] | None:
-    """The components of rank 0 as they are stored; None when they cannot be read, which the attempt will report."""
-    # Rank 0's own shards come first, and its index is the first that is no tensor file.
+    """The stored components of rank 0; None if they cannot be read, which the attempt will report."""
+    # The shards of rank 0 come first, and its index is the first file without tensors.
     name = next((shard.key for shard in checkpoint.manifest.shards if shard.key.endswith(".json")), None)
     try:
         components = json.loads(runlog.store.get(f"{runlog.run_id}/{name}"))["skeletons"] if name else None
@@ -71,7 +71,7 @@ def _as_committed(spec: RunSpec) -> dict[str, str]:
 
 
 def _changed(before: Any, now: Mapping[str, str]) -> Collection[str]:
-    """Names on both sides whose code was not committed. One name can stand for several functions, as lambdas do."""
+    """Names on both sides with changed code; one name can stand for several functions, for example for lambdas."""
     if not isinstance(before, dict):
         return ()
     shared = (name for name in now if name in before and not name.startswith(GLOBALS))

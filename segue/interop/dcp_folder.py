@@ -1,8 +1,8 @@
-"""Folders of torch.distributed.checkpoint (DCP): written with all state, read for a model's weights.
+"""Folders of torch.distributed.checkpoint (DCP): segue writes them with all state, and reads a model's weights.
 
 Format: https://docs.pytorch.org/docs/stable/distributed.checkpoint.html. A folder has a pickled index, `.metadata`, and
-files with the bytes of tensors. The index is read by an unpickler that knows the index's own classes and nothing else,
-and tensors with `weights_only=True`, so no code in a folder runs.
+files with the bytes of tensors. The index is read by an unpickler that permits only the classes of an index, and
+tensors are read with `weights_only=True`, so no code in a folder is run.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _SAVE_AGAIN = "save it again with torch.distributed.checkpoint.save, or save the
 
 
 def write_dcp(folder: Path, state: Mapping[str, Any]) -> None:
-    """Write the components into the folder, which is there already, as one process.
+    """Write the components into the folder, which must exist, from one process.
 
     Raises:
         OSError: a file cannot be written.
@@ -57,21 +57,21 @@ def write_dcp(folder: Path, state: Mapping[str, Any]) -> None:
         warnings.filterwarnings("ignore", "torch.distributed is disabled")
         try:
             save(dict(state), checkpoint_id=folder, no_dist=True)
-        except CheckpointException as error:  # Raise the process's own error, not the rank's.
+        except CheckpointException as error:  # Raise the original error of this process, not the wrapper with ranks.
             raise next(raised for raised, _ in error.failures.values()) from None
 
 
 def optimizer_by_names(state: Mapping[str, Any], groups: list[list[str]]) -> dict[str, Any]:
-    """The state of an optimizer with parameters named, as `torch.distributed.checkpoint.state_dict` names them.
+    """The state of an optimizer with the parameter names of `torch.distributed.checkpoint.state_dict`.
 
-    `groups` are the names in each param_group. A state that does not fit them is returned as it is.
+    `groups` are the names in each param_group. A state that does not fit these names is returned unchanged.
     """
     numbers = [group["params"] for group in state["param_groups"]]
     if [len(group) for group in numbers] != [len(group) for group in groups]:
         return dict(state)
     names = dict(zip(chain.from_iterable(numbers), chain.from_iterable(groups), strict=True))
     if len(set(names.values())) < len(names):
-        return dict(state)  # Parameters of a module that is not tracked have no name.
+        return dict(state)  # Parameters of an untracked module have no names.
     return {
         "state": {names[number]: slots for number, slots in state["state"].items()},
         "param_groups": [
@@ -81,10 +81,10 @@ def optimizer_by_names(state: Mapping[str, Any], groups: list[list[str]]) -> dic
 
 
 def read_dcp(folder: Path) -> tuple[WeightsFile, dict[str, Any]]:
-    """The folder, and the tensors of the model in it: those below `model.`, or all of them if nothing is there.
+    """A record of the folder, and the model's tensors in it: the tensors below `model.`, or all if there are none.
 
     Raises:
-        WeightsFileError: it cannot be read, is damaged, or names other objects than an index has.
+        WeightsFileError: the folder cannot be read, is damaged, or its index names objects that no index has.
     """
     try:
         index = _index(folder)
@@ -97,7 +97,7 @@ def read_dcp(folder: Path) -> tuple[WeightsFile, dict[str, Any]]:
         why = f"cannot be read ({error.strerror or error})"
         raise WeightsFileError(file=str(folder), why=why, fix="check the path and your access.") from None
     except (KeyError, ValueError, RuntimeError, AttributeError, TypeError, EOFError, pickle.UnpicklingError) as error:
-        why = f"is no whole folder of torch.distributed.checkpoint ({error or type(error).__name__})"
+        why = f"is not a complete folder of torch.distributed.checkpoint ({error or type(error).__name__})"
         raise WeightsFileError(file=str(folder), why=why, fix=_SAVE_AGAIN) from None
 
 
@@ -142,12 +142,12 @@ def _part(folder: Path, index: Metadata, key: MetadataIndex) -> torch.Tensor:
     with (folder / stored.relative_path).open("rb") as file:
         file.seek(stored.offset)
         data = file.read(stored.length)
-    if data[:2] == b"PK":  # A zip file, as torch.save makes them.
+    if data[:2] == b"PK":  # The data is a zip file of torch.save.
         part = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     else:
         (part,) = safetensors.torch.load(data).values()
     if not isinstance(part, torch.Tensor):
-        raise TypeError(f"{key.fqn} is no tensor in its file")
+        raise TypeError(f"{key.fqn} is not a tensor in its file")
     return part
 
 

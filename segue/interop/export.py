@@ -1,4 +1,4 @@
-"""A checkpoint as plain files in one folder, or as plain values: for use without segue. Torch is imported late."""
+"""Exports a checkpoint as plain files in one folder, for use without segue; torch is imported late."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from segue.spec import RunSpec, StoreSpec
 log = logging.getLogger(__name__)
 
 Progress = Callable[[str], None]
-"""Called with what is being done, in words for a terminal."""
+"""Called with a text for a terminal about the current work."""
 
 
 class ExportFormat(StrEnum):
-    """The library that reads the files of the state."""
+    """The format of the files with the state, by the library that reads them."""
 
     TORCH = "torch"
     SAFETENSORS = "safetensors"
@@ -49,26 +49,26 @@ class ExportedFile(Value):
 
 
 class ExportReport(Value):
-    """The files of an export, and where they are."""
+    """The files of an export, and their folder."""
 
     run_id: str
     step: int = Field(ge=0)
     format: ExportFormat
-    folder: str = Field(description="Absolute.")
+    folder: str = Field(description="Absolute path.")
     files: tuple[ExportedFile, ...]
 
 
 def require_free_folder(folder: Path) -> Path:
-    """The folder, absolute and free of links, if an export may take its name.
+    """The absolute path of the folder without links, after a check that an export may use this folder.
 
     Raises:
-        ExportFolderError: an export would hide or lose what is in it.
+        ExportFolderError: an export would hide or lose the content of the folder.
     """
     try:
         target = folder.expanduser().resolve()
         if target.is_mount():
-            # The finished files arrive by one rename, and no rename can replace a mount point.
-            why = "is where a disk is mounted, so it cannot be put there as a whole"
+            # The finished files get their place by one rename, and a rename cannot replace a mount point.
+            why = "is a mount point, which an export cannot replace as a whole"
             raise ExportFolderError(folder=str(folder), why=why, fix="name a new folder inside it.")
         if target.exists() and not target.is_dir():
             raise ExportFolderError(folder=str(folder), why="is a file", fix="name a folder.")
@@ -90,16 +90,16 @@ def export_checkpoint(
 ) -> ExportReport:
     """Write a run's checkpoint, the newest by default, as plain files into a new or empty folder.
 
-    The files need no segue: model, optimizer, random streams, position and loss curve, and a README.md that loads them.
-    `file_format` is "torch", "safetensors" or "dcp" (torch.distributed.checkpoint); `step` may be "best". Files of a
-    framework's own checkpoint are in `folder/`, and files of the model that it calls its best are in `best/`. The run
-    is only read.
+    The files can be used without segue: model, optimizer, random streams, position and loss curve, and a README.md
+    that explains how to load them. `file_format` is "torch", "safetensors" or "dcp" (torch.distributed.checkpoint);
+    `step` may be "best". The files of a framework's own checkpoint are in `folder/`, and the files of the framework's
+    best model are in `best/`. The run is only read.
 
     Raises:
         RunNotFoundError, StoreUnreachableError: there is no such run, or no such store.
         NoCheckpointError, UnknownStepError, PrunedCheckpointError, QuarantinedCheckpointError: no such checkpoint.
         ExportFolderError: the folder cannot be used or written.
-        DamagedCheckpointError: the checkpoint's bytes do not verify; names the damage.
+        DamagedCheckpointError: the checkpoint's bytes do not match their checksums; the error names the damage.
     """
     runlog, history = find_run(run, store)
     checkpoint = find_checkpoint(runlog, history, step=step, take_quarantined=take_quarantined)
@@ -109,20 +109,20 @@ def export_checkpoint(
 def write_export(
     runlog: RunLog, checkpoint: Checkpoint, *, file_format: ExportFormat, folder: Path, progress: Progress | None = None
 ) -> ExportReport:
-    """Write everything that a checkpoint holds as plain files into `folder`, whole or not at all.
+    """Write the whole content of a checkpoint as plain files into `folder`, completely or not at all.
 
-    The run is only read. All files are durable before the folder gets its name; a crash before that leaves
-    `.<name>.unfinished-<hex>` next to it, which may be deleted.
+    The run is only read. All files are durable before the folder gets its name. A crash before this moment leaves a
+    folder `.<name>.unfinished-<hex>` beside `folder`, which may be deleted.
 
     Raises:
         ExportFolderError: the folder cannot be used or written.
         PrunedCheckpointError: the run has pruned the checkpoint meanwhile.
-        DamagedCheckpointError: its bytes do not verify; names the damage.
+        DamagedCheckpointError: its bytes do not match their checksums; the error names the damage.
         StoreReadError: the store could not be read.
     """
     progress = progress or no_progress
     target = require_free_folder(folder)
-    # Torch takes seconds to import: what can be refused without it has been refused by now.
+    # The import of torch takes seconds, so all checks without torch come before it.
     from segue.interop import export_files
 
     with _arriving_whole(target) as staging:
@@ -149,12 +149,12 @@ def write_export(
 
 
 def no_progress(doing: str) -> None:
-    """Report nothing."""
+    """Do nothing; used if no progress is reported."""
 
 
 @contextmanager
 def _arriving_whole(target: Path) -> Iterator[Path]:
-    """A folder next to the target that takes its name when its files are durable, and is removed on failure."""
+    """A block with a folder beside the target; it gets the target's name when its files are durable, or is removed."""
     staging = target.with_name(f".{target.name}.unfinished-{uuid.uuid4().hex[:8]}")
     try:
         staging.mkdir(parents=True)
@@ -179,12 +179,12 @@ def _sync(path: Path) -> None:
 
 def _unwritable(folder: Path, error: Exception) -> ExportFolderError:
     why = getattr(error, "strerror", None) or str(error)
-    fix = "name one that you may write to, on a disk with room."
+    fix = "name a folder that you may write to, on a disk with enough room."
     return ExportFolderError(folder=str(folder), why=f"cannot be written ({why})", fix=fix)
 
 
 def _spec_at(runlog: RunLog, history: History, checkpoint: Checkpoint) -> RunSpec | None:
-    """The run spec in force at the commit; a run that was resumed with another spec has two."""
+    """The run spec at the time of the commit; a run that was resumed with another spec has several specs."""
     entries = (slot.entry for slot in runlog.slots if slot.number < checkpoint.ref.slot)
     specs = [entry.spec for entry in entries if isinstance(entry, OpenEntry)]
     return specs[-1] if specs else history.spec
@@ -205,13 +205,13 @@ def _data_position(checkpoint: Checkpoint, spec: RunSpec | None) -> dict[str, An
         "order": (
             "The order of the samples is a function of (seed, epoch, samples_seen) and of the recipe's DataLoader: "
             "the number of samples, batch_size, shuffle and drop_last. samples_seen counts all samples of all "
-            "steps up to this one; divided by the samples that one epoch uses it gives the epoch, and the rest is the "
-            "place in it. Without shuffle the place is the sample id. With shuffle the id is a keyed bijection of the "
-            "place: a balanced Feistel network of 6 rounds over the next power of four, its keys mixed from seed and "
-            "epoch by splitmix64, applied again until the id is below the number of samples. It is "
-            "segue.data.order.shuffled(), which needs numpy alone; torch.manual_seed does not give this order. A "
-            "sampler of the recipe's own is drawn once for each epoch, as segue.data.sampled does. In "
-            "DataLoader workers the random streams are seeded again for each batch, from seed and samples_seen."
+            "steps up to this one. The quotient of samples_seen and the number of samples in one epoch is the epoch, "
+            "and the rest is the place in the epoch. Without shuffle, the place is the sample id. With shuffle, the "
+            "id is a keyed bijection of the place: a balanced Feistel network of 6 rounds over the next power of four, "
+            "with keys that splitmix64 mixes from seed and epoch, applied again until the id is below the number of "
+            "samples. The function is segue.data.order.shuffled(), which needs only numpy; torch.manual_seed does not "
+            "give this order. A sampler of the recipe's own is drawn once for each epoch, as in segue.data.sampled. In "
+            "DataLoader workers, the random streams are seeded again for each batch, from seed and samples_seen."
         ),
     }
 
@@ -219,7 +219,7 @@ def _data_position(checkpoint: Checkpoint, spec: RunSpec | None) -> dict[str, An
 def _train_state(history: History, run_id: str, checkpoint: Checkpoint) -> dict[str, Any]:
     attempt = history.attempt_named(checkpoint.ref.attempt_id)
     verdict = attempt.verdict if attempt else None
-    # Through JSON text: only there pydantic makes NaN a string.
+    # The values go through JSON text, because only there pydantic writes NaN as a string.
     state = json.loads(
         checkpoint.manifest.model_dump_json(include={"step", "epoch", "metric", "environment", "parent"})
     )

@@ -1,4 +1,4 @@
-"""State and loss curve as files that torch, safetensors, json and parquet read without segue."""
+"""Writes state and loss curve as files that torch, safetensors, json and parquet can read without segue."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ from segue.trainer.workloads.state import PROGRESS
 
 _MODEL, _OPTIMIZER = "model", "optimizer"
 _RESERVED = ("config", "data_position", "loss_curve", "readme", "train_state")
-"""Stems of the files next to the state; no component may take them, in upper or lower case."""
+"""Stems of the files beside the state; no component may have such a file name, in upper or lower case."""
 
 
 def plain_state(snapshot: Snapshot) -> Iterator[tuple[str, Any]]:
     """Each component that a recipe can load, by its name, as a tree of dicts, lists, tensors and plain values.
 
-    The model's component is its `state_dict()`; the position is also a component.
+    The component of the model is its `state_dict()`; the position is a component too.
 
     Raises:
         MalformedCheckpointError: the model's state is not a state dict.
@@ -58,16 +58,16 @@ def write_state(
     file_format: Literal["torch", "safetensors", "dcp"],
     progress: Callable[[str], None],
 ) -> None:
-    """Write each component into files of its own name, and a README.md that explains them.
+    """Write each component into files with its name, and a README.md that explains the files.
 
-    As "dcp" all components are in one set of files.
+    In the format "dcp", all components are in one set of files.
 
     Raises:
         MalformedCheckpointError: the model's state is not a state dict.
         OSError: a file cannot be written.
     """
     if file_format == "dcp":
-        from segue.interop.dcp_folder import write_dcp  # It takes a second to import.
+        from segue.interop.dcp_folder import write_dcp  # This import takes a second.
 
         progress("writing the state")
         write_dcp(folder, _dcp_state(snapshot))
@@ -92,7 +92,7 @@ def write_state(
 
 
 def _dcp_state(snapshot: Snapshot) -> dict[str, Any]:
-    """All components; the parameters in an optimizer's state by their names, if the checkpoint knows them."""
+    """All components; an optimizer's state has the parameters' names if the checkpoint has these names."""
     from segue.interop.dcp_folder import optimizer_by_names
 
     state = dict(plain_state(snapshot))
@@ -105,10 +105,10 @@ def _dcp_state(snapshot: Snapshot) -> dict[str, Any]:
 
 
 def write_curve(path: Path, runlog: RunLog, history: History, checkpoint: Checkpoint) -> tuple[str, ...]:
-    """Write the loss curve of the steps that led to a checkpoint, each once; returns the attempts that lack rows in it.
+    """Write the loss curve up to a checkpoint, each step once; return the attempts with missing rows.
 
-    The rows of `segue.curve`, up to the checkpoint. For a checkpoint that the run did not continue from, they are the
-    steps that led to it, and not a part of the run's curve.
+    The rows are those of `segue.curve`, up to the checkpoint. If the run did not continue from the checkpoint, the rows
+    are the steps before the checkpoint, which are not all a part of the run's curve.
     """
     until = tuple(c for c in history.checkpoints if c.ref.slot < checkpoint.ref.slot)
     end = replace(checkpoint, quarantined=None, is_pruned=False)
@@ -137,7 +137,7 @@ def _trees(snapshot: Snapshot) -> Iterator[tuple[str, Any]]:
 
 
 def file_stems(components: Iterable[str]) -> dict[str, str]:
-    """A file name, less its ending, for each component: its own, with %xx for what a file name cannot hold."""
+    """A file name without suffix for each component: the component's name, with %xx for other characters."""
     stems: dict[str, str] = {}
     taken = set(_RESERVED)
     for name in components:
@@ -150,10 +150,10 @@ def file_stems(components: Iterable[str]) -> dict[str, str]:
 
 
 def loadable(tree: Any) -> Any:
-    """The tree in types that `torch.load(weights_only=True)` takes.
+    """The tree, converted to types that `torch.load(weights_only=True)` accepts.
 
-    Arrays and complex numbers become tensors, NumPy's scalars become numbers, tables become dicts of their columns,
-    dates, paths and the like become text, and other collections become lists and sets.
+    Arrays and complex numbers become tensors, NumPy's scalars become numbers, and tables become dicts of their columns.
+    Dates, paths and similar values become text, and other collections become lists and sets.
     """
     if isinstance(tree, torch.Tensor):
         return _own(tree)
@@ -162,7 +162,7 @@ def loadable(tree: Any) -> Any:
     if isinstance(tree, np.generic):
         return tree.item() if tree.dtype.kind not in MOMENTS else str(tree)
     if isinstance(tree, bytes):
-        return tree or bytearray()  # Empty bytes are pickled by a name that weights_only refuses.
+        return tree or bytearray()  # Pickle writes empty bytes with a name that weights_only refuses.
     if isinstance(tree, dict) and not isinstance(tree, Counter):
         return {key: loadable(value) for key, value in tree.items()}
     if isinstance(tree, (list, tuple, set)):
@@ -193,7 +193,7 @@ def _state_dict(tree: Any) -> OrderedDict[str, Any]:
 
 
 def _own(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor in memory of its own: torch.save would write the whole tensor of which it is a view."""
+    """The tensor in its own memory, because torch.save would write the whole storage of a view."""
     return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
 
 
@@ -203,7 +203,7 @@ def _write_torch(folder: Path, name: str, stem: str, tree: Any) -> tuple[str, ..
         with (folder / file_name).open("xb") as file:
             torch.save(tree, file)
     except RuntimeError as error:
-        # On a full disk torch raises an error of its own over the one that names the cause.
+        # On a full disk, torch raises its own error, which hides the error with the cause.
         if isinstance(error.__context__, OSError):
             raise error.__context__ from None
         raise
@@ -211,7 +211,7 @@ def _write_torch(folder: Path, name: str, stem: str, tree: Any) -> tuple[str, ..
 
 
 def _write_model(folder: Path, name: str, stem: str, tree: Any) -> tuple[str, ...]:
-    """The model's files, in which tensors have the names that the model gives them."""
+    """Write the model's files, in which tensors have the model's names."""
     state = tree["state"]
     tensors = {key: value for key, value in state.items() if isinstance(value, torch.Tensor)}
     others = {
@@ -238,7 +238,7 @@ def _write_safetensors(folder: Path, stem: str, skeleton: Json, tensors: dict[st
     written: dict[str, torch.Tensor] = {}
     seen: set[int] = set()
     for name, tensor in tensors.items():
-        # Names that share memory (tied weights) are refused by safetensors; each gets a copy.
+        # safetensors refuses names that share memory (tied weights), so each name gets a copy.
         place = tensor.untyped_storage().data_ptr()
         written[name] = tensor.clone() if place in seen else tensor
         seen.add(place)

@@ -1,4 +1,4 @@
-"""The README.md of an export: what each file is, and the lines that load it without segue."""
+"""The README.md of an export: it explains each file, and has the lines that load the files without segue."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ _INTRODUCTION = """\
 # A segue checkpoint as plain files
 
 One checkpoint of one training run: everything that is needed to continue from it, in files that need no segue.
-Every byte of it was verified against its checksum when these files were written.
+Every byte of the checkpoint was verified against its checksum when these files were written.
 
 """
 _COLUMNS = ("file", "holds")
 
 _NEXT_TO_STATE = {
-    "data_position.json": "step, samples seen, epoch and seed, and how the order of the samples follows from them",
-    "config.json": "the recipe's path, its config, the seed and the goal in steps; null where the log was damaged",
+    "data_position.json": "step, samples seen, epoch and seed, and the rule for the order of the samples",
+    "config.json": "the recipe's path, its config, the seed and the goal in steps; null if the log was damaged",
     "train_state.json": "step, epoch, metric, environment, parent, attempt and verdict, and the version of segue",
-    "loss_curve.parquet": "the steps that led here, each once; `curve_gaps` of train_state.json: attempts lacking rows",
+    "loss_curve.parquet": "the steps up to here, each once; `curve_gaps` in train_state.json names incomplete attempts",
 }
 
 _FOLDERS = {
-    "folder": "the checkpoint of the framework that trained it, as that wrote it",
+    "folder": "the checkpoint as the training framework wrote it",
     "best": "the files of the model that the framework calls its best",
 }
 
@@ -42,8 +42,8 @@ _MEANINGS = {
 
 _TORCH_HEAD = """\
 
-All of it loads with `weights_only=True`. For that, arrays became tensors, NumPy's scalars plain numbers, and bytes
-without any content a bytearray. The streams go last, so that nothing draws from them in between.
+All files load with `weights_only=True`. For this, arrays were converted to tensors, NumPy's scalars to plain numbers,
+and empty bytes to a bytearray. The random streams are loaded last, so that nothing draws from them in between.
 
 ```python
 import random
@@ -64,8 +64,8 @@ _SAFETENSORS_HEAD = """\
 numbers, in which a dict of one key that begins with `$` encodes what JSON has no type for. `$tensor`, `$tensors` and
 `$array` name tensors of the safetensors file next to it (without tensors there is none); `component` below decodes
 them all (`$object` and `$frame` become dicts, of attributes and of columns; `$constant` becomes text or numbers).
-State of a model that is no tensor (versions of modules, `get_extra_state`) is in `model.json` alone. The streams go
-last, so that nothing draws from them in between.
+Values of a model's state that are not tensors (versions of modules, `get_extra_state`) are only in `model.json`. The
+random streams are loaded last, so that nothing draws from them in between.
 
 ```python
 import array
@@ -162,7 +162,7 @@ _LINES = {
 
 
 def readme(files: Mapping[str, tuple[str, ...]], *, as_torch: bool, folders: Sequence[str] = ()) -> str:
-    """The text for an export of these components, each given with the names of its files, and of these folders."""
+    """The text for an export of these components and folders; `files` has the file names of each component."""
     rows = [(Markup(", ".join(map(code, names))), _meaning(name)) for name, names in files.items()]
     rows += [(code(f"{name}/"), _FOLDERS[name]) for name in folders]
     rows += [(code(name), meaning) for name, meaning in _NEXT_TO_STATE.items()]
@@ -173,7 +173,7 @@ def readme(files: Mapping[str, tuple[str, ...]], *, as_torch: bool, folders: Seq
 
 def _meaning(component: str) -> str:
     known = _MEANINGS.get(component)
-    return known or f"`state_dict()` of what the recipe calls {component.removeprefix('extra.')!r}"
+    return known or f"`state_dict()` of the object with the name {component.removeprefix('extra.')!r} in the recipe"
 
 
 def _loading(component: str, stem: str, *, as_torch: bool) -> str:
@@ -204,14 +204,14 @@ dcp.load(state, checkpoint_id="this folder")
 set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
 ```
 
-The optimizer's parameters have the model's names, as `get_state_dict` gives them. Where the checkpoint does not know
-the names, as for a program's, they have numbers: load `optimizer.state_dict()` then. `dcp.load` unpickles plain values
-of the folder; for weights that came from elsewhere, use a format that does not.
+The optimizer's parameters have the model's names, as `get_state_dict` gives them. If the checkpoint does not have the
+names, for example the checkpoint of a program, the parameters have numbers: then load into `optimizer.state_dict()`.
+`dcp.load` unpickles plain values of the folder; for weights of unknown origin, use a format without pickle.
 """
 
 
 def readme_of_dcp(components: Sequence[str]) -> str:
-    """The text for a folder of torch.distributed.checkpoint."""
+    """The README for a folder of torch.distributed.checkpoint."""
     rows = [*((code(name), meaning) for name, meaning in _NEXT_TO_STATE.items()), _DCP_FILES]
     names = ", ".join(map(code, components))
     return _INTRODUCTION + table(_COLUMNS, rows) + "\n" + _DCP.replace("COMPONENTS", names)

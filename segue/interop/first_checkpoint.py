@@ -1,8 +1,8 @@
-"""The first checkpoint of a run, made outside of it: from a file of weights or another run. Torch is imported late.
+"""Makes the first checkpoint of a run from a file of weights or from another run; torch is imported late.
 
-In the log it is an attempt like any other, announced by a decision with the action `import`: it claims the run, commits
-and reports. So its numbers are used up, it fences and can be fenced, and a trainer resumes from it as from any other
-checkpoint. It uses no capacity of a pool, so no budget is charged.
+In the log, the import is an attempt like any other, and its decision has the action `import`: the attempt claims the
+run, commits and reports. So it has its own segment and attempt numbers, it fences other attempts and can be fenced, and
+a trainer resumes from its checkpoint as usual. The import uses no capacity of a pool, so no budget is charged.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class FirstCheckpoint:
-    """Everything that a run's first checkpoint holds, not written yet."""
+    """The content of a run's first checkpoint before it is written."""
 
     spec: RunSpec
     origin: WeightsFile | Fork
@@ -58,14 +58,14 @@ class FirstCheckpoint:
     epoch: int
     environment: Environment
     trees: dict[str, Any]
-    """The state of each component; tensors may be live ones."""
+    """The state of each component; tensors may be the live tensors of a model."""
 
 
 def require_unbegun(history: History, *, run_id: str) -> None:
-    """Pass if the run has nothing that an import would hide or overtake.
+    """Check that the run has no checkpoint, attempt or record that an import would hide or overtake.
 
     Raises:
-        RunBegunError: names what it has.
+        RunBegunError: the run has begun; the error says how.
     """
     what = None
     plan = history.open_plan
@@ -81,12 +81,12 @@ def require_unbegun(history: History, *, run_id: str) -> None:
 
 
 def commit_first(runlog: RunLog, state: FirstCheckpoint, staged: Staged, *, clock: Clock) -> CheckpointRef:
-    """Announce, claim, write, commit, report, in that order; the commit is what makes it a checkpoint.
+    """Announce, claim, write, commit and report, in this order; the checkpoint exists from the commit on.
 
     Raises:
-        RunBegunError: the run got a checkpoint or an attempt since; nothing was touched.
-        FencedError, StalePlanError: another attempt came in between; nothing was committed.
-        StoreWriteError, StoreReadError: the store did not take it; the import can be made again.
+        RunBegunError: the run got a checkpoint or an attempt meanwhile; nothing was changed.
+        FencedError, StalePlanError: another attempt claimed the run meanwhile; nothing was committed.
+        StoreWriteError, StoreReadError: the store could not be used; the import can be repeated.
     """
     from segue.checkpoints.saving.writer_client import InlineWriter
     from segue.checkpoints.saving.written import Save
@@ -124,18 +124,18 @@ def commit_first(runlog: RunLog, state: FirstCheckpoint, staged: Staged, *, cloc
         try:
             patiently(lambda: runlog.append(last_word), what="report")
         except (StoreWriteError, StoreReadError) as error:
-            # The checkpoint is there. The next start declares this attempt lost and resumes from it.
-            log.error("report not written reason=%s", error)
+            # The checkpoint exists. The next start declares this attempt lost and resumes from the checkpoint.
+            log.error("could not write the report of the import reason=%s", error)
     return checkpoint
 
 
 def _announce(runlog: RunLog, state: FirstCheckpoint) -> SegmentPlan:
-    """Put the import into the log as the next attempt; a parent of the run waits for it from then on."""
+    """Write the import to the log as the next attempt; from then on, a parent of the run waits for it."""
     while True:
         history = patiently(lambda: read_history(runlog), what="log")
         require_unbegun(history, run_id=runlog.run_id)
         before = history.open_plan
-        if before is not None:  # An import that was killed; if it still lives, the next claim fences it.
+        if before is not None:  # An earlier import was killed; if it is still alive, the next claim fences it.
             lose = partial(declare_lost, runlog, before, why="another import took its place")
             patiently(lose, what="report")
             continue
@@ -143,13 +143,13 @@ def _announce(runlog: RunLog, state: FirstCheckpoint) -> SegmentPlan:
         plan = SegmentPlan(
             segment=segment,
             attempt=attempt,
-            # Records name one of the two; an attempt without capacity of a pool is not counted as either.
+            # A record must name spot or on-demand; an attempt without capacity of a pool counts as neither.
             capacity=Capacity.SPOT,
             deployment=state.spec.pools.deployment(Capacity.SPOT),
             log_id=runlog.log_id,
         )
         build = partial(_decision, plan, state.origin)
-        with suppress(LogMovedError):  # Another record came first: read the log again.
+        with suppress(LogMovedError):  # Another process wrote a record first: read the log again.
             patiently(partial(runlog.append, build, at=history.next_slot), what="decision")
             return plan
 
@@ -186,7 +186,7 @@ def _report(plan: SegmentPlan, state: FirstCheckpoint, checkpoint: CheckpointRef
 
 @contextmanager
 def _alive(runlog: RunLog, spec: RunSpec, claim: Claim, *, clock: Clock, step: int) -> Iterator[None]:
-    """Write heartbeats: a parent that starts meanwhile waits for the import instead of overtaking it."""
+    """A block in which heartbeats are written, so that a parent that starts meanwhile waits for the import."""
 
     def describe(counter: int) -> Heartbeat:
         return Heartbeat(

@@ -1,4 +1,4 @@
-"""Starting a run from a checkpoint of another run, which becomes its first checkpoint. Torch is imported late."""
+"""Starts a run with a checkpoint of another run as its first checkpoint; torch is imported late."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ log = logging.getLogger(__name__)
 
 OPTIMIZER, POSITION = "optimizer", "position"
 _PARTS = {
-    # A schedule writes its rates into the optimizer, so neither can begin again without the other.
+    # A schedule writes its rates into the optimizer, so both must begin again together.
     OPTIMIZER: ("optimizer", "optimizer.*", "scheduler", "scheduler.*", "scaler", "gradients"),
     POSITION: ("early_stop", "batches", "batches_*", "epoch", "gradients", "rng.*"),
 }
 
 
 class ForkReport(Value):
-    """The run and the checkpoint with which a run began."""
+    """The checkpoint with which a run began, and its origin."""
 
     run_id: str
-    step: int = Field(ge=0, description="Step from which the run counts.")
+    step: int = Field(ge=0, description="First step number of the run.")
     fork: Fork
     checkpoint: CheckpointRef
-    is_new: bool = Field(description="Whether it was committed now; False if the run had begun with it before.")
-    as_built: tuple[str, ...] = Field((), description="State that only the recipe has: it begins as built.")
+    is_new: bool = Field(description="Whether it was committed now; False if the run had it already.")
+    as_built: tuple[str, ...] = Field((), description="State that only the recipe has; it begins as built.")
 
 
 def fork_run(
@@ -56,28 +56,29 @@ def fork_run(
     clock: Clock | None = None,
     progress: Progress | None = None,
 ) -> ForkReport:
-    """Make a checkpoint of the run `source` (in the same store; by default the newest) the first one of another run.
+    """Make a checkpoint of the run `source` in the same store, by default the newest one, the first of another run.
 
-    All state is taken, including the random streams and the position in the data: with an equal spec the fork trains as
-    the source did. `reset` names the parts that are not taken: "optimizer" (with schedules and loss scale), "position"
-    (step, data, random streams and early stop: the fork begins at step 0), or a component of the checkpoint, such as
-    "extra.average". Code, data and settings may differ, and state that the checkpoint lacks begins as built. A
-    recipe is built, on the CPU, to see that the state fits it.
+    All state is taken, including the random streams and the position in the data, so with an equal spec the fork trains
+    like the source. `reset` names the parts that are not taken: "optimizer" (with schedules and loss scale), "position"
+    (step, data, random streams and early stop, so that the fork begins at step 0), or a component of the checkpoint,
+    such as "extra.average". Code, data and settings may differ. State that the checkpoint lacks begins as built. A
+    recipe is built on the CPU, to check that the state fits it.
 
-    Blocks until the checkpoint is durable; after a crash before its commit it can be repeated, and after it, repeating
-    it changes nothing.
+    The call blocks until the checkpoint is durable. After a crash, the call can be repeated; if the checkpoint was
+    already committed, the repetition changes nothing.
 
     Raises:
         RunNotFoundError, NoCheckpointError, UnknownStepError, PrunedCheckpointError, QuarantinedCheckpointError,
-            NoMetricError, DamagedCheckpointError: there is no such checkpoint, or its bytes do not verify.
+            NoMetricError, DamagedCheckpointError: there is no such checkpoint, or it is damaged.
         SpecError: the goal is not after the step, or `reset` names nothing that the checkpoint has.
-        RunBegunError: the run has begun otherwise.
+        RunBegunError: the run has already begun in another way.
         ForkMismatchError, RecipeError: the state does not fit the recipe.
-        FencedError, StalePlanError: another attempt came in between; nothing was committed.
-        StoreUnreachableError, StoreWriteError, StoreReadError: the store did not take it.
+        FencedError, StalePlanError: another attempt claimed the run meanwhile; nothing was committed.
+        StoreUnreachableError, StoreWriteError, StoreReadError: the store could not be used.
     """
     progress, clock = progress or no_progress, clock or SystemClock()
-    with suppress(StoreReadError, MissingObjectError):  # Opening the run gives the better error about the store.
+    # If the store fails here, opening the run gives the better error.
+    with suppress(StoreReadError, MissingObjectError):
         history = read_history(open_log(spec))
         known = _same_fork(spec.run_id, history, source, step, reset)
         if known is not None:
@@ -95,7 +96,7 @@ def fork_run(
     if first_step >= spec.steps:
         problem = f"steps: the goal of {spec.steps} is not after step {first_step} of {fork.name}; give more --steps"
         raise SpecError(source=COMMAND_LINE, problems=(problem,))
-    # Torch takes seconds to import: what can be refused without it has been refused by now.
+    # The import of torch takes seconds, so all checks without torch come before it.
     progress("reading the checkpoint")
     snapshot = read_verified(from_log, chosen)
     _require_known(snapshot, reset, name=fork.name)
@@ -110,7 +111,7 @@ def fork_run(
         as_built = tuple(name for name in only_here if not _is_left_out(name, reset))
     with closing(StagingArea()) as staging:
         staged = staging.take(first.trees)
-        # Nothing was kept under another spec, so a changed spec does no harm.
+        # The run has no state yet, so a changed spec does no harm.
         runlog = open_run(spec, clock=clock, accept_drift=True)
         progress("writing the checkpoint")
         checkpoint = commit_first(runlog, first, staged, clock=clock)
@@ -127,12 +128,13 @@ def _is_left_out(component: str, reset: Collection[str]) -> bool:
 def _same_fork(
     run_id: str, history: History, source: str, step: int | Literal["best"] | None, reset: Collection[str]
 ) -> ForkReport | None:
-    """The fork with which the run began, if it is the one that is asked for."""
+    """The fork with which the run began, if it is the requested fork; otherwise None."""
     first = next(iter(history.checkpoints), None)
     fork = first.manifest.forked_from if first is not None else None
     if first is None or fork is None or fork.run_id != source or set(fork.reset) != set(reset):
         return None
-    if isinstance(step, int) and fork.step != step:  # Which one is the newest or the best may have changed since.
+    # The newest and the best checkpoint of the source may have changed since the fork.
+    if isinstance(step, int) and fork.step != step:
         return None
     return ForkReport(run_id=run_id, step=first.manifest.step, fork=fork, checkpoint=first.ref, is_new=False)
 
@@ -162,7 +164,7 @@ def _first(spec: RunSpec, chosen: Checkpoint, fork: Fork, snapshot: Snapshot) ->
     is_at_start = POSITION in fork.reset
     if not is_at_start:
         position.restore(trees[PROGRESS])
-        position.finish_reason = None  # The source's end is not the fork's.
+        position.finish_reason = None  # The end of the source is not the end of the fork.
     return FirstCheckpoint(
         spec=spec,
         origin=fork,

@@ -1,4 +1,4 @@
-"""Whether the state of a checkpoint fits a recipe: found before any machine is paid for."""
+"""Checks whether the state of a checkpoint fits a recipe, before any machine is paid for."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from segue.trainer.workloads.state import RNG_PREFIX, capture, components_of, re
 
 
 def require_fit(spec: RunSpec, trees: Mapping[str, Any], *, name: str) -> tuple[str, ...]:
-    """Build the recipe on the CPU, restore the state into it as a resume does, and compare.
+    """Build the recipe on the CPU, restore the state into it like a resume, and compare.
 
-    `name` is the checkpoint's, for errors. Returns the components that only the recipe has. The global random streams
-    are afterwards as before.
+    `name` is the name of the checkpoint in errors. Returns the components that only the recipe has. The global random
+    streams are restored afterwards.
 
     Raises:
-        ForkMismatchError: names the component that does not fit.
+        ForkMismatchError: a component does not fit; the error names it.
         RecipeError: the recipe cannot be built.
     """
     build = import_build(spec.recipe_path)
@@ -31,7 +31,7 @@ def require_fit(spec: RunSpec, trees: Mapping[str, Any], *, name: str) -> tuple[
         seed_all(spec.seed)
         recipe = built(build, spec)
         found = components_of(recipe, Progress(), name=spec.recipe_path)
-        # The random streams are the machine's: this one may have other devices.
+        # The random streams depend on the machine, and this machine may have other devices.
         kept = {part: tree for part, tree in trees.items() if not part.startswith(RNG_PREFIX)}
         components = {part: each for part, each in found.items() if not part.startswith(RNG_PREFIX)}
         snapshot = take(kept, copy=False)

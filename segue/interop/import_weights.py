@@ -1,4 +1,4 @@
-"""Starting a run from weights in a file: they become its first checkpoint. Torch is imported late."""
+"""Starts a run with weights from a file as its first checkpoint; torch is imported late."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ _INDEX_OF_DCP = ".metadata"
 
 
 class ImportReport(Value):
-    """The imported weights and their file, with notes for a person."""
+    """The imported weights and their file, with notes for people."""
 
     run_id: str
     step: int = Field(ge=0)
     file: WeightsFile
     checkpoint: CheckpointRef
-    prefix: str = Field(description="Prefix removed from every name in the file.")
+    prefix: str = Field(description="Prefix that was removed from every name in the file.")
     kept_as_built: tuple[str, ...] = Field(description="Names that only the model has; `partial` permits them.")
-    notes: tuple[str, ...] = Field(description="What differs from the file, in words.")
+    notes: tuple[str, ...] = Field(description="Differences from the file, in words.")
 
 
 def import_weights(
@@ -54,27 +54,28 @@ def import_weights(
     clock: Clock | None = None,
     progress: Progress | None = None,
 ) -> ImportReport:
-    """Make the weights in `file`, and all other state as the recipe builds it, the first checkpoint of a run.
+    """Make the first checkpoint of a run from the weights in `file`, and all other state as the recipe builds it.
 
-    With `step` the run counts from there, and the samples of the steps before are taken as seen. With `partial` the
-    file may lack some of the model's weights. Blocks until the checkpoint is durable; after a crash before its commit
-    the import can be repeated.
+    The run begins at `step`, and the samples of earlier steps count as seen. With `partial`, the file may lack some of
+    the model's weights. The call blocks until the checkpoint is durable; after a crash before the commit, the import
+    can be repeated.
 
     Raises:
-        WeightsFileError, WeightsMismatchError: the file holds no weights of this model; the run was not touched.
-        RunBegunError: the run has a checkpoint, or an attempt at work.
-        SpecError, RecipeError, UnsupportedStateError: the recipe gives no such state; the run was not touched.
+        WeightsFileError, WeightsMismatchError: the file has no weights of this model; the run was not changed.
+        RunBegunError: the run has a checkpoint, or an attempt that may be active.
+        SpecError, RecipeError, UnsupportedStateError: the recipe cannot give the state; the run was not changed.
         FencedError, StalePlanError: another import or a trainer has claimed the run.
-        StoreUnreachableError, StoreWriteError, StoreReadError: the store did not take it.
+        StoreUnreachableError, StoreWriteError, StoreReadError: the store could not be used.
     """
     progress, clock = progress or no_progress, clock or SystemClock()
     if step >= spec.steps:
         problem = f"step: {step} is not before the goal of {spec.steps} steps; give a lower --step or more --steps"
         raise SpecError(source=COMMAND_LINE, problems=(problem,))
     path = require_weights_file(file)
-    with suppress(StoreReadError, MissingObjectError):  # Opening the run gives the better error about the store.
+    # If the store fails here, opening the run gives the better error.
+    with suppress(StoreReadError, MissingObjectError):
         require_unbegun(read_history(open_log(spec)), run_id=spec.run_id)
-    # Torch takes seconds to import: what can be refused without it has been refused by now.
+    # The import of torch takes seconds, so all checks without torch come before it.
     progress("loading torch")
     from segue.checkpoints.saving.staging import StagingArea
     from segue.interop.initial_state import first_state
@@ -82,7 +83,7 @@ def import_weights(
     state = first_state(spec, path, step=step, partial=partial, progress=progress)
     with closing(StagingArea()) as staging:
         staged = staging.take(state.first.trees)
-        # Nothing was kept under another spec, so a changed spec does no harm.
+        # The run has no state yet, so a changed spec does no harm.
         runlog = open_run(spec, clock=clock, accept_drift=True)
         progress("writing the checkpoint")
         checkpoint = commit_first(runlog, state.first, staged, clock=clock)
@@ -99,10 +100,10 @@ def import_weights(
 
 
 def require_weights_file(file: Path) -> Path:
-    """The path, if it is a file with content, or a folder of torch.distributed.checkpoint.
+    """Check that the path is a file with content, or a folder of torch.distributed.checkpoint; return the path.
 
     Raises:
-        WeightsFileError: it is not there, a folder, or empty.
+        WeightsFileError: the path does not exist, is another kind of folder, or is empty.
     """
     try:
         path = file.expanduser()
@@ -110,7 +111,7 @@ def require_weights_file(file: Path) -> Path:
             return path
         if path.is_dir():
             fix = "name the file in it that has the model's weights."
-            why = "is a folder, and none of torch.distributed.checkpoint"
+            why = "is a folder, but not a folder of torch.distributed.checkpoint"
             raise WeightsFileError(file=str(file), why=why, fix=fix)
         is_empty = path.stat().st_size == 0
     except (OSError, RuntimeError) as error:  # RuntimeError: no such user, as in ~name.

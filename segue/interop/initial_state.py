@@ -1,4 +1,4 @@
-"""The initial state of a run with imported weights; all other state is as the recipe builds it."""
+"""The initial state of a run with imported weights; the recipe builds all other state."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ _ACCELERATOR_STREAMS = "rng.cuda"
 
 @dataclass(frozen=True)
 class FirstState:
-    """A first checkpoint with imported weights, and how they fitted the model."""
+    """A first checkpoint with imported weights, and the result of fitting them into the model."""
 
     first: FirstCheckpoint
-    """Its tensors are the live ones."""
+    """The checkpoint; its tensors are the live tensors of the recipe."""
     file: WeightsFile
     fit: Fit
     notes: tuple[str, ...]
 
 
 def first_state(spec: RunSpec, path: Path, *, step: int, partial: bool, progress: Callable[[str], None]) -> FirstState:
-    """Build the recipe as a trainer does in a run's first attempt, and put the weights in `path` into its model.
+    """Build the recipe as in a run's first attempt, and put the weights from `path` into its model.
 
-    On the CPU, wherever the run will train: it is the same state.
+    The recipe is built on the CPU, because the state is the same on every device.
 
     Raises:
-        WeightsFileError, WeightsMismatchError: the file does not hold the model's weights.
+        WeightsFileError, WeightsMismatchError: the file does not have the model's weights.
         RecipeError: the recipe cannot be built.
     """
     device = prepare_device(spec.model_copy(update={"device": "cpu"}))
@@ -54,11 +54,11 @@ def first_state(spec: RunSpec, path: Path, *, step: int, partial: bool, progress
     order = Feed(recipe.data, recipe=spec.recipe_path, seed=spec.seed).order
     position = Progress(step=step, samples_seen=order.position_after(step))
     components = components_of(recipe, position, name=spec.recipe_path)
-    # A resume takes the modes from the checkpoint; the first attempt of a run would begin with these.
+    # A resume restores the modes from the checkpoint, so they must be those of a first attempt.
     recipe.model.train()
     fit = fit_into(recipe.model, weights, path=path, partial=partial)
     trees = capture(components)
-    # The machine that trains seeds its accelerator's streams itself; this one may have none.
+    # The machine that trains seeds the streams of its accelerators; this machine may have no accelerator.
     trees.pop(_ACCELERATOR_STREAMS, None)
     first = FirstCheckpoint(
         spec=spec,
@@ -73,11 +73,11 @@ def first_state(spec: RunSpec, path: Path, *, step: int, partial: bool, progress
 
 
 def built(build: Build, spec: RunSpec) -> Recipe:
-    """The recipe.
+    """Build the recipe.
 
     Raises:
-        RecipeError: it cannot be built; names the user's line.
-        DataChangedError, DataUnreadableError: a file of the run's data is not as it was, or could not be read.
+        RecipeError: the recipe cannot be built; the error names the user's line.
+        DataChangedError, DataUnreadableError: a file of the run's data has changed, or could not be read.
     """
     config = config_with_data(spec)
     try:
@@ -100,7 +100,7 @@ def _notes(recipe: Recipe, fit: Fit) -> list[str]:
         notes.append(f"converted to the model's element type: {', '.join(fit.converted)}")
     if recipe.extra:
         kept = ", ".join(f"extra.{name}" for name in recipe.extra)
-        notes.append(f"as the recipe builds it, with what it took from the model before the import: {kept}")
+        notes.append(f"built by the recipe from the model before the import: {kept}")
     if recipe.scaler is not None and not recipe.scaler.is_enabled():
-        notes.append("the scaler is off on this machine; if it is on where the run trains, import it there")
+        notes.append("the scaler is off on this machine; if it is on where the run trains, import the weights there")
     return notes

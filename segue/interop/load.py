@@ -1,4 +1,4 @@
-"""A checkpoint of a run as plain values: chosen by its step, verified, decoded. Torch is imported late."""
+"""Loads a checkpoint of a run as plain values: chooses it by its step, verifies and decodes it; imports torch late."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 def load_checkpoint(
     run: str, *, store: StoreSpec | str | Path = DEFAULT_STORE, step: int | Literal["best"] | None = None
 ) -> dict[str, Any]:
-    """The state in a run's checkpoint, the newest by default: for each component what its `load_state_dict` takes.
+    """The state in a run's checkpoint, the newest by default: for each component, the argument of `load_state_dict`.
 
-    `step` may be "best": the checkpoint with the best metric, or the newest one if a framework has named the files
-    of its best model: `["folder"]["best"]` are their names in `["folder"]["files"]`.
+    `step` may be "best" for the checkpoint with the best metric. If a framework has named the files of its best model,
+    "best" is the newest checkpoint, and `["folder"]["best"]` has the names of these files in `["folder"]["files"]`.
     Keys are the components: `model`, `optimizer`, `scheduler`, `extra.<name>`, `rng.torch`, `progress` and others.
     Values are dicts and lists of CPU tensors and plain values; `model` is the model's `state_dict()`. Every byte is
     verified while it is read. The run is only read.
@@ -45,12 +45,12 @@ def load_checkpoint(
     Raises:
         RunNotFoundError, StoreUnreachableError: there is no such run, or no such store.
         NoCheckpointError, UnknownStepError, PrunedCheckpointError, QuarantinedCheckpointError: no such checkpoint.
-        NoMetricError: the best one is asked for, and no checkpoint has a metric.
-        DamagedCheckpointError: the checkpoint's bytes do not verify; names the damage.
+        NoMetricError: `step` is "best", and no checkpoint has a metric.
+        DamagedCheckpointError: the checkpoint's bytes do not match their checksums; the error names the damage.
     """
     runlog, history = find_run(run, store)
     checkpoint = find_checkpoint(runlog, history, step=step, take_quarantined=False)
-    # Torch takes seconds to import: what can be refused without it has been refused by now.
+    # The import of torch takes seconds, so all checks without torch come before it.
     from segue.interop.export_files import plain_state
 
     return dict(plain_state(read_verified(runlog, checkpoint)))
@@ -59,15 +59,15 @@ def load_checkpoint(
 def find_checkpoint(
     runlog: RunLog, history: History, *, step: int | Literal["best"] | None, take_quarantined: bool
 ) -> Checkpoint:
-    """As `choose_checkpoint`; the best one is the newest if the newest holds a framework's best model.
+    """Like `choose_checkpoint`, but "best" is the newest checkpoint if it has a framework's best model.
 
     Raises:
-        DamagedCheckpointError: the index of the newest one does not verify; names the damage.
+        DamagedCheckpointError: the index of the newest checkpoint is damaged; the error names the damage.
         StoreReadError: the store could not be read.
     """
     newest = history.newest
     if step == "best" and newest is not None and FOLDER in newest.manifest.components:
-        from segue.checkpoints.loading.read import read_index  # It imports torch.
+        from segue.checkpoints.loading.read import read_index  # This imports torch.
 
         with _damage_named(runlog, newest):
             index = read_index([runlog.store], run_id=runlog.run_id, manifest=newest.manifest)
@@ -80,12 +80,12 @@ def find_checkpoint(
 def choose_checkpoint(
     history: History, *, run_id: str, step: int | Literal["best"] | None, take_quarantined: bool
 ) -> Checkpoint:
-    """The checkpoint of a step, by default the newest usable one; of two with the same step, the newer usable one.
+    """The newest usable checkpoint of a step, or of all steps if `step` is None.
 
     Raises:
-        NoCheckpointError, UnknownStepError, PrunedCheckpointError: there is none.
-        QuarantinedCheckpointError: it is quarantined, and `take_quarantined` is not given.
-        NoMetricError: the best one is asked for, and none has a metric.
+        NoCheckpointError, UnknownStepError, PrunedCheckpointError: there is no such checkpoint.
+        QuarantinedCheckpointError: the checkpoint is quarantined, and `take_quarantined` is false.
+        NoMetricError: `step` is "best", and no checkpoint has a metric.
     """
     if step == "best":
         winner = best_of(history.usable, history.spec.checkpoints.best if history.spec is not None else "min")
@@ -109,12 +109,12 @@ def choose_checkpoint(
 
 
 def read_verified(runlog: RunLog, checkpoint: Checkpoint) -> Snapshot:
-    """The checkpoint's state, every byte of it verified.
+    """Read the checkpoint's state and verify every byte.
 
     Raises:
-        PrunedCheckpointError: the run has pruned it meanwhile.
-        LostRecordError: the log is signed, and a record of it cannot be read, which may have quarantined it.
-        DamagedCheckpointError: its bytes do not verify; names the damage.
+        PrunedCheckpointError: the run has pruned the checkpoint meanwhile.
+        LostRecordError: the log is signed, and one of its records cannot be read; this record may be a quarantine.
+        DamagedCheckpointError: the bytes do not match their checksums; the error names the damage.
         StoreReadError: the store could not be read.
     """
     from segue.checkpoints.loading.snapshot import read_checkpoint
@@ -126,7 +126,7 @@ def read_verified(runlog: RunLog, checkpoint: Checkpoint) -> Snapshot:
 
 @contextmanager
 def _damage_named(runlog: RunLog, checkpoint: Checkpoint) -> Iterator[None]:
-    """Turn the errors of a checkpoint that cannot be used into errors for the person who asked for it."""
+    """A block that turns the errors of an unusable checkpoint into errors for the person who wants to load it."""
     try:
         yield
     except CheckpointError as error:
@@ -139,7 +139,7 @@ def _damage_named(runlog: RunLog, checkpoint: Checkpoint) -> Iterator[None]:
 
 
 def _damage(error: CheckpointError) -> str:
-    """The facts of a damage. The errors' own sentences also describe what a resume does next, and this is no resume."""
+    """The facts of a damage, without the part of the error's message that is about a resume."""
     match error:
         case MissingShardError():
             return "is missing from the store"

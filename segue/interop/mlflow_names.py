@@ -1,4 +1,4 @@
-"""Names of metrics, parameters and tags as MLflow takes them. Pure."""
+"""Converts names of metrics, parameters and tags to names that MLflow accepts. Pure."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import re
 from collections.abc import Iterable, Mapping
 
 _MOST_CHARACTERS = 240
-"""MLflow takes 250; the rest is for the digest that tells two names apart."""
+"""Largest length of a name without its digest; MLflow accepts 250 characters in all."""
 _OTHER = re.compile(r"[^\w.\- /]")
 
 
 def allowed_name(name: str) -> str:
-    """The name itself if MLflow takes it, otherwise a similar one: `acc_at_5` for `acc@5`.
+    """The name itself if MLflow accepts it, otherwise a similar name: `acc_at_5` for `acc@5`.
 
-    MLflow takes letters, digits, `_`, `-`, `.`, spaces, and `/` between parts that are names of files.
+    MLflow accepts letters, digits, `_`, `-`, `.`, spaces, and `/` between parts that are valid file names.
     """
     text = _OTHER.sub("_", name.replace("@", "_at_"))
     text = "/".join(part for part in text.split("/") if part not in ("", ".", "..")) or "_"
@@ -24,24 +24,24 @@ def allowed_name(name: str) -> str:
 
 
 def with_digest(text: str, name: str) -> str:
-    """A text that no other name has."""
+    """The text with a digest of the name, so that no other name gives the same text."""
     return f"{text[:_MOST_CHARACTERS]}_{hashlib.sha256(name.encode('utf-8', 'backslashreplace')).hexdigest()[:8]}"
 
 
 class SentNames:
-    """The names under which the names of a run are sent. No two of them are sent under one name."""
+    """The MLflow name for each name of a run; two names of a run never get the same MLflow name."""
 
     def __init__(self, changed: Mapping[str, str] | None = None) -> None:
-        """`changed` are the names that an earlier process sent under other ones."""
+        """`changed` has the names that an earlier process sent under other names."""
         self._sent = dict(changed or {})
 
     def __getitem__(self, name: str) -> str:
         return self._sent[name]
 
     def learn(self, names: Iterable[str]) -> dict[str, str]:
-        """Choose how names are sent; returns those among the new ones that are changed.
+        """Choose the MLflow names for these names; return the new names with a different MLflow name.
 
-        Names that MLflow takes as they are come first: another one that would become the same gets a digest.
+        Names that MLflow accepts unchanged come first; another name that would become the same gets a digest.
         """
         found = {}
         for name in sorted({*names} - self._sent.keys(), key=lambda each: (allowed_name(each) != each, each)):
@@ -55,5 +55,5 @@ class SentNames:
 
     @property
     def changed(self) -> dict[str, str]:
-        """All names that are sent under other ones."""
+        """All names that are sent under other names."""
         return {name: text for name, text in self._sent.items() if text != name}

@@ -1,4 +1,4 @@
-"""A framework's own checkpoint folder in an export: its files as they were, and those of its best model once more."""
+"""A framework's own checkpoint folder in an export: its original files, and a copy of the files of its best model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BEST = "best"
 
 
 class OwnFolder(NamedTuple):
-    """The bytes of its files, by their paths in it, and the paths of the best model's files, by that model's names."""
+    """The bytes of the folder's files by path, and for each file of the best model, its path in the folder."""
 
     files: Mapping[str, torch.Tensor]
     best: Mapping[str, str]
@@ -27,7 +27,7 @@ def folder_of(snapshot: Snapshot) -> OwnFolder | None:
     """The folder in a checkpoint; None for a recipe, or for a program that tracks its objects.
 
     Raises:
-        MalformedCheckpointError: a path in it leads out of the folder, or a file of the best model is not in it.
+        MalformedCheckpointError: a path leads out of the folder, or a file of the best model is not in the folder.
     """
     skeleton = snapshot.skeletons.get(FOLDER)
     tree = decode_tree(skeleton, snapshot.tensors) if isinstance(skeleton, dict) else None
@@ -35,18 +35,18 @@ def folder_of(snapshot: Snapshot) -> OwnFolder | None:
         return None
     files, best = tree.get("files"), tree.get("best", {})
     if not isinstance(files, dict) or not all(map(_is_content, files.values())):
-        return None  # Something else that a program tracks under this name.
+        return None  # This is another object that a program tracks under this name.
     for name in (*files, *best):
         if leads_out(name):
             raise MalformedCheckpointError(key=FOLDER, why=f"a file of it is called {name!r}")
     lost = next((name for name in best.values() if name not in files), None)
     if lost is not None:
-        raise MalformedCheckpointError(key=FOLDER, why=f"{lost!r} of its best model is no file of it")
+        raise MalformedCheckpointError(key=FOLDER, why=f"{lost!r} of its best model is not in the folder")
     return OwnFolder(files, best)
 
 
 def write_folder(folder: Path, own: OwnFolder) -> None:
-    """Write its files below `folder/`, and those of the best model below `best/`."""
+    """Write the files of the folder below `folder/`, and the files of the best model below `best/`."""
     parts = {FOLDER: own.files, BEST: {name: own.files[committed] for name, committed in own.best.items()}}
     for part, files in parts.items():
         for name, content in files.items():

@@ -1,4 +1,4 @@
-"""Weights from a file: read without running code in it, and fitted to a model."""
+"""Reads weights from a file, without running code in the file, and puts them into a model."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SAVE_AGAIN = "save the model's state_dict() alone, by torch.save or safetensors
 
 @dataclass(frozen=True)
 class Weights:
-    """The contents of a file, by the names in it."""
+    """The contents of a file with weights, by the names in the file."""
 
     file: WeightsFile
     state: dict[str, Any]
@@ -36,7 +36,7 @@ class Weights:
 
 @dataclass(frozen=True)
 class Fit:
-    """How weights went into a model."""
+    """The result of putting weights into a model."""
 
     prefix: str
     """Prefix removed from every name."""
@@ -47,15 +47,15 @@ class Fit:
 
 
 def read_weights(path: Path) -> Weights:
-    """The state dict in a file of `torch.save`, or of safetensors if that is its ending, or in a DCP folder.
+    """Read the state dict in a file of `torch.save`, in a file with the suffix `.safetensors`, or in a DCP folder.
 
-    Runs no code in it.
+    No code in the file is run.
 
     Raises:
-        WeightsFileError: it cannot be read, holds more than data, is no state dict, or changed meanwhile.
+        WeightsFileError: the file cannot be read, contains code, is not a state dict, or changed during the read.
     """
     if path.is_dir():
-        from segue.interop.dcp_folder import read_dcp  # It takes a second to import.
+        from segue.interop.dcp_folder import read_dcp  # This import takes a second.
 
         source, state = read_dcp(path)
         return Weights(source, _require_state_dict(state, path))
@@ -70,18 +70,18 @@ def read_weights(path: Path) -> Weights:
         why = f"cannot be read ({error.strerror or error})"
         raise WeightsFileError(file=str(path), why=why, fix="check the path and your access.") from None
     if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
-        # The digest would be of other bytes than the weights.
+        # The digest would not be the digest of the weights.
         raise WeightsFileError(file=str(path), why="changed while it was read", fix="wait until it is complete.")
     source = WeightsFile(name=path.name, size_bytes=before.st_size, sha256=digest)
     return Weights(source, _require_state_dict(loaded, path))
 
 
 def fit_into(model: nn.Module, weights: Weights, *, path: Path, partial: bool) -> Fit:
-    """Put weights into a model; with `partial` the file may lack some of them.
+    """Put weights into a model; with `partial`, the file may lack some of the model's weights.
 
     Raises:
-        WeightsMismatchError: names and shapes are not the model's; names them.
-        WeightsFileError: the model's own code refuses them.
+        WeightsMismatchError: names or shapes differ from the model's; the error lists them.
+        WeightsFileError: the model's own code refuses the weights.
     """
     own, state = model.state_dict(), weights.state
     prefix = _strip_prefix(state, wanted=own.keys())
@@ -92,8 +92,8 @@ def fit_into(model: nn.Module, weights: Weights, *, path: Path, partial: bool) -
     for name in misshapen:
         del state[name]
     try:
-        # Not strictly, so that one error names everything that does not fit; and by the model, whose modules may know
-        # their older names.
+        # The load is not strict, so that one error names all differences. The model itself loads the weights, because
+        # its modules may know older names.
         outcome = model.load_state_dict(state, strict=False)
     except Exception as error:
         why = f"is refused by the model ({type(error).__name__}: {error})"
@@ -102,7 +102,7 @@ def fit_into(model: nn.Module, weights: Weights, *, path: Path, partial: bool) -
     missing = tuple(
         name
         for name in getattr(outcome, "missing_keys", ())
-        if name not in misshapen and _place(own.get(name)) not in filled  # Tied weights may be there once.
+        if name not in misshapen and _place(own.get(name)) not in filled  # The file may have tied weights only once.
     )
     unexpected = tuple(getattr(outcome, "unexpected_keys", ()))
     if misshapen or unexpected or (missing and not partial):
@@ -118,12 +118,12 @@ def _torch(file: IO[bytes], path: Path) -> Any:
     except (OSError, MemoryError):
         raise
     except Exception as error:
-        # Its own message advises weights_only=False, which would run code in the file.
+        # torch's own message advises weights_only=False, which would run code in the file.
         names = _code_in(path)
         why = (
-            f"names Python objects, whose code would have to run to read it: {', '.join(names)}. None was run"
+            f"names Python objects, whose code would have to run to read the file: {', '.join(names)}. None was run"
             if names
-            else f"holds more than tensors and plain data, is damaged, or is not torch's ({type(error).__name__})"
+            else f"holds more than tensors and plain data, is damaged, or is not from torch ({type(error).__name__})"
         )
         raise WeightsFileError(file=str(path), why=why, fix=_SAVE_AGAIN) from None
 
@@ -132,7 +132,7 @@ def _code_in(path: Path) -> list[str]:
     try:
         return sorted(get_unsafe_globals_in_checkpoint(path))
     except Exception:
-        return []  # Not a file that torch can inspect.
+        return []  # torch cannot inspect this file.
 
 
 def _safetensors(file: IO[bytes], path: Path) -> Any:
@@ -152,8 +152,8 @@ def _require_state_dict(loaded: Any, path: Path) -> dict[str, Any]:
     odd = [name for name, value in loaded.items() if not _belongs(name, value)]
     if odd:
         inner = [name for name in odd if isinstance(loaded[name], Mapping) and _has_tensor(loaded[name])]
-        why = f"is not the state dict of a model: {', '.join(map(repr, odd[:4]))} in it are no tensors"
-        fix = f"if {inner[0]!r} in it is the model, save that alone." if inner else _SAVE_AGAIN
+        why = f"is not the state dict of a model: {', '.join(map(repr, odd[:4]))} in it are not tensors"
+        fix = f"if {inner[0]!r} in it is the model, save only this entry." if inner else _SAVE_AGAIN
         raise WeightsFileError(file=str(path), why=why, fix=fix)
     if not _has_tensor(loaded):
         raise WeightsFileError(file=str(path), why="holds no tensors", fix=_SAVE_AGAIN)
@@ -169,7 +169,7 @@ def _has_tensor(state: Mapping[Any, Any]) -> bool:
 
 
 def _strip_prefix(state: dict[str, Any], *, wanted: Iterable[str]) -> str:
-    """Remove the prefixes of wrappers from every name, as long as more names match the model's."""
+    """Remove prefixes of wrappers from every name, as long as more names then match the model's names."""
     known, names = set(wanted), set(state)
     stripped: list[str] = []
     best, hits = 0, len(names & known)
@@ -196,7 +196,7 @@ def _disagreement(name: str, *, given: torch.Tensor, own: torch.Tensor) -> str |
 
 
 def _place(tensor: object) -> object:
-    """Where in memory a tensor lies, and how: the same for two names of one weight."""
+    """The place and layout of a tensor in memory, which is the same for two names of one weight."""
     if not isinstance(tensor, torch.Tensor) or is_lazy(tensor):
         return None
     return tensor.data_ptr(), tensor.shape, tensor.stride()

@@ -1,4 +1,4 @@
-"""The assignment that a segment gives to its trainer process, and the meaning of the trainer's exit code."""
+"""The assignment that a segment gives to its trainer process, and the exit codes of the trainer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from segue.spec import RunSpec
 
 
 class Assignment(Record):
-    """One attempt to make: the run, the plan, and the flow run it belongs to."""
+    """The order for one attempt: the run spec, the plan, and the attempt's flow run."""
 
     spec: RunSpec
     plan: SegmentPlan
@@ -17,7 +17,7 @@ class Assignment(Record):
 
 
 class ExitCode(IntEnum):
-    """How a trainer ended, for the process that waits for it. The run's log holds the full report."""
+    """Exit code of a trainer, for the process that waits for it. The run's log has the full report."""
 
     FINISHED = 0
     USAGE = 2

@@ -1,4 +1,4 @@
-"""A child process that trains: its standard input, its output, and what it leaves behind."""
+"""A child process that trains: its standard input, its output, and the processes that it leaves behind."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from segue.process import has_members
 
 _LEFTOVER_POLL_SECONDS = 0.05
 _LEFTOVER_SECONDS = 2.0
-"""How long processes that a child left behind have after SIGTERM, until SIGKILL."""
+"""Seconds from SIGTERM to SIGKILL for processes that an ended child has left behind."""
 
 
 class ChildProcess:
-    """A child process in a session of its own, so that a signal to the parent's group is passed on once."""
+    """A child process in a separate session, so that a signal to the parent's process group reaches it only once."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class ChildProcess:
         self._relay: Relay | None = None
 
     def give(self, text: str) -> None:
-        """Write this to its standard input, and close the input."""
+        """Write `text` to the child's standard input, and close the input."""
         if self.process.stdin is None:
             return
         with suppress(BrokenPipeError):  # It has ended; its exit code says so.
@@ -48,7 +48,8 @@ class ChildProcess:
             self.process.stdin.close()
 
     def relay_to(self, on_line: OnLine | None) -> None:
-        """Call `on_line` with each line of its output; without it, the output goes where this process's output goes."""
+        """Call `on_line` with each line of the child's output; if `on_line` is None, the child writes to this process's
+        output."""
         if on_line is not None and self.process.stdout is not None:
             self._relay = Relay(self.process.stdout, on_line)
 
@@ -68,7 +69,7 @@ class ChildProcess:
                 os.killpg(self.process.pid, signal.SIGKILL)
 
     def discard(self) -> None:
-        """End it without having used it."""
+        """Kill a child that was not used."""
         self.kill()
         self.wait(None)
         for pipe in (self.process.stdin, self.process.stdout):
@@ -77,7 +78,7 @@ class ChildProcess:
 
 
 def end_leftovers(leader: int) -> None:
-    """End the processes that an ended process left behind in its process group: SIGTERM, then SIGKILL."""
+    """End all processes in the process group of an ended process: SIGTERM first, then SIGKILL."""
     clock = SystemClock()
     with suppress(ProcessLookupError):
         if not has_members(leader):

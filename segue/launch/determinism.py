@@ -1,6 +1,6 @@
-"""Environment variables that limit libraries below torch to deterministic kernels. Light to import.
+"""Environment variables that limit the libraries below torch to deterministic kernels. Fast to import.
 
-The libraries read them once, at their first use, so they must be set before that.
+The libraries read the variables once, at their first use, so the variables must be set before this use.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ DETERMINISTIC_VARIABLES: Mapping[str, str] = {
     "MKL_DYNAMIC": "FALSE",
     "OMP_DYNAMIC": "FALSE",
 }
-"""A fixed workspace for each stream of cuBLAS, MKL without regard to the alignment of arrays, and a number of threads
-that does not depend on the load of the machine."""
+"""The values give a fixed workspace to each stream of cuBLAS, make MKL independent of the alignment of arrays, and make
+the number of threads independent of the machine's load."""
 
 
 def trainer_environment(*, is_deterministic: bool) -> dict[str, str]:
-    """The environment of a process that trains. A value that is set already is kept."""
+    """Return the environment for a process that trains. Variables that are already set keep their values."""
     return (dict(DETERMINISTIC_VARIABLES) if is_deterministic else {}) | dict(os.environ)

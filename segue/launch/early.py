@@ -1,7 +1,7 @@
-"""A trainer process that starts beside its segment's engine: both need seconds to import their libraries.
+"""A trainer process that starts at the same time as its segment's engine, because both import libraries for seconds.
 
-It imports torch while the engine imports Prefect, and then waits for its assignment. Without one it ends by itself: its
-standard input is closed when the process that started it ends.
+The trainer imports torch while the engine imports Prefect, and then waits for its assignment. If the process that
+started it ends first, its standard input is closed, and the trainer ends too.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from segue.launch.output import OnLine
 from segue.launch.registry import launch
 
 _waiting: list[ChildProcess] = []
-"""The trainer that waits for this process's first assignment; one at most."""
+"""The trainer that waits for this process's first assignment; at most one."""
 
 
 def start_early() -> None:
-    """Start the trainer that this process's first assignment gets."""
+    """Start a trainer for the first assignment of this process."""
     if not _waiting:
         _waiting.append(ChildProcess([*TRAINER_COMMAND, EARLY_OPTION], has_stdin=True, has_output=True))
 
 
 def launch_soonest(assignment: Assignment, *, on_line: OnLine) -> Trainer:
-    """Start the trainer of an assignment: the one that was started early, if there is one and it fits."""
+    """Start the trainer for an assignment; use the trainer that was started early if it is suitable."""
     spec = assignment.spec
     fits = spec.ranks == 1 and not spec.trains_elsewhere
     if _waiting and fits and _waiting[0].process.poll() is None:
@@ -34,6 +34,6 @@ def launch_soonest(assignment: Assignment, *, on_line: OnLine) -> Trainer:
 
 
 def discard_early() -> None:
-    """End the trainer that was started early, if it was not used."""
+    """End the trainer that was started early, if it is unused."""
     while _waiting:
         _waiting.pop().discard()

@@ -1,4 +1,4 @@
-"""The last lines that a process printed before it died: those that say why."""
+"""The last lines of a process's output, especially those with the cause of its end."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _KEPT, _QUOTED, _MOST_CHARACTERS = 200, 3, 300
 _SAYS_WHY = re.compile(
     r"terminate called|what\(\):|Fatal Python error|Assertion .* failed|(^|[\s.])\w*(Error|Exception)(:|$)"
 )
-"""Lines of C++, of Python's fault handler and of its tracebacks."""
+"""Error lines of C++, of Python's fault handler, and of Python tracebacks."""
 
 
 class LastLines:
-    """Passes lines on, and keeps the last ones."""
+    """Passes lines on, and keeps the newest lines."""
 
     def __init__(self, on_line: OnLine) -> None:
         self._on_line = on_line
@@ -26,7 +26,8 @@ class LastLines:
         self._on_line(line)
 
     def why(self) -> str:
-        """The last of these lines that say why a process died, or else the last of all; empty if it printed nothing."""
+        """Return the newest lines that name a cause, or the newest lines if no line does; empty if there was no
+        output."""
         lines = [text.strip() for text in list(self._kept) if text.strip()]
         quoted = [text for text in lines if _SAYS_WHY.search(text)] or lines
         return " | ".join(text[:_MOST_CHARACTERS] for text in quoted[-_QUOTED:])

@@ -1,4 +1,4 @@
-"""A trainer that runs: one protocol for a single process and for several ranks, wherever they run."""
+"""The protocol of a running trainer: a single process or several ranks, on this machine or elsewhere."""
 
 from __future__ import annotations
 
@@ -12,83 +12,85 @@ from segue.launch.assignment import Assignment
 
 @dataclass(frozen=True)
 class Ending:
-    """The end of a trainer on another machine, as it was reported to its launcher."""
+    """The end of a trainer on another machine, as its launcher knows it."""
 
     in_words: str
-    """What ended, and how: `its Slurm job 12 ended as NODE_FAIL`."""
+    """A description of the end, for example `its Slurm job 12 ended as NODE_FAIL`."""
     was_out_of_memory: bool = False
     had_machine: bool = True
-    """Whether it was started at all."""
+    """Whether the trainer was started on a machine."""
     was_refused: bool = False
-    """Whether someone withdrew it before it was started: it is started again only after a pause."""
+    """Whether it was removed from the queue before its start; if so, the next start comes after a pause."""
     refusal: SegueError | None = None
-    """Why it cannot be started, now or later, unless a person changes something."""
+    """The reason why it can never be started unless a person changes something; None if it can."""
 
 
 class Trainer(Protocol):
-    """A running trainer, or one that waits for the machines on which it will run."""
+    """A trainer that runs, or that waits for its machines."""
 
     def poll(self) -> int | None:
-        """The exit code (negative: the signal that killed it), None while it waits or runs."""
+        """Return the exit code (a negative number is the signal that killed it); None while the trainer waits or
+        runs."""
         ...
 
     @property
     def ending(self) -> Ending | None:
-        """How it ended, once it has; None for a trainer on this machine, whose exit code says everything."""
+        """The end of the trainer; None before its end, and for a trainer on this machine, whose exit code is enough."""
         ...
 
     def why_waiting(self) -> str | None:
-        """What it waits for before it starts; None once it runs, as far as is known. Does not block."""
+        """The reason why the trainer has not started yet; None if it runs, as far as known. Does not block."""
         ...
 
     def is_known_to_run(self) -> bool:
-        """Whether it runs for certain, so that a trainer that does not answer hangs.
+        """Whether the trainer certainly runs, so that it must be hung if it does not answer.
 
-        False if it is suspended, or if its machine may be gone.
+        False if the trainer is suspended, or if its machine may be gone.
         """
         ...
 
     def give_notice(self, number: signal.Signals = signal.SIGTERM) -> None:
-        """Pass a termination notice on, as a signal. Safe from a signal handler; harmless once it has ended."""
+        """Send a termination notice to the trainer as a signal. Safe in a signal handler, and harmless after the
+        trainer's end."""
         ...
 
     def wait(self, timeout_seconds: float | None = None) -> int | None:
-        """Block until it ends, at most this long; returns the exit code, or None when time ran out.
+        """Wait for the trainer's end for at most `timeout_seconds`; return the exit code, or None if the time ran out.
 
-        When it has ended, processes that it left behind are ended too.
+        After the trainer's end, processes that it left behind are ended too.
         """
         ...
 
     def dump_stacks(self) -> None:
-        """Make it write the stack of every thread to its output, even while it hangs."""
+        """Make the trainer write the stacks of all its threads to its output, even if it hangs."""
         ...
 
     def freeze(self) -> None:
-        """Suspend it, as an overloaded machine would."""
+        """Suspend the trainer, to imitate an overloaded machine."""
         ...
 
     def thaw(self) -> None:
-        """Let it continue."""
+        """Let a suspended trainer continue."""
         ...
 
     def kill(self) -> None:
-        """End it and all processes it started without warning, as a machine that vanishes would."""
+        """Kill the trainer and all its processes without warning, to imitate the loss of the machine."""
         ...
 
 
 def pid_of(trainer: Trainer) -> int | None:
-    """The process of a trainer on this machine; None for one elsewhere."""
+    """Process id of a trainer on this machine; None for a trainer elsewhere."""
     pid = getattr(trainer, "pid", None)
     return pid if isinstance(pid, int) else None
 
 
 class StandbyTrainer(Trainer, Protocol):
-    """A trainer that boots first and gets its assignment later. It ends by itself when this process does."""
+    """A trainer that boots first and gets its assignment later. It ends by itself when this process ends."""
 
     def is_booted(self) -> bool:
-        """Whether it would start an assignment at once."""
+        """Whether it has booted and can start an assignment immediately."""
         ...
 
     def take(self, assignment: Assignment) -> None:
-        """Give it its assignment; may be called once."""
+        """Give the trainer its assignment; may be called only once."""
         ...

@@ -1,4 +1,4 @@
-"""Trainers on this machine: a child process, or several ranks that torchrun starts."""
+"""Trainers on this machine: one child process, or several ranks that torchrun starts."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from segue.process import ProcessRef
 from segue.spec import RunSpec
 
 DUMP_SIGNAL = signal.SIGUSR2
-"""On this signal a trainer writes the stack of every thread to its standard error."""
+"""Signal on which a trainer writes the stacks of all its threads to standard error."""
 
 TRAINER_COMMAND = (sys.executable, "-m", "segue.trainer.main")
 EARLY_OPTION = "--early"
-"""With it, a trainer imports everything before it reads its assignment."""
+"""Option with which a trainer imports all modules before it reads its assignment."""
 
 
 def launch_here(assignment: Assignment, *, on_line: OnLine | None = None) -> ProcessTrainer | RanksTrainer:
-    """Start the trainer of an assignment as a child of this process."""
+    """Start the trainer for an assignment as a child of this process."""
     count = assignment.spec.ranks or accelerators()
     if count > 1:
         env = trainer_environment(is_deterministic=assignment.spec.deterministic)
@@ -36,7 +36,7 @@ def launch_here(assignment: Assignment, *, on_line: OnLine | None = None) -> Pro
 
 
 def launch_standby_here(spec: RunSpec, *, on_line: OnLine | None = None) -> StandbyProcess | RanksTrainer:
-    """Start a run's trainer as a child of this process, before there is an assignment for it."""
+    """Start a standby's trainer as a child of this process, before it has an assignment."""
     count = spec.ranks or accelerators()
     folder = LaunchFolder.make_standby(spec)
     env = trainer_environment(is_deterministic=spec.deterministic)
@@ -46,7 +46,7 @@ def launch_standby_here(spec: RunSpec, *, on_line: OnLine | None = None) -> Stan
 
 
 class _OnThisMachine:
-    """The common part of all trainers on this machine."""
+    """Base class of all trainers on this machine."""
 
     ending = None
 
@@ -55,12 +55,12 @@ class _OnThisMachine:
 
 
 class ProcessTrainer(_OnThisMachine):
-    """A plain child process in a session of its own, so that a signal to the parent's group is passed on once."""
+    """One child process in a separate session, so that a signal to the parent's process group reaches it only once."""
 
     def __init__(
         self, assignment: Assignment, *, on_line: OnLine | None = None, child: ChildProcess | None = None
     ) -> None:
-        """Start it, unless it is `child`: a process that waits for its assignment."""
+        """Start the process, or use `child`, a process that already waits for its assignment."""
         env = trainer_environment(is_deterministic=assignment.spec.deterministic)
         self._child = child or ChildProcess(TRAINER_COMMAND, has_stdin=True, has_output=on_line is not None, env=env)
         self._child.give(assignment.model_dump_json())
@@ -96,7 +96,7 @@ class ProcessTrainer(_OnThisMachine):
 
 
 class StandbyProcess(ProcessTrainer):
-    """A child process with a folder through which it gets its assignment."""
+    """A child process that gets its assignment through a launch folder."""
 
     def __init__(
         self, folder: LaunchFolder, *, on_line: OnLine | None = None, env: Mapping[str, str] | None = None
@@ -119,7 +119,7 @@ class StandbyProcess(ProcessTrainer):
 
 
 class RanksTrainer(_OnThisMachine):
-    """Several processes on this machine that train together, started by torchrun."""
+    """Several ranks on this machine, which torchrun starts."""
 
     def __init__(
         self,
@@ -130,7 +130,7 @@ class RanksTrainer(_OnThisMachine):
         env: Mapping[str, str] | None = None,
         nodes: Nodes = ALONE,
     ) -> None:
-        """Start `count` ranks. This is called on each of several `nodes`, with the same count."""
+        """Start `count` ranks on this machine. With several `nodes`, every node calls it with the same count."""
         self._folder, self._count = folder, count
         self._ended_with: int | None = None
         torchrun = [sys.executable, "-m", "segue.launch.torchrun", *_meeting(nodes)]
@@ -148,7 +148,8 @@ class RanksTrainer(_OnThisMachine):
 
     @property
     def have_left(self) -> bool:
-        """Whether all its ranks have ended by themselves. torchrun then still waits for those of other machines."""
+        """Whether all ranks of this machine have ended by themselves; torchrun then still waits for ranks on other
+        machines."""
         return self._folder.have_left(self._count)
 
     @property
@@ -160,7 +161,7 @@ class RanksTrainer(_OnThisMachine):
         return code if code is None else self._code_of_ranks(code)
 
     def give_notice(self, number: signal.Signals = signal.SIGTERM) -> None:
-        # The notice is not given to torchrun: it would end the ranks before they have saved.
+        # torchrun does not get the notice, because it would end the ranks before they have saved.
         self._folder.give_notice(number)
 
     def wait(self, timeout_seconds: float | None = None) -> int | None:
@@ -199,7 +200,7 @@ class RanksTrainer(_OnThisMachine):
 
 
 def _meeting(nodes: Nodes) -> list[str]:
-    """The options of torchrun that say where the ranks meet."""
+    """Options for torchrun with the address at which the ranks meet."""
     own = own_address(nodes)
     local = ["--local-addr", own] if own is not None else []
     if nodes.how_many == 1:
@@ -210,11 +211,11 @@ def _meeting(nodes: Nodes) -> list[str]:
 
 def _environment(count: int, given: Mapping[str, str], nodes: Nodes) -> dict[str, str]:
     env = {**given, RANKS_VARIABLE: str(count * nodes.how_many)}
-    # torchrun would give each rank one thread.
+    # By default, torchrun gives each rank only one thread.
     env.setdefault("OMP_NUM_THREADS", str(max((os.cpu_count() or 1) // count, 1)))
-    # DistributedDataParallel would warn each rank about searching for unused parameters, which is intended.
+    # Hide DistributedDataParallel's warning about the search for unused parameters, which is intended.
     env.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    # Gloo would take the interface of the machine's own name, which may not resolve, or to an address of this machine.
+    # By default, Gloo uses the interface of the machine's own name, which may not resolve, or may resolve to loopback.
     own = own_address(nodes)
     interface = interface_of(own) if own is not None else None
     if interface is not None:
@@ -223,7 +224,8 @@ def _environment(count: int, given: Mapping[str, str], nodes: Nodes) -> dict[str
 
 
 def accelerators() -> int:
-    """The number of accelerators here; a separate process asks torch, because this one does not import it."""
+    """Number of accelerators of this machine. A separate process asks torch, because this process does not import
+    torch."""
     ask = "import torch; print(torch.cuda.device_count())"
     found = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=False)
     return int(found.stdout) if found.returncode == 0 else 1

@@ -1,4 +1,4 @@
-"""The place where the ranks of an attempt on several machines meet: address, port and network interface."""
+"""Address, port and network interface at which the ranks of an attempt on several machines meet."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from typing import NamedTuple
 
 LOOPBACK = "127.0.0.1"
 FIRST_PORT, PORTS = 12_000, 20_000
-"""The ports on which ranks meet: below those that systems hand out to clients, who may take a free one at any time."""
+"""First port and number of ports for the meeting of ranks. They are below the ports that systems give to clients."""
 _FIRST_FREE_PORT, _FREE_PORTS = 20_000, 12_000
-"""The part of them from which a free port is chosen: Ray gives its workers ports up to 19999."""
+"""First port and number of ports among which a free port is chosen; Ray gives its workers ports up to 19999."""
 _GET_ADDRESS = 0x8915
-"""SIOCGIFADDR of Linux: netdevice(7)."""
+"""The Linux request SIOCGIFADDR; see netdevice(7)."""
 
 
 class Nodes(NamedTuple):
-    """The place of this machine among the machines on which the ranks of one attempt run."""
+    """This machine's number among the machines of an attempt, and the meeting point of the ranks."""
 
     how_many: int
     number: int
-    """The number of this machine, from 0. Rank 0 is on machine 0."""
+    """Number of this machine, from 0. Rank 0 is on machine 0."""
     address: str
-    """The address of machine 0, as the others reach it."""
+    """Address of machine 0 for the other machines."""
     port: int
-    """A free port on machine 0; the ranks meet there."""
+    """Free port on machine 0, on which the ranks meet."""
 
 
 ALONE = Nodes(how_many=1, number=0, address=LOOPBACK, port=0)
 
 
 def own_address(nodes: Nodes) -> str | None:
-    """The IPv4 address from which this machine reaches machine 0; None if there is no way to it. Sends nothing."""
+    """IPv4 address of this machine on the route to machine 0; None if there is no route. Sends nothing."""
     with closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) as made, suppress(OSError):
         made.connect((nodes.address, nodes.port or FIRST_PORT))
         address: str = made.getsockname()[0]
@@ -43,7 +43,7 @@ def own_address(nodes: Nodes) -> str | None:
 
 
 def interface_of(address: str) -> str | None:
-    """The network interface that has this IPv4 address; None if none has it, or the system cannot say."""
+    """Network interface with this IPv4 address; None if there is none, or the system cannot tell."""
     with closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) as asked:
         for _, name in socket.if_nameindex():
             with suppress(OSError):  # It has no address.
@@ -54,10 +54,10 @@ def interface_of(address: str) -> str | None:
 
 
 def free_port() -> int:
-    """A port of this machine on which nothing listens.
+    """Return a free port of this machine.
 
     Raises:
-        OSError: there is no such port.
+        OSError: no port is free.
     """
     first = random.randrange(_FREE_PORTS)  # So that two attempts do not try the same ones.
     for number in range(_FREE_PORTS):
@@ -65,4 +65,4 @@ def free_port() -> int:
         with closing(socket.socket()) as made, suppress(OSError):
             made.bind(("", port))
             return port
-    raise OSError("all ports on which ranks may meet are taken")
+    raise OSError("no free port is left on which ranks can meet")

@@ -1,6 +1,6 @@
-"""Memory of a process tree: whether the kernel killed one of its processes for memory, and the limit it ran under.
+"""Memory of a process tree: kills by the kernel for lack of memory, and the memory limit.
 
-The kernel counts these kills for each control group (cgroup), and for the whole machine in /proc/vmstat.
+The kernel counts such kills for each control group (cgroup), and for the whole machine in /proc/vmstat.
 Source: the kernel's documentation of cgroup v2 (`memory.events`, `memory.max`) and of v1 (`memory.oom_control`).
 """
 
@@ -16,27 +16,28 @@ from typing import Self
 _GIB = 2**30
 _RECENT_SECONDS = 5.0
 _UNLIMITED_BYTES = 2**60
-"""If there is no limit, cgroup v1 gives a number near 2^63."""
+"""Larger values mean no limit: cgroup v1 then gives a number near 2^63."""
 _LIMITS = (
     ("memory.max", "memory.current", "inactive_file"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
-"""For versions 2 and 1: the files of limit and use, and the line of memory.stat with pages that can be taken back."""
+"""For cgroup versions 2 and 1: the files with limit and use, and the key in memory.stat of pages that can be
+reclaimed."""
 
 
 @dataclass(frozen=True)
 class MemoryKills:
-    """The kills for memory up to now, in this process's control group and on this machine."""
+    """Number of kills for lack of memory so far, in this process's control group and on this machine."""
 
     group: int | None
-    """None if there is no control group."""
+    """Kills in this process's control group; None if there is no control group."""
     machine: int | None
     trainer: int | None = None
-    """The kills in the control group of the trainer, if that is another group."""
+    """Kills in the trainer's control group, if that is a different group."""
 
     @classmethod
     def now(cls, trainer_groups: Sequence[Path] = ()) -> Self:
-        """Read the counters."""
+        """Read the current counters."""
         return cls(
             group=_kills_in([chain[0] for chain in _groups()]),
             machine=_count(Path("/proc/vmstat"), "oom_kill"),
@@ -44,37 +45,37 @@ class MemoryKills:
         )
 
     def evidence(self, later: MemoryKills, *, was_killed: bool) -> str | None:
-        """The evidence that a process here was killed for memory between the two; None if there is none.
+        """Return the evidence that a process was killed for lack of memory between these counters and `later`, or None.
 
-        The kernel counts a kill in the control group of the process that it kills. So kills anywhere else on the
-        machine count only if the trainer's group cannot be read, and only if the process in question `was_killed`
-        by SIGKILL: a process that ended otherwise must not be blamed for another program's kill.
+        The kernel counts a kill in the control group of the killed process. If the trainer's group cannot be read,
+        kills elsewhere on the machine count too, but only if the process was killed by SIGKILL (`was_killed`). A
+        process that ended in another way must not be linked to the kill of another program.
         """
         if _has_grown(self.group, later.group) or _has_grown(self.trainer, later.trainer):
-            return "the kernel counted a kill for memory in its control group"
+            return "the kernel counted a kill for lack of memory in its control group"
         is_trainer_known = self.trainer is not None and later.trainer is not None
         if was_killed and not is_trainer_known and _has_grown(self.machine, later.machine):
-            where = "without a control group here" if self.group is None else "and none in the control group known here"
+            where = "and there is no control group" if self.group is None else "and none in the control group here"
             counted = f"oom_kill in /proc/vmstat grew from {self.machine} to {later.machine}"
-            return f"the kernel counted a kill for memory on this machine in those seconds ({counted}), {where}"
+            return f"the kernel counted a kill for lack of memory on this machine at that time ({counted}), {where}"
         return None
 
 
 class RecentKills:
-    """The kills for memory as of a few seconds ago: a kill long before an end is not its cause."""
+    """Number of kills for lack of memory a few seconds ago, because an old kill is not the cause of an end."""
 
     def __init__(self, trainer_pid: int | None = None) -> None:
-        """`trainer_pid`: the process whose control group counts too; it may be moved to another one."""
+        """`trainer_pid` is a process whose control group also counts; it may move to another group."""
         self._pid = trainer_pid
         self._groups: list[Path] = _own_groups(trainer_pid)
         self._older = self._newer = MemoryKills.now(self._groups)
         self._read_at = 0.0
 
     def look(self, at: float) -> None:
-        """Read the counters again, at most every five seconds; `at` is a monotonic time."""
+        """Read the counters again, at most every five seconds; `at` is the monotonic time in seconds."""
         if at - self._read_at < _RECENT_SECONDS:
             return
-        # Read while the trainer lives: an ended process is in no group.
+        # Read during the trainer's life, because an ended process is in no group.
         moved = _own_groups(self._pid)
         if moved and moved != self._groups:
             self._groups = moved
@@ -82,17 +83,17 @@ class RecentKills:
         self._older, self._newer, self._read_at = self._newer, MemoryKills.now(self._groups), at
 
     def evidence(self, *, was_killed: bool) -> str | None:
-        """The evidence that a process was killed for memory since `before`; None if there is none."""
+        """Return the evidence that a process was killed for lack of memory since `before`; None if there is none."""
         return self.before.evidence(MemoryKills.now(self._groups), was_killed=was_killed)
 
     @property
     def before(self) -> MemoryKills:
-        """The counters five to ten seconds ago."""
+        """The counters of five to ten seconds ago."""
         return self._older
 
 
 def limit_bytes() -> int | None:
-    """The smallest memory limit of this process's control groups; None without one."""
+    """Smallest memory limit of this process's control groups, in bytes; None if there is no limit."""
     found = []
     for folder in (folder for chain in _groups() for folder in chain):
         for name, *_ in _LIMITS:
@@ -103,24 +104,24 @@ def limit_bytes() -> int | None:
 
 
 def free_bytes() -> float:
-    """Memory that this process and others may still take, on this machine and in its container; inf if not known."""
+    """Memory in bytes that processes can still take on this machine and in its container; infinite if unknown."""
     return min(_free_on_machine(), *(_left_in(folder) for chain in _groups() for folder in chain), math.inf)
 
 
 def peak_bytes() -> int:
-    """The largest resident memory of this process since it began, in bytes."""
+    """Largest resident memory of this process since its start, in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in KiB.
 
 
 def unreclaimable_bytes() -> int | None:
-    """The memory of this process now that the kernel cannot take back: anonymous and shared pages, no mapped files."""
+    """Current memory of this process that the kernel cannot reclaim, in bytes: anonymous and shared pages."""
     counts = [_count(Path("/proc/self/status"), name) for name in ("RssAnon:", "RssShmem:")]
     known = [count for count in counts if count is not None]
     return sum(known) * 1024 if known else None
 
 
 def in_words(peak: int | None, limit: int | None) -> str:
-    """Peak and limit for a message; empty if neither is known."""
+    """Peak and limit as text for a message; empty if both are unknown."""
     parts = []
     if peak:
         parts.append(f"peak memory {peak / _GIB:.2f} GiB")
@@ -135,7 +136,7 @@ def _free_on_machine() -> float:
 
 
 def _left_in(folder: Path) -> float:
-    """The memory that a control group leaves; its pages of files can be taken back, so they count as left."""
+    """Free memory of a control group in bytes; cached file pages count as free, because they can be reclaimed."""
     for limit_name, used_name, cache in _LIMITS:
         limit, used = (_read(folder / name).strip() for name in (limit_name, used_name))
         if limit.isdigit() and used.isdigit() and int(limit) < _UNLIMITED_BYTES:
@@ -144,7 +145,7 @@ def _left_in(folder: Path) -> float:
 
 
 def _kills_in(groups: Iterable[Path]) -> int | None:
-    # Groups above count the kills of all programs below them, so they are not read.
+    # Parent groups are not read, because they count the kills of all programs below them.
     counts = [_count(group / name, "oom_kill") for group in groups for name in ("memory.events", "memory.oom_control")]
     return max((count for count in counts if count is not None), default=None)
 
@@ -158,14 +159,14 @@ def _own_groups(pid: int | None) -> list[Path]:
 
 
 def _groups(process: str = "self") -> list[list[Path]]:
-    """A process's memory control group and those above it, in every mounted hierarchy."""
+    """Memory control group of a process and its parent groups, in every mounted hierarchy."""
     found = []
     for line in _read(Path("/proc", process, "cgroup")).splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers not in ("", "memory"):
             continue
         for root in _mounts(controllers):
-            # In a container the path may be that of the host; its own group is then the root of the mount.
+            # In a container, the path may be the host's path; then the own group is the root of the mount.
             inside = root / path.lstrip("/")
             start = inside if inside.is_dir() else root
             found.append([start, *(above for above in start.parents if above.is_relative_to(root))])
@@ -173,7 +174,7 @@ def _groups(process: str = "self") -> list[list[Path]]:
 
 
 def _mounts(controllers: str) -> list[Path]:
-    """The places where a hierarchy is mounted: of v1 by its controller, of v2 if `controllers` is empty."""
+    """Mount points of a cgroup hierarchy: of v1 by its controller, of v2 if `controllers` is empty."""
     found = []
     for line in _read(Path("/proc/self/mounts")).splitlines():
         _, where, kind, options, *_ = line.split(" ")

@@ -1,9 +1,9 @@
-"""One machine's part of an attempt that trains on several machines: `python -m segue.launch.node`.
+"""Runs one node's part of an attempt on several nodes: `python -m segue.launch.node`.
 
-It reads the assignment from standard input. `srun` starts it once on each node of a Slurm job, and gives all of them
-the same input. If the attempt has a single rank, this process becomes the trainer. Otherwise it starts the ranks of
-its node with torchrun, passes notices on to them, and ends with the trainer's exit code: that of rank 0 on node 0, and
-0 on the others, unless they could not begin.
+The process reads the assignment from standard input. `srun` starts it once on each node of a Slurm job, with the same
+input on every node. If the attempt has a single rank, this process becomes the trainer. Otherwise it starts the ranks
+of its node with torchrun, and passes notices to the ranks. On node 0, its exit code is that of rank 0; on other nodes
+it is 0, unless the ranks could not begin.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from segue.launch.rendezvous import LaunchFolder
 _NOTICES = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 _LOOK_SECONDS = 1.0
 _OTHERS_SECONDS = 30.0
-"""How long the ranks of other nodes may continue when those of this node have ended."""
+"""Seconds for which ranks of other nodes may continue after the ranks of this node have ended."""
 
 
 def nodes_of_slurm(variables: Mapping[str, str]) -> Nodes:
-    """The place of this process among the tasks of its Slurm step.
+    """Read this node's number and the meeting point from the variables of the Slurm step.
 
-    The port follows from the job's id, so that two jobs that run on one node meet at different ports. Source: srun's
-    documentation of its output environment variables; the job's script, which calls srun, runs on its first node.
+    The port is computed from the job's id, so that two jobs on one node use different ports. The job's script, which
+    calls srun, runs on the first node. Source: srun's documentation of its output environment variables.
     """
     return Nodes(
         how_many=int(variables["SLURM_STEP_NUM_NODES"]),
@@ -45,7 +45,7 @@ def nodes_of_slurm(variables: Mapping[str, str]) -> Nodes:
 def run_node(assignment: Assignment, nodes: Nodes) -> int:
     """Train this node's part of an attempt; return the exit code. Does not return if one process trains alone.
 
-    Main thread only: it handles signals.
+    Only for the main thread, because it handles signals.
     """
     count = (assignment.spec.ranks or 0) // nodes.how_many or accelerators()
     if count * nodes.how_many == 1:
@@ -54,12 +54,12 @@ def run_node(assignment: Assignment, nodes: Nodes) -> int:
 
 
 def _become_the_trainer(assignment: Assignment) -> None:
-    """Replace this process by the trainer: signals and the exit code are then the trainer's own."""
+    """Replace this process by the trainer, so that the trainer gets the signals and sets the exit code."""
     given = os.memfd_create("segue-assignment", 0)
     os.write(given, assignment.model_dump_json().encode())
     os.lseek(given, 0, os.SEEK_SET)
     os.dup2(given, sys.stdin.fileno())
-    # Kept blocked until the trainer has handlers: it unblocks them.
+    # The signals stay blocked until the trainer has its handlers and unblocks them.
     signal.pthread_sigmask(signal.SIG_BLOCK, _NOTICES)
     env = trainer_environment(is_deterministic=assignment.spec.deterministic)
     os.execve(TRAINER_COMMAND[0], TRAINER_COMMAND, env)  # noqa: S606 - there is no shell, on purpose
@@ -72,7 +72,7 @@ def _run_ranks(assignment: Assignment, count: int, nodes: Nodes) -> int:
     trainer = RanksTrainer(LaunchFolder.make(assignment), count, env=env, nodes=nodes)
 
     def pass_on(signum: int, frame: FrameType | None) -> None:
-        # A notice may come several times, and the ranks may have got it directly: they count it once.
+        # A notice may come several times, also directly to the ranks; the ranks count it only once.
         trainer.give_notice(signal.Signals(signum))
 
     def dump(signum: int, frame: FrameType | None) -> None:
@@ -87,7 +87,8 @@ def _run_ranks(assignment: Assignment, count: int, nodes: Nodes) -> int:
 
 
 def _wait(trainer: RanksTrainer, nodes: Nodes) -> int:
-    """The trainer's exit code. Ranks of other nodes that do not end get half a minute; torchrun would wait longer."""
+    """Wait for the trainer's exit code; kill it if ranks of other nodes run half a minute longer than those of this
+    node."""
     clock, left_at = SystemClock(), math.inf
     while (code := trainer.wait(_LOOK_SECONDS)) is None:
         if left_at == math.inf and trainer.have_left:
@@ -98,8 +99,8 @@ def _wait(trainer: RanksTrainer, nodes: Nodes) -> int:
 
 
 def main() -> int:
-    """Run this node's part of the assignment on standard input; return the exit code."""
-    # Notices are kept until they can be passed on: one may arrive meanwhile.
+    """Run this node's part of the assignment from standard input; return the exit code."""
+    # Signals are blocked until they can be passed on, because a notice may arrive before that.
     signal.pthread_sigmask(signal.SIG_BLOCK, (*_NOTICES, DUMP_SIGNAL))
     assignment = Assignment.model_validate_json(sys.stdin.buffer.read())
     return run_node(assignment, nodes_of_slurm(os.environ))

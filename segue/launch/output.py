@@ -1,6 +1,6 @@
-"""A trainer's output: pipes that neither end nor slow down their writer, and the lines that are shown.
+"""The output of a trainer: pipes that neither end nor slow down their writer, and the lines that are shown.
 
-Whoever reads a pipe may vanish (engine, worker, terminal). Its writer would then fail at its next print.
+The reader of a pipe (engine, worker, terminal) may end. Then the writer's next print would fail.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _STANDARD_STREAMS = (1, 2)
 _LOCK, _SURVIVING = threading.Lock(), set[int]()
 _POLL_SECONDS = 0.5
 _FULL_POLLS = 4
-"""Polls in a row at which a full pipe shows that it is not read."""
+"""Number of polls with a full pipe after which the pipe counts as unread."""
 _MOST_WAITING = 1_000
-"""Lines that wait to be shown; the oldest are dropped."""
+"""Largest number of lines that wait to be shown; older lines are dropped."""
 _MOST_LINE_CHARACTERS = 4_000
 _BURST_LINES = 500
 _LINES_PER_SECOND = 20.0
@@ -38,25 +38,26 @@ _LEVEL = re.compile(r"^(DEBUG|INFO|WARNING|ERROR|CRITICAL)\b")
 
 
 class Line(NamedTuple):
-    """One line of a trainer's output, with its log level: the one it begins with, otherwise INFO."""
+    """One line of a trainer's output; its log level is the level at its beginning, or INFO."""
 
     level: int
     text: str
 
 
 OnLine = Callable[[Line], None]
-"""Called with each line that is shown. May raise: reading then continues."""
+"""A function that is called with each shown line. If it raises an error, reading continues."""
 
 
 def survive_broken_output(owner: ProcessRef | None = None) -> None:
-    """Make writes to standard output and error succeed when no process reads them any more.
+    """Make writes to standard output and error succeed even if no process reads them any longer.
 
-    For a process whose output is piped to its parent, or to `owner`. It keeps a reading end of its own pipes open and
-    empties them once their reader has ended, or has not read a full pipe for two seconds; the emptied output is lost.
-    Does nothing for a file, without /proc, and if it was called before: a process may run many flows.
+    For a process whose output goes through a pipe to its parent or to `owner`. The process keeps its pipes open for
+    reading. It empties a pipe if the reader has ended, or has not read the full pipe for two seconds; the emptied
+    output is lost. The call does nothing for a file, without /proc, or if it was made before, because a process may run
+    many flows.
     """
     with _LOCK:
-        if os.getpid() in _SURVIVING:  # By process id: a forked process inherits the set, and not the thread.
+        if os.getpid() in _SURVIVING:  # By process id, because a forked process inherits the set but not the thread.
             return
         _SURVIVING.add(os.getpid())
     ends = [end for end in map(_reading_end, _STANDARD_STREAMS) if end is not None]
@@ -71,10 +72,11 @@ def survive_broken_output(owner: ProcessRef | None = None) -> None:
 
 
 class Relay:
-    """Reads a process's output as fast as it is written, and passes lines on at a limited rate.
+    """Reads a process's output without delay, and passes lines on at a limited rate.
 
-    Secrets of this process's environment are hidden in the lines. Of a line that was redrawn with carriage returns, as
-    progress bars are, the last state is shown. Lines beyond 20 a second, after the first 500, are dropped and counted.
+    Secrets of this process's environment are hidden in the lines. If a line is redrawn with carriage returns, like a
+    progress bar, only its last state is shown. After the first 500 lines, at most 20 lines a second are shown; other
+    lines are dropped and counted.
     """
 
     def __init__(self, stream: IO[bytes], on_line: OnLine) -> None:
@@ -90,7 +92,7 @@ class Relay:
         self._shower.start()
 
     def close(self) -> None:
-        """Wait until everything that was written has been passed on, at most a few seconds."""
+        """Wait until all written output has been passed on, for at most a few seconds."""
         self._reader.join(_END_SECONDS)
         self._shower.join(_END_SECONDS)
 
@@ -134,7 +136,8 @@ class Relay:
                 self._clock.sleep(1.0)
 
     def _take(self, most: int) -> tuple[list[str], int]:
-        """Lines to show now. At the end of the output the newest are shown: they say why it ended."""
+        """Take the next lines to show. At the end of the output, the newest lines are taken, because they name the
+        cause of the end."""
         if self._has_ended:
             most = max(most, int(_LINES_PER_SECOND) * 5)
             while len(self._waiting) > most:
@@ -150,11 +153,11 @@ class Relay:
             # Any exception, and the SystemExit of a console whose pipe broke: a line that cannot be shown must
             # neither end the trainer, which would block at a full pipe, nor the process that watches it.
             with suppress(Exception, SystemExit):
-                log.debug("a line of the trainer's output was not shown", exc_info=True)
+                log.debug("could not show a line of the trainer's output", exc_info=True)
 
 
 def line_of(text: str) -> Line:
-    """A line as it is shown: its last state, cut to a readable length, with the level it begins with."""
+    """Make the line to show: its last state, shortened to a readable length, with the log level at its beginning."""
     text = text.rstrip("\r").rpartition("\r")[2]
     found = _LEVEL.match(text)
     level = logging.getLevelNamesMapping()[found[1]] if found else logging.INFO
@@ -167,11 +170,11 @@ def _text(line: bytes) -> str:
 
 
 def _reading_end(descriptor: int) -> int | None:
-    """A reading end of the pipe that is open at `descriptor`; None if it is no pipe."""
+    """Open a reading end of the pipe at `descriptor`; None if it is not a pipe."""
     try:
         if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
             return None
-        # Opening it by its name in /proc gives a new end of the same pipe, whichever end the descriptor is.
+        # Opening the pipe by its name in /proc gives a new end, even if the descriptor is the other end.
         return os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return None

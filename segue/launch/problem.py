@@ -1,4 +1,4 @@
-"""Problems that would keep a run's trainers from running on a cluster, found before anything is started."""
+"""Problems that would prevent a run's trainers from running on a cluster, found before the start."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from pydantic import BaseModel, ConfigDict
 log = logging.getLogger(__name__)
 
 Pairs = tuple[tuple[str, str], ...]
-"""Each pair is what is wrong, and its fix."""
+"""Pairs of a problem and its fix."""
 
 
 class Problem(BaseModel):
-    """One reason why trainers cannot run, or one part that could not be looked at."""
+    """A reason why trainers cannot run, or a part of the cluster that could not be checked."""
 
     model_config = ConfigDict(frozen=True)
 
     what: str
     fix: str
     is_certain: bool = True
-    """False: trainers may run nevertheless, so no run is refused for it."""
+    """Whether the problem is certain; if not, trainers may still run, and no run is refused because of it."""
 
 
 def as_pairs(problems: Iterable[Problem]) -> Pairs:
@@ -29,7 +29,7 @@ def as_pairs(problems: Iterable[Problem]) -> Pairs:
 
 
 def refusals(problems: Iterable[Problem]) -> Pairs:
-    """The problems for which a run is refused; the others are logged."""
+    """Return the certain problems, for which a run is refused; log the others."""
     found = []
     for problem in dict.fromkeys(problems):
         if problem.is_certain:

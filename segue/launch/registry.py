@@ -1,4 +1,4 @@
-"""The place where a trainer is started: on this machine, or by a launcher that the run spec asks for."""
+"""Chooses where a trainer is started: on this machine, or by the launcher of the run spec."""
 
 from __future__ import annotations
 
@@ -22,17 +22,18 @@ def _on_ray(assignment: Assignment, on_line: OnLine | None) -> Trainer:
 
 
 LAUNCHERS: dict[str, Callable[[Assignment, OnLine | None], Trainer]] = {"slurm": _on_slurm, "ray": _on_ray}
-"""The launchers on other machines, by the table of the run spec that asks for each."""
+"""Launchers for other machines, by the name of their table in the run spec."""
 
 
 def launch_standby(spec: RunSpec, *, on_line: OnLine | None = None) -> StandbyTrainer:
-    """Start a run's trainer before there is an assignment for it. Only here: other machines have no standbys."""
+    """Start a standby's trainer, before it has an assignment. Only on this machine: launchers for other machines have
+    no standbys."""
     assert not spec.trains_elsewhere, "the policy plans no standby for a run that trains elsewhere"
     return launch_standby_here(spec, on_line=on_line)
 
 
 def launch(assignment: Assignment, *, on_line: OnLine | None = None) -> Trainer:
-    """Start the trainer of an assignment; `on_line` is called with each line that it writes."""
+    """Start the trainer for an assignment; `on_line` is called with each line of its output."""
     for table, start in LAUNCHERS.items():
         if getattr(assignment.spec, table) is not None:
             return start(assignment, on_line)

@@ -1,7 +1,7 @@
-"""torchrun that ignores termination signals: `python -m segue.launch.torchrun` with torchrun's arguments.
+"""Runs torchrun without termination signals: `python -m segue.launch.torchrun` with torchrun's arguments.
 
-Platforms signal every process of a machine. torchrun would end its ranks half a minute after a SIGTERM, even while they
-save. The ranks act on the notice themselves, and torchrun ends when they have.
+Platforms send signals to every process of a machine. After a SIGTERM, torchrun would end its ranks within half a
+minute, even while they save. Here the ranks themselves act on the notice, and torchrun ends after them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _POLL_SECONDS = 0.5
 
 
 def main() -> None:
-    """Run torchrun. Ranks inherit the ignored signals until they install handlers of their own."""
+    """Run torchrun with signals ignored. Ranks inherit this until they install their own handlers."""
     parent, folder = Parent(), LaunchFolder(Path(sys.argv[-1]))
     for number in _FOR_RANKS:
         signal.signal(number, signal.SIG_IGN)
@@ -30,7 +30,8 @@ def main() -> None:
 
 
 def thaw_orphans(folder: LaunchFolder, parent: Parent) -> None:
-    """Resume the ranks once no other process can: suspended ranks would not notice that they are orphans."""
+    """Resume suspended ranks after the parent has ended, because suspended ranks would not notice that they are
+    orphans."""
     pause = threading.Event()
     while parent.is_alive():
         pause.wait(_POLL_SECONDS)

@@ -1,1 +1,1 @@
-"""Notices of an end: sources set a flag, and the training loop reads it at its safe points."""
+"""Notices of a preemption: sources leave them on a board, and the training loop reads the board at its safe points."""

@@ -1,4 +1,4 @@
-"""AWS: spot interruptions and rebalance recommendations, from the instance metadata service (IMDSv2)."""
+"""Notices of AWS: spot interruptions and rebalance recommendations from the instance metadata service (IMDSv2)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from segue.notices.board import NoticeBoard
 from segue.notices.metadata_client import LINK_LOCAL, NOT_FOUND, OK, UNAUTHORIZED, MetadataAnswer, MetadataService
 
 REBALANCE = "rebalance"
-"""Kind of the hint that AWS gives before an interruption, or without one."""
+"""Kind of the hint that AWS may give before an interruption, or without a later interruption."""
 
 _ADDRESS_VARIABLE = "AWS_EC2_METADATA_SERVICE_ENDPOINT"
 DISABLED_VARIABLE = "AWS_EC2_METADATA_DISABLED"
@@ -23,14 +23,14 @@ _INSTANCE_ID = re.compile(r"i-[0-9a-f]{8,}")
 
 
 def is_disabled(environ: Mapping[str, str]) -> bool:
-    """Whether these variables keep AWS's tools, and so segue, from asking the service."""
+    """Whether these environment variables forbid AWS's tools, and therefore segue, to use the service."""
     return environ.get(DISABLED_VARIABLE, "").lower() == "true"
 
 
 def is_hop_limit_exceeded(environ: Mapping[str, str], *, timeout_seconds: float) -> bool | None:
-    """Whether the service answers, but its tokens do not arrive; None if no service of AWS is to be asked.
+    """Whether the service answers but its tokens do not arrive; None if AWS's service is disabled or not present.
 
-    The hop limit applies only to the answer with a token: other answers reach a container. Source: EC2's user guide,
+    The hop limit applies only to the answer with a token; other answers reach a container. Source: EC2's user guide,
     "Configure the instance metadata options", `HttpPutResponseHopLimit`.
     """
     if is_disabled(environ):
@@ -51,13 +51,13 @@ def is_hop_limit_exceeded(environ: Mapping[str, str], *, timeout_seconds: float)
 
 
 class AwsWatcher:
-    """Watches the two documents that AWS puts there before it interrupts a spot instance."""
+    """Watches the two documents that AWS publishes before it interrupts a spot instance."""
 
     name: ClassVar[str] = "aws"
     period_seconds: ClassVar[float] = 5.0  # As AWS recommends; a notice comes two minutes ahead.
 
     def __init__(self, clock: Clock, environ: Mapping[str, str]) -> None:
-        """`environ` may have the variables by which AWS's own tools find the service."""
+        """`environ` may contain the variables with which AWS's own tools find the service."""
         self._clock = clock
         self._service = MetadataService("AWS", environ.get(_ADDRESS_VARIABLE) or LINK_LOCAL)
         self._is_disabled = is_disabled(environ)
@@ -102,7 +102,7 @@ class AwsWatcher:
             self._recommended = time
 
     def _get(self, path: str, *, timeout_seconds: float = 2.0) -> MetadataAnswer | None:
-        """A document; None when it is not there."""
+        """Read a document; None if it does not exist."""
         answer = self._get_with_token(path, timeout_seconds)
         if answer.status == UNAUTHORIZED:
             self._token = None  # The service was restarted, or this machine was resumed on another host.

@@ -1,4 +1,4 @@
-"""Azure: evictions of spot machines, from the scheduled events of the instance metadata service."""
+"""Notices of Azure: evictions of spot machines, from the scheduled events of the instance metadata service."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ _COMPUTE = "/metadata/instance/compute?api-version=2021-02-01"
 _EVENTS = "/metadata/scheduledevents?api-version=2020-07-01"
 _ENDS = frozenset({"Preempt", "Terminate"})
 _GRACE_SECONDS = 30.0
-"""The least time that Azure grants; used for an event without a time, which has already begun."""
+"""Shortest time that Azure grants, in seconds; used for an event without a time, which has already begun."""
 _EVENTS_SECONDS = 10.0
-"""Timeout for the events: the first request enables them for the machine, which takes a while."""
+"""Timeout for reading events, in seconds; the first request is slow, because it enables events for the machine."""
 
 
 class AzureWatcher:
-    """Watches the events that end this machine. An event that is no longer listed was withdrawn."""
+    """Watches events that end this machine. If an event is no longer listed, it was withdrawn."""
 
     name: ClassVar[str] = "azure"
     period_seconds: ClassVar[float] = 1.0  # As Azure recommends; an eviction comes 30 s ahead.
 
     def __init__(self, clock: Clock, environ: Mapping[str, str]) -> None:
-        """`environ` may have the variable by which Azure's own libraries find the service."""
+        """`environ` may contain the variable with which Azure's own libraries find the service."""
         self._clock = clock
         self._service = MetadataService("Azure", environ.get(_ADDRESS_VARIABLE) or LINK_LOCAL)
         self._machine: str | None = None
         self._incarnation: object = None
         self._ends_at: dict[str, float] = {}
-        """Deadline of each event of this machine, in the clock's monotonic time."""
+        """Deadline of each event of this machine, in monotonic seconds."""
 
     def is_here(self, *, timeout_seconds: float) -> bool:
         answer = self._service.request(_COMPUTE, headers=_METADATA, timeout_seconds=timeout_seconds)
@@ -48,7 +48,7 @@ class AzureWatcher:
     def poll(self, board: NoticeBoard) -> None:
         if self._machine is None:
             self._machine = self._name()
-        # The events are only read: a POST would approve an event, which would then begin at once.
+        # The events are only read. A POST would approve an event, which would then begin immediately.
         answer = self._service.request(_EVENTS, headers=_METADATA, timeout_seconds=_EVENTS_SECONDS)
         document = self._service.document(answer)
         incarnation = document.get("DocumentIncarnation")
@@ -65,11 +65,11 @@ class AzureWatcher:
         answer = self._service.request(_COMPUTE, headers=_METADATA)
         name = self._service.document(answer).get("name")
         if not isinstance(name, str) or not name:
-            raise self._service.error(answer.url, "its answer has no name of this machine")
+            raise self._service.error(answer.url, "its answer does not have this machine's name")
         return name.casefold()
 
     def _own(self, document: Mapping[str, Any], answer: MetadataAnswer) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        """The events that end this machine, by their id. A document lists those of the whole scale set."""
+        """Yield events that end this machine, by event id. A document lists the events of the whole scale set."""
         events = document.get("Events")
         if not isinstance(events, list) or not all(isinstance(event, dict) for event in events):
             raise self._service.error(answer.url, f"its answer has no list of events: {answer.text[:80]!r}")

@@ -1,4 +1,4 @@
-"""The board on which notices are left and read. Leaving one is safe from a signal handler and from any thread."""
+"""The board for notices. Leaving a notice is safe in a signal handler and in any thread."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from segue.clock import Clock
 from segue.records import Notice
 
 NO_KILL_COMING_SECONDS = 3600.0
-"""Grace period of a notice without a kill after it: a recall, or an orphaned trainer."""
+"""Grace period, in seconds, of a notice that no kill follows: a recall, or the end of the trainer's parent."""
 
 
 class _Left(NamedTuple):
-    """A notice in force; times are the clock's monotonic ones."""
+    """A notice in force; its times are monotonic seconds."""
 
     kind: str
     at: float
@@ -25,13 +25,13 @@ class _Left(NamedTuple):
 
 
 WITHDRAWABLE = frozenset({"azure"})
-"""Kinds of notices that their provider may take back."""
+"""Kinds of notices that the provider may withdraw."""
 
 
 class NoticeBoard:
-    """Holds one notice of each kind; the one with the nearest deadline is read.
+    """Holds one notice of each kind; `read` returns the notice with the nearest deadline.
 
-    A hint is no notice: it recommends to save and gives no deadline, so nothing stops for it.
+    A hint is not a notice: it recommends to save and has no deadline, so training does not stop for it.
     """
 
     # Sources write while the loop reads. Every access to a dict below is one operation, which no signal handler and no
@@ -44,12 +44,12 @@ class NoticeBoard:
         self._is_held = False
         self._withdrawing = threading.Lock()
         self.phase_of: Callable[[], str | None] = lambda: None
-        """Returns what the attempt does now. Called where a notice is left, even in a signal handler: it only reads."""
+        """Returns the current phase of the attempt. It only reads, because a signal handler may call it."""
 
     def leave(self, kind: str, *, grace_seconds: float) -> None:
-        """Record that this process will be stopped `grace_seconds` from now. Uses no lock, no log, no I/O.
+        """Record that this process will be killed in `grace_seconds`. Uses no lock, no log and no input or output.
 
-        A second notice of a kind counts only if it leaves less time than the first.
+        A second notice of the same kind counts only if its deadline is earlier.
         """
         at = self._clock.monotonic()
         known = self._left.get(kind)
@@ -59,9 +59,9 @@ class NoticeBoard:
             self._left[kind] = known._replace(kill_at=at + grace_seconds)
 
     def restate(self, kind: str, *, grace_seconds: float) -> None:
-        """Record the deadline that the provider states now, which may be later than the previous one.
+        """Record the provider's newest deadline, which may be later than the previous one.
 
-        Once the notice is held, a later deadline is ignored. Not for signal handlers.
+        If the notices are held, a later deadline is ignored. Not for signal handlers.
         """
         at = self._clock.monotonic()
         with self._withdrawing:
@@ -72,51 +72,52 @@ class NoticeBoard:
                 self._left[kind] = known._replace(kill_at=at + grace_seconds)
 
     def withdraw(self, kind: str) -> bool:
-        """Remove the notice of this kind, unless it is held; return whether there was one. Not for signal handlers."""
+        """Remove the notice of this kind unless notices are held; return True if one was removed. Not for signal
+        handlers."""
         with self._withdrawing:
             return not self._is_held and self._left.pop(kind, None) is not None
 
     def hold(self) -> None:
-        """Keep every notice from now on, because the attempt ends on it. Not for signal handlers."""
+        """From now on, keep every notice, because the attempt ends on a notice. Not for signal handlers."""
         with self._withdrawing:
             self._is_held = True
 
     def read(self) -> Notice | None:
-        """The notice with the nearest deadline, if there is one."""
+        """Return the notice with the nearest deadline; None if there is no notice."""
         nearest = self._nearest()
         if nearest is None:
             return None
-        # The difference of two points in time may differ in its last bits from the period that was added to the first.
+        # Rounded, because the difference of two times may differ in its last bits from the added period.
         grace_seconds = round(max(nearest.kill_at - nearest.at, 0.0), 3)
         return self._notice(nearest.kind, at=nearest.at, grace_seconds=grace_seconds, phase=nearest.phase)
 
     def nearest(self) -> tuple[str, float] | None:
-        """Kind and seconds left of the notice with the nearest deadline; None without a notice."""
+        """Return kind and remaining seconds of the notice with the nearest deadline; None if there is no notice."""
         nearest = self._nearest()
         return None if nearest is None else (nearest.kind, nearest.kill_at - self._clock.monotonic())
 
     def seconds_left(self) -> float | None:
-        """Seconds until the kill, as far as is known; None without a notice."""
+        """Seconds until the kill, as far as known; None if there is no notice."""
         nearest = self.nearest()
         return None if nearest is None else nearest[1]
 
     @property
     def first_kind(self) -> str | None:
-        """Kind of the notice that came first; None without a notice."""
+        """Kind of the first notice; None if there is no notice."""
         first = min(list(self._left.values()), key=lambda left: left.at, default=None)
         return None if first is None else first.kind
 
     def hint(self, kind: str) -> None:
-        """Record that the provider recommends to save soon."""
+        """Record the provider's recommendation to save soon."""
         self._hints[kind] = self._clock.monotonic()
 
     @property
     def is_empty(self) -> bool:
-        """Whether it holds neither a notice nor a hint."""
+        """Whether the board has neither notices nor hints."""
         return not self._left and not self._hints
 
     def take_hints(self) -> list[Notice]:
-        """The hints since the last call, without a known end: their grace period is infinite."""
+        """Return the hints since the last call. Their grace period is infinite, because no end is known."""
         taken = [(kind, self._hints.pop(kind)) for kind in list(self._hints)]
         return [self._notice(kind, at=at, grace_seconds=math.inf) for kind, at in taken]
 

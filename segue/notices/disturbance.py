@@ -1,6 +1,6 @@
-"""Disturbances of a drill: requests in the store that a segment kills its trainer, or gives it a notice.
+"""Disturbances of a drill: requests in the store, on which a segment kills its trainer or gives it a notice.
 
-Segments look for them only if the run spec has `continuity.disturbable`.
+Segments look for these requests only if the run spec has `continuity.disturbable`.
 """
 
 from __future__ import annotations
@@ -16,33 +16,33 @@ from segue.stores.base import Store
 
 
 class DisturbanceKind(StrEnum):
-    """How a drill ends an attempt."""
+    """The way in which a drill ends an attempt."""
 
     KILL = "kill"
     NOTICE = "notice"
 
 
 class Disturbance(Record):
-    """A request to end an attempt as a provider would."""
+    """A request to end an attempt in the same way as a provider."""
 
-    kind: DisturbanceKind = Field(description="kill: SIGKILL of the whole process group; notice: SIGTERM.")
+    kind: DisturbanceKind = Field(description="kill: SIGKILL to the whole process group; notice: SIGTERM.")
     requested_at: AwareDatetime
 
 
 def request_disturbance(store: Store, request: Disturbance, *, run_id: str, attempt_id: str) -> None:
-    """Request that an attempt is disturbed. An attempt is disturbed once: the first of several requests counts.
+    """Request a disturbance of an attempt. If there are several requests for one attempt, only the first counts.
 
     Raises:
-        StoreWriteError: it is not known whether the request was stored; a retry is safe.
+        StoreWriteError: it is unknown whether the request was stored; a retry is safe.
     """
     store.put_if_absent(keys.disturbance_key(run_id, attempt_id), request.model_dump_json().encode())
 
 
 def requested_disturbance(store: Store, *, run_id: str, attempt_id: str) -> Disturbance | None:
-    """The disturbance that is requested of an attempt; None without one.
+    """Return the requested disturbance of an attempt; None if there is no request.
 
     Raises:
-        StoreReadError: the store could not be read; look again later.
+        StoreReadError: the store could not be read; try again later.
     """
     try:
         return Disturbance.model_validate_json(store.get(keys.disturbance_key(run_id, attempt_id)))

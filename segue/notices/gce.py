@@ -1,4 +1,4 @@
-"""GCE: preemptions of spot machines, from the metadata server."""
+"""Notices of GCE: preemptions of spot machines, from the metadata server."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ from segue.notices.metadata_client import LINK_LOCAL, OK, MetadataService
 _ADDRESS_VARIABLE = "GCE_METADATA_HOST"
 _FLAVOR = {"Metadata-Flavor": "Google"}
 _GRACE_SECONDS = 30.0
-"""The longest time from the change of the value to the end of the machine."""
+"""Longest time from the change of the value to the end of the machine, in seconds."""
 _WAIT_SECONDS = 20
-"""How long the server holds an answer back while nothing changes."""
+"""Seconds for which the server delays its answer while the value does not change."""
 _ANSWER_SECONDS = 5.0
 
 
 class GceWatcher:
-    """Waits for the value `preempted` to change; the server answers as soon as it does."""
+    """Waits for a change of the value `preempted`; the server answers immediately after the change."""
 
     name: ClassVar[str] = "gce"
     period_seconds: ClassVar[float] = 1.0  # A change in between is answered at once, because the etag differs.
 
     def __init__(self, clock: Clock, environ: Mapping[str, str]) -> None:
-        """`environ` may have the variable by which Google's own libraries find the server, as host or host:port."""
+        """`environ` may contain the variable with which Google's own libraries find the server, as host or
+        host:port."""
         # By its address: on other machines, the look-up of the name metadata.google.internal may block for many
         # seconds.
         host = environ.get(_ADDRESS_VARIABLE)
@@ -40,7 +41,7 @@ class GceWatcher:
         return answer.status == OK and answer.headers.get("metadata-flavor") == "Google"
 
     def poll(self, board: NoticeBoard) -> None:
-        """Read the value; after the first time, wait until it changes, for at most 20 s."""
+        """Read the value. From the second call on, wait up to 20 s for a change."""
         query: dict[str, str | int] = {}
         if self._etag is not None:
             query = {"wait_for_change": "true", "timeout_sec": _WAIT_SECONDS, "last_etag": self._etag}

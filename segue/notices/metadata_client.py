@@ -1,4 +1,4 @@
-"""A client for the metadata service of a cloud machine: small answers from a nearby address, without proxy or retry."""
+"""A client for the metadata service of a cloud machine: it reads short answers, without proxy and without retry."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from segue.errors import MetadataServiceError
 from segue.notices.board import NoticeBoard
 
 LINK_LOCAL = "http://169.254.169.254"
-"""Address of the metadata service on AWS, GCE and Azure."""
+"""Address of the metadata services of AWS, GCE and Azure."""
 
 OK, UNAUTHORIZED, NOT_FOUND = 200, 401, 404
 _ANSWER_SECONDS = 2.0
@@ -25,7 +25,7 @@ class MetadataAnswer(NamedTuple):
     url: str
     status: int
     headers: Mapping[str, str]
-    """The headers by names in lower case."""
+    """Headers of the answer, with names in lower case."""
     text: str
 
 
@@ -38,10 +38,10 @@ class MetadataService:
     def request(
         self, path: str, *, headers: Mapping[str, str], method: str = "GET", timeout_seconds: float = _ANSWER_SECONDS
     ) -> MetadataAnswer:
-        """Ask once. `timeout_seconds` limits each wait for the service: to connect, and for each part of its answer.
+        """Send one request. `timeout_seconds` limits each single wait: to connect, and for each part of the answer.
 
         Raises:
-            MetadataServiceError: there was no answer, one that is not HTTP, or an absurdly long one.
+            MetadataServiceError: there was no answer, or the answer is not HTTP or much too long.
         """
         url = f"{self.base_url}{path}"
         try:
@@ -62,10 +62,10 @@ class MetadataService:
         return MetadataAnswer(url, response.status, found, body.decode(errors="replace"))
 
     def document(self, answer: MetadataAnswer) -> dict[str, Any]:
-        """The JSON object of a successful answer.
+        """Return the JSON object in a successful answer.
 
         Raises:
-            MetadataServiceError: the answer has another status, or is no JSON object.
+            MetadataServiceError: the answer has an error status, or is not a JSON object.
         """
         self.require_ok(answer)
         try:
@@ -77,10 +77,10 @@ class MetadataService:
         return found
 
     def require_ok(self, answer: MetadataAnswer) -> None:
-        """Refuse an answer that is no success.
+        """Raise an error unless the answer is successful.
 
         Raises:
-            MetadataServiceError: the answer has another status.
+            MetadataServiceError: the answer has an error status.
         """
         if answer.status != OK:
             raise self.error(answer.url, f"it answered with HTTP status {answer.status}")
@@ -93,14 +93,15 @@ class CloudWatcher(Protocol):
     """A source of notices that reads the metadata service of one provider."""
 
     name: ClassVar[str]
-    """The provider in `notices` of the run spec, and the kind of its notices."""
+    """Name of the provider in `notices` of the run spec, and kind of its notices."""
     period_seconds: ClassVar[float]
 
     def is_here(self, *, timeout_seconds: float) -> bool:
-        """Whether this provider's service answers here. Another provider's service at the same address does not count.
+        """Whether this provider's service answers on this machine. Another provider's service at the same address does
+        not count.
 
         Raises:
-            MetadataServiceError: nothing answered.
+            MetadataServiceError: no service has answered.
         """
         ...
 
@@ -108,13 +109,13 @@ class CloudWatcher(Protocol):
         """Read the service once.
 
         Raises:
-            MetadataServiceError: it could not be read; retry later.
+            MetadataServiceError: the service could not be read; try again later.
         """
         ...
 
 
 def _connection(url: str, timeout_seconds: float) -> tuple[HTTPConnection, str]:
-    """A connection that is not yet open, and what to request over it."""
+    """Return a connection that is not open yet, and the path to request."""
     # http.client reads no proxy settings: a proxy would answer for its own machine, or not at all.
     parts = urlsplit(url)
     if parts.hostname is None:

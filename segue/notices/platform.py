@@ -1,4 +1,4 @@
-"""The metadata services that are known, and which of them this machine has."""
+"""The known metadata services, and the search for the service of this machine."""
 
 from __future__ import annotations
 
@@ -17,21 +17,22 @@ from segue.notices.metadata_client import CloudWatcher
 log = logging.getLogger(__name__)
 
 FIND_SECONDS = 1.0
-"""Limit of the search for the platform. A metadata service is next to the machine and answers within milliseconds."""
+"""Longest search for the platform, in seconds. A metadata service is near the machine and answers within
+milliseconds."""
 
 
 def cloud_watcher(name: str, clock: Clock, *, environ: Mapping[str, str] = os.environ) -> CloudWatcher:
-    """The watcher of one provider, by its name in the run spec."""
+    """Return the watcher of one provider, by its name in the run spec."""
     return _known(clock, environ)[name]
 
 
 def find_platform(
     clock: Clock, *, environ: Mapping[str, str] = os.environ, limit_seconds: float = FIND_SECONDS
 ) -> CloudWatcher | None:
-    """The watcher of the provider whose service answers here; None without one, or when several answer.
+    """Return the watcher of the provider whose service answers here; None if no service or several services answer.
 
-    Blocks for at most `limit_seconds`. All services are asked at the same time, each in a thread that may outlive the
-    search.
+    Blocks for at most `limit_seconds`. All services are requested at the same time, each in its own thread, which may
+    run longer than the search.
     """
     known = _known(clock, environ)
     found: dict[str, bool] = {}
@@ -46,10 +47,10 @@ def find_platform(
         thread.join(max(limit_seconds - (clock.monotonic() - started), 0.0))
     names = [name for name, is_here in dict(found).items() if is_here]
     if len(names) > 1:
-        log.warning("several metadata services answer, none is watched services=%s", ",".join(sorted(names)))
+        log.warning("several metadata services answer, so none of them is watched services=%s", ",".join(sorted(names)))
         return None
     if not names:
-        log.info("no metadata service answers here; signals, recall and drop file are watched")
+        log.info("no metadata service answers here, watching only signals, recall and drop file")
         return None
     log.info("platform found platform=%s seconds=%.2f", names[0], clock.monotonic() - started)
     return known[names[0]]

@@ -1,4 +1,4 @@
-"""Recall: the controller requests, through an object in the store, that an attempt commits and stops."""
+"""Recall: through an object in the store, the controller requests that an attempt commits and stops."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from segue.stores.base import Store
 
 
 def recall(store: Store, *, run_id: str, attempt_id: str, reason: str) -> None:
-    """Request that an attempt commits at its next safe point and ends as `bound`. Works across machines.
+    """Request that an attempt commits at its next safe point and ends with stop reason `bound`. Works across machines.
 
     Raises:
         StoreWriteError: the request was not stored.
@@ -24,10 +24,10 @@ class RecallWatcher:
         self._store, self._key = store, keys.recall_key(run_id, attempt_id)
 
     def poll(self, board: NoticeBoard) -> None:
-        """Check once whether the attempt is recalled.
+        """Check once whether there is a recall, and leave its notice.
 
         Raises:
-            StoreReadError: the store could not be read; retry later.
+            StoreReadError: the store could not be read; try again later.
         """
         try:
             self._store.size(self._key)

@@ -1,4 +1,4 @@
-"""Signals as notices: SIGTERM, SIGINT (Ctrl-C), and SIGUSR1, which Slurm sends ahead of time."""
+"""Notices from signals: SIGTERM, SIGINT (Ctrl-C), and SIGUSR1, which Slurm sends before the end of a job."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from types import FrameType
 from segue.notices.board import NoticeBoard
 
 KINDS = {signal.SIGTERM: "sigterm", signal.SIGINT: "sigint", signal.SIGUSR1: "sigusr1"}
-"""The signals, and the kind of notice that each of them leaves."""
+"""The signals, each with the kind of its notice."""
 
 
 class SignalNotices:
-    """Leaves a notice for each signal that this process gets."""
+    """Leaves a notice on the board for each signal that this process gets."""
 
     def __init__(self, board: NoticeBoard, *, grace_seconds: float, usr1_seconds: float | None = None) -> None:
-        """`usr1_seconds` is the time from SIGUSR1 to the kill; None: `grace_seconds`, as for the other signals."""
+        """`usr1_seconds` is the time from SIGUSR1 to the kill; if None, it is `grace_seconds`, as for the other
+        signals."""
         self._board = board
         self._process: int | None = None
         self._seconds = dict.fromkeys(KINDS, grace_seconds)
@@ -24,20 +25,21 @@ class SignalNotices:
             self._seconds[signal.SIGUSR1] = usr1_seconds
 
     def listen(self) -> None:
-        """Make the signals leave notices instead of ending this process. Main thread only."""
+        """Install handlers, so that the signals leave notices instead of ending this process. Main thread only."""
         self._process = os.getpid()
         for number in KINDS:
             signal.signal(number, self._on_signal)
 
     def leave(self, number: signal.Signals) -> None:
-        """Leave the notice of a signal that another process received for this one."""
+        """Leave the notice for a signal that another process received on behalf of this process."""
         self._board.leave(KINDS[number], grace_seconds=self._seconds[number])
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
         if os.getpid() != self._process:
-            # A process that the user's code has forked. A signal to it has its usual meaning: it ends.
+            # This is a process that the user's code has forked; there, the signal has its usual effect and ends the
+            # process.
             signal.signal(signum, signal.SIG_DFL)
             os.kill(os.getpid(), signum)
             return
-        # Do nothing else here: a handler may run in the middle of a kernel or a write.
+        # Do nothing else here, because a handler may run in the middle of a kernel or a write.
         self.leave(signal.Signals(signum))

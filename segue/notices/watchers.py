@@ -1,6 +1,6 @@
-"""Watchers: sources of notices that are polled, each in its own thread and with its own period.
+"""Watchers: sources of notices, each polled in its own thread and with its own period.
 
-`watchers_of` is the list of all watchers. A slow source delays neither another source nor a heartbeat.
+`watchers_of` lists all watchers. A slow source delays neither other sources nor the heartbeat.
 """
 
 from __future__ import annotations
@@ -27,59 +27,60 @@ log = logging.getLogger(__name__)
 
 
 class OrphanWatcher:
-    """Sees that the parent of this process, or the process that started all ranks, has ended."""
+    """Detects the end of this process's parent, or of the process that started all ranks."""
 
     def __init__(self, owner: ProcessRef | None = None, *, parent: Parent | None = None) -> None:
-        """Give `parent` if it may have ended before this call."""
+        """Pass `parent` if the parent may have ended before this call."""
         self._parent, self._owner = parent or Parent(), owner
 
     def poll(self, board: NoticeBoard) -> None:
-        """Look once."""
+        """Check once whether both processes run, and leave a notice if one has ended."""
         is_owned = self._owner is None or self._owner.is_alive()
         if not self._parent.is_alive() or not is_owned:
             board.leave("orphaned", grace_seconds=NO_KILL_COMING_SECONDS)
 
 
 class FileWatcher:
-    """Watches for a file whose appearance is the notice."""
+    """Watches a path; a file that appears there is a notice."""
 
     def __init__(self, path: Path, *, grace_seconds: float) -> None:
         self._path, self._grace_seconds = path, grace_seconds
 
     def poll(self, board: NoticeBoard) -> None:
-        """Check once whether the file exists."""
+        """Check once whether the file exists, and leave its notice."""
         if self._path.exists():
             board.leave("file", grace_seconds=self._grace_seconds)
 
 
 _LOCAL_PERIOD_SECONDS = 1.0
-"""Longest period of a source on this machine."""
+"""Longest period for polling a source on this machine, in seconds."""
 _END_SECONDS = 1.0
-"""How long an attempt that ends waits for a source that is being polled."""
+"""Seconds for which an ending attempt waits for an unfinished poll of a source."""
 
 
 class NoticeSource(Protocol):
     """A source of notices that is polled."""
 
     def poll(self, board: NoticeBoard) -> None:
-        """Check once, and leave a notice if there is one. May raise: the next poll follows after the period."""
+        """Check once, and leave a notice if there is one. If it raises an error, the next poll comes after the
+        period."""
         ...
 
 
 @dataclass(frozen=True)
 class Watcher:
-    """A source and the period at which it is polled."""
+    """A source of notices, and the period for polling it."""
 
     name: str
     source: NoticeSource
     period_seconds: float
     is_remote: bool = False
-    """Whether a poll may wait long for another machine; the end of an attempt does not wait for it."""
+    """Whether a poll may wait long for another machine. The end of an attempt does not wait for such a poll."""
 
 
 @dataclass(frozen=True)
 class Search:
-    """A watcher that has to be searched for first, in its own thread."""
+    """A watcher that must be found first; the search runs in the watcher's thread."""
 
     name: str
     find: Callable[[], Watcher | None]
@@ -95,7 +96,8 @@ def watchers_of(
     clock: Clock,
     parent: Parent | None = None,
 ) -> list[Watcher | Search]:
-    """The watchers of one attempt, according to its run spec. Signals need none: their handler leaves the notice."""
+    """Return the watchers of one attempt from its run spec. Signals need no watcher, because their handler leaves the
+    notice."""
     beat = spec.liveness.heartbeat_seconds
     local = min(beat, _LOCAL_PERIOD_SECONDS)
     watchers: list[Watcher | Search] = [
@@ -112,7 +114,7 @@ def watchers_of(
 
 @contextmanager
 def watching(watchers: Iterable[Watcher | Search], board: NoticeBoard) -> Iterator[None]:
-    """Poll every watcher until the block ends; wait briefly for a poll that is still running then."""
+    """Poll every watcher during the block; at its end, wait briefly for unfinished polls."""
     stop = threading.Event()
     threads = {
         threading.Thread(target=_work, args=(watcher, board, stop), name=f"segue-{watcher.name}", daemon=True): watcher
@@ -141,11 +143,11 @@ def _watch(watcher: Watcher, board: NoticeBoard, stop: threading.Event) -> None:
         before, trouble = trouble, _trouble_of_poll(watcher, board)
         if stop.is_set():
             return
-        # Once for each cause: a service that does not answer would fill the log.
+        # Log each cause only once, because a service that does not answer would fill the log.
         if trouble is not None and trouble != before:
-            log.warning("source of notices not read source=%s reason=%s", watcher.name, trouble)
+            log.warning("could not read a source of notices source=%s reason=%s", watcher.name, trouble)
         elif trouble is None and before is not None:
-            log.info("source of notices read again source=%s", watcher.name)
+            log.info("a source of notices can be read again source=%s", watcher.name)
         if stop.wait(watcher.period_seconds):
             return
 
@@ -154,7 +156,7 @@ def _trouble_of_poll(watcher: Watcher, board: NoticeBoard) -> str | None:
     try:
         watcher.source.poll(board)
     except Exception as error:
-        # Any exception: a failed poll must not end the thread, or a later notice is missed.
+        # Catch any exception, because a failed poll must not end the thread: a later notice would be missed.
         return str(error)
     return None
 

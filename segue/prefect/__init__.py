@@ -1,1 +1,1 @@
-"""Prefect: what a run asks of its server and its pools, and what people see of the run in its UI."""
+"""Prefect: the requests of runs to its server, the checks of its pools, and the view of runs in its UI."""

@@ -1,4 +1,4 @@
-"""Asking the Prefect API without ever waiting for it for long: a run must not depend on its answers."""
+"""Requests to the Prefect API with short waits only, because a run must not depend on the answers."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ from segue.prefect.state_words import TAG_START, is_by_a_person, word_of
 log = logging.getLogger(__name__)
 
 SILENCE = (httpx.HTTPError, PrefectHTTPStatusError)
-"""Exceptions of a request without the answer it asked for; `require_silence` raises for those that are refusals."""
+"""Exceptions of requests without a usable answer; `require_silence` separates missing answers from refusals."""
 
 ANSWER_SECONDS = 5.0
-"""Longest wait for one answer."""
+"""Longest wait for one answer, in seconds."""
 _ASK_SECONDS = 2.0
 _TRANSIENT = (408, 425, 429)
 _BUSY = (408, 429, 502, 503)
-"""Status codes after which Prefect's client waits at least two seconds, even when it does not ask again."""
+"""Status codes after which Prefect's client waits at least two seconds, even if it does not retry."""
 
 
 @contextmanager
 def quick_client() -> Iterator[SyncPrefectClient]:
-    """A client that makes each request once, waits five seconds for its answer, and raises at once for a busy server.
+    """A client that makes each request once, waits at most five seconds, and raises immediately if the server is busy.
 
-    Prefect's own client retries for more than a minute, in which nothing else is looked at. A request that a server on
-    SQLite refused is repeated at once, for a second and a half at most.
+    Prefect's own client retries for more than a minute, which would block the caller. Only a request that a server on
+    SQLite refused is repeated, for at most 1.5 seconds.
     """
     repeat_refused_requests()
     settings = {"timeout": ANSWER_SECONDS, "event_hooks": {"response": [_require_not_busy]}}
@@ -58,7 +58,7 @@ def _require_not_busy(response: httpx.Response) -> None:
 
 
 def is_refusal(error: Exception) -> bool:
-    """Whether the API answered and refused, so that asking again does not help."""
+    """True if the API refused the request, so that a retry does not help."""
     if not isinstance(error, httpx.HTTPStatusError):
         return False
     status = error.response.status_code
@@ -66,7 +66,7 @@ def is_refusal(error: Exception) -> bool:
 
 
 def require_silence(error: Exception) -> None:
-    """Return when the API did not answer, or is overloaded; a retry may help then.
+    """Return if the API did not answer or is overloaded, so that a retry may help.
 
     Raises:
         OrchestratorError: the API refused the request.
@@ -76,7 +76,7 @@ def require_silence(error: Exception) -> None:
 
 
 def refusal(error: Exception) -> OrchestratorError:
-    """The error for an API that refused a request, or that does not answer."""
+    """The error to raise if the API refused a request or does not answer."""
     server = f"the Prefect server at {masked(str(PREFECT_API_URL.value()))}"
     if not is_refusal(error):
         return OrchestratorError(
@@ -95,10 +95,10 @@ def refusal(error: Exception) -> OrchestratorError:
 
 
 def create_flow_run(client: SyncPrefectClient, deployment_id: UUID, **facts: Any) -> UUID:
-    """Create a flow run of a deployment that is due now, by the server's clock, unless `facts` has a state; its id.
+    """Create a flow run of a deployment, due now by the server's clock unless `facts` has a state; return its id.
 
-    Prefect's own method sends a state with the time of this machine's clock. A clock that is ahead delays the start by
-    as much, so no state is sent, and the server sets one.
+    Prefect's own method sends a state with the time of this machine's clock. If that clock is ahead, the start is
+    delayed. Therefore no state is sent here, and the server sets it.
     """
     asked = DeploymentFlowRunCreate(**facts).model_dump(mode="json", exclude_unset=True)
     path = {"id": str(deployment_id)}
@@ -107,7 +107,7 @@ def create_flow_run(client: SyncPrefectClient, deployment_id: UUID, **facts: Any
 
 
 def wait_for_api(*, limit_seconds: float, clock: Clock | None = None) -> bool:
-    """Wait until the API answers, before a flow returns: its engine reports the state once. False at the limit."""
+    """Wait until the API answers; False at the time limit. Flows call it at their end, where the engine has one try."""
     clock = clock or SystemClock()
     give_up_at = clock.monotonic() + limit_seconds
     while True:
@@ -122,20 +122,20 @@ def wait_for_api(*, limit_seconds: float, clock: Clock | None = None) -> bool:
 
 
 def is_cancelled(flow_run_id: UUID) -> bool:
-    """Whether a flow run is being cancelled or was; False when the API does not answer. Asks once."""
+    """True if a flow run is cancelled or is being cancelled; False if the API does not answer one request."""
     try:
         with quick_client() as client:
             state = client.read_flow_run(flow_run_id).state
     except (*SILENCE, ObjectNotFound) as error:
-        log.warning("it is not known whether the flow run was cancelled reason=%s", type(error).__name__)
+        log.warning("prefect did not say if the flow run was cancelled, continuing reason=%s", type(error).__name__)
         return False
     return state is not None and is_by_a_person(state)
 
 
 def tagged(flow_run_id: UUID | str | None, state: State[Any]) -> State[Any]:
-    """Give a flow run the word of its state as a tag, if there is one; returns the state.
+    """Tag a flow run with the word of its state, if there is one; return the state.
 
-    Best effort: the state's message has the word too, but lists of flow runs show only tags.
+    A failure is only logged: the state's message has the word too, but lists of flow runs show only tags.
     """
     word = word_of(state)
     if word is None or not flow_run_id:
@@ -146,5 +146,5 @@ def tagged(flow_run_id: UUID | str | None, state: State[Any]) -> State[Any]:
             kept = [tag for tag in known if not tag.startswith(TAG_START)]
             client.update_flow_run(UUID(str(flow_run_id)), tags=[*kept, word.tag])
     except (*SILENCE, ObjectNotFound) as error:
-        log.info("the flow run has no tag of how it ended reason=%s", type(error).__name__)
+        log.info("the flow run could not be tagged reason=%s", type(error).__name__)
     return state

@@ -1,4 +1,4 @@
-"""The nodes of a Kubernetes cluster, as the person who runs the doctor, or a run's parent, may see them."""
+"""The nodes of a Kubernetes cluster, read with the rights of the doctor's user or of a run's parent."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _USUAL_FILE = "~/.kube/config"
 
 
 class Nodes(NamedTuple):
-    """The labels of each node; None if they cannot be read, for the reason in `why`."""
+    """The labels of each node; if they cannot be read, `labels` is None and `why` has the reason."""
 
     labels: tuple[Mapping[str, str], ...] | None
     why: str = ""
 
 
 def with_nodes(states: Sequence[PoolState]) -> list[PoolState]:
-    """The same pools, with the cluster's nodes for pools that ask for certain nodes. Asks the cluster at most once."""
+    """The same pools, with the cluster's nodes for each pool that needs certain labels; one request."""
     if not any(_asks_for_nodes(state) for state in states):
         return list(states)
     found = read_nodes()
@@ -41,9 +41,9 @@ def _asks_for_nodes(state: PoolState) -> bool:
 
 
 def read_nodes(*, limit_seconds: float = _ANSWER_SECONDS) -> Nodes:
-    """The nodes of the cluster that the environment names (KUBECONFIG, or the pod's own). Raises nothing.
+    """Read the nodes of the cluster of KUBECONFIG, or of the cluster of this pod; raises no exception.
 
-    Blocks for at most that long, even if a plugin for credentials hangs: its thread is left behind.
+    The function returns within `limit_seconds`, even if a plugin for credentials hangs; its thread then keeps running.
     """
     found: list[Nodes] = []
     asking = threading.Thread(target=lambda: found.append(_asked()), name="segue-nodes", daemon=True)
@@ -56,7 +56,7 @@ def _asked() -> Nodes:
     try:
         return Nodes(asyncio.run(_read()))
     except Exception as error:
-        # Any exception: a client, its configuration and its plugins raise what they like, and nodes are only a hint.
+        # Any exception: the client, its configuration and its plugins may raise any type, and nodes are only a hint.
         return Nodes(None, _in_words(error))
 
 
@@ -74,18 +74,18 @@ async def _read() -> tuple[Mapping[str, str], ...]:
 
 
 def _require_file(paths: str) -> None:
-    """Raise FileNotFoundError if there is no file: the client would also write a line of its own."""
+    """Raise FileNotFoundError if there is no file; without this check the client would also print a line."""
     if not any(Path(path).expanduser().exists() for path in paths.split(os.pathsep) if path):
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), paths)
 
 
 def _in_words(error: Exception) -> str:
-    """Why the nodes cannot be read. Messages of other programs are left out: they may quote credentials."""
+    """Reason why the nodes cannot be read, without messages of other programs, which may contain credentials."""
     if isinstance(error, ImportError):
         return f"the package {_PACKAGE} is not installed"
     if isinstance(error, OSError) and error.strerror is not None:
         return f"{error.strerror}{f' ({error.filename})' if error.filename else ''}"
     status = getattr(error, "status", None)
     if status is not None:
-        return f"its API answered {status} to the question for them"
+        return f"the cluster's API answered the request for nodes with HTTP {status}"
     return f"the configuration of the cluster cannot be used (KUBECONFIG; {type(error).__name__})"

@@ -1,4 +1,4 @@
-"""Watching flow runs and sending requests without ever waiting for the Prefect API."""
+"""Watch flow runs and send requests in the background, so that the caller never waits for the Prefect API."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _RETRY_SECONDS = 2.0
 
 
 class Messenger:
-    """Watches the states of flow runs, and delivers messages in a thread of its own.
+    """Watches the states of flow runs, and delivers messages in a separate thread.
 
-    No method waits for the API. The thread ends with the process, or after `close` once all messages are delivered.
+    No method waits for the API. The thread ends with the process, or after `close` when all messages are delivered.
     """
 
     def __init__(self) -> None:
@@ -40,9 +40,9 @@ class Messenger:
         self._thread: threading.Thread | None = None
 
     def state(self, flow_run_id: UUID) -> State | None:
-        """The last known state of a flow run, which is watched from the first call on; None before the first answer.
+        """The last known state of a flow run; None before the first answer.
 
-        A flow run that was deleted counts as crashed.
+        The first call starts to watch the flow run. A deleted flow run counts as crashed.
         """
         with self._lock:
             if flow_run_id not in self._watched and not self._is_closed:
@@ -51,28 +51,28 @@ class Messenger:
         return STATES.state(flow_run_id)
 
     def require_accepted(self) -> None:
-        """Refuse to go on after a message that cannot succeed.
+        """Raise the error of a message that cannot succeed, if there is one.
 
         Raises:
-            OrchestratorError: as the message raised it.
+            OrchestratorError: the error that the message raised.
         """
         if self._refused is not None:
             raise self._refused
 
     def deliver(self, message: Message) -> None:
-        """Call `message` with a client until it succeeds. Dropped when refused, or when its flow run was deleted."""
+        """Call `message` with a client until it succeeds, is refused, or its flow run was deleted."""
         with self._lock:
             self._messages.append(message)
             self._start()
         self._wake.set()
 
     def withdraw(self, message: Message) -> None:
-        """Drop a message that was not delivered yet."""
+        """Drop a message that is not delivered yet."""
         with self._lock:
             self._messages = [other for other in self._messages if other is not message]
 
     def close(self) -> None:
-        """Watch no longer; messages are still delivered."""
+        """Stop watching; remaining messages are still delivered."""
         with self._lock:
             for flow_run_id in self._watched:
                 STATES.forget(flow_run_id)
@@ -98,7 +98,7 @@ class Messenger:
                 with self._lock:
                     is_done = not self._messages
                     if self._is_closed and is_done:
-                        self._thread = None  # Another message starts it again.
+                        self._thread = None  # The next message starts a new thread.
                         return
                 self._wake.wait(None if is_done else _RETRY_SECONDS)
 
@@ -106,11 +106,11 @@ class Messenger:
         try:
             message(client)
         except ObjectNotFound:
-            log.warning("a message to prefect was dropped, because its flow run does not exist any more")
+            log.warning("a message to prefect was dropped because its flow run no longer exists")
         except OrchestratorError as error:
             self._refused = error
         except Exception as error:
-            # Any exception: this thread must continue, even when something else answers in the API's place.
+            # Any exception: this thread must continue, even if another program answers at the API's address.
             if not is_refusal(error):
                 self._note_silence(error)
                 return

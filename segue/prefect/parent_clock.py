@@ -1,9 +1,9 @@
-"""The clock of the parent that the calling code belongs to: its sleeps end when the parent is asked to end.
+"""The clock of the parent to which the calling code belongs; its sleeps end early if the parent must end.
 
-It shows the time of the Prefect server, or of the store, which is the reference for starts and deadlines.
+The clock shows the time of the Prefect server or of the store, which is the reference for starts and deadlines.
 
-`segue serve` gives each of its parents one of its own. A parent in a container gets no signal when its flow run is
-cancelled, so every other parent looks at its own state.
+`segue serve` gives each of its parents a separate clock. A parent in a container gets no signal if its flow run is
+cancelled, so parents outside `segue serve` poll the state of their own flow run.
 """
 
 from __future__ import annotations
@@ -39,21 +39,23 @@ T = TypeVar("T")
 
 _LOOK_SECONDS = 1.0
 _WHOLE_SECONDS = timedelta(seconds=0.5)
-"""HTTP dates and the times of objects count whole seconds: half of one is the expected remainder."""
+"""Mean rounding error of HTTP dates and of the times of objects, which have whole seconds."""
 _UNCERTAINTY_SECONDS = 1.0
 _CLOCK: ContextVar[Clock | None] = ContextVar("segue_parent_clock", default=None)
 
 
 def parent_clock() -> Clock:
-    """The clock of this parent; the machine's own, unless the parent shares its process with others.
+    """The clock of this parent; outside a parent, the clock of the machine.
 
-    A context variable, because a flow gets only its parameters from its caller, and the server stores them.
+    The clock is in a context variable, because a flow only gets parameters from its caller, and the server stores them.
     """
     return _CLOCK.get() or SystemClock()
 
 
 def as_parent(ask: Callable[[], T], *, what: str) -> T:
-    """The result of `ask`, retried by the parent's clock while the store fails; attempts keep training meanwhile.
+    """Call `ask` and return its result; while the store fails, retry on the parent's clock.
+
+    Attempts keep training during the retries.
 
     Raises:
         StoreReadError, StoreWriteError: the store still fails after 15 minutes. Recovery then starts the parent again.
@@ -63,7 +65,7 @@ def as_parent(ask: Callable[[], T], *, what: str) -> T:
 
 @contextmanager
 def with_clock(clock: Clock) -> Iterator[None]:
-    """A block in whose flows and tasks `parent_clock` is this one."""
+    """A block in which `parent_clock` returns this clock, also in flows and tasks that the block calls."""
     before = _CLOCK.set(clock)
     try:
         yield
@@ -73,9 +75,9 @@ def with_clock(clock: Clock) -> Iterator[None]:
 
 @contextmanager
 def ending_with(flow_run_id: UUID | None) -> Iterator[None]:
-    """A block in which the parent's sleeps end with an `EndedError` once a person cancels this flow run.
+    """A block in which the parent's sleeps raise an `EndedError` as soon as a person cancels this flow run.
 
-    A parent in `segue serve` has a clock that does this already.
+    The clock of a parent in `segue serve` already does this.
     """
     known = parent_clock()
     known = known.base if isinstance(known, SteadyClock) else known
@@ -102,22 +104,22 @@ def ending_with(flow_run_id: UUID | None) -> Iterator[None]:
 
 
 def server_time(client: SyncPrefectClient) -> Reading | None:
-    """The time of the server's clock, by the date of its answer; None if the server does not say."""
+    """The server's time, from the date of its answer; None if the answer has no date."""
     try:
         return _dated(client.hello())
     except SILENCE as error:
-        log.debug("the server's clock is not known reason=%s", type(error).__name__)
+        log.debug("the server's clock could not be read reason=%s", type(error).__name__)
         return None
 
 
 def time_at(client: SyncPrefectClient) -> datetime:
-    """The server's time, or this machine's if the server does not say."""
+    """The server's time, or this machine's time if the server's time is unknown."""
     reading = server_time(client)
     return reading.at if reading is not None else SystemClock().now()
 
 
 def clock_of(client: SyncPrefectClient) -> Clock:
-    """A clock for a short while that shows the server's time."""
+    """A clock that shows the server's time, for short use."""
     clock = SteadyClock(SystemClock(), reference=lambda: server_time(client))
     clock.look()
     return clock
@@ -125,7 +127,7 @@ def clock_of(client: SyncPrefectClient) -> Clock:
 
 @contextmanager
 def run_time(store: StoreSpec) -> Iterator[None]:
-    """A block in which the parent's clock shows the server's time, or without a server the store's."""
+    """A block in which the parent's clock shows the server's time, or without a server the store's time."""
     base = parent_clock()
     if isinstance(base, SteadyClock):
         yield
@@ -144,16 +146,16 @@ def _reference(spec: StoreSpec) -> Reference:
 
 
 def store_time(store: Store) -> Reading | None:
-    """The time of a store's clock, by the time of an object that is put there; None if the store does not say."""
+    """The store's time, from the time of a new object; None if the store does not show the times of objects."""
     if not isinstance(store, Examinable):
         return None
-    key = f".segue-check/clock-{uuid4().hex}"  # `segue doctor` also puts its objects there.
+    key = f".segue-check/clock-{uuid4().hex}"  # The objects of `segue doctor` have the same prefix.
     try:
         store.put(key, b"x")
         at = store.modified_at(key)
         store.delete([key])
     except SegueError as error:
-        log.debug("the store's clock is not known reason=%s", error)
+        log.debug("the store's clock could not be read reason=%s", error)
         return None
     return Reading(at + _WHOLE_SECONDS, _UNCERTAINTY_SECONDS, "the store")
 

@@ -1,4 +1,4 @@
-"""Prefect as the orchestrator: attempts and standbys are flow runs of deployments."""
+"""The orchestrator for Prefect, on which attempts and standbys are flow runs of deployments."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from segue.prefect.api import (
     require_silence,
 )
 from segue.prefect.messenger import Message, Messenger
-from segue.prefect.pools import read_pool
 from segue.prefect.queues.answers import Answers
 from segue.prefect.queues.flow_run_start import StartTimes, said_of_start, why_refused
 from segue.prefect.queues.queues import queues_of_attempt
 from segue.prefect.queues.shared import SharedReadings
+from segue.prefect.run_pools import read_pool
 from segue.prefect.state_words import Word, in_words, is_by_a_person, state_with
 from segue.records import Capacity, SegmentPlan, StopReason
 from segue.spec import RunSpec
@@ -36,15 +36,15 @@ from segue.spec import RunSpec
 log = logging.getLogger(__name__)
 
 _QUEUE_SECONDS = 120.0
-"""How often the API is asked how long an attempt would wait for a slot."""
+"""Interval between requests for the time that an attempt would wait for a slot."""
 _BLOCKER_SECONDS = 20.0
-"""How often the API is asked why an attempt does not start."""
+"""Interval between requests for the reason why an attempt does not start."""
 _SHARED_SECONDS = 10.0
-"""Largest age of a reading of a pool that another parent of this process has made."""
+"""Highest age of a pool's state that another parent of this process has read, for it to be used again."""
 _WORDS = {StopReason.NO_CAPACITY: Word.NO_CAPACITY, StopReason.START_FAILED: Word.START_FAILED}
-"""The word of a Cancelled state, by the reason of the attempt's end."""
+"""The word of a Cancelled state, by the attempt's stop reason."""
 
-# Keys: the API, and the deployment whose pool it is.
+# Keys: the URL of the API and the name of the deployment.
 _pool_blockers: SharedReadings[str | None] = SharedReadings(period_seconds=_SHARED_SECONDS)
 
 
@@ -54,19 +54,20 @@ def label(spec: RunSpec, plan: SegmentPlan) -> str:
 
 
 def idempotency_key(spec: RunSpec, name: str, *, log_id: str) -> str:
-    """The key by which each attempt and standby has one flow run, however often it is submitted. Unique per flow.
+    """The idempotency key of an attempt or standby, so that repeated submissions create only one flow run.
 
-    The id of the run's log is part of it: the same run id in another store, or after a wipe, is another run.
+    The key is unique per flow. It contains the id of the run's log, because the same run id in another store, or after
+    the store was emptied, is another run.
     """
     return f"{spec.run_id}:{log_id}:{name}"
 
 
 class PrefectOrchestrator:
-    """Attempts and standbys as flow runs of the deployments that the run spec names. A handle is an idempotency key.
+    """Runs attempts and standbys as flow runs of the run spec's deployments; a handle is an idempotency key.
 
-    Implements `segue.controller.orchestrator.Orchestrator`. No method waits for an API that does not answer: requests
-    are repeated in a thread of their own until they are taken, and states are the last known ones. `log_id` is that of
-    the run's log.
+    The class implements `segue.controller.orchestrator.Orchestrator`. No method waits for an API that does not answer:
+    requests are repeated in a separate thread until the API accepts them, and methods return the last known states.
+    `log_id` is the id of the run's log.
     """
 
     def __init__(self, *, log_id: str) -> None:
@@ -75,41 +76,39 @@ class PrefectOrchestrator:
         self._flow_runs: dict[str, UUID] = {}
         self._deployments: dict[str, str] = {}
         self._blockers: Answers[str] = Answers(
-            self._messenger, what="why an attempt does not start", period_seconds=_BLOCKER_SECONDS
+            self._messenger, what="reason why an attempt does not start", period_seconds=_BLOCKER_SECONDS
         )
-        self._queues: Answers[Queues] = Answers(
-            self._messenger, what="the queue of a pool", period_seconds=_QUEUE_SECONDS
-        )
+        self._queues: Answers[Queues] = Answers(self._messenger, what="queue of a pool", period_seconds=_QUEUE_SECONDS)
         self._start_times = StartTimes(self._messenger)
         self._pending: dict[str, Message] = {}
 
     def submit(self, spec: RunSpec, plan: SegmentPlan) -> str:
-        """The flow run of this attempt: a new one, or the one that was submitted before.
+        """Submit an attempt as a flow run; return its handle. A repeated call creates no second flow run.
 
-        It is created directly instead of by `run_deployment`, which first creates a dummy task run: on SQLite that
-        collides with the records of the current task. Here the current task is the parent, also in the graph.
+        Prefect's `run_deployment` is not used, because it first creates a dummy task run, which on SQLite collides with
+        the records of the current task. Here the current task run is the parent, also in the graph of the UI.
 
         Raises:
-            OrchestratorError: there is no such deployment, or the API refuses the request.
+            OrchestratorError: the deployment does not exist, or the API refuses the request.
         """
         self._deployments[idempotency_key(spec, name_of(plan), log_id=self._log_id)] = plan.deployment
         if plan.standby is not None:
-            # The standby that waits for this plan. If it is gone, a new one of its name takes the plan.
+            # The standby that waits for this plan. If it has ended, a new standby with its name takes the plan.
             return self._submit(*self._standby(spec, plan.standby, deployment=plan.deployment))
         return self._submit(*self._attempt(spec, plan))
 
     def submit_again(self, spec: RunSpec, plan: SegmentPlan, number: int) -> str:
-        """The flow run of a further start of this attempt, beside the first one.
+        """Submit a further flow run for this attempt, in addition to the first; return its handle.
 
         Raises:
-            OrchestratorError: as for `submit`.
+            OrchestratorError: the deployment does not exist, or the API refuses the request.
         """
         key, create = self._attempt(spec, plan, number=number)
         self._deployments[key] = plan.deployment
         return self._submit(key, create)
 
     def adopt(self, spec: RunSpec, plan: SegmentPlan, flow_run_id: str) -> str:
-        """The handle of a plan that is not submitted, because the machine of this flow run is kept for it."""
+        """The handle of a plan that needs no submission, because the machine of this flow run is kept for it."""
         key = idempotency_key(spec, name_of(plan), log_id=self._log_id)
         self._deployments[key], self._flow_runs[key] = plan.deployment, UUID(flow_run_id)
         return key
@@ -120,7 +119,7 @@ class PrefectOrchestrator:
             with quick_client() as client:
                 self._flow_runs[key] = create(client)
         except (*SILENCE, OrchestratorError) as error:
-            log.warning("prefect did not accept a standby standby=%s reason=%s", standby, type(error).__name__)
+            log.warning("prefect could not create a standby standby=%s reason=%s", standby, type(error).__name__)
             return None
         return key
 
@@ -153,7 +152,7 @@ class PrefectOrchestrator:
                 )
                 return blocker or said_of_start(client, flow_run_id)
             except OrchestratorError as error:
-                return str(error)  # Only shown: what was submitted does not depend on it.
+                return str(error)  # The text is only shown; the submitted flow run does not depend on it.
 
         return self._blockers.newest(handle, ask)
 
@@ -176,7 +175,7 @@ class PrefectOrchestrator:
             with quick_client() as client:
                 return why_refused(client.read_flow_run(flow_run_id))
         except (*SILENCE, ObjectNotFound) as error:
-            log.warning("it is not known whether the pool started the attempt reason=%s", type(error).__name__)
+            log.warning("prefect did not say if the pool started the attempt reason=%s", type(error).__name__)
             return None
 
     def was_cancelled(self, handle: str) -> bool:
@@ -192,18 +191,18 @@ class PrefectOrchestrator:
         self._set_state(handle, Cancelling(message=why), unless_begun=ended)
 
     def cancel_standby(self, handle: str, why: str) -> None:
-        # Not Cancelling: a standby that never started has no process that would answer.
+        # Not Cancelling, because a standby that never started has no process that would react.
         self._set_state(handle, Cancelled(message=why))
 
     def mark_lost(self, handle: str, why: str) -> None:
         self._set_state(handle, state_with(Word.LOST, why))
 
     def deliver(self, message: Message) -> None:
-        """Send a request that only shows something, without waiting for its answer."""
+        """Send a request that only concerns the UI, without waiting for its answer."""
         self._messenger.deliver(message)
 
     def close(self) -> None:
-        """Watch no longer. Requests that were not taken yet are still repeated while this process lives."""
+        """Stop watching; pending requests are still repeated until this process ends."""
         self._messenger.close()
 
     def _known_state(self, handle: str) -> State[Any] | None:
@@ -222,18 +221,22 @@ class PrefectOrchestrator:
             with quick_client() as client:
                 keep(client)
         except SILENCE as error:
-            log.warning("prefect did not accept an attempt yet key=%s reason=%s", key, type(error).__name__)
+            log.warning(
+                "prefect could not create the attempt's flow run yet, retrying key=%s reason=%s",
+                key,
+                type(error).__name__,
+            )
             self._pending[key] = keep
             self._messenger.deliver(keep)
         return key
 
     def _set_state(self, handle: str, state: State[Any], *, unless_begun: State[Any] | None = None) -> None:
-        """Set the state of a flow run that has not ended; the state `unless_begun` if no worker took it yet."""
+        """Set the state of a flow run that has not ended; if no worker has taken it yet, set `unless_begun` instead."""
         if handle in self._pending:
             self._messenger.withdraw(self._pending.pop(handle))
         flow_run_id = self._flow_runs.get(handle)
         if flow_run_id is None:
-            return  # It was never created.
+            return  # The flow run was never created.
 
         def set_unless_final(client: SyncPrefectClient) -> None:
             known = client.read_flow_run(flow_run_id).state
@@ -276,7 +279,7 @@ def _parameters(spec: RunSpec, **of_attempt: Any) -> dict[str, Any]:
 
 
 def name_of(plan: SegmentPlan, number: int = 1) -> str:
-    """The name of the flow run for this start of a plan, as its idempotency key has it."""
+    """The name, within the idempotency key, of the flow run for this start of a plan."""
     return plan.standby or f"{plan.segment}:{plan.attempt}" + (f":start{number}" if number > 1 else "")
 
 
@@ -285,7 +288,7 @@ def _create(client: SyncPrefectClient, *, deployment: str, facts: dict[str, Any]
         found = client.read_deployment_by_name(deployment)
     except ObjectNotFound:
         raise _no_such(deployment) from None
-    # Kept for a second try: the server creates the task run only once.
+    # Kept for a second try, because the server creates the task run only once.
     facts["parent_task_run_id"] = facts.get("parent_task_run_id") or _shown_task_run(client)
     return create_flow_run(client, found.id, **facts)
 
@@ -298,10 +301,10 @@ def _no_such(deployment: str) -> OrchestratorError:
 
 
 def _shown_task_run(client: SyncPrefectClient) -> UUID | None:
-    """The current task run, by which the graph in the UI shows the new flow run; None if the server does not take it.
+    """Id of the current task run, which links the new flow run in the UI's graph; None if the server refuses it.
 
-    Task runs reach the server as events, seconds later, and a flow run cannot refer to one that is not there. So it is
-    created here with the same id, and the events then update it.
+    Prefect sends task runs to the server as events, which arrive seconds later, and a flow run cannot refer to a task
+    run that the server does not have. Therefore the task run is created here with its id, and the events update it.
     """
     context = TaskRunContext.get()
     if context is None or context.task_run.flow_run_id is None:
@@ -319,5 +322,5 @@ def _shown_task_run(client: SyncPrefectClient) -> UUID | None:
     try:
         return create().id
     except SILENCE as error:
-        log.info("the flow run is not linked to its task in the graph reason=%s", type(error).__name__)
+        log.info("the flow run could not be linked to its task in the UI's graph reason=%s", type(error).__name__)
         return None

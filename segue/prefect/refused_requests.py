@@ -1,8 +1,8 @@
-"""Repeat requests that a Prefect server on SQLite refused because two writes met, without the client's long waits.
+"""Repeat requests that a Prefect server on SQLite refused because of simultaneous writes, without long waits.
 
-Prefect's server reads and then writes in one transaction. If another connection writes in between, SQLite refuses at
-once and the server answers 503; nothing was changed, and the same request succeeds a moment later. Prefect's client
-waits for 2, 4, 8, 16, 32 s instead, and its worker then gives up the flow run.
+Prefect's server reads and then writes in one transaction. If another connection writes in between, SQLite refuses the
+write and the server answers 503. Nothing was changed, so the same request succeeds a moment later. Prefect's client,
+however, waits for 2, 4, 8, 16 and 32 s, and its worker then gives up the flow run.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from prefect.client.base import PrefectHttpxAsyncClient, PrefectHttpxSyncClient
 from prefect.exceptions import PrefectHTTPStatusError
 
 PAUSES_SECONDS = (0.02, 0.05, 0.05, 0.1, 0.1, 0.2, 0.2, 0.4, 0.4)
-"""Pauses before each repetition. After the last one, Prefect's client waits as for a server that is overloaded."""
+"""Pause before each repetition; after the last repetition, Prefect's client waits as for an overloaded server."""
 _MAINTENANCE = "Prefect-Maintenance"
-"""Header of a server that refuses on purpose, for minutes."""
+"""Header of a server that refuses requests for some minutes because of maintenance."""
 
 _Retry = Callable[..., Any]
-"""Prefect's `_send_with_retry`: the one place that every request of a client passes."""
+"""Type of Prefect's `_send_with_retry`, through which every request of a client passes."""
 
 
 def repeat_refused_requests() -> None:
-    """Let every Prefect client of this process repeat a refused request at once. Safe to call again."""
+    """Make all Prefect clients of this process repeat refused requests immediately; may be called repeatedly."""
     for client, wrapped in ((PrefectHttpxAsyncClient, _asynchronous), (PrefectHttpxSyncClient, _synchronous)):
         original: _Retry = client._send_with_retry
         if not hasattr(original, "__wrapped__"):
@@ -36,7 +36,7 @@ def repeat_refused_requests() -> None:
 
 
 def is_refused(response: httpx.Response) -> bool:
-    """Whether nothing was done, and the same request may succeed a moment later."""
+    """True if the server changed nothing, and the same request may succeed a moment later."""
     return response.status_code == httpx.codes.SERVICE_UNAVAILABLE and response.headers.get(_MAINTENANCE) != "true"
 
 

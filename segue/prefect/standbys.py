@@ -1,4 +1,4 @@
-"""Standbys that a run has left on a pool."""
+"""Cancel standbys that an ended run has left on a pool."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from segue.stores.base import StoreReadError, StoreWriteError
 
 
 def release_standby(spec: RunSpec) -> None:
-    """Cancel a standby that a run that is over left on the pool. Best effort: one that starts later ends by itself."""
+    """Cancel the standby of an ended run; a failure is only logged, because a standby without a run ends by itself."""
     try:
         runlog = open_log(spec).reload()
         with closing(PrefectOrchestrator(log_id=runlog.log_id)) as prefect:
             release_leftover(runlog, spec, orchestrator=prefect)
     except (StoreReadError, StoreWriteError) as error:
-        get_run_logger().warning("leftover standby not looked up reason=%s", error)
+        get_run_logger().warning("the leftover standby could not be cancelled reason=%s", error)

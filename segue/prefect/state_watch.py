@@ -1,4 +1,4 @@
-"""The states of flow runs, asked for by one thread of the process: the parents in one process make one request."""
+"""The states of flow runs, read by one thread of the process with one request for all parents of the process."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ log = logging.getLogger(__name__)
 
 _ASK_SECONDS = 2.0
 _AT_ONCE = 200
-"""Flow runs in one request; the server's own limit."""
+"""Flow runs in one request, which is the server's limit."""
 
 
 class StateWatch:
-    """Keeps the states of watched flow runs up to date. No method waits for the API.
+    """Keeps the states of watched flow runs up to date; no method waits for the API.
 
-    The thread ends when nothing is watched any more, or with the process.
+    The thread ends if no flow run is watched, or together with the process.
     """
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class StateWatch:
         self._is_silent = False
 
     def watch(self, flow_run_id: UUID) -> None:
-        """Begin to ask for a state, at once. Each call needs a call of `forget`."""
+        """Start to watch a flow run, with an immediate request; each call needs a call of `forget`."""
         with self._lock:
             self._watchers[flow_run_id] += 1
             self._states.setdefault(flow_run_id, None)
@@ -50,12 +50,12 @@ class StateWatch:
         self._wake.set()
 
     def state(self, flow_run_id: UUID) -> State | None:
-        """The last known state; None before the first answer. A flow run that was deleted counts as crashed."""
+        """The last known state; None before the first answer. A deleted flow run counts as crashed."""
         with self._lock:
             return self._states.get(flow_run_id)
 
     def forget(self, flow_run_id: UUID) -> None:
-        """Watch it no longer, unless another caller does."""
+        """Stop watching a flow run, unless another caller still watches it."""
         with self._lock:
             self._watchers[flow_run_id] -= 1
             if self._watchers[flow_run_id] <= 0:
@@ -82,7 +82,7 @@ class StateWatch:
         try:
             found = states_of(client, flow_run_ids)
         except Exception as error:
-            # Any exception: this thread must continue, even when something else answers in the API's place.
+            # Any exception: this thread must continue, even if another program answers at the API's address.
             if not self._is_silent:
                 self._is_silent = True
                 log.warning("prefect does not answer reason=%s", type(error).__name__)
@@ -95,7 +95,7 @@ class StateWatch:
 
 
 def states_of(client: SyncPrefectClient, flow_run_ids: list[UUID]) -> dict[UUID, State | None]:
-    """The states of these flow runs, by one request as long as all exist."""
+    """The states of these flow runs, read with one request if all of them exist."""
     found: dict[UUID, State | None] = {}
     if len(flow_run_ids) > 1:
         wanted = FlowRunFilter(id=FlowRunFilterId(any_=flow_run_ids))
@@ -105,7 +105,7 @@ def states_of(client: SyncPrefectClient, flow_run_ids: list[UUID]) -> dict[UUID,
             try:
                 found[flow_run_id] = client.read_flow_run(flow_run_id).state
             except ObjectNotFound:
-                found[flow_run_id] = state_with(Word.DELETED, "its flow run is gone")
+                found[flow_run_id] = state_with(Word.DELETED, "its flow run was deleted")
     return found
 
 

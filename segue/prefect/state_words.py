@@ -1,8 +1,8 @@
-"""How a flow run has ended, in a word of segue's, inside a state that Prefect's UI knows.
+"""Words for the ends of flow runs, which segue puts into states that Prefect's UI knows.
 
-The pages of a deployment show only flow runs whose state has one of Prefect's own names. So a state keeps the name that
-belongs to its type, and its message begins with the word: "Preempted: notice at step 508". Lists of flow runs show no
-messages: there the word is a tag.
+The pages of a deployment only show flow runs whose state has one of Prefect's own names. Therefore a state keeps the
+name of its type, and its message begins with segue's word: "Preempted: notice at step 508". Lists of flow runs show no
+messages, so the word is also a tag.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from prefect.states import Cancelled, Completed, Failed
 from segue.units import duration
 
 TAG_START = "ended: "
-"""The prefix of tags with the word of a flow run's end. No run id, by which flow runs are found, has a colon."""
+"""Prefix of tags with the word of a flow run's end; it has a colon, which no tag with a run id has."""
 
 
 class Word(StrEnum):
-    """The words. Code tells states apart by them and by the type, never by a name."""
+    """The words for ends of flow runs; code compares states by word and type, never by name."""
 
     PREEMPTED = "Preempted"
     LOST = "Lost"
@@ -46,7 +46,7 @@ class Word(StrEnum):
     NOT_CONTINUOUS = "Not continuous"
     NOT_PROVEN = "Not proven"
     DELETED = "Deleted"
-    """Set on no server: a parent notes this about a flow run that is gone."""
+    """Used only inside a parent, for a flow run that was deleted; never set on a server."""
 
     @property
     def type(self) -> StateType:
@@ -55,13 +55,13 @@ class Word(StrEnum):
 
     @property
     def old_name(self) -> str:
-        """The name that such a state had when names were segue's own."""
-        # It was Completed then: a late run looked like one on time.
+        """The name of such a state in older versions, in which states had names of segue."""
+        # In those versions a late run was Completed, like a run on time.
         return "CompletedLate" if self is Word.LATE else self.title().replace(" ", "")
 
     @property
     def tag(self) -> str:
-        """The tag of a flow run that has ended this way."""
+        """The tag of a flow run that has ended with this word."""
         return f"{TAG_START}{self.lower()}"
 
 
@@ -74,7 +74,7 @@ _TYPES = {
     Word.NO_CAPACITY: StateType.CANCELLED,
     Word.START_FAILED: StateType.CANCELLED,
     Word.ANOMALY: StateType.FAILED,
-    # The goal is reached, and the promise is not kept: a person who looks at a list of runs has to see it.
+    # The goal is reached, but too late; a list of runs must show this.
     Word.LATE: StateType.FAILED,
     Word.BROKEN: StateType.FAILED,
     Word.HOPELESS: StateType.FAILED,
@@ -92,18 +92,18 @@ _TYPES = {
     Word.DELETED: StateType.CRASHED,
 }
 _OF_ACTIONS = {"broken": Word.BROKEN, "hopeless": Word.HOPELESS, "budget": Word.OUT_OF_BUDGET}
-"""The words of decisions that end a run without its goal; a recipe that failed has none."""
+"""The words of decisions that end a run before its goal; there is no word for a failed recipe."""
 _OLD_NAMES = {word.old_name: word for word in Word}
 _FIRST = re.compile(rf"({'|'.join(Word)}): ")
 
 
 def state_with(word: Word, message: str) -> State[Any]:
-    """The state of a flow run that has ended as the word says."""
+    """The state of a flow run that has ended with this word."""
     return State(type=word.type, message=f"{word}: {message}")
 
 
 def word_of(state: State[Any]) -> Word | None:
-    """The word of a state, even of a state that an older segue has set; None for a state without a word."""
+    """The word of a state, also of states from older versions of segue; None if the state has no word."""
     found = _FIRST.match(state.message or "")
     if found is not None and Word(found[1]).type is state.type:
         return Word(found[1])
@@ -111,27 +111,27 @@ def word_of(state: State[Any]) -> Word | None:
 
 
 def in_words(state: State[Any]) -> str:
-    """How a flow run has ended, as a person reads it: segue's word, otherwise Prefect's name."""
+    """The name of a state for people: segue's word if there is one, otherwise Prefect's name."""
     word = word_of(state)
     return word.value if word is not None else state.name or "unknown"
 
 
 def has_reached_goal(state: State[Any]) -> bool:
-    """Whether a parent's state says that the run has reached its goal, in time or late."""
+    """True if a parent's state means that the run has reached its goal, on time or late."""
     return state.is_completed() or word_of(state) is Word.LATE
 
 
 def is_by_a_person(state: State[Any]) -> bool:
-    """Whether this state is a cancellation that a person asked for: not one by segue or by a concurrency limit."""
+    """True if this state is a cancellation by a person, not by segue or by a concurrency limit."""
     is_by_limit = "concurrency limit" in (state.message or "").lower()
     return (state.is_cancelling() or state.is_cancelled()) and word_of(state) is None and not is_by_limit
 
 
 def state_of_run(action: str, message: str, *, late_seconds: float | None = None) -> State[Any]:
-    """Completed for a run that reached its goal in time, Cancelled if a person stopped it, else Failed.
+    """Completed for a run that reached its goal on time, Cancelled if a person stopped it, otherwise Failed.
 
-    A run that reached its goal after its deadline is Failed too, because lists show the type of a state and no message;
-    the message says that the goal is reached, and how late it was.
+    A run that reached its goal after its deadline is Failed too, because lists only show the type of a state. Its
+    message says that the goal is reached, and by how much the run is late.
     """
     if action == "finished" and late_seconds is not None:
         if late_seconds > 0:

@@ -1,4 +1,4 @@
-"""An attempt: its capacity and its plan, the notice that it got, its report."""
+"""The records of an attempt: its capacity, plan, notice and report."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class StopReason(StrEnum):
 
     @property
     def is_preemption(self) -> bool:
-        """Whether the provider took the capacity back. The other reasons have a cause in the run, or in a person."""
+        """Whether the provider took the capacity back. The other reasons are caused by the run or by a person."""
         return self in (StopReason.NOTICE, StopReason.LOST)
 
     @property
@@ -45,32 +45,32 @@ class StopReason(StrEnum):
 
 
 class Notice(Value):
-    """A warning that this process will be stopped, or a provider's hint that it may be."""
+    """A warning that this process will be stopped, or a hint of the provider that this process may be stopped."""
 
     kind: str = Field(
-        description="Source of the notice: sigterm, sigint, sigusr1, file, recall, orphaned, aws, gce or azure; "
-        "rebalance for a hint, which only `Recipe.on_notice` gets."
+        description="Source of the notice: sigterm, sigint, sigusr1, file, recall, orphaned, aws, gce or azure. "
+        "rebalance: a hint, passed only to `Recipe.on_notice`."
     )
     received_at: Moment
     grace_seconds: SecondsOrEndless = Field(
-        description="Seconds from the notice to the kill, as far as is known; inf for a hint."
+        description="Known or estimated seconds from the notice to the kill; inf for a hint."
     )
     phase: str | None = Field(
         None,
         exclude_if=lambda phase: phase is None,  # Older versions refuse a record with a field that they do not know.
-        description="What the attempt did when the notice came: build, restore, first step, replay, step, evaluate, "
+        description="Activity of the attempt when the notice came: build, restore, first step, replay, step, evaluate, "
         "save, rehearsal or end; None: not known.",
     )
 
 
 class Skip(Value):
-    """A range of the sample order that the run skips because of an anomaly."""
+    """A range of positions in the sample order that the run skips because of an anomaly."""
 
     samples_seen: int = Field(ge=0, description="Position in the sample order at which the range begins.")
     sample_count: int = Field(gt=0)
 
     def overlaps(self, start: int, count: int) -> bool:
-        """Whether the range holds any of the `count` samples from position `start` on."""
+        """Whether the range contains any of the `count` samples that begin at position `start`."""
         return self.samples_seen < start + count and start < self.samples_seen + self.sample_count
 
     @property
@@ -79,22 +79,24 @@ class Skip(Value):
 
 
 class Anomaly(Value):
-    """A step with anomalous numbers. Its state was not committed, so the step is no part of the run."""
+    """A step with anomalous numbers. The state after this step was not committed: the step is not part of the run."""
 
     step: int = Field(ge=1, description="Global step with the anomaly.")
     kind: Literal["non_finite", "spike"]
     channel: Literal["loss", "grad_norm", "param_norm", "loss_scale"]
     value: float
     limit: float | None = Field(
-        None, description="Limit that the value exceeded; None: there was no limit, and the value was not finite."
+        None, description="Limit that the value exceeded; None: no limit applied, because the value was not finite."
     )
     batch: Skip = Field(description="Position of the batch in the sample order.")
-    sample_ids: tuple[int, ...] = Field((), description="Sample ids of the batch; only the first of a very large one.")
+    sample_ids: tuple[int, ...] = Field(
+        (), description="Sample ids of the batch; for a very large batch, only the first ids."
+    )
 
     @property
     def sentence(self) -> str:
-        """The value and its position."""
-        # Without sample ids, it was a program that trained: its batches have no place in an order.
+        """One sentence with the anomalous value, its limit and its step."""
+        # Without sample ids, the run trains a program, and a program's batches have no position in a sample order.
         batch = f", {self.batch.in_words}" if self.sample_ids else ""
         return f"{self.channel} was {self.value:.6g}{self._limit_in_words} at step {self.step}{batch}"
 
@@ -114,34 +116,50 @@ class SegmentPlan(Record):
     deployment: str = Field(description="Prefect deployment that runs the segment, e.g. segment/spot.")
     parent: CheckpointRef | None = Field(None, description="Checkpoint from which to resume; None: start at step 0.")
     at_most: CheckpointRef | None = Field(
-        None, description="Newest checkpoint from which to resume, because resumes from newer ones were broken."
+        None,
+        description="Newest checkpoint from which the attempt may resume, because resumes from newer "
+        "checkpoints were "
+        "broken; None: no limit.",
     )
     max_seconds: SecondsAboveZero | None = Field(
-        None, description="Wall-clock bound in seconds; the loop commits and stops before it. None: no bound."
+        None,
+        description="Longest wall-clock time of the segment in seconds; the loop commits and stops before "
+        "this time ends. "
+        "None: no bound.",
     )
     stop_at_step: int | None = Field(
-        None, gt=0, description="Step at which the segment commits and ends; None: no end."
+        None, gt=0, description="Step after which the segment commits and ends; None: no planned end by steps."
     )
-    stop_at_epoch: int | None = Field(None, gt=0, description="Pass over the data before which it does; None: no end.")
+    stop_at_epoch: int | None = Field(
+        None, gt=0, description="Epoch before which the segment commits and ends; None: no planned end by epochs."
+    )
     start_within_seconds: SecondsAboveZero | None = Field(
-        None, description="Longest wait for capacity in seconds, until the attempt claims the run."
+        None,
+        description="Capacity timeout: longest wait in seconds until the attempt claims the run; None: no timeout.",
     )
-    skips: tuple[Skip, ...] = Field((), description="Ranges of the sample order that this and later attempts skip.")
+    skips: tuple[Skip, ...] = Field(
+        (), description="Ranges of the sample order that this attempt and later attempts skip."
+    )
     standby: str | None = Field(
-        None, alias="spare", description="Standby that runs this attempt on its booted machine; None: a new machine."
+        None,
+        alias="spare",
+        description="Standby whose booted machine runs this attempt; None: a new machine runs this attempt.",
     )
-    delay_seconds: Seconds = Field(0.0, description="Back-off: seconds from the decision to the attempt's start.")
+    delay_seconds: Seconds = Field(0.0, description="Back-off: seconds from the decision to the start of the attempt.")
     keeps_machine: bool = Field(
-        False, description="Whether the machine is kept at a planned end, for the segment after this one."
+        False, description="Whether the machine is kept for the next segment after the planned end of this segment."
     )
     ignores_deadline: bool = Field(
-        False, description="Whether the attempt stays on spot although the deadline requires on-demand, for the budget."
+        False,
+        description="Whether the attempt uses spot although the deadline requires on-demand, because the "
+        "budget is too "
+        "small for on-demand.",
     )
-    log_id: str = Field("", description="Id of the log in which it was decided; empty in plans of earlier versions.")
+    log_id: str = Field("", description="Id of the log that contains this decision; empty in plans of older versions.")
 
 
 class CodeFailure(Value):
-    """The exception that the user's code raised, or where it hung."""
+    """The exception that the user's code raised, or the stacks of a hang."""
 
     type: str
     message: str
@@ -152,51 +170,67 @@ class CodeFailure(Value):
 
 
 class SegmentReport(Record):
-    """The end of one attempt, and its results."""
+    """How one attempt ended, and what the attempt achieved."""
 
     segment: int = Field(ge=0)
     attempt: int = Field(ge=1)
-    attempt_id: str | None = Field(description="Id of the attempt; None when it never claimed the run.")
+    attempt_id: str | None = Field(description="Id of the attempt; None if the attempt never claimed the run.")
     capacity: Capacity
     stop_reason: StopReason
     from_step: Count
-    to_step: Count = Field(description="Last step reached, committed or not.")
-    checkpoint: CheckpointRef | None = Field(None, description="Newest checkpoint that this attempt committed.")
-    samples_seen: Count = 0
-    lost_steps: Count = Field(0, description="Steps after the last commit that must be done again.")
-    seconds: Seconds = Field(0.0, description="Seconds from claim to end, by the writer's clock.")
-    train_seconds: Seconds = Field(0.0, description="Seconds from the first new step to the last, with saves.")
-    train_steps: Count = Field(0, description="Steps in `train_seconds`.")
-    startup_seconds: Seconds = Field(0.0, description="Seconds from claim to the first new step.")
-    save_seconds: Seconds | None = Field(
-        None, description="Usual seconds from a snapshot to its commit; None: no checkpoint was committed."
+    to_step: Count = Field(description="Last step that the attempt completed, committed or not.")
+    checkpoint: CheckpointRef | None = Field(
+        None, description="Newest checkpoint that this attempt committed; None: no commit."
     )
-    save_cost_seconds: Seconds | None = Field(None, description="Usual seconds of training that a save took away.")
+    samples_seen: Count = 0
+    lost_steps: Count = Field(
+        0, description="Lost work: number of steps after the last commit, which must be run again."
+    )
+    seconds: Seconds = Field(
+        0.0, description="Seconds from the claim to the end, on the clock of the machine that wrote this report."
+    )
+    train_seconds: Seconds = Field(
+        0.0, description="Seconds from the first new step to the last step, including saves."
+    )
+    train_steps: Count = Field(0, description="Number of steps in `train_seconds`.")
+    startup_seconds: Seconds = Field(0.0, description="Seconds from the claim to the first new step.")
+    save_seconds: Seconds | None = Field(
+        None, description="Usual time in seconds from the safe point of a save to its commit; None: no commit."
+    )
+    save_cost_seconds: Seconds | None = Field(
+        None, description="Usual time in seconds for which a save delays training; None: not measured."
+    )
     got_capacity: bool = Field(
-        True, description="False when it had no machine of a pool: the wait ended without one, or it was an import."
+        True,
+        description="Whether the attempt ran on a machine of a pool. False: the wait for capacity ended "
+        "without a machine, or "
+        "the attempt was an import.",
     )
     was_refused: bool = Field(
         False,
         exclude_if=lambda is_set: not is_set,  # Older versions refuse a record with a field that they do not know.
-        description="Whether its pool could not start it at all: the cluster refused, or did not answer.",
+        description="Whether the pool could not start the attempt: the cluster refused the request or did not answer.",
     )
     notice: Notice | None = None
     failure: CodeFailure | None = None
     anomaly: Anomaly | None = Field(None, description="Anomaly that ended the attempt.")
     peak_memory_bytes: Count | None = Field(
-        None, description="Largest resident memory of the trainer; None: not measured."
+        None, description="Peak resident memory of the trainer in bytes; None: not measured."
     )
     note: str | None = Field(None, description="Further information for a person.")
     finish_reason: str | None = Field(
-        None, description="Why the training code ended the run at `to_step`, before its goal; None if it did not."
+        None,
+        description="Reason that the training code gave for ending the run at `to_step`, before the goal; "
+        "None: the "
+        "training code did not end the run.",
     )
 
     @property
     def has_code_failed(self) -> bool:
-        """Whether the user's code raised; anomalies have a separate budget."""
+        """Whether the user's code raised. Anomalies are excluded, because they have a separate budget."""
         return self.stop_reason is StopReason.FAILED and self.anomaly is None
 
     @property
     def is_own_fault(self) -> bool:
-        """Whether the cause is in the run itself, so that other capacity would not help."""
+        """Whether the run itself caused the end, so that other capacity would not help."""
         return self.has_code_failed or self.stop_reason in (StopReason.OUT_OF_MEMORY, StopReason.HUNG)

@@ -26,8 +26,8 @@ class Value(BaseModel):
 class FiniteValue(Value):
     """A part of a run spec, whose numbers are finite; measured values, such as a loss, may be nan."""
 
-    # JSON has no infinity: the log and Prefect would return it as a string, and no policy can plan with it. If a URL
-    # with a password is refused, the error must not contain the URL.
+    # JSON has no infinity: the log and Prefect would return it as a string, and no policy can plan with an infinite
+    # number. If a URL with a password is refused, the error must not contain the URL.
     model_config = ConfigDict(allow_inf_nan=False, hide_input_in_errors=True)
 
 

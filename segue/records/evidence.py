@@ -10,34 +10,38 @@ from segue.records.documents import Value
 
 
 class StateMark(Value):
-    """One part of the state after a step, as a few bytes: large tensors are sampled evenly."""
+    """A short summary of one part of the state after a step; of large tensors, evenly spaced values are used."""
 
-    digest: str = Field(description="Hash of its values, bit for bit.")
-    plain: str = Field(description="Hash of its values that are no floating-point numbers, and of all shapes.")
-    norm: float | None = Field(None, description="L2 norm of its finite floating-point values; None: it has none.")
+    digest: str = Field(description="Hash of all bits of the values.")
+    plain: str = Field(description="Hash of the values that are not floating-point numbers, and of all shapes.")
+    norm: float | None = Field(None, description="L2 norm of the finite floating-point values; None: no such values.")
 
 
 class WitnessRow(Value):
-    """The outcome of one step, in full precision."""
+    """The results of one step, in full precision."""
 
-    step: int = Field(ge=1, description="Global step whose outcome this is.")
+    step: int = Field(ge=1, description="Global step of these results.")
     loss: float
     grad_norm: float
     param_norm: float = Field(description="Parameter norm after the optimizer step.")
     lr: tuple[float, ...]
     loss_scale: float | None = None
-    batch_fingerprint: str = Field(description="Hash of the sample ids, in any order; empty if it is not needed.")
-    input_fingerprint: str = Field(description="Hash of the batch's bytes; empty if it is not needed.")
+    batch_fingerprint: str = Field(
+        description="Hash of the set of sample ids, independent of their order; empty: not recorded."
+    )
+    input_fingerprint: str = Field(description="Hash of the bytes of the batch; empty: not recorded.")
     streams: dict[str, str] | None = Field(
-        None, description="Hash of each random stream after the batch was drawn; None if it is not needed."
+        None, description="Hash of each RNG stream after the batch was drawn; None: not recorded."
     )
     state: dict[str, StateMark] | None = Field(
-        None, description="The parts of the state after the step, by name; None except in the last row of a witness."
+        None,
+        description="State mark of each part of the state after the step, by name; only the last row of a "
+        "witness has marks.",
     )
 
 
 class VerdictKind(StrEnum):
-    """The answer about a resume."""
+    """The possible verdicts about a resume."""
 
     EXACT = "exact"
     EQUIVALENT = "equivalent"
@@ -48,11 +52,15 @@ class VerdictKind(StrEnum):
 class Finding(Value):
     """One reason in a verdict."""
 
-    component: str = Field(description="Component that was lost or differs: optimizer, rng.torch, data order, ...")
-    channel: str = Field(description="Measurement that shows it: digest, loss, grad_norm, ...")
-    step: int | None = Field(None, description="First step that differs; None if found before any step.")
-    sentence: str = Field(description="What differs, with the evidence.")
-    fix: str = Field("", description="What to do about it; empty in records of older versions.")
+    component: str = Field(
+        description="Component that was lost or that differs, e.g. optimizer, rng.torch, data order."
+    )
+    channel: str = Field(description="Channel that shows the difference, e.g. digest, loss, grad_norm.")
+    step: int | None = Field(
+        None, description="First step that differs; None: the difference was found before any step."
+    )
+    sentence: str = Field(description="Description of the difference, with the evidence.")
+    fix: str = Field("", description="Action that corrects the difference; empty in records of older versions.")
 
     @property
     def with_fix(self) -> str:
@@ -64,19 +72,24 @@ _MOST_LOST = 4
 
 
 class Verdict(Value):
-    """The answer to whether a resume continued the run, and how much was compared for it."""
+    """The result of the check of a resume, with the number of components and steps that were compared."""
 
     kind: VerdictKind
     findings: tuple[Finding, ...] = ()
     components_compared: int = Field(0, ge=0)
-    rows_compared: int = Field(0, ge=0, description="Steps replayed and compared with the sealed witness.")
+    rows_compared: int = Field(
+        0, ge=0, description="Number of steps that were replayed and compared with the sealed witness."
+    )
     environment_changes: tuple[str, ...] = ()
-    not_compared: tuple[str, ...] = Field((), description="What the training code does not show; it proves nothing.")
+    not_compared: tuple[str, ...] = Field(
+        (),
+        description="Parts of the setup or the steps that could not be compared, because the training code hides them.",
+    )
     noise: dict[str, float] = Field(
         default_factory=dict,
         exclude_if=lambda noise: not noise,
         description="Largest measured relative difference between replays from one state, by channel; the tolerances "
-        "follow from it. Empty: no difference is known, and kernels count as deterministic.",
+        "are derived from this difference. Empty: no noise is known, and kernels count as deterministic.",
     )
 
     @property
@@ -97,7 +110,7 @@ class Verdict(Value):
 
     @property
     def _lost_in_words(self) -> str:
-        """State that training carries from step to step but the resume lacks, although all compared state is equal."""
+        """Sentence about state that training uses in later steps but the resume lacks; all compared state is equal."""
         lost = [finding for finding in self.findings if finding.channel == "carried"]
         counts = f"{self.components_compared} components and {self.rows_compared} steps"
         more = f"; {len(lost) - _MOST_LOST} more" if len(lost) > _MOST_LOST else ""

@@ -1,4 +1,4 @@
-"""What processes overwrite in place while they are alive."""
+"""Records that a process overwrites regularly while the process is alive."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from segue.units import Count, Moment, Seconds, SecondsAboveZero
 
 
 class Heartbeat(Record):
-    """A sign of life, overwritten in place. A changing counter, not a timestamp, shows that the attempt is alive."""
+    """The heartbeat of an attempt, overwritten in place; the attempt is alive if `counter` changes."""
 
     attempt_id: str
     counter: Count
@@ -22,40 +22,61 @@ class Heartbeat(Record):
     step_seconds: Seconds | None = None
     last_commit_step: Count | None = None
     ends_in_seconds: Seconds | None = Field(
-        None, description="Seconds to the planned end of the segment at its pace; None: no such end, or not known."
+        None,
+        description="Estimated seconds to the planned end of the segment, at the measured speed; None: no "
+        "planned end, or not "
+        "known.",
     )
     trainer_pid: int
     cadence: str | None = Field(None, description="Current save interval and its reason.")
-    saves_delayed: Count = Field(0, description="Saves that had to wait until the previous one was written.")
-    trouble: str | None = Field(None, description="Reason why a save is being retried; None without a failure.")
-    peak_memory_bytes: Count | None = Field(None, description="Largest resident memory of the trainer so far.")
-    memory_bytes: Count | None = Field(None, description="Memory of the trainer now that cannot be reclaimed.")
-    memory_limit_bytes: int | None = Field(None, gt=0, description="Memory limit of its control group; None: none.")
+    saves_delayed: Count = Field(0, description="Number of saves that waited until the previous save was written.")
+    trouble: str | None = Field(None, description="Reason why a save is being retried; None: no save failed.")
+    peak_memory_bytes: Count | None = Field(None, description="Peak resident memory of the trainer so far, in bytes.")
+    memory_bytes: Count | None = Field(
+        None, description="Memory that the trainer uses now and that the kernel cannot reclaim, in bytes."
+    )
+    memory_limit_bytes: int | None = Field(
+        None, gt=0, description="Memory limit of the trainer's control group in bytes; None: no limit."
+    )
     rows: tuple[WitnessRow, ...] = Field(
-        (), description="Rows after saves that are not sealed yet, for a resume after a kill."
+        (), description="Witness rows of the steps after saves without a seal; a resume after a kill uses these rows."
     )
     beat_at: Moment
 
 
 class ParentRecord(Record):
-    """The parent of an open run, overwritten in place. A changing counter, not a timestamp, shows that it is alive."""
+    """The heartbeat of the parent of an open run, overwritten in place; the parent is alive if `counter` changes."""
 
     run_id: str
-    parent_id: str = Field("", description="Id of this parent; empty while a start was requested and none has begun.")
+    parent_id: str = Field(
+        "", description="Id of this parent; empty: a start was requested, but no parent has started yet."
+    )
     flow_run_id: str | None = None
-    server_id: str = Field("", description="What names its orchestrator's server; empty: not known.")
+    server_id: str = Field("", description="Id of the Prefect server of this parent; empty: not known.")
     host: str = ""
-    machine: str = Field("", description="The machine, as `segue.process.this_machine` gives it.")
-    process: str = Field("", description="The parent's process there, as `segue.process.ProcessRef` writes it.")
+    machine: str = Field("", description="Machine of this parent, as returned by `segue.process.this_machine`.")
+    process: str = Field(
+        "", description="Process of this parent on the machine, in the format of `segue.process.ProcessRef`."
+    )
     counter: int = Field(0, ge=0)
-    has_left: bool = Field(False, description="Whether this parent ended before the run did.")
-    waiting: str | None = Field(None, description="What an attempt without a machine waits for; None: for nothing.")
-    unguarded: str | None = Field(None, description="Why nothing would start this parent again; None: recovery looks.")
-    # Left out if there is none: older versions refuse a record with a field that they do not know.
+    has_left: bool = Field(False, description="Whether this parent ended before the run ended.")
+    waiting: str | None = Field(
+        None, description="Reason why an attempt is still waiting for a machine; None: no attempt is waiting."
+    )
+    unguarded: str | None = Field(
+        None,
+        description="Reason why recovery could not restart this parent after its "
+        "death; None: recovery watches this parent.",
+    )
+    # Left out if it is not set: older versions refuse a record with a field that they do not know.
     adopted_by: str | None = Field(
         None,
         exclude_if=lambda name: name is None,
-        description="Heartbeat of the later slot whose flow run runs this slot first; None: the flow run is its own.",
+        description="Key of the heartbeat of a later slot, whose flow run runs this slot first; None: this slot has "
+        "its own "
+        "flow run.",
     )
-    timeout_seconds: SecondsAboveZero = Field(description="Without a new heartbeat for this long, the parent is dead.")
+    timeout_seconds: SecondsAboveZero = Field(
+        description="Seconds without a new heartbeat after which the parent counts as dead."
+    )
     beat_at: Moment

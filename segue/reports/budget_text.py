@@ -1,4 +1,4 @@
-"""A run's budget and its current prices, as people read them. Pure."""
+"""A run's budget and its current prices as text. Pure."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from segue.units import money
 
 
 def budget_facts(spec: RunSpec, history: History, *, now: datetime, beat: Heartbeat | None = None) -> dict[str, str]:
-    """The amount spent of the budget, and the prices in force; empty for a run with neither."""
+    """Texts about the spent part of the budget and about the current prices; empty for a run without either."""
     found = {}
     caps = caps_of(spec, history, now=now, live_seconds=live_of(beat, history).seconds)
     if caps:
-        # As the last decision expected it: PLAN's tables are too much work for a page that is refreshed all the time.
+        # The estimate of the last decision: a new estimate is too expensive for a page that is refreshed all the time.
         expected = history.decisions[-1].numbers.get("expected_cost") if history.decisions else None
         found["budget"] = Purse(caps, expected, spec.pools.currency).in_words()
         if expected is not None and not history.is_over:
             rest = money(expected, spec.pools.currency)
-            found["budget"] += f"; at the last decision {rest} were expected for the rest"
+            found["budget"] += f"; at the last decision, the expected cost of the remaining work was {rest}"
     known = history.prices
     if known is not None and spec.pools.prices is not None:
         listed = ", ".join(f"{name} {price:g}" for name, price in known.prices.items())
-        trouble = f"; the source fails: {known.problem}" if known.problem is not None else ""
+        trouble = f"; reading newer prices failed: {known.problem}" if known.problem is not None else ""
         found["prices"] = f"{listed} {spec.pools.currency} per hour ({known.taken_at:%Y-%m-%d %H:%M %Z}){trouble}"
     return found

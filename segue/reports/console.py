@@ -1,4 +1,4 @@
-"""The terminal: one console for output, one for errors, and one way to show an error or a JSON object."""
+"""The terminal: one console for output, one for errors, and functions to show an error or a JSON object."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ errors = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 def show_error(error: SegueError) -> None:
-    """Print one paragraph on standard error: what is wrong and the fix."""
+    """Print an error and its fix as one paragraph on standard error."""
     errors.print("[bold red]segue:[/] ", end="")
     # A message may quote the output of other programs, which has line breaks of its own.
     errors.print(" ".join(str(error).split()), markup=False)

@@ -1,9 +1,9 @@
-"""The cost of a run, and the cost that the same work would have had on on-demand alone. Pure.
+"""The cost of a run, compared with the cost of the same work on on-demand alone. Pure.
 
-All numbers follow from the log, except the cost of standbys, which their status objects report.
+All numbers are computed from the log, except the cost of standbys, which comes from their status objects.
 
-Paid time is an attempt's time from its claim to its end, according to its report. The provider also bills the boot
-before the claim, which no report measures. An attempt has the price that held when it was decided.
+The paid time of an attempt is the time from its claim to its end, according to its report. The provider also bills the
+boot before the claim, which no report measures. The price of an attempt is the price at the time of its decision.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from segue.spec import RunSpec
 from segue.units import duration, money
 
 _SAME_SHARE = 0.005
-"""Savings below this share count as none: they would be shown as 0%."""
+"""Savings below this share are shown as none, because they would be rounded to 0%."""
 
 
 class Live(NamedTuple):
-    """The attempt that trains now, which has no report yet, by its newest heartbeat."""
+    """The attempt that trains now, according to its newest heartbeat; it has no report yet."""
 
     seconds: float = 0.0
-    """Paid seconds since its claim."""
+    """Paid seconds since the attempt's claim."""
     step: int = 0
-    """Global step that it has reached."""
+    """Global step that the attempt has reached."""
     steps: int = 0
-    """New steps that it has made."""
+    """Number of steps that the attempt has made."""
     step_seconds: float | None = None
 
 
@@ -40,28 +40,33 @@ NOT_LIVE = Live()
 
 
 class CostReport(Value):
-    """Time and money of a run so far. Money is in the run spec's own currency."""
+    """Time and money of a run so far; money is in the currency of the run spec."""
 
-    spot_seconds: float = Field(ge=0, description="Paid seconds on all spot pools, standbys included.")
-    on_demand_seconds: float = Field(ge=0, description="Paid seconds on on-demand.")
-    standby_seconds: float = Field(0.0, ge=0, description="Paid seconds of standbys on spot.")
-    cost: float = Field(ge=0, description="Cost of the paid seconds at their pools' prices.")
-    useful_seconds: float = Field(ge=0, description="Seconds that the committed steps take without interruptions.")
+    spot_seconds: float = Field(ge=0, description="Paid seconds on all spot pools, including those of standbys.")
+    on_demand_seconds: float = Field(ge=0, description="Paid seconds on on-demand pools.")
+    standby_seconds: float = Field(0.0, ge=0, description="Paid seconds of standbys on spot pools.")
+    cost: float = Field(ge=0, description="Cost of all paid seconds, at the prices of their pools.")
+    useful_seconds: float = Field(
+        ge=0, description="Seconds that the completed steps would have taken without interruptions."
+    )
     on_demand_cost: float | None = Field(
-        None, description="Cost of the same steps on on-demand alone, with one start; None before the first commit."
+        None, description="Cost of the same steps on on-demand alone, including one start; None before the first step."
     )
     expected_share: float | None = Field(
-        None, description="Share of the on-demand cost that the first decision with an estimate expected."
+        None, description="Cost that the first decision with an estimate expected, as a share of the on-demand cost."
     )
     startup_seconds: float = Field(ge=0, description="Paid seconds before the first new step of each attempt.")
-    lost_seconds: float = Field(ge=0, description="Seconds of steps that were lost and have to be done again.")
-    lost_cost: float = Field(ge=0, description="Cost of the lost steps on the pools where they were lost.")
+    lost_seconds: float = Field(ge=0, description="Training seconds of lost steps, which must be run again.")
+    lost_cost: float = Field(ge=0, description="Cost of the lost steps, at the price of the pool that lost them.")
     waiting_seconds: float = Field(
-        ge=0, description="Seconds from each decision to its attempt's claim: queue and boot."
+        ge=0,
+        description="Seconds of queue and boot: the sum of the times from each decision to the claim of its attempt.",
     )
-    preemptions: int = Field(ge=0, description="Spot attempts that had a machine and lost it.")
+    preemptions: int = Field(ge=0, description="Number of spot attempts that lost their machine.")
     currency: str = ""
-    has_own_prices: bool = Field(True, description="Whether the run spec has prices. The defaults are made up.")
+    has_own_prices: bool = Field(
+        True, description="True if the run spec sets prices; otherwise the prices are segue's example values."
+    )
 
     @property
     def paid_share(self) -> float | None:
@@ -79,12 +84,12 @@ class CostReport(Value):
 
     @property
     def paid(self) -> str:
-        """The paid money as text."""
+        """The cost so far as text."""
         return money(self.cost, self.currency)
 
     @property
     def saved(self) -> str:
-        """The saved money as text; empty before the first commit."""
+        """The savings against on-demand alone as text; empty before the first commit."""
         share = self.saved_share
         if share is None or self.on_demand_cost is None:
             return ""
@@ -95,12 +100,12 @@ class CostReport(Value):
 
     @property
     def comparison(self) -> str:
-        """The paid money and its relation to on-demand alone, as text."""
+        """The cost so far, compared with on-demand alone, as text."""
         than = {"saved": "against", "paid": "than"}.get(self.saved.partition(" ")[0])
         return f"{self.paid}; {self.saved} {than} on-demand alone" if than else self.paid
 
     def rows(self) -> dict[str, str]:
-        """The report for people: texts by name."""
+        """The report as texts by name, for display."""
         paid = f"{self.paid} for {duration(self.spot_seconds)} of spot"
         standbys = f" ({duration(self.standby_seconds)} of it for standbys)" if self.standby_seconds else ""
         named = {"paid": f"{paid}{standbys} and {duration(self.on_demand_seconds)} of on-demand"}
@@ -108,7 +113,7 @@ class CostReport(Value):
             named["on-demand alone"] = f"{money(self.on_demand_cost, self.currency)}; {self.saved}"
         if not self.has_own_prices:
             named["prices"] = (
-                "segue's defaults, not yours: set spot_price and on_demand_price in [pools] of the run spec"
+                "segue's defaults, because the run spec has none: set spot_price and on_demand_price in [pools]"
             )
         if self.expected_share is not None:
             named["expected at first"] = f"{self.expected_share:.0%} of the cost of on-demand alone"
@@ -119,7 +124,7 @@ class CostReport(Value):
         return named
 
     def numbers(self) -> dict[str, float | int | str | None]:
-        """The report for programs: plain numbers by name."""
+        """The report as plain numbers by name, for JSON output."""
         shares = {"paid_share": self.paid_share, "saved_share": self.saved_share}
         rounded = {name: round(value, 6) if isinstance(value, float) else value for name, value in self}
         return rounded | {name: None if value is None else round(value, 6) for name, value in shares.items()}
@@ -128,10 +133,10 @@ class CostReport(Value):
 def cost_report(
     spec: RunSpec, history: History, *, live: Live = NOT_LIVE, standbys: Mapping[str, float] | None = None
 ) -> CostReport:
-    """Time and money so far.
+    """Compute the time and money of a run so far.
 
-    `live` is the attempt that trains now. `standbys` holds the seconds for which standbys held a machine, by pool
-    (`segue.controller.standbys.messages.held_by_standbys`).
+    `live` is the attempt that trains now. `standbys` has the seconds for which standbys held a machine, by pool; see
+    `segue.controller.standbys.messages.held_by_standbys`.
     """
     paid = _paid(history)
     charges = charges_of(spec, history, live_seconds=live.seconds)
@@ -164,12 +169,12 @@ def cost_report(
 
 
 def lost_cost(spec: RunSpec, history: History, report: SegmentReport, *, step_seconds: float) -> float:
-    """Money for the steps that an attempt made and lost, at its pool's price."""
+    """Cost of the lost steps of an attempt, at the price of its pool."""
     return report.lost_steps * step_seconds * price_of(spec, history, report) / HOUR
 
 
 def usual_step_seconds(history: History, live: Live = NOT_LIVE) -> float:
-    """Seconds per step over all of the run's attempts; 0 while none is measured."""
+    """Mean seconds per step over all attempts of the run; 0 if no step was measured yet."""
     return _step_seconds(_paid(history), live)
 
 
@@ -198,7 +203,7 @@ def _trained_steps(history: History, *, reached: int) -> int:
 
 
 def waits(history: History) -> list[tuple[datetime, datetime]]:
-    """Queue and boot: from each decision to its attempt's claim, or to the next decision if there was no claim."""
+    """Begin and end of each wait: from a decision to the claim of its attempt, or to the next decision."""
     found = []
     for entry in history.decisions:
         if entry.action != "run" or entry.plan is None:

@@ -1,4 +1,4 @@
-"""A forecast as people read it: one line for each fact, one table row for each policy."""
+"""A forecast as text: one line for each fact, one table row for each policy."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 _COLOURS = {"finished": "#ffffff", "idle": "#dddddd", "spot": "#2f6db0", "on-demand": "#e07b39"}
-"""Colours by mode, from -1 up."""
+"""Colours in the order of the mode numbers, beginning with mode -1."""
 _DEADLINE, _LATEST = "#111111", "#b3261e"
 
 
 def draw_sample(sample: Sample, *, title: str, deadline_seconds: float | None, latest_seconds: float | None) -> bytes:
-    """The capacity of sample runs over time, as a PNG; seconds are from now.
+    """Draw the capacity of sample runs over time as a PNG; all seconds count from now.
 
     Raises:
         MissingExtraError: matplotlib is not installed.
@@ -73,7 +73,7 @@ def _png(figure: Any) -> bytes:
 
 
 def forecast_lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
-    """The facts as people read them: name and text of each line."""
+    """Name and text of each line about a forecast."""
     per_step = f"{facts['steps'] - facts['committed_step']} steps of {facts['step_seconds']:.4g} s"
     currency = facts["currency"]
     cost, least, most, alone = (
@@ -97,7 +97,10 @@ def forecast_lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
         lines += [
             ("deadline", f"{_moment(facts['deadline'])}, slack {duration(facts['slack_seconds'])}"),
             ("latest safe moment", f"{safe}: on-demand has to start by then if no more work is committed"),
-            ("latest spot start", f"{start}: later, the safety clamp permits none if no more work is committed"),
+            (
+                "latest spot start",
+                f"{start}: after that, the safety clamp permits no spot start if no more work is committed",
+            ),
         ]
     return lines + [("note", note) for note in facts["notes"]]
 
@@ -111,7 +114,7 @@ def _lateness(facts: dict[str, Any]) -> str:
 
 
 def policy_row(one: Expected, *, currency: str) -> dict[str, str]:
-    """The line of one policy in the table of a forecast."""
+    """The row of one policy in the table of a forecast."""
     return {
         "policy": one.policy,
         f"cost, {currency}": f"{one.cost:.4g}",

@@ -1,4 +1,4 @@
-"""The lineage of a run's checkpoints: which resumed from which, and whether that resume was sound. Pure."""
+"""The lineage of a run's checkpoints: the parent of each checkpoint, and the verdicts on resumes from it. Pure."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _NEWEST = 5
 
 
 def lineage_rows(history: History) -> tuple[list[dict[str, Any]], int]:
-    """The checkpoints that matter, newest first, and the number of those left out.
+    """Rows of the most relevant checkpoints, newest first, and the number of the other checkpoints.
 
-    They are the newest ones, those from which an attempt resumed, and those in quarantine.
+    The relevant checkpoints are the newest ones, those from which an attempt resumed, and those in quarantine.
     """
     resumed = _resumes_by_checkpoint(history)
     newest = {checkpoint.ref for checkpoint in history.checkpoints[-_NEWEST:]}

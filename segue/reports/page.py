@@ -1,6 +1,6 @@
-"""The page about one run, in markdown: first whether it is on time and where it is, then the tables, the picture last.
+"""The page about one run, in markdown: first punctuality and progress, then the tables, then the plot. Pure.
 
-Tables have few, short columns and long texts are lists, because the Prefect UI cuts wide tables off at the edge. Pure.
+Tables have few and short columns, and long texts are in lists, because the Prefect UI cuts wide tables off.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from segue.units import duration
 
 _MOST_DECISIONS, _MOST_ROWS, _MOST_FINDINGS = 30, 50, 20
 _OLD_HEARTBEATS = 3
-"""A heartbeat older than this many intervals is marked as late."""
+"""Number of heartbeat intervals after which a heartbeat is marked as late."""
 
 
 @dataclass(frozen=True)
@@ -40,16 +40,16 @@ class RunView:
     beat: Heartbeat | None = None
     """Newest heartbeat of the attempt that has a machine."""
     waiting: str | None = None
-    """What an attempt without a machine waits for."""
+    """Text about what an attempt without a machine waits for; None if there is no such attempt."""
     store_trouble: str | None = None
-    """Why the parent cannot read the store; the rest of the view is older then."""
+    """Reason why the parent cannot read the store; the other facts of the view are then older than `now`."""
     clock_trouble: str | None = None
-    """What is wrong with a clock; the run does not go by it."""
+    """Problem with a clock that the run therefore does not use."""
     unguarded: str | None = None
-    """Why nothing would start the parent again if it died."""
+    """Reason why nothing would start the parent again after its death; None if recovery would."""
 
     def at(self, now: datetime, *, store_trouble: str) -> RunView:
-        """The same view at a later moment, at which the store cannot be read."""
+        """A copy of this view for a later moment at which the store cannot be read."""
         return replace(self, now=now, store_trouble=store_trouble)
 
     @property
@@ -58,14 +58,14 @@ class RunView:
 
 
 class Picture(NamedTuple):
-    """A run's plot: the address of the image, usually a `data:` one, and when it was drawn."""
+    """A run's plot: the URL of the image (usually a `data:` URL), and the time at which it was drawn."""
 
     address: str
     drawn_at: datetime
 
 
 def page(view: RunView, *, picture: Picture | None = None) -> str:
-    """The whole page."""
+    """The whole page as markdown."""
     parts = [
         headline(view),
         bullets(f"{name}: {text}" for name, text in facts(view).items()),
@@ -81,7 +81,7 @@ def page(view: RunView, *, picture: Picture | None = None) -> str:
 
 
 def headline(view: RunView) -> Markup:
-    """One sentence: on time or late, step, when it is finished, where it runs."""
+    """One sentence about the run: punctuality, step, expected end, and its current machine or state."""
     spec, run = view.spec, view.summary
     share = f"{run.step / spec.steps:.0%}" if run.step < spec.steps else "100%"
     parts = [bold(_punctuality(spec, run)), f"step {run.step} of {spec.steps} ({share})"]
@@ -94,7 +94,7 @@ def headline(view: RunView) -> Markup:
 
 
 def facts(view: RunView) -> dict[str, str]:
-    """The facts below the headline, by name, in the order in which a person needs them."""
+    """The facts below the headline, by name, the most important first."""
     spec, history, beat = view.spec, view.history, view.beat
     found = {}
     if view.store_trouble:
@@ -126,7 +126,7 @@ def facts(view: RunView) -> dict[str, str]:
 
 
 def finding_lines(history: History) -> list[str]:
-    """The findings of verdicts on resumes and rehearsals, oldest first; a verdict without a finding has no line."""
+    """One line per finding of the verdicts on resumes and rehearsals, oldest first."""
     lines = []
     for attempt in history.attempts:
         verdict = attempt.verdict
@@ -142,7 +142,7 @@ def finding_lines(history: History) -> list[str]:
 
 
 def decision_lines(history: History) -> list[Markup]:
-    """Every decision: when, what, why, and the two numbers that matter; oldest first."""
+    """One line per decision, oldest first: time, action, reason, and its two main numbers."""
     return [_decision_line(entry) for entry in history.decisions]
 
 
@@ -161,7 +161,7 @@ def _punctuality(spec: RunSpec, run: RunSummary) -> str:
         return f"{spec.run_id} ended before its goal"
     if spec.deadline is None:
         return f"{spec.run_id} has no deadline"
-    known = "not known yet if on time" if run.late_seconds is None else run.punctuality
+    known = "unknown if on time" if run.late_seconds is None else run.punctuality
     return f"{spec.run_id} is {known}" if not run.is_over else f"{spec.run_id} was {known}"
 
 
@@ -252,7 +252,7 @@ def _list(lines: Sequence[str], most: int, view: RunView) -> Markup:
 
 
 def _with_rest(shown: Markup, left_out: int, command: str) -> Markup:
-    """The shown lines, and where the rest is."""
+    """The shown lines, followed by the command that shows the others."""
     return blocks(shown, Markup(f"{left_out} earlier ones: {code(command)}.")) if left_out > 0 else shown
 
 

@@ -1,6 +1,6 @@
-"""The ledger of preemptions: what each one took, and how long it took until the run trained again. Pure.
+"""The list of preemptions: the lost work of each one, and the time until the run trained again. Pure.
 
-A preemption is an attempt whose machine was taken back or lost, on any pool.
+Each preemption is an attempt whose machine was taken back or lost, on any pool.
 """
 
 from __future__ import annotations
@@ -24,27 +24,31 @@ LastSave = Literal["made", "missed", "nothing to save"]
 
 
 class Preemption(Value):
-    """One preemption. Times are those of the machines' own clocks."""
+    """One preemption; times come from the clocks of the machines."""
 
     segment: int = Field(ge=0)
     attempt: int = Field(ge=1)
     pool: str = Field(description="Deployment of the pool that took the machine back.")
-    ended_at: AwareDatetime | None = Field(description="None: its decision cannot be read.")
-    notice: str | None = Field(description="Kind of the notice; None: the machine was lost without one.")
-    phase: str | None = Field(None, description="What the attempt did when the notice came; None: not known.")
-    was_answered: bool | None = Field(
-        None, description="Whether the attempt ended by itself after the notice, with a report; None without a notice."
+    ended_at: AwareDatetime | None = Field(
+        description="End of the attempt; None if the record of its decision cannot be read."
     )
-    grace_seconds: float | None = Field(description="Seconds from the notice to the kill; None: not known.")
-    used_seconds: float | None = Field(description="Seconds from the notice to the attempt's end.")
-    last_save: LastSave | None = Field(description="Outcome of the save at the notice; None without a notice.")
+    notice: str | None = Field(description="Kind of the notice; None if the machine was lost without a notice.")
+    phase: str | None = Field(None, description="Phase of the attempt when the notice came; None if unknown.")
+    was_answered: bool | None = Field(
+        None, description="True if the attempt ended by itself after the notice, with a report; None without a notice."
+    )
+    grace_seconds: float | None = Field(description="Seconds from the notice to the kill; None if unknown.")
+    used_seconds: float | None = Field(description="Seconds from the notice to the attempt's end; None if unknown.")
+    last_save: LastSave | None = Field(description="Outcome of the last save after the notice; None without a notice.")
     lost_steps: int = Field(ge=0)
-    lost_cost: float = Field(ge=0, description="Cost of the lost steps at the pool's price.")
-    training_after_seconds: float | None = Field(description="Until the next attempt's first new step; None: not yet.")
+    lost_cost: float = Field(ge=0, description="Cost of the lost steps, at the price of the pool.")
+    training_after_seconds: float | None = Field(
+        description="Seconds from the attempt's end to the run's next step; None if there is none yet."
+    )
 
     @property
     def warning(self) -> str:
-        """The notice and how much of its time was used, in words."""
+        """Text about the notice, and about the part of its time that the attempt used."""
         if self.notice is None or self.used_seconds is None:
             return "no notice"
         during = f" in {self.phase}" if self.phase is not None else ""
@@ -67,7 +71,7 @@ class Preemption(Value):
         }
 
     def facts(self) -> dict[str, object]:
-        """The preemption for programs: plain numbers and texts by name."""
+        """The preemption as numbers and texts by name, for JSON output."""
         return self.model_dump(mode="json")
 
 
@@ -80,7 +84,7 @@ def preemptions(spec: RunSpec, history: History, *, beat: Heartbeat | None = Non
 
 
 def notice_counts(taken: Sequence[Preemption]) -> str | None:
-    """How many notices were answered, and in which phase of an attempt each came; None without a notice."""
+    """Text with the numbers of answered and unanswered notices, by phase of the attempt; None without a notice."""
     texts = []
     for was_answered, word in ((True, "answered"), (False, "not answered")):
         phases = Counter(one.phase or "an unknown phase" for one in taken if one.was_answered is was_answered)
@@ -133,7 +137,7 @@ def _training_after_seconds(history: History, ended_at: datetime | None, beat: H
 
 
 def _first_step_at(attempt: Attempt, history: History, beat: Heartbeat | None) -> datetime | None:
-    """When an attempt made its first new step; None when it made none yet, or none is known."""
+    """Time of an attempt's first step; None if it has made no step yet, or if the time is unknown."""
     report = attempt.report
     if report is not None:
         return attempt.claim.written_at + timedelta(seconds=report.startup_seconds) if report.train_steps else None

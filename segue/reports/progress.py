@@ -1,4 +1,4 @@
-"""The progress of a command while a person waits: one line that changes on a terminal, plain lines elsewhere."""
+"""The progress of a command: one line that changes on a terminal, plain lines in a file or pipe."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from segue.reports.console import errors
 from segue.units import duration
 
 QUIET_SECONDS = 3.0
-"""A command that takes less time reports no progress in a file or pipe."""
+"""In a file or pipe, a command that takes less time than this reports no progress."""
 AGAIN_SECONDS = 15.0
-"""A step of the work that lasts is reported again this often."""
+"""Interval at which a long step of the work is reported again."""
 _PARTS = 10
 
 Say = Callable[[str], None]
@@ -25,10 +25,10 @@ Say = Callable[[str], None]
 
 @contextmanager
 def progress(first: str, *, console: Console = errors) -> Iterator[Say]:
-    """A block of work; what is yielded is called with the name of each step as it begins.
+    """A block of work; it yields a function to call with the name of each step at the begin of the step.
 
-    On a terminal there is one line with the newest step and the time, gone at the end. In a file or pipe each step has
-    a line of its own, written as it happens, and a step that lasts has one more every 15 s. They go to standard error.
+    On a terminal, one line shows the newest step and the time; it disappears at the end of the block. In a file or
+    pipe, each step gets its own line, and a long step gets a further line every 15 s. All lines go to standard error.
     """
     if console.is_terminal:
         columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
@@ -44,7 +44,7 @@ def progress(first: str, *, console: Console = errors) -> Iterator[Say]:
 
 
 class _Lines:
-    """Plain lines, once the work has lasted for some seconds."""
+    """Plain lines, written only after the work has lasted for some seconds."""
 
     def __init__(self, first: str, write: Say, clock: Clock) -> None:
         self._write, self._clock = write, clock
@@ -83,7 +83,7 @@ class _Lines:
 
 
 class Reached(NamedTuple):
-    """How far a training has come, as a line shows it."""
+    """Progress of a training, as one line shows it."""
 
     doing: str
     step: int
@@ -94,7 +94,7 @@ class Reached(NamedTuple):
         return f"{self.doing}, step {self.step} of {self.steps}"
 
     def is_news_after(self, before: Reached | None) -> bool:
-        """Whether this deserves a line after `before`: a new thing is done, or another tenth of the steps."""
+        """True if this needs a line after `before`: a new activity has begun, or another tenth of the steps is done."""
         if before is None or before.doing != self.doing:
             return True
         part = max(self.steps // _PARTS, 1)
@@ -102,7 +102,7 @@ class Reached(NamedTuple):
 
 
 class StepLines:
-    """Lines about a training's steps, for a file or pipe: with each new thing that it does, and each tenth."""
+    """Writes lines about a training to a file or pipe: for each new activity and each tenth of the steps."""
 
     def __init__(self, write: Say) -> None:
         self._write = write

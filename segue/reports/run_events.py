@@ -1,6 +1,6 @@
-"""Events of a run, for automations: what happened once, derived from the run's log and where the run stands. Pure.
+"""Events of a run, for automations, derived from the run's log and its current state. Pure.
 
-Each event has a key that is the same whenever it is derived again, even by another parent of the same run.
+The key of an event stays the same if the event is derived again, even by another parent of the same run.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ FINISHED = "segue.finished"
 BUDGET = "segue.budget"
 STALE_PRICES = "segue.prices.stale"
 RECOVERY_SILENT = "segue.recovery.silent"
-"""Not of a run but of a store: no look of recovery ends any more."""
+"""An event of a store, not of a run: looks of recovery no longer complete."""
 
 Fact = str | int | float | None
 
 
 @dataclass(frozen=True)
 class RunEvent:
-    """One event: its name, when it happened, and what happened in words and numbers."""
+    """One event: its name, its time, and a description in words and numbers."""
 
     name: str
     key: str
-    """Unique in the run's log."""
+    """Key of the event, unique for the run."""
     at: datetime
     sentence: str
     facts: dict[str, Fact] = field(default_factory=dict)
 
 
 def run_events(view: RunView) -> list[RunEvent]:
-    """All events of a run up to now, in the order of their kinds."""
+    """All events of a run up to now, grouped by kind."""
     found = [*_preempted(view), *_escalated(view), *_broken(view), *_deadline(view), *_budget(view)]
     found += [*_prices(view), *_finished(view)]
     run = view.summary
@@ -62,7 +62,7 @@ def run_events(view: RunView) -> list[RunEvent]:
 
 
 def _preempted(view: RunView) -> Iterator[RunEvent]:
-    # Only when the next decision is made: until then the reason of the last report may still be corrected.
+    # Only after the next decision: until then the stop reason of the last report may still be corrected.
     decided = {(e.plan.segment, e.plan.attempt) for e in view.history.decisions[:-1] if e.plan is not None}
     for one in preemptions(view.spec, view.history, beat=view.beat):
         report = view.history.report_of(one.segment, one.attempt)
@@ -126,7 +126,7 @@ def _broken_resume(entry: VerdictEntry) -> RunEvent:
 
 
 def _deadline(view: RunView) -> Iterator[RunEvent]:
-    """At risk: less than one changeover is left by the estimate. Late: the deadline cannot be met, or has passed."""
+    """Event `late` if the deadline has passed or cannot be met; `at risk` if less than one changeover delay is left."""
     spec, run, deadline = view.spec, view.summary, view.spec.deadline
     if deadline is None or (run.is_over and run.state != "finished"):
         return
@@ -143,7 +143,7 @@ def _deadline(view: RunView) -> Iterator[RunEvent]:
 
 
 def _without_margin(view: RunView, late_seconds: float) -> float:
-    """The lateness without the margin on the work: the estimate alone must not call a run late that is not."""
+    """Estimated seconds late without the safety margin on the remaining work; the margin alone makes no run late."""
     finish_at = view.summary.finish_at
     if finish_at is None or view.summary.state == "finished":
         return late_seconds
@@ -152,7 +152,7 @@ def _without_margin(view: RunView, late_seconds: float) -> float:
 
 
 def _budget(view: RunView) -> Iterator[RunEvent]:
-    """The end of the run for lack of money, the deadline given up for it, and once that the budget will not suffice."""
+    """Events about the budget: it ended the run, it made the run ignore its deadline, or it will not suffice (once)."""
     has_warned = False
     for entry in view.history.decisions:
         left, expected = entry.numbers.get("budget_left"), entry.numbers.get("expected_cost")
@@ -172,7 +172,7 @@ def _prices(view: RunView) -> Iterator[RunEvent]:
     known = view.history.prices
     if known is not None and known.problem is not None:
         since = known.taken_at.isoformat(timespec="seconds")
-        sentence = f"prices of {since} stay in force, because their source fails: {known.problem}"
+        sentence = f"prices of {since} stay in force, because reading newer prices failed: {known.problem}"
         yield RunEvent(STALE_PRICES, f"prices:{since}", known.written_at, sentence, {"source": known.source})
 
 

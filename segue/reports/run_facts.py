@@ -1,4 +1,4 @@
-"""A run as programs read it: numbers with their unit in the key, no sentence that has to be taken apart. Pure."""
+"""The facts of a run for JSON output: the key of each number has its unit, and no text needs to be parsed. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from segue.spec import RunSpec
 
 
 def run_facts(run: RunSummary, history: History) -> dict[str, Any]:
-    """What `segue runs` shows of one run."""
+    """The facts of one run in `segue runs --json`."""
     plan, cost = history.open_plan, run.cost
     return {
         "run": run.run,
@@ -34,7 +34,7 @@ def run_facts(run: RunSummary, history: History) -> dict[str, Any]:
 
 
 def state_name(history: History) -> str:
-    """The state of a run in one word: that of the decision which ended it, or running, importing, deciding."""
+    """The state of a run in one word: the action of its last decision, or running, importing, deciding."""
     if history.spec is not None and history.is_finished(history.spec):
         return "finished"
     plan, last = history.open_plan, history.decisions[-1] if history.decisions else None
@@ -68,7 +68,7 @@ def segment_facts(history: History) -> list[dict[str, Any]]:
 
 
 def anomaly_numbers(history: History) -> dict[str, Any]:
-    """Rollbacks after anomalies, and the batches that are left out for them."""
+    """The rollbacks after anomalies, and the batches that are skipped because of them."""
     plans = [entry.plan for entry in history.decisions if entry.plan is not None]
     return {
         "rollbacks": len(anomalies_of(history.last_reports())),
@@ -77,7 +77,7 @@ def anomaly_numbers(history: History) -> dict[str, Any]:
 
 
 def money_facts(spec: RunSpec, history: History, *, now: datetime, beat: Heartbeat | None = None) -> dict[str, Any]:
-    """The caps of the budget with what was spent of each, and the prices per hour that hold."""
+    """The limits of the budget with the money spent of each, and the current prices per hour."""
     known = history.prices if spec.pools.prices is not None else None
     caps = caps_of(spec, history, now=now, live_seconds=live_of(beat, history).seconds)
     return {

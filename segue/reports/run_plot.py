@@ -1,8 +1,8 @@
 """The run plot: loss over steps, steps over time, capacity and queues as bands, preemptions, checkpoints.
 
-With a deadline, the lower half also shows the deadline and the latest safe start: the time at which on-demand must
-start to meet the deadline, by the estimates of each decision. The distance from the run's line to this line is the
-slack.
+If the run has a deadline, the lower half also shows the deadline and the latest safe start: the latest time at which
+on-demand must start to meet the deadline, as each decision estimated it. The slack is the distance between the run's
+line and this line.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _QUEUE, _SAFE, _REASON = "#e9e9e9", "#7a3fb0", "#444444"
 _SMOOTH_STEPS = 25
 _MANY_PREEMPTIONS = 30
 _WIDEST = 2.5
-"""The axis of time is at most this many times as long as the run so far."""
+"""Highest permitted ratio of the length of the time axis to the duration of the run so far."""
 _REASON_LETTERS, _MOST_REASONS = 96, 6
 
 
@@ -52,7 +52,7 @@ def draw(log: RunLog) -> bytes:
         _steps_over_time(by_time, history, frame)
         figure.suptitle(_title(log, history), x=0.01, ha="left", fontweight="bold")
         below: dict[str, Any] = {"loc": "outside lower left", "ncols": 3, "frameon": False, "alignment": "left"}
-        # As the title of the legend: matplotlib leaves room for a title, and for no other text of several lines.
+        # The text is the title of the legend, because matplotlib reserves room only for titles, not for other texts.
         figure.legend(handles=_legend(), title=_reasons(history), **below)
         return small_png(figure)
 
@@ -65,7 +65,7 @@ def _title(log: RunLog, history: History) -> str:
 
 
 def _reasons(history: History) -> str:
-    """The reasons of the decisions that are numbered in the lower half, one per line."""
+    """The reasons of the decisions that have a number in the lower half, one per line."""
     decisions = [entry for entry in history.decisions if entry.action != "import"]
     shown = (textwrap.shorten(entry.reason, _REASON_LETTERS, placeholder=" ...") for entry in _changes(decisions))
     lines = (f"{number}  {text}" for number, text in enumerate([*shown][-_MOST_REASONS:], 1))
@@ -118,7 +118,7 @@ def _steps_over_time(axes: Any, history: History, frame: pd.DataFrame) -> None:
             axes.axvline(passed(end), **_preemption_line(history))
     capacities = {attempt.claim.attempt_id: attempt.claim.capacity for attempt in history.attempts}
     for attempt_id, rows in frame.groupby("attempt_id") if not frame.empty else ():
-        # The curve was read after the history, and may have rows of an attempt that has begun since.
+        # The curve was read after the history, so it may have rows of a newer attempt.
         if (capacity := capacities.get(str(attempt_id))) is not None:
             axes.plot([passed(moment) for moment in rows["wall_time"]], rows["step"], color=_LINE[capacity], lw=1.8)
     for number, entry in enumerate(_changes(decisions)[-_MOST_REASONS:], 1):
@@ -142,7 +142,7 @@ def _show_deadline(axes: Any, deadline: float, *, unit: str, safe: list[tuple[fl
 
 
 def latest_safe_starts(decisions: list[DecisionEntry]) -> list[tuple[datetime, int]]:
-    """For each decision: when on-demand had to start at the latest, and the committed step at the decision."""
+    """For each decision: the latest safe start of on-demand, and the committed step at the decision."""
     found = []
     for entry in decisions:
         left, work = entry.numbers.get("remaining_seconds"), entry.numbers.get("work_seconds")
@@ -155,25 +155,25 @@ def latest_safe_starts(decisions: list[DecisionEntry]) -> list[tuple[datetime, i
 
 
 def _preemption_line(history: History) -> dict[str, Any]:
-    """The style of a preemption: many of them must not hide what is behind them."""
+    """The style of the lines that mark preemptions: many lines must not hide the plot behind them."""
     count = sum(report.stop_reason.is_preemption for report in history.last_reports())
     style = {"lw": 1.2, "ls": "--"} if count <= _MANY_PREEMPTIONS else {"lw": 0.4, "alpha": 0.6}
     return {"color": _PREEMPTION, **style}
 
 
 def _unit(seconds: float) -> tuple[str, float]:
-    """The unit of an axis of this length, and its seconds."""
+    """The time unit for an axis of this length, and the seconds of one unit."""
     return ("seconds", 1.0) if seconds < 600 else ("minutes", 60.0) if seconds < 3 * 3600 else ("hours", 3600.0)
 
 
 def _changes(decisions: list[DecisionEntry]) -> list[DecisionEntry]:
-    """Decisions that changed the capacity, and those that ended the run."""
+    """The decisions that changed the capacity or ended the run."""
     kinds = [entry.plan.capacity if entry.plan is not None else None for entry in decisions]
     return [entry for at, entry in enumerate(decisions) if at == 0 or kinds[at] != kinds[at - 1] or kinds[at] is None]
 
 
 def _span(attempt: Attempt, frame: pd.DataFrame) -> tuple[datetime, datetime]:
-    """Begin and end of an attempt; one that trains now lasts until its newest row."""
+    """Begin and end of an attempt; for an attempt that trains now, the end is the time of its newest row."""
     begin = attempt.claim.written_at
     if attempt.report is not None:
         return begin, begin + timedelta(seconds=attempt.report.seconds)

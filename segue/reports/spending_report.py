@@ -16,7 +16,7 @@ _SLOT = re.compile(r"(.+)-(\d{8}t\d{4})")
 
 @dataclass(frozen=True)
 class RunCharges:
-    """All that one run has cost."""
+    """All charges of one run."""
 
     run: str
     state: str
@@ -24,7 +24,7 @@ class RunCharges:
     charges: Sequence[Charge]
 
     def within(self, month: Month) -> RunCharges:
-        """The part that falls into a month."""
+        """The charges of this run in one month."""
         inside = [part for charge in self.charges if (part := charge.within(month)).seconds > 0]
         return RunCharges(self.run, self.state, self.currency, inside)
 
@@ -35,7 +35,7 @@ class RunCharges:
 
 @dataclass(frozen=True)
 class CostRow:
-    """One line of a cost report: what names it, and the time and money of some charges."""
+    """One line of a cost report: its name columns, and the charges that it adds up."""
 
     names: dict[str, str | int]
     charges: Sequence[Charge] = field(repr=False)
@@ -49,12 +49,12 @@ class CostRow:
         return sum(charge.seconds for charge in self.charges if charge.capacity is capacity)
 
     def row(self) -> dict[str, object]:
-        """The line for people."""
+        """The line as texts, for a table."""
         times = {capacity.value: duration(self.seconds_on(capacity)) for capacity in Capacity}
         return {**self.names, **times, "cost": money(self.cost, self.currency)}
 
     def facts(self) -> dict[str, object]:
-        """The line for programs."""
+        """The line as numbers, for JSON output."""
         times = {f"{capacity.name.lower()}_seconds": round(self.seconds_on(capacity), 3) for capacity in Capacity}
         return {**self.names, **times, "cost": round(self.cost, 6), "currency": self.currency}
 
@@ -66,9 +66,9 @@ def by_run(runs: Iterable[RunCharges]) -> list[CostRow]:
 
 
 def by_slot(runs: Iterable[RunCharges]) -> list[CostRow]:
-    """A line for each slot of each model, by scheduled time, and one for all other runs.
+    """A line for each slot of each model, by scheduled time, and one line for all other runs.
 
-    A run of a slot has the name that the flow `retrain` gives it: the model's name and the scheduled time in UTC.
+    The run of a slot is recognized by its name: the model's name and the scheduled time in UTC.
     """
     slots: list[tuple[str, datetime, RunCharges]] = []
     others: list[RunCharges] = []
@@ -122,4 +122,4 @@ def slot_of(run: str) -> tuple[str, datetime] | None:
     try:
         return (found[1], datetime.strptime(found[2], "%Y%m%dt%H%M").replace(tzinfo=UTC)) if found else None
     except ValueError:
-        return None  # Digits that are no time.
+        return None  # The digits are not a valid time.

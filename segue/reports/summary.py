@@ -1,4 +1,4 @@
-"""The summary of a run: state, step, whether it is on time, cost. Pure."""
+"""The summary of a run: state, step, punctuality, cost. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from segue.spec import RunSpec
 from segue.units import duration
 
 _ENOUGH_STEPS, _ENOUGH_SECONDS = 5, 30.0
-"""Training after which a running attempt's own step time counts, as in the parent's wait."""
+"""Steps and seconds of training after which a running attempt's own step time is used, as in the parent's wait."""
 
 
 @dataclass(frozen=True)
@@ -25,15 +25,15 @@ class RunSummary:
     step: int
     steps: int | None
     late_seconds: float | None
-    """Seconds by which the run is or will be late, negative when early; None without a deadline or a step time."""
+    """Seconds between the deadline and the (expected) end, negative if early; None without deadline or step time."""
     finish_at: datetime | None
-    """When the run has reached its goal, or would have by the estimate; None without a step time."""
+    """Time at which the run reached its goal or is expected to reach it; None without a step time."""
     is_over: bool
     cost: CostReport | None
 
     @property
     def punctuality(self) -> str:
-        """On time or late, and by how much; a dash when that is not known."""
+        """Text such as `late by 5min` or `on time by 1h`; a dash if unknown."""
         if self.late_seconds is None:
             return "-"
         by = f"{'' if self.is_over else 'about '}{duration(abs(self.late_seconds))}"
@@ -52,7 +52,7 @@ class RunSummary:
 
 
 def summarize(run: str, history: History, *, now: datetime, beat: Heartbeat | None = None) -> RunSummary:
-    """Summarize a run from its history and, while an attempt trains, its newest heartbeat."""
+    """Summarize a run from its history and, while an attempt trains, from the attempt's newest heartbeat."""
     spec = history.spec
     finish_at = None if spec is None else _finish_at(spec, history, now=now, beat=beat)
     deadline = spec.deadline if spec is not None else None
@@ -82,7 +82,7 @@ def state_of(history: History) -> str:
 
 
 def live_of(beat: Heartbeat | None, history: History) -> Live:
-    """The attempt that trains, by its newest heartbeat: its time with a machine, and its steps."""
+    """Time and steps of the attempt that trains now, from its newest heartbeat."""
     attempt = history.attempt_named(beat.attempt_id) if beat is not None else None
     if beat is None or attempt is None:
         return NOT_LIVE
@@ -93,7 +93,7 @@ def live_of(beat: Heartbeat | None, history: History) -> Live:
 
 
 def late_seconds_at_end(history: History) -> float | None:
-    """Seconds by which a finished run was late, negative when on time; None without a deadline or before the end."""
+    """Seconds by which a finished run was late, negative if early; None without a deadline or before the end."""
     last = history.decisions[-1] if history.decisions else None
     deadline = history.spec.deadline if history.spec is not None else None
     if last is None or last.action != "finished" or deadline is None:
@@ -112,16 +112,16 @@ def _finish_at(spec: RunSpec, history: History, *, now: datetime, beat: Heartbea
     is_training = beat is not None and beat.phase in ("training", "stopping")
     done = min(max(beat.step - history.committed_step, 0), steps_left) if beat is not None and is_training else 0
     seconds = here.work_seconds * (steps_left - done) / steps_left if steps_left else 0.0
-    # An attempt that does not train yet has its changeover ahead.
+    # If no attempt trains yet, the changeover delay is added.
     seconds += 0.0 if is_training or history.is_over else here.expected_changeover_seconds
     try:
         return now + timedelta(seconds=seconds)
     except OverflowError:
-        return None  # The goal is out of reach: a script has such a goal if it trains until it decides otherwise.
+        return None  # The goal is very far away, as for a script that trains until it decides to stop.
 
 
 def _own_step_seconds(spec: RunSpec, history: History, beat: Heartbeat | None) -> float:
-    """The step time of an attempt that trains, if it has trained for long enough or no other step time is known."""
+    """Step time of the attempt that trains now; 0 if it has not trained long enough and another step time is known."""
     live = live_of(beat, history)
     if beat is None or beat.phase != "training" or live.step_seconds is None:
         return 0.0

@@ -1,4 +1,4 @@
-"""Tables of a run's segments, decisions and checkpoints: as plain rows, and for the terminal."""
+"""Tables of a run's segments, decisions and checkpoints, as plain rows and as tables for the terminal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from segue.runlog.history import History
 
 
 def segments_table(history: History) -> Table:
-    """One row per attempt: its steps, why it stopped, and the verdict about its resume."""
+    """One row per attempt: its steps, its stop reason, and the verdict on its resume."""
     table = Table(header_style="bold", box=SIMPLE_HEAD, padding=0, pad_edge=False)
     for name in ("segment", "pool", "steps", "stop reason", "lost steps", "verdict", "seconds"):
         table.add_column(name, justify="right" if name in {"lost steps", "seconds"} else "left", no_wrap=True)
@@ -23,7 +23,7 @@ def segments_table(history: History) -> Table:
 
 
 def anomaly_facts(history: History) -> dict[str, Any]:
-    """Rollbacks after anomalies, and the batches that are skipped for them; empty when there were none."""
+    """The rollbacks after anomalies, and the batches that are skipped because of them; empty if there were none."""
     seen = anomalies_of(history.last_reports())
     plans = [entry.plan for entry in history.decisions if entry.plan is not None]
     skips = plans[-1].skips if plans else ()
@@ -48,7 +48,7 @@ def segment_rows(history: History) -> list[dict[str, Any]]:
 
 
 def decision_rows(history: History) -> list[dict[str, Any]]:
-    """Every decision with its reason and the numbers behind it, oldest first."""
+    """Every decision with its reason and its numbers, oldest first."""
     return [
         {
             "time": entry.written_at.isoformat(timespec="seconds"),
@@ -81,7 +81,7 @@ def checkpoint_rows(history: History) -> list[dict[str, Any]]:
 
 
 def rows_table(rows: list[dict[str, Any]]) -> Table:
-    """Plain rows as a table; None is shown as a dash."""
+    """A terminal table of plain rows; None is shown as a dash."""
     table = Table(header_style="bold", box=SIMPLE_HEAD, padding=0, pad_edge=False)
     for name in rows[0] if rows else ():
         table.add_column(name.replace("_", " "))

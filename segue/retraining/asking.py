@@ -1,4 +1,4 @@
-"""Candidates whose promotion needs the consent of a person. Pure."""
+"""Candidates that are promoted only after the approval of a person. Pure."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ USUAL_HOURS = 72.0
 
 
 def asked(candidate: Candidate, spec: RetrainSpec, models: Models, *, now: datetime) -> Candidate:
-    """The candidate of an evaluation as it is recorded: if a person promotes, a better one waits for the person.
+    """The candidate to record after an evaluation; with `promotion = "ask"`, a better candidate waits for a person.
 
-    A candidate that is no better is not promoted, and nobody is asked. Nobody is asked either if a candidate of a later
-    slot already waits: a candidate never replaces a version that was trained for a later slot.
+    A candidate that is not better is not promoted, and no person is asked. No person is asked either if a candidate of
+    a later slot waits already, because a candidate never replaces a version that was trained for a later slot.
     """
     if spec.promotion != "ask" or not candidate.is_promoted:
         return candidate

@@ -12,7 +12,7 @@ from segue.units import money
 
 
 class Difference(NamedTuple):
-    """One thing in which two versions differ; None if a version does not have it."""
+    """A property in which two versions differ; a version without the property has the value None."""
 
     what: str
     one: str | None
@@ -20,7 +20,7 @@ class Difference(NamedTuple):
 
 
 def differences(models: Models, one: int, other: int) -> list[Difference]:
-    """Everything in which two versions differ: slot, run, data, check of the data, configuration, code, metrics, cost.
+    """All differences of two versions: slot, run, data, check of the data, configuration, code, metrics and cost.
 
     Raises:
         UnknownVersionError: there is no such version.

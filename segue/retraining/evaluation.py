@@ -1,4 +1,4 @@
-"""A candidate against the model in service, on the same rows: intervals, subgroups, and what follows. Pure."""
+"""Compares a candidate with the model in service on the same rows, and decides about its promotion. Pure."""
 
 from __future__ import annotations
 
@@ -17,33 +17,34 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Scores = Mapping[str, npt.NDArray[np.float64]]
-"""A number for each row, by metric. Less is better; a value that is not finite is no number."""
+"""For each metric, a number for each row; a lower number is better, and a value that is not finite does not count."""
 
 _RESAMPLES = 1_000
 _MOST_UNITS = 10_000
-"""With more rows, groups of random rows are drawn in place of rows: the intervals stay the same."""
+"""Largest number of units that the bootstrap draws; more rows are put into random groups, with the same intervals."""
 _INTERVAL = (2.5, 97.5)
 _LARGEST = 1e150
-"""A score beyond it counts as infinite: the means of such scores would be."""
+"""A score beyond this value counts as infinite, because a mean of such scores could overflow."""
 _MOST_GAIN = 1e9
 _FIRST_ROWS = 5
 _MOST_PLACES = 5
 
 
 class Promotion(NamedTuple):
-    """Whether a candidate takes the place of the model in service, and why."""
+    """Whether a candidate replaces the model in service, and why."""
 
     is_promoted: bool
     why: str
 
 
 def checked_scores(scores: object, *, rows: int, function: str, place_of: Callable[[int], str] = str) -> Scores:
-    """The scores that the user's function returned, as arrays; `place_of` says where a row is. Missing numbers become
-    nan, and the rows of a pandas Series are those of its index.
+    """The scores that the user's function returned, as arrays; `place_of` gives the place of a row in the files.
+
+    Missing numbers become nan. The rows of a pandas Series are identified by its index.
 
     Raises:
-        ScoresError: it is no dict of numbers for each row. Rows that it dropped are named: without them the two models
-            would not be compared on the same rows.
+        ScoresError: the function did not return a dict with a number for each row. The message names dropped rows:
+            without them, the two models would not be compared on the same rows.
     """
     if not isinstance(scores, Mapping) or not scores:
         raise ScoresError(function=function, why="it did not return a dict of arrays by metric")
@@ -52,7 +53,7 @@ def checked_scores(scores: object, *, rows: int, function: str, place_of: Callab
         try:
             array = _as_array(_in_order(values, rows))
         except (TypeError, ValueError):
-            raise ScoresError(function=function, why=f"{metric} is no array of numbers") from None
+            raise ScoresError(function=function, why=f"{metric} is not an array of numbers") from None
         if array.shape != (rows,):
             dropped = _dropped(values, rows, place_of)
             why = f"{metric} has the shape {array.shape}, and there are {rows} rows{dropped}"
@@ -62,7 +63,7 @@ def checked_scores(scores: object, *, rows: int, function: str, place_of: Callab
 
 
 def _in_order(values: object, rows: int) -> object:
-    """Scores in the order of the rows: those of a pandas Series by its index, which a function may have sorted."""
+    """Scores in the order of the rows; a pandas Series is sorted by its index, in case the function reordered it."""
     index = getattr(values, "index", None)
     if index is None or callable(index) or len(index) != rows or set(index) != set(range(rows)):
         return values
@@ -70,7 +71,7 @@ def _in_order(values: object, rows: int) -> object:
 
 
 def _dropped(values: object, rows: int, place_of: Callable[[int], str]) -> str:
-    """The rows that a function left out, in words, if what it returned still has the numbers of its rows."""
+    """The rows that a function dropped, in words; empty if the result has no index that shows the rows."""
     index = getattr(values, "index", None)
     kept = set(index) if index is not None and not callable(index) else None
     if kept is None or not kept < set(range(rows)):
@@ -89,12 +90,12 @@ def compare(
     seed: int,
     before: Sequence[Comparison] = (),
 ) -> tuple[Comparison, ...]:
-    """Both models by every metric, the one that decides first. The same seed gives the same intervals.
+    """Compare both models by every metric, the deciding metric first; the same seed gives the same intervals.
 
-    `before` are the comparisons of the model in service, when it was the candidate.
+    `before` are the comparisons from the time at which the model in service was the candidate.
 
     Raises:
-        ScoresError: a metric or a column that the spec names is not there.
+        ScoresError: a metric or a column that the spec names does not exist.
     """
     metric = spec.metric or next(iter(candidate))
     wanted = list(dict.fromkeys((metric, *spec.guards)))
@@ -121,9 +122,9 @@ def compare(
 
 
 def decide(spec: EvaluationSpec, comparisons: Sequence[Comparison], *, faults: Sequence[str] = ()) -> Promotion:
-    """Whether the candidate is promoted. The first comparison is that of the metric that decides.
+    """Whether the candidate is promoted; the first comparison must be by the metric that decides.
 
-    Each of `faults` is a reason why the candidate must not be in service, whatever its metrics are.
+    Each of `faults` is a reason why the candidate must not be in service, even if its metrics are better.
     """
     first = comparisons[0]
     reasons = [*faults, *_reasons_against(spec, comparisons)]
@@ -157,7 +158,7 @@ def _reasons_against(spec: EvaluationSpec, comparisons: Sequence[Comparison]) ->
 
 
 def _remarks(comparisons: Sequence[Comparison]) -> Iterator[str]:
-    """Facts that a reader of the decision must know, although they decide nothing."""
+    """Facts that a reader of the decision must know, although they do not affect it."""
     yield from comparisons[0].group_notes
     for each in comparisons:
         count = each.left_out.in_service + each.left_out.both
@@ -166,7 +167,7 @@ def _remarks(comparisons: Sequence[Comparison]) -> Iterator[str]:
 
 
 def _rows(count: int, left_out: LeftOut) -> str:
-    """The rows in words; they are named if all of them are of one kind."""
+    """The rows in words, with their numbers if all rows are of one kind."""
     if count != left_out.count:
         return f"{count:,} {'row' if count == 1 else 'rows'}"
     numbers = ", ".join(map(str, left_out.first))
@@ -174,7 +175,7 @@ def _rows(count: int, left_out: LeftOut) -> str:
 
 
 class _Pair(NamedTuple):
-    """The scores of both models by one metric, zero if they do not count."""
+    """The scores of both models by one metric, with zero for scores that do not count."""
 
     candidate: npt.NDArray[np.float64]
     in_service: npt.NDArray[np.float64] | None
@@ -221,7 +222,7 @@ def _comparison(metric: str, pair: _Pair, weights: _Resamples, groups: Sequence[
 
 
 class _Resamples(NamedTuple):
-    """How often each unit of rows is drawn in each resample."""
+    """The number of times that each unit of rows is drawn in each resample."""
 
     unit_of: npt.NDArray[np.int64]
     """The unit of each row."""
@@ -230,9 +231,9 @@ class _Resamples(NamedTuple):
     """The counts by resample and unit."""
 
     def means(self, values: npt.NDArray[np.float64], counted: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:
-        """The mean of the rows that count in each resample, of the same rows for every array of values.
+        """The mean over the counted rows of each resample; the rows are the same for every array of values.
 
-        It is nan in a resample without such rows.
+        The mean is nan for a resample without counted rows.
         """
         sums = np.bincount(self.unit_of, weights=values, minlength=self.units)
         sizes = np.bincount(self.unit_of, weights=counted, minlength=self.units)
@@ -250,13 +251,14 @@ def _weights(rows: int, *, seed: int) -> _Resamples:
 
 
 def _as_array(values: Any) -> npt.NDArray[np.float64]:
-    if hasattr(values, "to_numpy"):  # A column of pandas, whose missing values are no numbers to numpy.
+    # In a pandas column, missing values may be of a type that numpy does not convert to nan.
+    if hasattr(values, "to_numpy"):
         return np.asarray(values.to_numpy(dtype=np.float64, na_value=np.nan))
     return np.asarray(np.ma.filled(np.ma.asarray(values, dtype=np.float64), np.nan))
 
 
 def _gains(candidate: npt.NDArray[np.float64], in_service: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """The share of the model in service by which the candidate is better."""
+    """The gain of the candidate, as a share of the metric of the model in service."""
     with np.errstate(over="ignore"):
         gains = (in_service - candidate) / np.where(in_service == 0, 1.0, np.abs(in_service))
     return np.asarray(np.clip(gains, -_MOST_GAIN, _MOST_GAIN))

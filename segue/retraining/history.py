@@ -1,4 +1,4 @@
-"""What the log of a model says: its versions, which of them is in service, and what became of its slots. Pure."""
+"""The state that follows from the log of a model: versions, the version in service, and slots. Pure."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ WAITING = "waits for a decision"
 
 
 class Event(NamedTuple):
-    """One change of what is in service, or a candidate or a decision that changed nothing."""
+    """A record about a version: a candidate, a choice or a decision; it may change the version in service."""
 
     at: datetime
     record: Candidate | Choice | Decision
     version: int
-    """The candidate's own, or the one that was chosen or decided about."""
+    """The version that the record is about."""
     in_service: int | None
-    """The version in service afterwards."""
+    """The version in service after the record."""
 
     @property
     def why(self) -> str:
@@ -47,51 +47,51 @@ class SlotState:
 
     slot: datetime
     start: SlotStart | None = None
-    """Its newest start; None if it ended before its data was checked."""
+    """The newest start of the slot; None if the slot ended before its data was checked."""
     end: SlotEnd | None = None
-    """The end of the slot; None while it is open."""
+    """The end of the slot; None while the slot is open."""
     version: int | None = None
-    """The version that it trained."""
+    """The version that the slot trained."""
     decide_by: datetime | None = None
-    """The time until which a person may approve that version; None if nobody is asked."""
+    """The time until which a person may approve that version; None if no person is asked."""
     decision: Decision | None = None
     """The decision about that version."""
     ends: int = 0
-    """How often the slot has ended: a slot that ended without a candidate may be started again."""
+    """Number of times that the slot has ended; a slot that ended without a candidate may be started again."""
 
     @property
     def is_open(self) -> bool:
-        """Whether it was started and has not ended."""
+        """Whether the slot was started and has not ended."""
         return self.end is None
 
     @property
     def is_waiting(self) -> bool:
-        """Whether a person is asked about its candidate."""
+        """Whether the slot's candidate waits for the decision of a person."""
         return self.is_open and self.decide_by is not None
 
     @property
     def outcome_in_words(self) -> str:
-        """Its outcome in words; while it has none, `open`, or that a decision is awaited."""
+        """The outcome in words; before the end of the slot, `open` or `waits for a decision`."""
         if self.end is not None:
             return IN_WORDS[self.end.outcome]
         return WAITING if self.is_waiting else "open"
 
     @property
     def is_done(self) -> bool:
-        """Whether it trained a candidate; starting it again changes nothing."""
+        """Whether the slot trained a candidate; another start of such a slot changes nothing."""
         return self.end is not None and self.end.outcome in DONE
 
 
 @dataclass(frozen=True)
 class Models:
-    """The versions of a model, from 1 on, and everything that happened to them."""
+    """The versions of a model, numbered from 1, and all events about them."""
 
     name: str
     events: tuple[Event, ...]
     slots: Mapping[datetime, SlotState]
-    """The slots by their time, in its order."""
+    """The slots by their time, in order of time."""
     triggers: Mapping[datetime, Trigger] = field(default_factory=dict)
-    """The triggers that asked for slots, by the slot's time; slots of the schedule and of a person have none."""
+    """The triggers that requested slots, by the slot's time; scheduled and manual slots have no trigger."""
 
     @property
     def candidates(self) -> dict[int, Candidate]:
@@ -100,7 +100,7 @@ class Models:
 
     @property
     def in_service(self) -> int | None:
-        """The version in service; None while there is none."""
+        """The version in service; None if there is none."""
         return self.events[-1].in_service if self.events else None
 
     @property
@@ -110,7 +110,7 @@ class Models:
 
     @property
     def before(self) -> int | None:
-        """The version that was in service before the present one first came into service: a rollback leads to it."""
+        """The version in service before the current version first came into service; a rollback returns to it."""
         earlier: int | None = None
         for event in self.events:
             if event.in_service == self.in_service:
@@ -119,21 +119,21 @@ class Models:
         return None
 
     def window_before(self, slot: datetime) -> SlotStart | None:
-        """The newest earlier slot whose data was accepted: the next slot's data is compared with it."""
+        """The newest slot before `slot` whose data was accepted; the data of `slot` is compared with its data."""
         starts = (state.start for time, state in self.slots.items() if time < slot)
         accepted = [start for start in starts if start is not None and start.run is not None]
         return accepted[-1] if accepted else None
 
     def trained_on(self, window: Window, *, but: datetime) -> datetime | None:
-        """The slot that trains on the same files with the same content, or was the last to do so, other than `but`."""
+        """The slot that trains on the same files with the same content, or the last one that did; `but` is left out."""
         same = [slot for slot, known in self.last_windows(but=but).items() if known.content == window.content]
         return same[-1] if same else None
 
     def last_windows(self, *, but: datetime | None = None) -> dict[datetime, Window]:
-        """The data that needs no other slot, by its slot: the data of open slots, and of the newest slot that is done.
+        """For open slots and the newest slot that is done: their data, by slot; the same data needs no further slot.
 
-        Data of an earlier slot does need another slot, such as files that are put back as they were. If `but` is a slot
-        of the past, the newest slot before it counts as well.
+        The data of earlier slots does need a further slot, for example if files are restored to an older content. If
+        `but` is a slot of the past, the newest slot that was done before it counts too.
         """
         slots = [state for state in self.slots.values() if state.slot != but and (state.is_open or state.is_done)]
         windows = {state.slot: state.start.window for state in slots if state.start and state.start.run}
@@ -142,7 +142,7 @@ class Models:
         return {slot: window for slot, window in windows.items() if self.slots[slot].is_open or slot in newest}
 
     def version(self, number: int) -> Candidate:
-        """A version.
+        """The candidate with this version number.
 
         Raises:
             UnknownVersionError: there is no version of this number.
@@ -162,7 +162,7 @@ class Models:
 
 
 def models_of(name: str, records: Iterable[tuple[datetime, ModelRecord]]) -> Models:
-    """What the records of a model's log say. Each comes with the time of its writing, in the order of the log."""
+    """The state that follows from the records of a model's log, each with its time of writing, in the log's order."""
     fold = _Fold()
     for at, record in records:
         fold.take(at, record)
@@ -221,7 +221,7 @@ class _Fold:
                 self._settle(state.version, "not_promoted", f"version {version}, trained for a later slot, {what}")
 
     def _settle(self, version: int, outcome: SlotOutcome, why: str, decision: Decision | None = None) -> None:
-        """End a slot whose candidate waits; any other one stays as it is."""
+        """End a slot whose candidate waits; a slot in another state is not changed."""
         state = self.slots[self.slot_of[version]]
         if state.is_waiting and state.version == version:
             self._change(state.slot, decision=decision)

@@ -1,4 +1,4 @@
-"""Records of a model's log: the slots of its schedule, the candidates they trained, and which was in service when."""
+"""Records of a model's log: the slots of its schedule, the candidates of the slots, and the changes in service."""
 
 from __future__ import annotations
 
@@ -29,11 +29,13 @@ class Interval(FiniteValue):
 
 
 class LeftOut(FiniteValue):
-    """Rows of an evaluation without a finite number, which are left out of the means of both models."""
+    """Rows of an evaluation without a finite score; they are left out of the means of both models."""
 
-    candidate: int = Field(0, ge=0, description="Rows in which the candidate alone has none. They count against it.")
-    in_service: int = Field(0, ge=0, description="Rows in which the model in service alone has none.")
-    both: int = Field(0, ge=0, description="Rows in which neither has one.")
+    candidate: int = Field(
+        0, ge=0, description="Rows in which only the candidate has no finite score; they count against the candidate."
+    )
+    in_service: int = Field(0, ge=0, description="Rows in which only the other model has no finite score.")
+    both: int = Field(0, ge=0, description="Rows in which neither model has a finite score.")
     first: tuple[int, ...] = Field((), description="The first of these rows, counted from 1.")
 
     @property
@@ -43,14 +45,14 @@ class LeftOut(FiniteValue):
 
 
 class Comparison(FiniteValue):
-    """A candidate and the model in service on the same rows, by one metric of which less is better."""
+    """A candidate and the model in service on the same rows, by one metric; a lower value is better."""
 
     metric: str
     candidate: Interval | None = Field(description="None if no row could be compared.")
     in_service: Interval | None = Field(
         None, description="None if no model was in service, or no row could be compared."
     )
-    gain: Interval | None = Field(None, description="By how much the candidate is better, from pairs of rows.")
+    gain: Interval | None = Field(None, description="Gain of the candidate as a share, from paired rows.")
     left_out: LeftOut = Field(LeftOut(), exclude_if=lambda rows: not rows.count)
     groups: dict[str, float] = Field(
         default_factory=dict, description="The gain in each subgroup, e.g. carrier=AA; negative if it is worse."
@@ -59,7 +61,7 @@ class Comparison(FiniteValue):
     group_rows: dict[str, int] = Field(
         default_factory=dict,
         exclude_if=lambda rows: not rows,
-        description="Rows of each subgroup, also if it was not compared.",
+        description="Number of rows of each subgroup, including subgroups that were not compared.",
     )
     group_notes: tuple[str, ...] = Field(
         (),
@@ -79,15 +81,15 @@ class Comparison(FiniteValue):
 
 
 class Training(FiniteValue):
-    """How a candidate was trained, in numbers for its card."""
+    """Figures about the training of a candidate, for its card."""
 
     segments: int = Field(ge=0)
     preemptions: int = Field(ge=0)
     verdicts: dict[str, int] = Field(default_factory=dict, description="Number of resumes by verdict.")
     cost: float = Field(ge=0)
     currency: str = ""
-    saved_share: float | None = Field(None, description="Saved share of the cost on on-demand alone.")
-    late_seconds: float | None = Field(None, description="Negative when early; None without a deadline.")
+    saved_share: float | None = Field(None, description="Savings as a share of the cost on on-demand alone.")
+    late_seconds: float | None = Field(None, description="Negative if early; None if there is no deadline.")
     hashes: dict[str, str] = Field(default_factory=dict, description="Hashes of the training code and configuration.")
 
 
@@ -97,12 +99,12 @@ class SlotStart(Record):
     kind: Literal["slot"] = "slot"
     slot: AwareDatetime = Field(description="Time for which the slot trains.")
     window: Window
-    changes: tuple[str, ...] = Field((), description="What is different from the window before, in sentences.")
+    changes: tuple[str, ...] = Field((), description="Differences from the previous window, in sentences.")
     gate: GateResult
-    docs: str | None = Field(None, description="Folder of its Data Docs in the store.")
+    docs: str | None = Field(None, description="Folder of the check's Data Docs in the store.")
     run: RunSpec | None = Field(None, description="None if the data did not pass.")
     start_version: int | None = Field(
-        None, description="Version whose weights the run begins with; None: from scratch."
+        None, description="Version whose weights are the run's first weights; None: from scratch."
     )
 
 
@@ -133,32 +135,32 @@ class SlotEnd(Record):
 
 
 class Candidate(Record):
-    """What is known of a model that a slot trained."""
+    """The record of a model that a slot trained."""
 
     kind: Literal["candidate"] = "candidate"
-    slot: AwareDatetime = Field(description="Time for which it was trained.")
+    slot: AwareDatetime = Field(description="Slot that trained the candidate.")
     run_id: str
     step: int = Field(ge=0, description="Step of the run's checkpoint.")
     attempt_id: str = Field(description="Attempt that committed the checkpoint.")
-    weights: Artifact = Field(description="Its state dict as safetensors.")
+    weights: Artifact = Field(description="The state dict as a safetensors file.")
     program: Artifact | None = Field(None, description="The model as a program of torch.export.")
-    config: dict[str, JsonValue] = Field(default_factory=dict, description="Configuration of its run.")
+    config: dict[str, JsonValue] = Field(default_factory=dict, description="Configuration of the run.")
     training: Training = Training(segments=0, preemptions=0, cost=0)
     comparisons: tuple[Comparison, ...] = ()
-    compared_with: int | None = Field(None, description="Version in service when it was evaluated.")
+    compared_with: int | None = Field(None, description="Version in service at the evaluation.")
     is_promoted: bool
-    why: str = Field(description="Why it was promoted, or not.")
-    registry: RegistrySpec | None = Field(None, description="Registry that mirrors it.")
-    # Left out if nobody is asked: older versions refuse a record with a field that they do not know.
+    why: str = Field(description="Reason for the promotion, or against it.")
+    registry: RegistrySpec | None = Field(None, description="Model registry that mirrors the version.")
+    # Left out if no person is asked: older versions refuse a record with a field that they do not know.
     decide_by: AwareDatetime | None = Field(
         None,
         exclude_if=lambda moment: moment is None,
-        description="Until when a person may approve its promotion; None: nobody is asked.",
+        description="Time until which a person may approve the promotion; None if no person is asked.",
     )
 
 
 class Choice(Record):
-    """A person puts a version into service: an earlier one, or one that was not promoted."""
+    """A person's choice to put a version into service: an earlier version, or a version that was not promoted."""
 
     kind: Literal["choice"] = "choice"
     version: int = Field(ge=1)
@@ -169,17 +171,17 @@ Answer = Literal["approved", "rejected", "expired"]
 
 
 class Decision(Record):
-    """The answer about a candidate that waited for one: its promotion, or not, and the end of its slot in one."""
+    """The answer about a candidate that waited for a decision; the record promotes or rejects it, and ends its slot."""
 
     kind: Literal["decision"] = "decision"
     version: int = Field(ge=1)
-    answer: Answer = Field(description="Expired: nobody has answered in time.")
-    by: str = Field("", description="Who decided, as that person was named; empty if nobody has.")
+    answer: Answer = Field(description="`expired`: no person has answered in time.")
+    by: str = Field("", description="Name of the person who decided; empty if no person did.")
     why: str
 
     @property
     def sentence(self) -> str:
-        """The decision, who made it, and why."""
+        """The decision, the person who made it, and the reason."""
         return f"{self.answer} by {self.by}: {self.why}" if self.by else self.why
 
 
@@ -187,12 +189,12 @@ Cause = Literal["arrival", "drift"]
 
 
 class Trigger(Record):
-    """Why a slot was asked for: data has arrived, or data in service has drifted. One slot for each `key`."""
+    """The request for a slot, because data has arrived or data in service has drifted; one slot for each `key`."""
 
     kind: Literal["trigger"] = "trigger"
     slot: AwareDatetime
     cause: Cause
-    key: str = Field(description="Hash of what was seen: of the same files, however often they are seen.")
+    key: str = Field(description="Hash of the cause; looks that see the same files give the same key.")
     why: str
 
 

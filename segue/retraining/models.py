@@ -1,7 +1,7 @@
-"""The log of a model's versions in the store: which one is in service, and how it came to that.
+"""The log of a model's versions in the store: the version in service, and all earlier promotions and decisions.
 
-It is a log like a run's, with one record per slot and put-if-absent: each of several promotions at the same moment is
-based on the one before it, and none is lost.
+The log works like the log of a run: each record has a slot of its own and is written with put-if-absent. If several
+processes promote at the same moment, each promotion takes the earlier ones into account, and none is lost.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ class ModelsLog:
     """The versions of one model in a store."""
 
     def __init__(self, store: Store, name: str, *, spec: StoreSpec | None = None, clock: Clock | None = None) -> None:
-        """`spec` is the spec of the store; its key signs the records, and is needed to read signed ones."""
+        """`spec` is the spec of the store; its key signs the records, and is needed to read signed records."""
         self.store, self.name = store, name
         self._log = log_in(store, keys.model_folder(name), spec or StoreSpec(), clock=clock)
 
     @property
     def log_id(self) -> str:
-        """The id that tells this log from one of the same name in another store; empty before the log was read."""
+        """The id that distinguishes this log from a log of the same name in another store; empty until a read."""
         return self._log.log_id
 
     def read(self) -> Models:
-        """The versions as they are now.
+        """Read the current state of the versions.
 
         Raises:
             StoreReadError: the store could not be read.
@@ -56,13 +56,13 @@ class ModelsLog:
         return _models(self.name, self._log)
 
     def add(self, candidate: Candidate) -> Models:
-        """Record a candidate, and put it into service if it is promoted. A slot and run are recorded once.
+        """Record a candidate, and put it into service if it is promoted; each slot and run is recorded only once.
 
         Raises:
-            ModelChangedError: another version is in service than the one that it was compared with, so the comparison
-                says nothing; compare again.
-            SlotEndedError: its slot was superseded or cancelled meanwhile.
-            StoreWriteError, StoreReadError: it is not known whether it was recorded; a retry is safe.
+            ModelChangedError: the version in service is not the version that the candidate was compared with, so the
+                comparison is not valid; compare again.
+            SlotEndedError: the slot was superseded or cancelled meanwhile.
+            StoreWriteError, StoreReadError: the candidate may or may not be recorded; a retry is safe.
         """
 
         def check(models: Models) -> None:
@@ -82,21 +82,22 @@ class ModelsLog:
 
         Raises:
             UnknownVersionError: there is no version of this number.
-            StoreWriteError, StoreReadError: it is not known whether it was recorded; a retry is safe.
+            StoreWriteError, StoreReadError: the choice may or may not be recorded; a retry is safe.
         """
         return self._append(Choice(version=version, why=why), lambda models: models.version(version))
 
     def decide(self, decision: Decision, *, now: datetime) -> Models:
-        """Record the answer about a candidate that waits for one, which ends its slot. The first answer counts.
+        """Record the answer about a candidate that waits for a decision, and end its slot; the first answer counts.
 
-        One that comes after the time to decide is recorded as expired, and nothing is promoted. What was decided is in
-        the slot of the version, whoever decided it.
+        An answer after the time to decide is recorded as expired, and the candidate is not promoted. The slot of the
+        version has the valid decision, even if another person made it.
 
         Raises:
             UnknownVersionError: there is no such version.
-            NotWaitingError: nobody was asked about it, or its slot was cancelled.
-            ModelChangedError: it is approved, and another version is in service than the one that it was compared with.
-            StoreWriteError, StoreReadError: it is not known whether it was recorded; a retry is safe.
+            NotWaitingError: no person was asked about the version, or its slot was cancelled.
+            ModelChangedError: the candidate is approved, but it was compared with a version that is no longer in
+                service.
+            StoreWriteError, StoreReadError: the answer may or may not be recorded; a retry is safe.
         """
         decide_by = self.read().version(decision.version).decide_by
         if decide_by is not None and now >= decide_by:
@@ -122,12 +123,13 @@ class ModelsLog:
         now: datetime,
         only_if: Callable[[Models], bool] = lambda _: True,
     ) -> Trigger | None:
-        """Ask for a slot, at the second of `now` or the next free one. A key has one slot: the first asked for.
+        """Request a slot at the second of `now`, or at the next free second; each key gets only one slot.
 
-        None if `only_if` does not hold at that moment: a slot has begun meanwhile, or another version is in service.
+        None if `only_if` is false for the state at the time of the write: for example, a slot has begun meanwhile, or
+        another version is in service.
 
         Raises:
-            StoreWriteError, StoreReadError: it is not known whether it was recorded; a retry is safe.
+            StoreWriteError, StoreReadError: the request may or may not be recorded; a retry is safe.
         """
         slot = now.replace(microsecond=0)
 
@@ -147,14 +149,14 @@ class ModelsLog:
             slot += timedelta(seconds=1)
 
     def open_slot(self, start: SlotStart, *, is_for_new_data: bool = False) -> SlotStart:
-        """Record the beginning of a slot; of several starts of one slot, all get the one that was recorded first.
+        """Record the start of a slot; if the slot is started several times, each call returns the start recorded first.
 
-        A slot that ended without a candidate is begun again. A slot that needs new data is not begun beside or after
-        another slot with the same files.
+        A slot that ended without a candidate is started again. With `is_for_new_data`, the slot is not started if
+        another slot trains or has trained on the same files.
 
         Raises:
-            SameDataError: it needs new data, and another slot trains or has trained on its files.
-            StoreWriteError, StoreReadError: it is not known whether it was recorded; a retry is safe.
+            SameDataError: the slot needs new data, and another slot trains or has trained on its files.
+            StoreWriteError, StoreReadError: the start may or may not be recorded; a retry is safe.
         """
 
         def check(models: Models) -> None:
@@ -169,10 +171,10 @@ class ModelsLog:
         return known
 
     def end_slot(self, end: SlotEnd) -> Models:
-        """Record the outcome of a slot, unless it has one.
+        """Record the outcome of a slot, if none is recorded yet.
 
         Raises:
-            StoreWriteError, StoreReadError: it is not known whether it was recorded; a retry is safe.
+            StoreWriteError, StoreReadError: the outcome may or may not be recorded; a retry is safe.
         """
 
         def check(models: Models) -> None:
@@ -184,7 +186,7 @@ class ModelsLog:
 
     def _append(self, record: ModelRecord, check: Callable[[Models], object]) -> Models:
         def build(stamp: Stamp) -> Entry:
-            # Called again after every lost race, with the log as it is then.
+            # This is called again with the newer log each time another process has written first.
             models = _models(self.name, self._log)
             check(models)
             if isinstance(record, Candidate) and any(_is_same(record, known) for known in models.candidates.values()):
@@ -206,19 +208,19 @@ def model_names(store: Store) -> list[str]:
 
 
 def expired(version: int, decide_by: datetime) -> Decision:
-    """The end of a wait in which nobody has decided."""
+    """The decision that ends a wait in which no person has decided."""
     return Decision(version=version, answer="expired", why=f"nobody decided by {decide_by:%Y-%m-%d %H:%M %Z}")
 
 
 class _RecordedError(Exception):
-    """Another process has recorded it meanwhile."""
+    """Cancels an append, because another process has written the same record."""
 
 
 def require_new_data(models: Models, window: Window, *, slot: datetime) -> None:
     """Check that no other slot trains, or has trained, on the same files.
 
     Raises:
-        SameDataError: one does.
+        SameDataError: another slot does.
     """
     same = models.trained_on(window, but=slot)
     if same is not None:

@@ -1,4 +1,4 @@
-"""Pages of a model, as markdown: the card of a version, the check of a window, the history of slots. Pure."""
+"""The pages of a model as markdown: the card of a version, the check of a window, the history of slots. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from segue.units import duration, money
 _MOST_FINDINGS = 30
 _MOST_FILES = 40
 _WIDEST = 60
-"""Characters of a reason in a table of the history."""
+"""Largest number of characters of a reason in the history's tables."""
 
 
 def card(models: Models, number: int, *, zone: tzinfo = UTC) -> str:
@@ -58,7 +58,7 @@ def version_status(models: Models, number: int) -> str:
 
 
 def decision_lines(models: Models, number: int, *, zone: tzinfo) -> list[str]:
-    """What was decided about a version, by whom and when."""
+    """The decisions about a version, each with its person and time."""
     return [
         f"{_moment(event.at, zone)}: {event.record.sentence}"
         for event in models.events
@@ -67,10 +67,10 @@ def decision_lines(models: Models, number: int, *, zone: tzinfo) -> list[str]:
 
 
 def question(models: Models, number: int, *, zone: tzinfo, problem: str = "") -> str:
-    """The text for a person who is asked whether to promote a version; `problem` is why the last answer failed."""
+    """The question to a person whether to promote a version; `problem` is the reason why the last answer failed."""
     version, state = models.version(number), models.slot_of(number)
     there = f"version {models.in_service}" if models.in_service is not None else "none"
-    found = f"the evaluation is for it: {version.why}" if version.comparisons else version.why
+    found = f"the evaluation supports the promotion: {version.why}" if version.comparisons else version.why
     parts = [
         Markup(f"Is version {number} of {bold(models.name)} to be promoted? In service now: {inline(there)}."),
         inline(f"{found[:1].upper()}{found[1:]}."),
@@ -84,7 +84,7 @@ def question(models: Models, number: int, *, zone: tzinfo, problem: str = "") ->
 
 
 def comparison_lines(comparisons: Sequence[Comparison], compared_with: int | None) -> Iterator[Markup]:
-    """A table of metrics, and one of subgroups."""
+    """A table of metrics, and a table of subgroups."""
     if not comparisons:
         yield inline("Not evaluated.")
         return
@@ -105,7 +105,7 @@ def comparison_lines(comparisons: Sequence[Comparison], compared_with: int | Non
 
 
 def window_lines(window: Window, changes: Sequence[str]) -> Iterator[Markup]:
-    """The files of a window with their rows and hashes, and what has changed since the window before."""
+    """The files of a window with their rows and hashes, and the changes since the previous window."""
     rows: list[tuple[object, ...]] = []
     for file in window.files[-_MOST_FILES:]:
         use = "evaluation" if file.is_held_back else "training"
@@ -118,7 +118,7 @@ def window_lines(window: Window, changes: Sequence[str]) -> Iterator[Markup]:
 
 
 def gate_lines(gate: GateResult) -> Iterator[Markup]:
-    """What the check found."""
+    """The outcome and the findings of the check."""
     counts = f"{gate.expectations} expectations over {gate.rows:,} rows, {len(gate.findings)} not met."
     yield inline(f"{gate.outcome}: {counts}")
     yield table(("about", "expectation", "found", "where"), map(_finding_row, gate.findings[:_MOST_FINDINGS]))
@@ -127,7 +127,7 @@ def gate_lines(gate: GateResult) -> Iterator[Markup]:
 
 
 def gate_page(start: SlotStart, *, name: str, zone: tzinfo, docs: str | None) -> str:
-    """The check of a slot's window."""
+    """The page about the check of a slot's window."""
     gate = start.gate
     verdict = {"passed": "Data passed", "warned": "Data passed with warnings", "failed": "Data refused"}[gate.outcome]
     parts = [Markup(f"{bold(verdict)} for the slot {_moment(start.slot, zone)} of {inline(name)}.")]
@@ -207,7 +207,7 @@ def _until(state: SlotState, zone: tzinfo) -> str:
 
 
 def _short(text: str) -> str:
-    """The beginning of a reason: Prefect cuts off what is wider than the page. Cards and states have all of it."""
+    """The beginning of a reason, because Prefect cuts wide tables; cards and states contain the whole reason."""
     return textwrap.shorten(text, _WIDEST, placeholder=" ...")
 
 

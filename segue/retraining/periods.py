@@ -1,7 +1,7 @@
-"""Periods of the calendar, and the places of the files that hold their data. Pure.
+"""Periods of the calendar, and the places of the files with their data. Pure.
 
-Every moment becomes a `datetime` of the standard library first: a subclass may calculate in another way. Pendulum's
-class, which Prefect gives, lands on the day before in zones whose clocks go forward at midnight.
+Every moment is first converted to a `datetime` of the standard library, because a subclass may calculate in another
+way. In zones whose clocks go forward at midnight, Pendulum's class, which Prefect uses, gives the previous day.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ Unit = Literal["hour", "day", "week", "month"]
 
 
 class Period(NamedTuple):
-    """One hour, day, week from Monday, or month of a time zone's calendar."""
+    """One hour, day, month, or week from Monday, in the calendar of a time zone."""
 
     unit: Unit
     begins: datetime
-    """With the time zone, at midnight or at a full hour; if the clocks change within an hour, at the change."""
+    """The beginning, with its time zone: midnight, a full hour, or the moment at which the clocks change in an hour."""
 
     @property
     def ends(self) -> datetime:
@@ -28,22 +28,22 @@ class Period(NamedTuple):
 
     @property
     def name(self) -> str:
-        """As in 2013-06, 2013-06-03, or 2013-06-03T14+0200; a week is named after its Monday."""
+        """The name, such as 2013-06, 2013-06-03 or 2013-06-03T14+0200; a week has the name of its Monday."""
         return self.begins.strftime({"month": "%Y-%m", "hour": "%Y-%m-%dT%H%z"}.get(self.unit, "%Y-%m-%d"))
 
     def place(self, files: str) -> str:
-        """Where its files are: the template with the fields of `strftime` replaced by the begin of the period."""
+        """The place of the period's files: the template, with its strftime fields filled from the period's begin."""
         return self.begins.strftime(files)
 
 
 def in_utc(moment: datetime) -> datetime:
-    """A moment with a time zone as the standard library's `datetime` in UTC, whatever class it comes as."""
+    """Convert a moment with a time zone, of any subclass, to the standard library's `datetime` in UTC."""
     plain = datetime.fromtimestamp(math.floor(moment.timestamp()), UTC)
     return plain.replace(microsecond=moment.microsecond)
 
 
 def period_at(moment: datetime, unit: Unit, zone: tzinfo) -> Period:
-    """The period that a moment lies in."""
+    """The period that contains a moment."""
     there = in_utc(moment).astimezone(zone)
     if unit == "hour":
         return Period(unit, _hour_begin(there))
@@ -56,12 +56,12 @@ def period_at(moment: datetime, unit: Unit, zone: tzinfo) -> Period:
 
 
 def newest_complete(moment: datetime, unit: Unit, zone: tzinfo, *, delay: timedelta) -> Period:
-    """The last period that had ended this long before the moment."""
+    """The last period that had ended at least `delay` before the moment."""
     return _shifted(period_at(in_utc(moment) - delay, unit, zone), -1)
 
 
 def periods_until(last: Period, *, count: int | None = None, since: Period | None = None) -> Sequence[Period]:
-    """This many periods up to the last one, or all from `since` on; oldest first. None if `since` is after the last."""
+    """The periods up to `last`, oldest first: `count` of them, or all from `since`; empty if `since` is later."""
     found: list[Period] = []
     period = last
     while len(found) != count and (since is None or period.begins.timestamp() >= since.begins.timestamp()):
@@ -91,14 +91,14 @@ def _later(moment: datetime, minutes: int) -> datetime:
 
 
 def _hour_begin(moment: datetime) -> datetime:
-    """The first minute of the hour on the clock of a moment, after any change of the clock: its offset is the same."""
+    """The first minute of a moment's hour that has the same UTC offset, so after any change of the clocks."""
     hour = moment.replace(second=0, microsecond=0)
     earlier = (_later(hour, -minutes) for minutes in range(hour.minute, 0, -1))
     return next((begin for begin in earlier if _same_hour(begin, hour)), hour)
 
 
 def _minutes_of_hour(begin: datetime) -> int:
-    """Less than 60 if the clock changes within the hour, as in Lord Howe and Chatham."""
+    """Minutes of the hour; less than 60 if the clocks change within the hour, as on Lord Howe Island."""
     return next(minutes for minutes in range(60, 0, -1) if _same_hour(_later(begin, minutes - 1), begin))
 
 

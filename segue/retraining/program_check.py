@@ -1,4 +1,4 @@
-"""Whether slots can train and publish a program, as far as its files show. Nothing of it is run."""
+"""Checks from a program's files, without running them, whether slots can train and publish the program."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _OF_FRAMEWORKS = frozenset({"SegueCallback", "commit_folder"})
 
 
 def require_publishable(spec: RetrainSpec, *, folder: Path, source: str = "retrain.toml") -> tuple[str, ...]:
-    """Check that the program of the slots, if they train one, has what a version of its model needs.
+    """If the slots train a program, check that it tracks the objects that a version of its model needs.
 
-    Returns remarks about the program, in sentences. `folder` is where the program runs; only files of the user's are
-    read, and what cannot be seen in them is not judged.
+    Returns remarks about the program, in sentences. The program runs in `folder`. Only the user's own files are read;
+    if they do not show whether a requirement is met, nothing is reported.
 
     Raises:
         ProgramError: there is no such program.
-        SpecError: it does not track what is published.
+        SpecError: the program does not track the component to publish.
     """
     program = RunSpec.parse(spec.run | {"run_id": spec.name}, source=source).program
     if program is None:
@@ -39,22 +39,22 @@ def require_publishable(spec: RetrainSpec, *, folder: Path, source: str = "retra
 
 
 def notes_on_files(program: ProgramSpec, *, folder: Path) -> tuple[str, ...]:
-    """A sentence if nothing in the files of a program can ask for the files of its run."""
+    """A remark if no code in the files of a program can read the list of files of its run; else empty."""
     sources, script = list(sources_of(program.command, folder=folder)), script_of(program.command, folder=folder)
     if script is None or asks_for_files(sources):
         return ()
     more = f" and {len(sources) - 1} more" if len(sources) > 1 else ""
     where = f"no file of the program ({script.name}{more}) asks for the files of its run"
     fix = f'read run.config["data"], or the file that {CONFIG_VARIABLE} names'
-    return (f"{where}: unless a package does, it trains without them. Fix: {fix}.",)
+    return (f"{where}: it trains without them, unless an installed package reads them. Fix: {fix}.",)
 
 
 class Tracked(NamedTuple):
-    """The names in the calls of `track` of a program."""
+    """The names in a program's calls of `track`."""
 
     names: tuple[str, ...]
     is_complete: bool
-    """Whether these are all names: the sessions are used in these files alone, and all names are written out."""
+    """Whether these are all names, because only these files use the sessions and each call writes its names out."""
 
 
 def tracked_by(sources: Sequence[SourceFile]) -> Tracked:
@@ -72,7 +72,7 @@ def tracked_by(sources: Sequence[SourceFile]) -> Tracked:
 
 
 def _sessions(node: ast.AST) -> Iterator[str]:
-    """The names that a statement gives to a session."""
+    """The variables to which a statement assigns a session."""
     match node:
         case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call() as call) if _called(call) == "session":
             yield name
@@ -97,13 +97,13 @@ def _is_method_of(function: ast.expr, owners: set[str], method: str) -> bool:
 
 
 def _is_given(names: set[str], call: ast.Call) -> bool:
-    """Whether one of these names is itself an argument of a call."""
+    """Whether one of these variables is an argument of a call."""
     given = (*call.args, *(each.value for each in call.keywords))
     return any(isinstance(each, ast.Name) and each.id in names for each in given)
 
 
 def asks_for_files(sources: Sequence[SourceFile]) -> bool:
-    """Whether a program can ask for the files of its run: such a program names the config, and an entry in it."""
+    """Whether a program can read the list of files of its run: it must name the config, and the entry `data`."""
     words = _words(sources)
     return bool(words & {"config", CONFIG_VARIABLE}) and bool(words & {"data", "data_frame"})
 
@@ -117,7 +117,7 @@ def _untracked(spec: RetrainSpec, sources: Sequence[SourceFile]) -> Iterator[str
     used = sorted(_OF_FRAMEWORKS & _words(sources))
     if used and not any(True for source in sources for _ in _calls(source.tree, "track")):
         where = f"its checkpoints hold the folder of a framework ({used[0]})"
-        yield f"run.program: {where}, in which segue knows no weights; a version needs what run.track(model=...) names"
+        yield f"run.program: {where}, in which segue cannot find weights; a version needs run.track(model=...)"
 
 
 def _calls(tree: ast.Module, method: str) -> Iterator[ast.Call]:
@@ -127,7 +127,7 @@ def _calls(tree: ast.Module, method: str) -> Iterator[ast.Call]:
 
 
 def _words(sources: Sequence[SourceFile]) -> set[str]:
-    """Names, attributes, parameters and texts of these files."""
+    """The names, attributes, parameters and strings in these files."""
     return {word for source in sources for node in ast.walk(source.tree) for word in _words_of(node)}
 
 

@@ -1,4 +1,4 @@
-"""Slots of a schedule: their names, their runs, and what happens if they overlap. Pure."""
+"""Slots of a schedule: their names, their runs, and the reaction if slots overlap. Pure."""
 
 from __future__ import annotations
 
@@ -18,35 +18,35 @@ _HEARTBEAT = "_slot-"
 
 
 def slot_at(moment: datetime, zone: tzinfo = UTC) -> datetime:
-    """The slot of a moment: its second, in UTC. A time without a zone is in `zone`."""
+    """The slot of a moment: the moment in whole seconds, in UTC; a time without a time zone is in `zone`."""
     known = moment if moment.tzinfo is not None else datetime.combine(moment.date(), moment.time(), zone)
     return in_utc(known).replace(microsecond=0)
 
 
 def stamp_of(slot: datetime) -> str:
-    """The slot in names, e.g. 20130701t0600, with seconds if there are any.
+    """The text of a slot in names, e.g. 20130701t0600, with seconds if they are not 0.
 
-    It is in UTC, in which no hour comes twice.
+    The text is in UTC, because in UTC no hour comes twice.
     """
     utc = slot.astimezone(UTC)
     return utc.strftime(_STAMP + "%S" if utc.second else _STAMP)
 
 
 def slot_of(stamp: str) -> datetime:
-    """The slot that `stamp_of` named."""
+    """The slot of a text from `stamp_of`."""
     is_short = len(stamp) == len("20130701t0600")
     return datetime.strptime(stamp, _STAMP if is_short else _STAMP + "%S").replace(tzinfo=UTC)
 
 
 def run_id_of(spec: RetrainSpec, slot: datetime) -> str:
-    """The run of a slot: however often the slot is started, it is one run."""
+    """The run id of a slot; it stays the same if the slot is started again."""
     return f"{spec.name}-{stamp_of(slot)}"
 
 
 def run_of(spec: RetrainSpec, slot: datetime, window: Window | None, *, now: datetime) -> RunSpec:
-    """The run of a slot on the files of its window. A deadline that has passed is dropped: the run then costs least.
+    """The run of a slot on the files of its window; a deadline that has passed is dropped, so the run costs least.
 
-    A relative folder of the store is taken from the current folder.
+    A relative path of the store's folder begins at the current folder.
     """
     deadline = slot + timedelta(hours=spec.ready_within_hours) if spec.ready_within_hours is not None else None
     fields = spec.run | {"run_id": run_id_of(spec, slot)}
@@ -60,16 +60,16 @@ def run_of(spec: RetrainSpec, slot: datetime, window: Window | None, *, now: dat
 
 
 def store_of(spec: RetrainSpec) -> StoreSpec:
-    """The store of the model, which is that of its runs."""
+    """The store of the model, in which its runs are stored too."""
     return run_of(spec, datetime(2000, 1, 1, tzinfo=UTC), None, now=datetime(2001, 1, 1, tzinfo=UTC)).store
 
 
 def missed_slots(
     slots: Mapping[datetime, SlotState], ticks: Iterable[datetime], *, until: datetime
 ) -> tuple[datetime, ...]:
-    """The ticks of the schedule after the newest slot that began and before this one, oldest first, 100 at most.
+    """The scheduled times after the newest slot that began and before `until`, oldest first, at most 100.
 
-    Recorded ones are not among them.
+    Times of slots that are recorded already are left out.
     """
     since = newest_begun(slots, until=until)
     if since is None:
@@ -78,10 +78,10 @@ def missed_slots(
 
 
 def newest_begun(slots: Mapping[datetime, SlotState], *, until: datetime) -> datetime | None:
-    """The newest recorded slot before this one that has begun; if none has, the newest. None without any.
+    """The newest recorded slot before `until` that has begun, or else the newest recorded one; None if there is none.
 
-    If a slot ended before it began, its flow run may have died in a slot that it ran first: other missed slots before
-    it are then not recorded.
+    A slot that ended before it began does not count if possible: its flow run may have died while it ran an earlier
+    missed slot, and the other missed slots before it are then not recorded.
     """
     earlier = [slot for slot in slots if slot < until]
     begun = [slot for slot in earlier if slots[slot].start is not None]
@@ -89,25 +89,25 @@ def newest_begun(slots: Mapping[datetime, SlotState], *, until: datetime) -> dat
 
 
 def heartbeat_of(model: str, slot: datetime) -> str:
-    """Name of a slot's heartbeat among those of parents. No run can have it."""
+    """Name of a slot's heartbeat among the heartbeats of parents; no run can have this name."""
     return f"{_HEARTBEAT}{model}-{stamp_of(slot)}"
 
 
 def model_and_slot_of(heartbeat: str) -> tuple[str, datetime] | None:
-    """The model and the slot of a heartbeat's name; None for that of a run's parent."""
+    """The model and the slot in the name of a heartbeat; None if it is the heartbeat of a run's parent."""
     model, _, stamp = heartbeat.removeprefix(_HEARTBEAT).rpartition("-")
     return (model, slot_of(stamp)) if heartbeat.startswith(_HEARTBEAT) else None
 
 
 class Overlap(NamedTuple):
-    """The action of a slot on earlier slots that are not done."""
+    """The reaction of a slot to earlier slots that are not done."""
 
     action: Literal["go", "wait", "skip", "supersede"]
     why: str = ""
 
 
 def overlap_of(spec: RetrainSpec, slot: datetime, others: Iterable[datetime]) -> Overlap:
-    """The action of a slot, given the other slots that are being run now. Later slots are not waited for."""
+    """The reaction of a slot to the other slots that run now; a slot does not wait for later slots."""
     earlier = sorted(other for other in others if other < slot)
     if not earlier:
         return Overlap("go")

@@ -27,29 +27,29 @@ _ANY_SLOT = "20000101t0000"
 
 
 class WindowSpec(DataAccess):
-    """Which files a slot trains on, and which it only evaluates with."""
+    """The files on which a slot trains, and the files that are only for the evaluation."""
 
     files: str = Field(
         min_length=1,
-        description="Where the files are: a path, a glob, or a folder or bucket's prefix ending with '/'; with "
-        "`period`, any of these may have fields of strftime, e.g. s3://lake/flights/%Y-%m.parquet.",
+        description="Place of the files: a path, a glob, or a folder or bucket prefix that ends with '/'; with "
+        "`period`, the place may have fields of strftime, e.g. s3://lake/flights/%Y-%m.parquet.",
     )
     period: Unit | None = Field(
         None,
         validate_default=True,
-        description="Period that the files are divided by: hour, day, week, month; None: each file is one.",
+        description="Period of a file: hour, day, week or month; None: each file is a period of its own.",
     )
-    window: typing.Literal["sliding", "growing"] = Field("sliding", description="Whether old periods are left out.")
+    window: typing.Literal["sliding", "growing"] = Field("sliding", description="Whether to leave out old periods.")
     periods: int | None = Field(
-        None, validate_default=True, ge=1, description="Periods to train on, of a sliding window."
+        None, validate_default=True, ge=1, description="Number of periods to train on, for a sliding window."
     )
-    since: date | None = Field(None, validate_default=True, description="Day in the first period of a growing window.")
-    held_back_periods: int = Field(1, ge=0, description="Newest periods that only the evaluation sees.")
+    since: date | None = Field(None, validate_default=True, description="A day in a growing window's first period.")
+    held_back_periods: int = Field(1, ge=0, description="Number of newest periods that are only for the evaluation.")
     delay_hours: float = Field(
-        0.0, ge=0, description="Hours after its end from which a period counts as complete, so that its files are due."
+        0.0, ge=0, description="Hours from the end of a period until its files must be complete."
     )
     on_missing: typing.Literal["stop", "warn"] = Field(
-        "stop", description="Reaction to a period without files: stop before anything is bought, or train without it."
+        "stop", description="Reaction to a period without files: stop before capacity is bought, or train without it."
     )
 
     @field_validator("period")
@@ -65,7 +65,7 @@ class WindowSpec(DataAccess):
     @classmethod
     def _has_a_length(cls, periods: int | None, info: ValidationInfo) -> int | None:
         if periods is None and info.data.get("window") == "sliding":
-            raise PydanticCustomError("window", "required for a sliding window: how many periods to train on")
+            raise PydanticCustomError("window", "required for a sliding window: the number of periods to train on")
         return periods
 
     @field_validator("since")
@@ -77,29 +77,31 @@ class WindowSpec(DataAccess):
 
 
 class GateSpec(FiniteValue):
-    """What the data of a slot must be like before anything is bought."""
+    """The requirements for the data of a slot, checked before any capacity is bought."""
 
     suite: str | None = Field(
-        None, description="File with a suite of Great Expectations, beside retrain.toml; None: no expectations."
+        None, description="File with a suite of Great Expectations, relative to retrain.toml; None: no suite."
     )
     on_failure: typing.Literal["stop", "warn"] = Field(
-        "stop", description="Reaction to unmet expectations: stop, or train and record them."
+        "stop", description="Reaction to unmet expectations: stop, or record them and train."
     )
     time_column: str | None = Field(
         None, description="Column with the time of each row, for max_age_hours: a time, or text in ISO 8601."
     )
     max_age_hours: float | None = Field(
-        None, gt=0, description="Greatest age of the newest row at the slot's time; needs time_column."
+        None, gt=0, description="Greatest age in hours of the newest row at the slot's time; needs time_column."
     )
     min_rows_share: float | None = Field(
-        None, gt=0, description="Least number of rows of a period, as a share of the mean of the window's periods."
+        None, gt=0, description="Least number of rows of a period, as a share of the mean over the window's periods."
     )
-    max_rows_share: float | None = Field(None, gt=0, description="Greatest number of them, as the same share.")
+    max_rows_share: float | None = Field(
+        None, gt=0, description="Greatest number of rows of a period, as a share of the same mean."
+    )
     max_psi: float | None = Field(
-        None, gt=0, description="Greatest population stability index of a column against the window before."
+        None, gt=0, description="Greatest population stability index of a column, against the previous window."
     )
     max_ks: float | None = Field(None, gt=0, le=1, description="Greatest Kolmogorov-Smirnov distance of a column.")
-    drift_columns: tuple[str, ...] | None = Field(None, description="Columns to compute drift for; None: all.")
+    drift_columns: tuple[str, ...] | None = Field(None, description="Columns whose drift is computed; None: all.")
 
     @field_validator("max_age_hours")
     @classmethod
@@ -110,68 +112,68 @@ class GateSpec(FiniteValue):
 
 
 class EvaluationSpec(FiniteValue):
-    """When a candidate takes the place of the model in service. Shares are of the metric of the model in service."""
+    """The rule by which a candidate replaces the model in service; shares are relative to that model's metric."""
 
     scores: str = Field(
         pattern=_FUNCTION,
-        description="Function of a model and a frame, as package.module:function, that returns an array by metric: a "
-        "number for each row, of which less is better.",
+        description="Function of a model and a frame, as package.module:function; it returns a dict with an array for "
+        "each metric, with a number for each row; lower numbers are better.",
     )
-    metric: str | None = Field(None, description="The metric that decides; None: the first.")
+    metric: str | None = Field(None, description="Metric that decides; None: the first metric of the dict.")
     min_gain: float = Field(
-        0.0, description="Least gain of that metric, as a share: the lower end of its 95 % interval must reach it."
+        0.0, description="Least gain in that metric, as a share; the lower end of the 95 % interval must reach it."
     )
     guards: dict[str, float] = Field(
-        default_factory=dict, description="Other metrics, and by which share each may be worse at most."
+        default_factory=dict, description="For each further metric, the share by which it may be worse at most."
     )
     groups: tuple[str, ...] = Field(
         (),
-        description="Columns whose values are subgroups that are compared, too. Rows without a value are one of them.",
+        description="Columns whose values divide the rows into subgroups to compare; missing values form a subgroup.",
     )
-    max_group_loss: float = Field(0.05, ge=0, description="By which share the metric of a subgroup may be worse.")
+    max_group_loss: float = Field(0.05, ge=0, description="Share by which a subgroup may be worse at most.")
     min_group_rows: int = Field(
-        100, gt=0, description="Smaller subgroups of a column say too little alone, and are compared together."
+        100, gt=0, description="Least rows of a subgroup; smaller subgroups of a column are compared together."
     )
 
 
 class RegistrySpec(FiniteValue):
-    """The model registry of an MLflow server that mirrors versions and promotions."""
+    """The model registry of an MLflow server, in which versions and promotions are mirrored."""
 
-    tracking_uri: str = Field(description="MLflow server, e.g. http://mlflow:5000. It never holds credentials.")
-    name: str | None = Field(None, description="Name of the registered model; None: the name of the model here.")
+    tracking_uri: str = Field(description="URL of the MLflow server without credentials, e.g. http://mlflow:5000.")
+    name: str | None = Field(None, description="Name of the registered model; None: `name` of this file.")
     alias: str = Field("champion", description="Alias of the version in service.")
 
     @field_validator("tracking_uri")
     @classmethod
     def _holds_no_credentials(cls, uri: str) -> str:
         if "@" in uri.partition("://")[2].partition("/")[0]:
-            text = "holds credentials, which would be stored; give them by MLFLOW_TRACKING_USERNAME and _PASSWORD"
+            text = "holds credentials, which would be stored; set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
             raise PydanticCustomError("credentials", text)
         return uri
 
 
 class PublishSpec(FiniteValue):
-    """What of a run becomes the candidate, and how it is loaded."""
+    """The part of a run that becomes the candidate, and the way to load it."""
 
     checkpoint: typing.Literal["last", "best"] = Field(
-        "last", description="The run's last checkpoint, or the one with the best metric."
+        "last", description="The run's last checkpoint, or its checkpoint with the best metric."
     )
     component: str = Field(
         "model",
-        description="What of it is published: model, or extra.NAME, e.g. an average; of a program what it tracks under "
-        "this name.",
+        description="Component to publish: `model`, or `extra.NAME`, e.g. an average; for a program, the name of a "
+        "tracked object.",
     )
     model: str | None = Field(
         None,
         pattern=_FUNCTION,
-        description="Function of the run's config, as package.module:function, that returns the model without weights; "
-        "an evaluation needs it.",
+        description="Function of the run's config, as package.module:function, that returns the model without its "
+        "weights; required for an evaluation.",
     )
     example: str | None = Field(
         None,
         pattern=_FUNCTION,
-        description="Function without arguments that returns the model's arguments as a tuple; with it the model is "
-        "also published as a program of torch.export, which needs none of the user's code.",
+        description="Function without arguments that returns example arguments of the model, as a tuple; if given, the "
+        "model is also published as a program of torch.export, which runs without the user's code.",
     )
     mlflow: RegistrySpec | None = None
 
@@ -188,9 +190,10 @@ class RetrainSpec(Record):
 
     name: str = Field(
         pattern=r"^[a-z0-9][a-z0-9._-]{0,39}$",
-        description="Name of the model; its runs are NAME-TIME, the slot's time in UTC: flights-20130701t1000.",
+        description="Name of the model; the runs are called NAME-TIME with the slot's time in UTC: "
+        "flights-20130701t1000.",
     )
-    timezone: str = Field("UTC", description="Time zone of schedule and periods, e.g. Europe/Berlin.")
+    timezone: str = Field("UTC", description="Time zone of the schedule and the periods, e.g. Europe/Berlin.")
     schedule: str | None = Field(
         None, description='Cron expression in that time zone, e.g. "0 6 2 * *"; None: slots are started by hand.'
     )
@@ -199,35 +202,37 @@ class RetrainSpec(Record):
     )
     overlap: typing.Literal["queue", "skip", "supersede"] = Field(
         "queue",
-        description="Reaction to an earlier slot that is not done: queue waits for it, skip leaves this slot out, "
-        "supersede stops the earlier one at a checkpoint.",
+        description="Reaction to an earlier slot that is not done: `queue` waits for it, `skip` leaves this slot out, "
+        "`supersede` stops the earlier slot at a checkpoint.",
     )
     missed: typing.Literal["skip", "run"] = Field(
         "skip",
-        description="Reaction to slots that no worker started while they were the newest: leave them out, or run them "
-        "in order.",
+        description="Reaction to slots that no worker started before the next slot: leave them out, or run them in "
+        "order.",
     )
     start_from: typing.Literal["scratch", "in_service"] = Field(
-        "scratch", description="What a run begins with: weights as the recipe builds them, or those in service."
+        "scratch", description="First weights of a run: those that the recipe builds, or those in service."
     )
     promotion: typing.Literal["automatic", "ask"] = Field(
-        "automatic", description="Who promotes a candidate that the evaluation found better: segue, or a person."
+        "automatic", description="Who promotes a better candidate: segue (automatic), or a person (ask)."
     )
     decide_within_hours: float | None = Field(
         None,
         gt=0,
         le=672,
-        description="Hours that a candidate waits for that decision; then it is not promoted. None: 72.",
+        description="Hours that a candidate waits for a person's decision; afterwards it is not promoted. None: 72.",
     )
     data: WindowSpec
-    trigger: TriggerSpec | None = Field(None, description="None: slots begin by the schedule or by hand alone.")
+    trigger: TriggerSpec | None = Field(
+        None, description="Other causes of slots; None: only the schedule and people start slots."
+    )
     gate: GateSpec = GateSpec()
     run: dict[str, JsonValue] = Field(
-        description="Run spec of each slot, without run_id, deadline and data: those are the slot's own."
+        description="Run spec of each slot, without run_id, deadline and data, which each slot sets itself."
     )
     publish: PublishSpec = PublishSpec()
     evaluation: EvaluationSpec | None = Field(
-        None, validate_default=True, description="None: every candidate is promoted."
+        None, validate_default=True, description="Rule for promotions; None: every candidate is promoted."
     )
 
     @field_validator("run")
@@ -266,7 +271,7 @@ class RetrainSpec(Record):
     @classmethod
     def _is_for_a_person(cls, hours: float | None, info: ValidationInfo) -> float | None:
         if hours is not None and info.data.get("promotion") == "automatic":
-            raise PydanticCustomError("promotion", 'needs promotion = "ask": otherwise nobody decides')
+            raise PydanticCustomError("promotion", 'needs promotion = "ask": otherwise no person decides')
         return hours
 
     @field_validator("timezone")
@@ -300,35 +305,35 @@ class RetrainSpec(Record):
 class WindowFile(DataFile):
     """A file of a window."""
 
-    period: str = Field(description="Name of its period, or the file's own name if there are none.")
-    is_held_back: bool = Field(description="Whether only the evaluation sees it.")
+    period: str = Field(description="Name of the file's period, or name of the file if there are no periods.")
+    is_held_back: bool = Field(description="Whether the file is only for the evaluation.")
 
 
 class MissingPeriod(FiniteValue):
     """A period without files."""
 
     period: str
-    pattern: str = Field(description="Where its files should have been.")
+    pattern: str = Field(description="Place at which its files were expected.")
 
 
 class Window(Record):
-    """The data of one slot: what it was when the slot was planned."""
+    """The data of one slot, as it was when the slot was planned."""
 
-    files: tuple[WindowFile, ...] = Field(description="By period, oldest first, and by path.")
+    files: tuple[WindowFile, ...] = Field(description="Files by period, oldest first, and by path.")
     missing: tuple[MissingPeriod, ...] = Field((), description="Periods of the window that had no files.")
     columns: dict[str, str] = Field(
-        default_factory=dict, description="Types of the columns in all of its files, in which every reader takes them."
+        default_factory=dict, description="Types of the columns over all files; every reader uses these types."
     )
-    unlike: tuple[str, ...] = Field((), description="What in its files does not fit together, in sentences.")
+    unlike: tuple[str, ...] = Field((), description="Conflicts between the window's files, in sentences.")
 
     def data_of(self, files: tuple[WindowFile, ...], access: DataAccess) -> DataSpec:
-        """Files of the window as those of a run, to be read as the check of the window read them."""
+        """Files of the window as the data of a run, to be read in the same way as the check of the window read them."""
         plain = tuple(DataFile(**file.model_dump(include=set(DataFile.model_fields))) for file in files)
         return DataSpec(files=plain, columns=self.columns, **access.model_dump(include=set(DataAccess.model_fields)))
 
     @property
     def content(self) -> frozenset[tuple[str, str, bool]]:
-        """The content that two windows with the same data share: files, their hashes, and what they are used for."""
+        """The identity of the data: it is equal for two windows with the same files, hashes and uses of the files."""
         return frozenset((file.path, file.sha256, file.is_held_back) for file in self.files)
 
     @property
@@ -337,7 +342,7 @@ class Window(Record):
         return tuple(file for file in self.files if not file.is_held_back)
 
     def place_of_held_back(self, row: int) -> str:
-        """The place of a row of the evaluation."""
+        """The place of a row of the evaluation: its file and its number."""
         return place_of([(file.path, file.rows or 0) for file in self.held_back], row)
 
     @property

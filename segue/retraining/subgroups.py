@@ -1,4 +1,4 @@
-"""Subgroups of the rows of an evaluation. Every row is in a subgroup of each column, even without a value. Pure."""
+"""Subgroups of the rows of an evaluation; a row without a value is in a subgroup of the column too. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 _MOST_NAMED = 3
 _MOST_RECORDED = 1_000
-"""Values of a column whose rows are recorded, those with the most rows first."""
+"""Largest number of values of a column whose row counts are recorded, beginning with the most frequent values."""
 
 
 class Subgroups(NamedTuple):
@@ -22,9 +22,9 @@ class Subgroups(NamedTuple):
 
     names: Sequence[str]
     of_row: npt.NDArray[np.int64]
-    """The subgroup of each row, as an index of `names`; -1 for rows that are compared in none."""
+    """The subgroup of each row, as an index of `names`; -1 for a row that is in no compared subgroup."""
     rows: Mapping[str, int]
-    """Number of rows of each value, compared or not."""
+    """Number of rows of each value, whether the value is compared or not."""
     notes: Sequence[str]
     """Values that are new, gone, or have too few rows, in sentences."""
 
@@ -44,9 +44,9 @@ def subgroups(
     least: int,
     before: Mapping[str, int] | None = None,
 ) -> Subgroups:
-    """The values of a column with at least `least` of the rows that count. All smaller ones are compared together.
+    """The values of a column with at least `least` counted rows; all values with fewer rows are compared together.
 
-    `before` has the rows of each value when the model in service was evaluated; None if that is not known.
+    `before` has the number of rows of each value at the evaluation of the model in service; None if unknown.
     """
     names, codes = _values(frame[column], column)
     counts = np.bincount(codes[counted], minlength=len(names))
@@ -68,10 +68,10 @@ def subgroups(
 
 
 def _values(column: pd.Series[Any], name: str) -> tuple[list[str], npt.NDArray[np.int64]]:
-    """The name of each value, and the value of each row. The last name is that of rows without a value."""
+    """The name of each value, and the value of each row; the last name is for rows without a value."""
     import pandas as pd
 
-    # Objects are compared by their text: lists have no hash, and 1 would be the same value as True.
+    # Objects are compared by their text, because lists have no hash, and 1 would be the same value as True.
     is_objects = column.dtype == object
     codes, _ = pd.factorize(column.map(_with_type, na_action="ignore") if is_objects else column)
     _, first = np.unique(codes, return_index=True)

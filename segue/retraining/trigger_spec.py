@@ -9,42 +9,42 @@ from segue.records import FiniteValue
 
 
 class ArrivalSpec(FiniteValue):
-    """A slot begins when the files of its window are new or have changed, and are complete."""
+    """The trigger for new data: a slot begins when the files of its window are new or changed, and complete."""
 
     settle_minutes: float = Field(
         5.0,
         ge=0,
-        description="Minutes without a change of any file's size or time, after which they are complete; with "
-        "`marker`, if that is older than a file of its folder.",
+        description="Minutes without a change of any file's size or time, after which the files are complete; with "
+        "`marker`, only used if the marker is older than a file of its folder.",
     )
     marker: str | None = Field(
         None,
         pattern=r"^[^/%*?]+$",
-        description="Name of a file, such as _SUCCESS, that is written to each folder after the files of a delivery, "
-        "which are complete then without settling.",
+        description="Name of a file, such as _SUCCESS, that is written to each folder after the files of a delivery; "
+        "the files then count as complete at once.",
     )
 
 
 class DriftSpec(FiniteValue):
-    """A slot begins when data in service has drifted from that of the version in service, which it is compared with."""
+    """The trigger for drift: a slot begins when data in service has drifted from the data of the version in service."""
 
     data: str = Field(
-        min_length=1, description="Where its files are: a path, a glob, or a folder or prefix ending with '/'."
+        min_length=1, description="Place of the files: a path, a glob, or a folder or bucket prefix that ends with '/'."
     )
-    newest_files: int = Field(7, ge=1, description="Number of its newest files, by name, that are read.")
+    newest_files: int = Field(7, ge=1, description="Number of newest files, by name, that are read.")
     max_psi: float | None = Field(None, gt=0, description="Greatest population stability index of a column.")
     max_ks: float | None = Field(
         None, gt=0, le=1, validate_default=True, description="Greatest Kolmogorov-Smirnov distance of a column."
     )
     columns: tuple[str, ...] | None = Field(
-        None, min_length=1, description="Columns to compare; None: all that both have, so that a label may be missing."
+        None, min_length=1, description="Columns to compare; None: all columns in both data sets."
     )
 
     @field_validator("data")
     @classmethod
     def _has_no_fields(cls, data: str) -> str:
         if "%" in data:
-            text = "cannot have fields of strftime; give a glob or a folder, and newest_files for the newest of them"
+            text = "cannot have fields of strftime; give a glob or a folder, and the number of files in newest_files"
             raise PydanticCustomError("trigger", text)
         return data
 
@@ -52,18 +52,18 @@ class DriftSpec(FiniteValue):
     @classmethod
     def _has_a_limit(cls, limit: float | None, info: ValidationInfo) -> float | None:
         if limit is None and "max_psi" in info.data and info.data["max_psi"] is None:
-            raise PydanticCustomError("trigger", "needs max_psi or max_ks: above what a column has drifted, e.g. 0.25")
+            raise PydanticCustomError("trigger", "needs max_psi or max_ks: the limit of a column's drift, e.g. 0.25")
         return limit
 
 
 class TriggerSpec(FiniteValue):
-    """What begins a slot besides the schedule and a person. The deployment watch/NAME looks for it."""
+    """The causes of a slot besides the schedule and a person; the deployment watch/NAME looks for them."""
 
-    every_minutes: float = Field(10.0, ge=1, description="Minutes from one look to the next.")
+    every_minutes: float = Field(10.0, ge=1, description="Minutes between two looks.")
     event: str | None = Field(
         None,
         min_length=1,
-        description="Name of a Prefect event after which it is also looked at once, e.g. lake.flights.delivered.",
+        description="Name of a Prefect event that starts an additional look at once, e.g. lake.flights.delivered.",
     )
     arrival: ArrivalSpec | None = None
     drift: DriftSpec | None = Field(None, validate_default=True)
@@ -72,5 +72,5 @@ class TriggerSpec(FiniteValue):
     @classmethod
     def _has_a_cause(cls, drift: DriftSpec | None, info: ValidationInfo) -> DriftSpec | None:
         if drift is None and "arrival" in info.data and info.data["arrival"] is None:
-            raise PydanticCustomError("trigger", "needs [trigger.arrival] or [trigger.drift]: what begins a slot")
+            raise PydanticCustomError("trigger", "needs [trigger.arrival] or [trigger.drift]: the cause of a slot")
         return drift

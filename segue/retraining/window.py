@@ -1,4 +1,4 @@
-"""The window of a slot: which files belong to it, what they hold, and what has changed since the slot before."""
+"""The window of a slot: its files, their contents, and the changes since the previous slot."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _FETCHED_AT_ONCE = 4
 
 Find = Callable[[str], Sequence[str]]
-"""Lists the files that a pattern stands for."""
+"""Lists the files that match a pattern."""
 
 
 class FoundFile(NamedTuple):
@@ -35,29 +35,30 @@ class FoundFile(NamedTuple):
 
 
 class Chosen(NamedTuple):
-    """The files of a window, before any is read."""
+    """The files of a window, before any file is read."""
 
     files: tuple[FoundFile, ...]
     missing: tuple[MissingPeriod, ...]
 
 
 class Described(NamedTuple):
-    """Files that were read."""
+    """The files of a window after they were read."""
 
     files: tuple[WindowFile, ...]
     local: dict[str, Path]
-    """The place of each file on this machine, by its path."""
+    """The local path of each file, by its path in the window."""
     layout: Layout
     """The types of their columns."""
 
 
 def window_of(spec: RetrainSpec, slot: datetime) -> tuple[Window, dict[str, Path]]:
-    """The window of a slot, and where each of its files is on this machine, by its path. Every file is read once.
+    """The window of a slot, and the local path of each of its files; every file is read once.
 
     Raises:
-        NoDataError: no files to train on, none to evaluate with, or a period has none and `on_missing` is stop.
+        NoDataError: there are no files to train on or to evaluate with, or a period has no files and `on_missing` is
+            stop.
         DataUnreadableError: a file could not be read, is damaged, or is being written to.
-        MissingExtraError: the package that reaches such files is not installed.
+        MissingExtraError: the package for files at such an address is not installed.
     """
     chosen = choose(spec, slot, find=lambda pattern: find(pattern, spec.data))
     data = described(chosen.files, spec.data)
@@ -70,11 +71,11 @@ def window_of(spec: RetrainSpec, slot: datetime) -> tuple[Window, dict[str, Path
 
 
 def described(places: Sequence[FoundFile], access: DataAccess) -> Described:
-    """The contents of these files, each read once.
+    """Read each of these files once, and describe their contents.
 
     Raises:
         DataUnreadableError: a file could not be read, is damaged, or is being written to.
-        MissingExtraError: the package that reaches such files is not installed.
+        MissingExtraError: the package for files at such an address is not installed.
     """
     from segue.data.tables.column_types import layout_of
 
@@ -88,8 +89,9 @@ def choose(spec: RetrainSpec, slot: datetime, *, find: Find) -> Chosen:
     """The files of a slot.
 
     Raises:
-        NoDataError: no files to train on, none to evaluate with, or a period has none and `on_missing` is stop.
-        SpecError: the fields of strftime do not tell the periods apart.
+        NoDataError: there are no files to train on or to evaluate with, or a period has no files and `on_missing` is
+            stop.
+        SpecError: the fields of strftime give the same file for several periods.
     """
     data = spec.data
     if data.period is None:
@@ -111,7 +113,7 @@ def choose(spec: RetrainSpec, slot: datetime, *, find: Find) -> Chosen:
 
 
 def changes_since(before: Window, now: Window) -> tuple[str, ...]:
-    """What is different in the periods that both windows cover, in sentences: late files, and other content."""
+    """The differences in the periods that both windows cover, in sentences: late files, and changed content."""
     earlier, current = ({file.path: file for file in window.files} for window in (before, now))
     missing = {each.period for each in before.missing}
     covered = {file.period for file in before.files}
@@ -120,14 +122,14 @@ def changes_since(before: Window, now: Window) -> tuple[str, ...]:
         known = earlier.get(file.path)
         if known is not None and known.sha256 != file.sha256:
             rows = "" if known.rows == file.rows else f" ({known.rows} rows then, {file.rows} now)"
-            changes.append(f"{file.path} has other content than in the window before{rows}")
+            changes.append(f"{file.path} has other content than in the previous window{rows}")
         elif known is None and file.period in missing:
-            changes.append(f"{file.path} is late: the window before had no files of {file.period}")
+            changes.append(f"{file.path} is late: the previous window had no files of {file.period}")
         elif known is None and file.period in covered:
-            changes.append(f"{file.path} is late: the window before had other files of {file.period} only")
+            changes.append(f"{file.path} is late: the previous window had other files of {file.period} only")
     still = {file.period for file in now.files}
     gone = (path for path, file in earlier.items() if path not in current and file.period in still)
-    return (*changes, *(f"{path} is gone since the window before" for path in gone))
+    return (*changes, *(f"{path} is missing, but was in the previous window" for path in gone))
 
 
 def _periods_of(spec: RetrainSpec, slot: datetime) -> Sequence[Period]:
@@ -170,7 +172,7 @@ def _described(place: FoundFile, access: DataAccess) -> tuple[WindowFile, Path, 
 
 
 def _absolute(pattern: str) -> str:
-    """Segments run in other folders than the flow that chose their files."""
+    """Make a pattern absolute, because segments run in other folders than the flow that chooses the files."""
     if is_remote(pattern):
         return pattern
     path = pattern.removeprefix("file://")

@@ -1,4 +1,4 @@
-"""The table `budget` of a run spec: how much money a run, and all runs of its store in a month, may cost."""
+"""The table `budget` of a run spec: the highest cost of a run, and of all runs of its store in a month."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ OnExceeded = typing.Literal["stop", "refuse", "warn"]
 
 
 class BudgetSpec(FiniteValue):
-    """Caps on money, in the currency of the pools. The budget wins over the deadline."""
+    """The highest permitted costs, in the currency of the pools. The budget takes precedence over the deadline."""
 
-    per_run: float | None = Field(None, gt=0, description="Most that the run may cost; None: no cap.")
+    per_run: float | None = Field(None, gt=0, description="Highest cost of the run; None: no limit.")
     per_month: float | None = Field(
-        None, gt=0, description="Most that all runs of the store may cost in a calendar month; None: no cap."
+        None, gt=0, description="Highest cost of all runs of the store in a calendar month; None: no limit."
     )
     on_exceeded: OnExceeded = Field(
         "stop",
-        description="Action if the budget is too small. stop: end the run at a checkpoint before the money is used "
-        "up; refuse: the same, and start no run that is expected to cost more; warn: only report it.",
+        description="Action if the budget is too small. stop: end the run at a checkpoint before its cost reaches "
+        "the budget; refuse: the same, and do not start a run whose expected cost is higher; warn: only report it.",
     )
-    time_zone: str = Field("UTC", description="Time zone in which months begin and end, e.g. Europe/Berlin.")
+    time_zone: str = Field("UTC", description="Time zone of the calendar months, e.g. Europe/Berlin.")
 
     @field_validator("time_zone")
     @classmethod
@@ -54,12 +54,12 @@ class BudgetSpec(FiniteValue):
 
     @property
     def is_cap(self) -> bool:
-        """Whether a run ends before it costs more."""
+        """Whether a run ends before its cost exceeds the budget."""
         return self.is_set and self.on_exceeded != "warn"
 
 
 def _zone(name: str) -> tzinfo:
-    # A machine without a database of time zones knows UTC nevertheless.
+    # UTC must work on a machine without a time zone database too.
     return UTC if name == "UTC" else zoneinfo.ZoneInfo(name)
 
 
@@ -69,4 +69,4 @@ def _from_a_number(given: Any) -> Any:
 
 
 Budget = Annotated[BudgetSpec, BeforeValidator(_from_a_number, json_schema_input_type=float | BudgetSpec)]
-"""A table, or a number for a cap of the run alone."""
+"""A budget table, or a number: the highest cost of the run."""

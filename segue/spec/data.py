@@ -1,4 +1,4 @@
-"""The files that a run trains on, and the proof that every segment reads the same ones."""
+"""The files that a run trains on, with hashes that prove that every segment reads the same files."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from segue.records import FiniteValue
 
 
 class DataFile(FiniteValue):
-    """One file and its content."""
+    """One file of the data, with the hash of its content."""
 
     path: str = Field(min_length=1, description="Absolute path, or URL that fsspec can read, e.g. s3://bucket/key.")
-    sha256: str = Field(pattern=r"^[0-9a-f]{64}$", description="SHA-256 of its bytes.")
-    size_bytes: int = Field(ge=0, description="Number of its bytes.")
-    rows: int | None = Field(None, ge=0, description="Number of its rows, if its format tells.")
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$", description="SHA-256 of the file.")
+    size_bytes: int = Field(ge=0, description="Size of the file in bytes.")
+    rows: int | None = Field(None, ge=0, description="Number of rows; None if the file format does not store it.")
 
 
 _CHARACTER = r"^[ -~\t]$"
@@ -26,34 +26,36 @@ ColumnType = Literal["text", "integer", "number", "boolean", "time"]
 
 
 class Reading(FiniteValue):
-    """What CSV files do not tell of themselves, and types of columns that their values do not tell."""
+    """How CSV files are read, and the types of columns whose type cannot be inferred from the values."""
 
     encoding: str | None = Field(
-        None, description="Encoding of CSV files, e.g. cp1252; None: UTF-8, or that of a byte order mark."
+        None, description="Encoding of CSV files, e.g. cp1252; None: the encoding of the byte order mark, or UTF-8."
     )
     delimiter: str | None = Field(
         None,
         pattern=_CHARACTER,
-        description="Character between cells; None: the one of , ; | and tab that the header has.",
+        description="Character between cells; None: one of , ; | and tab, found from the header.",
     )
-    quote: str = Field('"', pattern=_CHARACTER, description="Character around cells, doubled inside them.")
+    quote: str = Field(
+        '"', pattern=_CHARACTER, description="Quote character around a cell; inside the cell it is doubled."
+    )
     escape: str | None = Field(
         None,
         pattern=_CHARACTER,
-        description="Escape character before a delimiter or quote that belongs to a cell; None: there is none.",
+        description="Escape character before a delimiter or quote inside a cell; None: no escape character.",
     )
-    decimal: str = Field(".", pattern=r"^[.,]$", description="Decimal sign of numbers: a point or a comma.")
+    decimal: str = Field(".", pattern=r"^[.,]$", description="Decimal separator of numbers: a point or a comma.")
     thousands: str | None = Field(
-        None, pattern=r"^[^\w+-]$|^_$", description="Character between groups of three digits; None: there is none."
+        None, pattern=r"^[^\w+-]$|^_$", description="Thousands separator of numbers; None: no separator."
     )
     nulls: tuple[str, ...] | None = Field(
         None,
-        description="Cells without a value, in every column, such as '' and '-'; None: empty cells, and in columns "
-        "that are not text also NA, NaN, null and the like.",
+        description="Texts of a cell that mean a missing value, in every column, such as '' and '-'; None: the empty "
+        "text, and in columns that are not text also NA, NaN, null and similar texts.",
     )
     types: dict[str, ColumnType] = Field(
         default_factory=dict,
-        description="Types of columns, in any file; the type of any other column follows from its values.",
+        description="Types of columns by name, in all files; the types of other columns are inferred from the values.",
     )
 
     @field_validator("encoding")
@@ -73,7 +75,7 @@ class Reading(FiniteValue):
 
 
 class DataAccess(FiniteValue):
-    """How files are reached and read. It holds no credentials; s3fs, gcsfs and adlfs find them in the environment."""
+    """How files are accessed and read, without credentials: s3fs, gcsfs and adlfs find those in the environment."""
 
     endpoint_url: str | None = Field(
         None, pattern=r"^https?://[^/\s]+", description="S3 endpoint of s3:// files, e.g. http://127.0.0.1:9000."
@@ -93,21 +95,21 @@ class DataSpec(DataAccess):
     """The files of a run."""
 
     files: tuple[DataFile, ...] = Field(
-        min_length=1, description="Files with their hashes, in order; checked before each segment trains on them."
+        min_length=1, description="Files with their hashes, in order; the hashes are checked before each segment."
     )
     columns: dict[str, str] = Field(
         default_factory=dict,
-        description="Types of the columns in all files of a retraining's window, as segue.data_frame gives them; "
-        "empty: those that these files have.",
+        description="Types of the columns in all files of a retraining's window, as segue.data_frame returns them; "
+        "empty: the types that the files of this run have.",
     )
 
     @property
     def passed_reading(self) -> dict[str, Any]:
-        """How the files are read, as `segue.data_frame` gets it; empty if the spec does not say."""
+        """The reading rules and column types for `segue.data_frame`; empty if the spec sets none."""
         known = {"rules": self.reading.model_dump(mode="json", exclude_defaults=True), "columns": self.columns}
         return {name: value for name, value in known.items() if value}
 
     @property
     def taken(self) -> frozenset[str]:
-        """The entries of the config that these files take."""
+        """The config keys under which the files and the reading rules are passed."""
         return frozenset({"data"} | ({"reading"} if self.passed_reading else set()))

@@ -1,4 +1,4 @@
-"""The tables of a run spec that start its trainers on other machines than the segment's."""
+"""The tables `slurm` and `ray` of a run spec, with which trainers run on other machines than the segment."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SET_BY_SEGUE = {
     "signal": "set grace_seconds, or liveness.usr1_seconds",
     "time": "set segment.hours, so that segments end at a checkpoint",
     "job-name": "segue finds its jobs by their names",
-    "comment": "segue names the attempt there",
+    "comment": "segue writes the run and the attempt there",
     "requeue": "segue starts the next attempt itself",
     "no-requeue": "segue sets it",
     "array": "a run is one job at a time",
@@ -34,27 +34,30 @@ _SET_BY_SEGUE = {
     "wrap": "segue writes the job's script",
     "input": "segue writes the job's script",
     "chdir": "jobs run in the working folder of the segment, which all nodes need",
-    "clusters": "segue asks and signals the jobs of the default cluster",
+    "clusters": "segue queries and signals only jobs of the default cluster",
     "time-min": "set segment.hours, so that segments end at a checkpoint",
-    "hold": "a job that is held waits without end",
+    "hold": "a held job would wait forever",
     "begin": "the run's schedule says when it starts",
     "dependency": "the run's schedule says when it starts",
     "deadline": "set the run's deadline",
     "no-kill": "an attempt ends when one of its nodes is lost",
-    "version": "it submits nothing",
-    "help": "it submits nothing",
-    "usage": "it submits nothing",
+    "version": "it does not submit a job",
+    "help": "it does not submit a job",
+    "usage": "it does not submit a job",
 }
-"""The options of sbatch that cannot be given, and what to do instead."""
+"""The options of sbatch that the run spec may not contain, and the reason or the replacement of each."""
 
 
 class SlurmSpec(FiniteValue):
-    """Trainers as jobs of a Slurm cluster: the segment submits them, and watches them."""
+    """Trainers that run as jobs of a Slurm cluster; the segment submits and watches the jobs."""
 
-    spot: str = Field(pattern=_NAME, description="Partition for spot: one whose jobs may be preempted.")
-    on_demand: str = Field(pattern=_NAME, description="Partition for on-demand: one whose jobs are not preempted.")
+    spot: str = Field(pattern=_NAME, description="Partition for spot capacity; its jobs may be preempted.")
+    on_demand: str = Field(pattern=_NAME, description="Partition for on-demand capacity; its jobs are not preempted.")
     nodes: int = Field(
-        1, ge=1, le=1024, description="Nodes of a job. `ranks` counts over all of them, and is a multiple of it."
+        1,
+        ge=1,
+        le=1024,
+        description="Number of nodes of a job. `ranks` is the total over all nodes and must be a multiple of `nodes`.",
     )
     options: tuple[str, ...] = Field(
         (), description='Further options of sbatch, e.g. ["--gres=gpu:1", "--account=vision"].'
@@ -62,7 +65,8 @@ class SlurmSpec(FiniteValue):
     folder: str = Field(
         ".segue/slurm",
         pattern=r"^[^\\\n]+$",
-        description="Folder for the output of jobs, on a file system that all nodes and the segment's machine share.",
+        description="Folder for the output of jobs, on a file system shared by all nodes and the machine of the "
+        "segment.",
     )
 
     @field_validator("options")
@@ -76,46 +80,48 @@ class SlurmSpec(FiniteValue):
 
 
 class RaySpec(FiniteValue):
-    """Trainers on nodes of a Ray cluster: the segment asks for a placement group, and watches its actors."""
+    """Trainers that run as actors on a Ray cluster; the segment requests a placement group and watches the actors."""
 
     address: str = Field(
         "auto",
         pattern=r"^(auto|[^/\s]+:\d+)$",
-        description="Address of the cluster's head, as host:port; auto: the one cluster of which the segment's machine "
-        "is a node. It must be a node in any case.",
+        description="Address of the head node, as host:port; auto: the cluster to which the machine of the segment "
+        "belongs. With either value, the machine of the segment must be a node of the cluster.",
     )
-    spot: str = Field("spot", pattern=_RESOURCE, description="Custom resource of the nodes that are spot capacity.")
-    on_demand: str = Field(
-        "on_demand", pattern=_RESOURCE, description="Custom resource of the nodes that are on-demand capacity."
-    )
+    spot: str = Field("spot", pattern=_RESOURCE, description="Ray custom resource of the spot nodes.")
+    on_demand: str = Field("on_demand", pattern=_RESOURCE, description="Ray custom resource of the on-demand nodes.")
     min_ranks: int | None = Field(
         None,
         ge=1,
         le=1024,
-        description="Fewest ranks with which an attempt starts if there is no room for all; None: all. "
-        "ranks = {min = 2, max = 8} sets it.",
+        description="Smallest number of ranks with which an attempt may start; None: `ranks`. "
+        "ranks = {min = 2, max = 8} sets min_ranks to 2.",
     )
     ranks_per_bundle: int = Field(
         1,
         ge=1,
         le=1024,
-        description="Ranks of one bundle of the placement group, which are on one node; `ranks` is a multiple of it.",
+        description="Number of ranks in one bundle of the placement group, all on one node; `ranks` must be a "
+        "multiple.",
     )
-    cpus_per_rank: int = Field(1, ge=1, description="CPUs of the cluster that a rank takes.")
-    gpus_per_rank: int = Field(0, ge=0, description="GPUs of the cluster that a rank takes.")
+    cpus_per_rank: int = Field(1, ge=1, description="Number of CPUs for each rank.")
+    gpus_per_rank: int = Field(0, ge=0, description="Number of GPUs for each rank.")
 
     def why_unfit(self, ranks: int | None) -> str | None:
-        """Why so many ranks cannot be placed; None if they can."""
+        """The reason why this number of ranks cannot be placed; None if it can be placed."""
         if ranks is None:
-            return "ranks must be a number: a cluster has nodes of many kinds"
+            return "ranks must be a number, because the nodes of a Ray cluster may have different accelerators"
         least, each = self.min_ranks or ranks, self.ranks_per_bundle
         if ranks % each or least % each:
-            return f"ranks_per_bundle is {each}; ranks, which is {ranks}, and min_ranks must be multiples of it"
-        return f"min_ranks is {least}, and ranks only {ranks}" if least > ranks else None
+            return (
+                "ranks and min_ranks must be multiples of ranks_per_bundle; "
+                f"ranks is {ranks}, and ranks_per_bundle is {each}"
+            )
+        return f"min_ranks is {least}, but ranks is only {ranks}" if least > ranks else None
 
 
 def range_of_ranks(fields: dict[str, Any]) -> dict[str, Any]:
-    """A run's fields with `ranks = {min, max}` as `ranks` and `ray.min_ranks`; a wrong range is left as it is."""
+    """Replace `ranks = {min, max}` with `ranks` and `ray.min_ranks`; return an invalid range unchanged."""
     ranks, ray = fields.get("ranks"), fields.get("ray")
     if not isinstance(ranks, dict) or ranks.keys() != {"min", "max"}:
         return fields
@@ -125,11 +131,11 @@ def range_of_ranks(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _why_refused(option: str) -> str | None:
-    """Why this option of sbatch cannot be given; None if it can."""
+    """The reason why the run spec may not contain this option of sbatch; None if it may."""
     found = _OPTION.fullmatch(option)
     if found is None:
-        return f"{option!r} is no long option of sbatch in one word; write it as --name or --name=value"
-    # sbatch also takes shortened options.
+        return f"{option!r} is not a long option of sbatch; write each option as one string, --name or --name=value"
+    # sbatch also accepts abbreviated options.
     meant = found[1] if found[1] in _SET_BY_SEGUE else _lengthened(found[1])
     return None if meant is None else f"--{meant} cannot be given: {_SET_BY_SEGUE[meant]}"
 

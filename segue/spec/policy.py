@@ -10,21 +10,28 @@ from segue.records import FiniteValue
 
 
 class PolicySpec(FiniteValue):
-    """When to leave spot, and when to come back. Priors are used until the run has measured its own values."""
+    """The rule that chooses between spot and on-demand, its parameters, and the limits for failed attempts.
+
+    Fields marked as prior are used until the run has measured the value itself.
+    """
 
     name: str = Field(
         "plan",
         json_schema_extra={"enum": list(POLICIES)},
-        description="Rule that picks the capacity; docs/deadline.md describes when each is right.",
+        description="Rule that chooses the capacity; docs/deadline.md describes which rule suits which run.",
     )
-    parameters: dict[str, float] = Field(default_factory=dict, description="Parameters of that rule: preemptions = 3.")
+    parameters: dict[str, float] = Field(
+        default_factory=dict, description="Parameters of the rule, e.g. preemptions = 3."
+    )
     max_preemptions: int | None = Field(
-        None, ge=0, description="Preemptions after which on-demand does the rest, with any rule; None: no bound."
+        None,
+        ge=0,
+        description="Number of preemptions after which the run stays on on-demand, with any rule; None: no limit.",
     )
     handover: bool = Field(
         True,
-        description="Keep on-demand running while a replacement spot machine is awaited and boots, then move the run "
-        "there; false: on-demand does the rest once it was chosen.",
+        description="Whether the run may move from on-demand back to spot. On-demand trains until a new spot machine "
+        "has booted; false: after a move to on-demand, the run stays there.",
     )
     changeover_seconds: float = Field(
         120.0, ge=0, description="Prior: seconds from the end of one segment to the first new step of the next."
@@ -32,28 +39,41 @@ class PolicySpec(FiniteValue):
     detection_seconds: float | None = Field(
         None,
         ge=0,
-        description="Longest time until a silent death is noticed; None: the heartbeat timeout plus one heartbeat, "
-        "or plus the time between two looks into a remote store.",
+        description="Longest time in seconds until the parent detects that an attempt died without a report; None: the "
+        "heartbeat timeout plus one heartbeat interval, or for a remote store plus the time between two reads.",
     )
     step_seconds: float | None = Field(
-        None, gt=0, description="Prior: seconds per step; None: a short probe on spot measures it first."
+        None, gt=0, description="Prior: seconds per step; None: a short probe on spot measures the step time first."
     )
     probe_share: float = Field(
-        0.1, gt=0, le=0.5, description="Share of the time to the deadline that unmeasured probes may use."
+        0.1,
+        gt=0,
+        le=0.5,
+        description="Share of the remaining time that spot probes may take while the step time is unknown.",
     )
     margin_share: float = Field(
-        0.05, ge=0, le=1, description="Safety margin: share by which the remaining work is overestimated."
+        0.05, ge=0, le=1, description="Safety margin: share by which the estimate of the remaining work is increased."
     )
     max_failures: int = Field(
-        2, ge=1, description="Attempts in which the user's code may raise at the same place before the run stops."
+        2,
+        ge=1,
+        description="Number of attempts in which the user's code may raise at the same place before the run stops.",
     )
     max_transient_failures: int = Field(
-        5, ge=1, description="The same for errors of disk, network and worker processes, retried after a back-off."
+        5,
+        ge=1,
+        description="Number of attempts that may fail because of a disk, a network or a worker process "
+        "before the run "
+        "stops; each is retried after a back-off.",
     )
-    max_out_of_memory: int = Field(2, ge=1, description="The same for attempts that ran out of memory.")
-    max_hung: int = Field(2, ge=1, description="The same for attempts that made no step within the hang timeout.")
+    max_out_of_memory: int = Field(
+        2, ge=1, description="Number of attempts that may run out of memory before the run stops."
+    )
+    max_hung: int = Field(
+        2, ge=1, description="Number of attempts that may exceed the hang timeout before the run stops."
+    )
     max_lost_in_place: int = Field(
-        5, ge=1, description="Attempts in a row that may die without a commit before the run stops as hopeless."
+        5, ge=1, description="Number of consecutive attempts that may be lost without a commit before the run stops."
     )
 
     @field_validator("name")
@@ -67,7 +87,7 @@ class PolicySpec(FiniteValue):
     @field_validator("parameters")
     @classmethod
     def _are_of_the_policy(cls, given: dict[str, float], info: ValidationInfo) -> dict[str, float]:
-        if "name" in info.data:  # A wrong name is a problem of its own.
+        if "name" in info.data:  # A wrong name is reported separately.
             try:
                 checked_parameters(info.data["name"], given)
             except ValueError as error:
@@ -76,7 +96,7 @@ class PolicySpec(FiniteValue):
 
     @property
     def preemption_bound(self) -> int | None:
-        """Preemptions after which on-demand does the rest; None: no bound."""
+        """Number of preemptions after which the run stays on on-demand; None: no limit."""
         own = declared_policy(self.name, self.parameters).preemption_bound
         given = [bound for bound in (own, self.max_preemptions) if bound is not None]
         return min(given, default=None)

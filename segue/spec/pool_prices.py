@@ -16,22 +16,22 @@ from segue.units import DEFAULT_CURRENCY
 _NAME = r"^[^/]+/[^/]+$"
 _MARKET = r"^[a-z0-9-]+\.[a-z0-9-]+ [a-z]{2}(-[a-z]+)+-\d[a-z0-9-]*[a-z]$"
 _MOST_RATIO = 1e6
-"""Largest ratio of two prices: beyond it the choice is the same, and nothing can be planned with an infinite ratio."""
+"""Largest ratio of two prices: larger ratios lead to the same choice, and a plan needs a finite ratio."""
 _SPOT_PRICE, _ON_DEMAND_PRICE = 1.0, 3.0
 _SOURCE = re.compile(r"(file|cmd):\s*(\S.*)|aws(?::\s*(\S.*))?", re.DOTALL)
 AWS_CURRENCY = "USD"
 
 
 class PriceSource(NamedTuple):
-    """Where current prices come from."""
+    """The source of current prices."""
 
     kind: Literal["file", "cmd", "aws"]
     argument: str
-    """The file's path, the command, or the spot market of the pools without one of their own."""
+    """The path of the file, the command, or the spot market of the pools that have no `market`."""
 
 
 class SpotPool(FiniteValue):
-    """One source of spot capacity: a zone, an instance type."""
+    """One source of spot capacity, for example one instance type in one zone."""
 
     deployment: str = Field(pattern=_NAME, description="Deployment that runs segments on this pool.")
     price: float | None = Field(None, gt=0, description="Price per hour, in `currency`; None: pools.spot_price.")
@@ -44,7 +44,7 @@ def _as_list(given: Any) -> Any:
     if isinstance(given, str):
         return [{"deployment": given}]
     if not isinstance(given, (list, tuple)):
-        raise PydanticCustomError("no_pools", "must be a deployment or a list of tables with one each")
+        raise PydanticCustomError("no_pools", "must be a deployment, or a list of tables with one deployment each")
     return given
 
 
@@ -54,7 +54,7 @@ def _each_once(pools: tuple[SpotPool, ...]) -> tuple[SpotPool, ...]:
     (name, count), *_ = Counter(pool.deployment for pool in pools).most_common(1)
     if count > 1:
         facts = {"name": name, "count": count}
-        raise PydanticCustomError("pool_twice", "must name each deployment once; {name} is there {count} times", facts)
+        raise PydanticCustomError("pool_twice", "must name each deployment once; {name} is named {count} times", facts)
     return pools
 
 
@@ -70,7 +70,8 @@ class PoolSpec(FiniteValue):
 
     spot: SpotPools = Field(
         (SpotPool(deployment="segment/spot"),),
-        description="Deployment for spot capacity, or a list of deployments with prices, from which the run chooses.",
+        description="Deployment for spot capacity; or a list of deployments with prices, and the run chooses one "
+        "of them.",
     )
     on_demand: str = Field("segment/on-demand", pattern=_NAME, description="Deployment for on-demand capacity.")
     spot_price: float = Field(_SPOT_PRICE, gt=0, description="Spot price per hour, in `currency`.")
@@ -78,17 +79,18 @@ class PoolSpec(FiniteValue):
     currency: str = Field(DEFAULT_CURRENCY, max_length=12, description="Currency of all prices, shown with every cost.")
     prices: str | None = Field(
         None,
-        description="Source of current prices, which replace those above: 'file: PATH', 'cmd: COMMAND', or 'aws' with "
-        "the market of each spot pool; None: the prices above hold.",
+        description="Source of current prices, which replace the prices in this table: 'file: PATH', 'cmd: "
+        "COMMAND', or "
+        "'aws' with the market of each spot pool; None: the prices in this table are used.",
     )
     prices_every_seconds: float = Field(
-        900.0, gt=0, description="Shortest time between two requests to the source of prices, in seconds."
+        900.0, gt=0, description="Shortest time in seconds between two requests to the source of prices."
     )
 
     @field_validator("currency")
     @classmethod
     def _is_named(cls, currency: str) -> str:
-        return currency.strip() or DEFAULT_CURRENCY  # Older logs hold none.
+        return currency.strip() or DEFAULT_CURRENCY  # Older logs have no currency.
 
     @field_validator("prices")
     @classmethod
@@ -110,16 +112,16 @@ class PoolSpec(FiniteValue):
         source = self.price_source
         is_aws = source is not None and source.kind == "aws"
         if is_aws and "on_demand_price" not in self.model_fields_set:
-            raise PydanticCustomError("prices", "prices of AWS are those of spot; set on_demand_price too")
+            raise PydanticCustomError("prices", "AWS gives only spot prices; set on_demand_price too")
         if not is_aws and any(pool.market is not None for pool in self.spot):
             raise PydanticCustomError(
-                "prices", "a spot pool has a market, which only prices = 'aws' reads; set that too"
+                "prices", "a spot pool has a market, which is used only with prices = 'aws'; set prices too"
             )
         return self
 
     @property
     def price_source(self) -> PriceSource | None:
-        """The source of current prices, taken apart; None if the listed prices hold."""
+        """The source of current prices; None if the prices in the spec are used."""
         found = _SOURCE.fullmatch(self.prices) if self.prices is not None else None
         if found is None:
             return None
@@ -129,18 +131,18 @@ class PoolSpec(FiniteValue):
 
     @property
     def has_own_prices(self) -> bool:
-        """Whether somebody gave prices: all others are made up."""
+        """Whether the user gave any prices; if not, all prices are the made-up defaults."""
         listed = any(pool.price is not None for pool in self.spot)
         is_default = (self.spot_price, self.on_demand_price) == (_SPOT_PRICE, _ON_DEMAND_PRICE)
         return listed or self.prices is not None or not is_default
 
     @property
     def deployments(self) -> tuple[str, ...]:
-        """All deployments that run segments, on-demand last."""
+        """All deployments that run segments; the on-demand deployment is the last."""
         return (*(pool.deployment for pool in self.spot), self.on_demand)
 
     def at(self, prices: Mapping[str, float]) -> PoolSpec:
-        """These pools at the given prices by deployment; one that is not given keeps its own."""
+        """A copy of these pools with the given prices, by deployment; other deployments keep their prices."""
         spot = tuple(
             pool.model_copy(update={"price": prices.get(pool.deployment, self.spot_pool_price(pool))})
             for pool in self.spot
@@ -154,14 +156,14 @@ class PoolSpec(FiniteValue):
         return self.ratio_to(min(self.spot_pool_price(pool) for pool in self.spot))
 
     def ratio_to(self, spot_price: float) -> float:
-        """On-demand price divided by a spot price, as far as it matters to a decision."""
+        """On-demand price divided by a spot price, limited to the largest ratio that matters to a decision."""
         return min(self.on_demand_price / spot_price, _MOST_RATIO)
 
     def spot_pool_price(self, pool: SpotPool) -> float:
         return self.spot_price if pool.price is None else pool.price
 
     def deployment(self, capacity: Capacity) -> str:
-        """The deployment for this capacity; the cheapest if there are several."""
+        """The deployment for this capacity; the cheapest deployment if there are several."""
         return min(self.spot, key=self.spot_pool_price).deployment if capacity is Capacity.SPOT else self.on_demand
 
     def price(self, capacity: Capacity, deployment: str) -> float:
@@ -173,7 +175,7 @@ class PoolSpec(FiniteValue):
 
 
 def _why_no_market(shared: str | None, pools: tuple[SpotPool, ...], currency: str) -> str | None:
-    """Why AWS cannot be asked for the prices of these pools; None if it can."""
+    """The reason why AWS cannot give the prices of these pools; None if AWS can."""
     if shared is not None and re.fullmatch(_MARKET, shared) is None:
         return f"{shared!r} must be an instance type and a zone, as in 'aws: g5.xlarge us-east-1a'"
     without = [pool.deployment for pool in pools if pool.market is None] if shared is None else []

@@ -1,4 +1,4 @@
-"""RunSpec: the specification of a run, from TOML, from Prefect parameters or from Python."""
+"""RunSpec: the specification of a run, read from TOML, Prefect parameters or Python."""
 
 from __future__ import annotations
 
@@ -43,50 +43,53 @@ class RunSpec(FiniteValue, Record):
         description="Name of the run. Starting a run with an existing run_id resumes it.",
     )
     program: ProgramSpec | None = Field(
-        None, description="Program with a training loop of its own, instead of a recipe."
+        None, description="Program with its own training loop, given instead of a recipe."
     )
     recipe: str | None = Field(
         None,
         validate_default=True,
         pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$",
-        description="Function that builds the recipe, as package.module:function; None: [program] is trained.",
+        description="Function that builds the recipe, as package.module:function; None: the run trains [program].",
     )
     steps: int = Field(gt=0, description="Goal: number of optimizer steps from step 0.")
     config: dict[str, JsonValue] = Field(
         default_factory=dict, description="Configuration passed to the recipe, or to the program as run.config."
     )
-    seed: int = Field(0, ge=0, lt=2**63, description="Seed of weights, data order and every random stream.")
+    seed: int = Field(0, ge=0, lt=2**63, description="Seed of the initial weights, the data order and all RNG streams.")
     threads: int | None = Field(
-        None, ge=1, description="Intra-op threads; None: torch's default. Set it to compare runs across machines."
+        None,
+        ge=1,
+        description="Number of intra-op threads; None: torch's default. Set a number to compare runs across machines.",
     )
     deterministic: bool = Field(
         False,
         # Left out if it is not set: older versions refuse a record with a field that they do not know.
         exclude_if=lambda is_set: not is_set,
-        description="Whether only deterministic kernels are used, so that resumes are equal bit for bit. Steps are "
-        "then slower, and an operation without such a kernel ends the run.",
+        description="Whether torch may use only deterministic kernels, so that resumes are equal bit for bit. Steps "
+        "become slower, and an operation without a deterministic kernel ends the run.",
     )
     device: str = Field("auto", description="Device: auto, cpu or cuda; auto: cuda if there is an accelerator.")
     ranks: int | None = Field(
         1,
         ge=1,
         le=1024,
-        description="Processes that train together, over all nodes; None: one per accelerator. With [ray] also a "
-        "range: {min = 2, max = 8}.",
+        description="Number of training processes on all nodes together; None: one per accelerator. With [ray], a "
+        "range is also possible: {min = 2, max = 8}.",
     )
     deadline: AwareDatetime | None = Field(
-        None, description="Time at which the run must be finished, with time zone; None: minimize the cost."
+        None,
+        description="Time at which the run must be finished, with time zone; None: no deadline, minimize the cost.",
     )
     grace_seconds: float = Field(
         25.0, gt=0, description="Grace period: seconds from the platform's SIGTERM to SIGKILL."
     )
     notices: tuple[typing.Literal["aws", "gce", "azure"], ...] | None = Field(
         None,
-        description="Metadata services to watch for termination notices: aws, gce, azure; None: that of the platform, "
-        "found at the start of an attempt. Signals, recall and notice_file are always watched.",
+        description="Metadata services to watch for termination notices: aws, gce, azure; None: the service of the "
+        "platform, detected at the start of an attempt. Signals, recall and notice_file are always watched.",
     )
     data: DataSpec | None = Field(
-        None, description="Files that are passed as config['data'], checked by hash before each segment."
+        None, description="Files that are passed as config['data']; their hashes are checked before each segment."
     )
     store: StoreSpec = StoreSpec()
     checkpoints: CheckpointSpec = CheckpointSpec()
@@ -101,12 +104,12 @@ class RunSpec(FiniteValue, Record):
         None,
         # Left out if it is not set: older versions refuse a record with a field that they do not know.
         exclude_if=lambda table: table is None,
-        description="Slurm cluster on which segments train; None: each segment trains on its own machine.",
+        description="Slurm cluster on which the trainers run; None: each segment trains on its own machine.",
     )
     ray: RaySpec | None = Field(
         None,
         exclude_if=lambda table: table is None,
-        description="Ray cluster on which segments train; None: each segment trains on its own machine.",
+        description="Ray cluster on which the trainers run; None: each segment trains on its own machine.",
     )
     trackers: dict[str, TrackerOptions] = Field(
         default_factory=dict,
@@ -122,7 +125,7 @@ class RunSpec(FiniteValue, Record):
     @classmethod
     def _is_no_wrong_range(cls, ranks: Any) -> Any:
         if isinstance(ranks, dict):
-            why = "a range of ranks is written {min = 2, max = 8}, and needs [ray], which then has no min_ranks"
+            why = "a range of ranks is written {min = 2, max = 8}; it needs [ray], and [ray] may not set min_ranks"
             raise PydanticCustomError("ranks", "{why}", {"why": why})
         return ranks
 
@@ -146,7 +149,7 @@ class RunSpec(FiniteValue, Record):
     def _is_not_in_the_config(cls, data: DataSpec | None, info: ValidationInfo) -> DataSpec | None:
         given = () if data is None else sorted(data.taken & info.data.get("config", {}).keys())
         if given:
-            text = "config.{name} is where these files are passed; remove it there"
+            text = "these files are passed as config.{name}; remove {name} from [config]"
             raise PydanticCustomError("data", text, {"name": given[0]})
         return data
 
@@ -155,7 +158,7 @@ class RunSpec(FiniteValue, Record):
     def _divides_the_ranks(cls, slurm: SlurmSpec | None, info: ValidationInfo) -> SlurmSpec | None:
         ranks = info.data.get("ranks")
         if slurm is not None and ranks is not None and ranks % slurm.nodes:
-            text = "nodes is {nodes}, and ranks, which is {ranks}, must be a multiple of it"
+            text = "ranks must be a multiple of nodes; ranks is {ranks}, and nodes is {nodes}"
             raise PydanticCustomError("nodes", text, {"nodes": slurm.nodes, "ranks": ranks})
         return slurm
 
@@ -168,7 +171,7 @@ class RunSpec(FiniteValue, Record):
         if info.data.get("slurm") is not None:
             why = "a run trains either on a Slurm cluster or on a Ray cluster; remove [slurm] or [ray]"
         if ray.min_ranks is not None and info.data.get("program") is not None:
-            why = "a program keeps its number of ranks; remove min_ranks"
+            why = "the number of ranks of a program cannot change; remove min_ranks"
         if why is not None:
             raise PydanticCustomError("ray", "{why}", {"why": why})
         return ray
@@ -190,30 +193,30 @@ class RunSpec(FiniteValue, Record):
             SpecError: the run trains a program.
         """
         if self.recipe is None:
-            problem = "recipe: this needs a recipe, and the run trains a program with a loop of its own"
+            problem = "recipe: this command needs a recipe, but the run trains a program with its own training loop"
             raise SpecError(source=f"the spec of run {self.run_id!r}", problems=(problem,))
         return self.recipe
 
     @property
     def trains_elsewhere(self) -> bool:
-        """Whether its trainers run on other machines than their segments, which cannot keep one for a next segment."""
+        """Whether the trainers run on other machines than the segments; a segment cannot keep a trainer's machine."""
         return self.slurm is not None or self.ray is not None
 
     @property
     def ranks_of_a_node(self) -> int | None:
-        """Ranks on one machine: all of them, unless a cluster divides them among its nodes."""
+        """Number of ranks on one machine: all ranks, unless a cluster divides them among its nodes."""
         if self.slurm is not None and self.ranks is not None:
             return self.ranks // self.slurm.nodes
         return self.ranks if self.ray is None else self.ray.ranks_per_bundle
 
     @property
     def kind(self) -> typing.Literal["recipe", "program"]:
-        """What is trained: a recipe or a program."""
+        """The kind of workload: recipe or program."""
         return "recipe" if self.program is None else "program"
 
     @property
     def workload(self) -> str:
-        """What is trained, in words: the recipe's path or the program's command."""
+        """The workload in words: the path of the recipe or the command of the program."""
         return self.recipe or shlex.join(self.program.command if self.program is not None else ())
 
     @classmethod
@@ -221,7 +224,7 @@ class RunSpec(FiniteValue, Record):
         """Validate plain data.
 
         Raises:
-            SpecError: some fields are wrong; it names each by its path, with the remedy.
+            SpecError: some fields are wrong; the error names each wrong field by its path, with the fix.
         """
         warn_of_old_names(data, source=source)
         return parsed(cls, data, source=source)
@@ -236,24 +239,26 @@ class RunSpec(FiniteValue, Record):
         return cls.parse(read_toml(path) | {k: v for k, v in overrides.items() if v is not None}, source=str(path))
 
     def require_future_deadline(self, now: datetime) -> None:
-        """Raise DeadlinePassedError when the deadline is not after `now`."""
+        """Raise DeadlinePassedError if the deadline is not after `now`."""
         if self.deadline is not None and self.deadline <= now:
             raise DeadlinePassedError(
                 deadline=self.deadline.isoformat(timespec="seconds"), now=now.isoformat(timespec="seconds")
             )
 
     def require_no_secrets(self) -> None:
-        """Check that the spec holds no credentials, as far as names and forms show: it is stored, and shown.
+        """Check that no field of the spec looks like a credential by its name or form.
+
+        The spec is stored in the log and shown to users.
 
         Raises:
-            SpecError: it does; names the fields, not their values.
+            SpecError: fields look like credentials; the error names the fields but not their values.
         """
         problems = secrets_in(self.model_dump(mode="json"))
         if problems:
             raise SpecError(source=f"the spec of run {self.run_id!r}", problems=problems)
 
     def identity(self) -> dict[str, str]:
-        """The fields that define what is trained; a change in them is drift."""
+        """The fields that define the training; a change of one of these fields is drift."""
         config = json.dumps(self.config, sort_keys=True, separators=(",", ":"))
         names = {
             "recipe" if self.recipe else "program": self.workload,

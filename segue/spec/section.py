@@ -1,4 +1,4 @@
-"""The common parts of all tables of a run spec: settings of version 0.1 by their old names, and the reading of TOML."""
+"""Common parts of the tables of a run spec: the old names of settings from version 0.1, and reading TOML."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RENAMED = {
     "continuity.fire_drill": "rehearsal",
     "liveness.lease_seconds": "heartbeat_timeout_seconds",
 }
-"""Settings of version 0.1 that were renamed: section and old name, new name. Files with old names cause a warning."""
+"""Renamed settings of version 0.1: section.old_name -> new name. A file with an old name causes a warning."""
 
 
 class Section(FiniteValue):
@@ -52,9 +52,9 @@ def read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        problem, fix = f"the file cannot be read ({error.strerror})", "check the path, and the right to read the file."
+        problem, fix = f"the file cannot be read ({error.strerror})", "check the path and its read permission."
     except UnicodeDecodeError as error:
-        problem, fix = f"the file is not text in UTF-8 ({error})", "save it in UTF-8, or check the path."
+        problem, fix = f"the file is not text in UTF-8 ({error})", "save the file in UTF-8, or check the path."
     except tomllib.TOMLDecodeError as error:
         problem, fix = f"the file is not TOML ({error})", "correct that line."
     raise SpecError(source=str(path), problems=(problem,), fix=fix)

@@ -17,14 +17,14 @@ from segue.signing import REFERENCE
 from segue.spec.section import Section
 
 _REMOTE_LOOK_SECONDS, _REMOTE_LOOK_HEARTBEATS = 10.0, 5
-"""The longest time between two looks of a parent into a remote store, in seconds and in heartbeats."""
+"""The longest time between two reads of a remote store by a parent, in seconds and in heartbeats."""
 
 
 _PYTHON = re.compile(r"python[0-9.]*")
 
 
 class StoreSpec(FiniteValue):
-    """The store of a run. It never holds credentials; they come from the environment."""
+    """The store of a run. The table never holds credentials; credentials come from the environment."""
 
     url: str = Field(
         ".segue/store",
@@ -34,14 +34,15 @@ class StoreSpec(FiniteValue):
     endpoint_url: str | None = Field(
         None,
         pattern=r"^https?://[^/\s]+",
-        description="Endpoint of the bucket, e.g. http://127.0.0.1:9000; None: the cloud's own.",
+        description="Endpoint of the bucket, e.g. http://127.0.0.1:9000; None: the default endpoint of the cloud.",
     )
-    region: str | None = Field(None, description="S3 region, only for s3://; None: the one that boto3 finds.")
+    region: str | None = Field(None, description="S3 region, only for s3://; None: the region that boto3 finds.")
     signing_key: str | None = Field(
         None,
-        # Left out if there is none: older versions refuse a record with a field that they do not know.
+        # Left out if it is not set: older versions refuse a record with a field that they do not know.
         exclude_if=lambda reference: reference is None,
-        description="Reference to the key that signs the log and checkpoints: env:NAME or file:/path; None: unsigned.",
+        description="Reference to the key that signs the log and checkpoints: env:NAME or file:/path; None: no "
+        "signing.",
     )
 
     @field_validator("url")
@@ -58,13 +59,13 @@ class StoreSpec(FiniteValue):
     @classmethod
     def _is_reference(cls, reference: str | None) -> str | None:
         if reference is not None and not REFERENCE.fullmatch(reference):
-            text = "must be env:NAME or file:/path; the key itself does not belong here, where it would be stored"
+            text = "must be env:NAME or file:/path; do not give the key itself, because the run spec is stored"
             raise PydanticCustomError("secret", text)
         return reference
 
     @property
     def is_remote(self) -> bool:
-        """Whether it is reached over a network, as `Store.is_remote` says."""
+        """Whether the store is accessed over a network, as in `Store.is_remote`."""
         return "://" in self.url and not self.url.startswith("file:")
 
     @classmethod
@@ -72,7 +73,7 @@ class StoreSpec(FiniteValue):
         """Validate plain data.
 
         Raises:
-            SpecError: some fields are wrong; it names each by its path, with the remedy.
+            SpecError: some fields are wrong; the error names each wrong field by its path, with the fix.
         """
         return parsed(cls, data, source=source)
 
@@ -84,34 +85,46 @@ class CheckpointSpec(Section):
     every_seconds: float | None = Field(
         None,
         gt=0,
-        description="Save interval in seconds; None, without every_steps: the interval that minimizes the expected "
-        "loss, from measured save times and preemptions.",
+        description="Save interval in seconds; None: no interval in seconds. If every_steps is not set either, segue "
+        "chooses the interval with the least expected lost time, from measured save times and preemptions.",
     )
-    keep: int = Field(3, ge=2, description="Retention: number of newest checkpoints to keep, at least 2.")
-    best: typing.Literal["min", "max"] = Field("min", description="Whether a lower or a higher metric is better.")
+    keep: int = Field(3, ge=2, description="Retention: number of newest checkpoints that are kept, at least 2.")
+    best: typing.Literal["min", "max"] = Field(
+        "min", description="Which metric is the best: min (the lowest) or max (the highest)."
+    )
     staging: typing.Literal["blocking", "overlapped"] = Field(
         "blocking",
-        description="Staging of a save: blocking, or overlapped with the next forward and backward pass for state that "
-        "only the optimizer changes. An overlapped save is first copied within an accelerator that has room for it.",
+        description="Staging of a save. blocking: training waits for the copy. overlapped: state that only the "
+        "optimizer changes is copied during the next forward and backward pass, from a copy on the accelerator if "
+        "the accelerator has enough free memory.",
     )
     staging_buffers: int = Field(
-        1, ge=1, le=2, description="Staging buffers in memory; with 2, a save need not wait for the previous one."
+        1,
+        ge=1,
+        le=2,
+        description="Number of staging buffers in memory; with 2, a save does not wait for the previous save.",
     )
     full_every: int = Field(
         1,
         ge=1,
-        description="Saves from one full checkpoint to the next; others store only changed tensors. 1: all full.",
+        description="Every how many saves a full checkpoint is stored; other saves store only changed tensors. 1: "
+        "all full.",
     )
     fast_folder: str | None = Field(
-        None, description="Folder on a local disk that gets every checkpoint first and is preferred for resumes."
+        None,
+        description="Folder on a local disk to which every checkpoint is written first. A resume reads it "
+        "first; None: no "
+        "folder.",
     )
     max_work_at_risk_seconds: float = Field(
-        600.0, gt=0, description="Longest time between two commits in seconds; training stops when it is exceeded."
+        600.0,
+        gt=0,
+        description="Longest time in seconds between two commits; training stops if no commit succeeds in this time.",
     )
 
     @property
     def longest_seconds(self) -> float | None:
-        """Longest time between two commits; None when only steps count."""
+        """Longest time in seconds between two commits; None if the save interval is only in steps."""
         if self.every_seconds is None and self.every_steps is None:
             return self.max_work_at_risk_seconds
         return self.every_seconds
@@ -121,21 +134,22 @@ MOST_WITNESS_STEPS = 64
 
 
 class ContinuitySpec(Section):
-    """How a resume is verified."""
+    """Settings for the verification of resumes."""
 
     witness_steps: int = Field(
         8, ge=0, le=MOST_WITNESS_STEPS, description="Number of steps after a commit that a resume must reproduce."
     )
     rehearsal: typing.Literal["stop", "warn", "off"] = Field(
-        "stop", description="Action when the resume rehearsal from the run's first checkpoint fails: stop, warn or off."
+        "stop",
+        description="Action if the resume rehearsal from the first checkpoint fails: stop or warn; off: no rehearsal.",
     )
     accept: tuple[
         typing.Literal["setup.model", "setup.hyperparameters", "setup.code", "setup.data", "setup.binding"], ...
-    ] = Field((), description="Parts of the setup that were changed intentionally since the checkpoint.")
+    ] = Field((), description="Parts of the setup that the user changed on purpose since the checkpoint.")
     disturbable: bool = Field(
         False,
-        description="Whether segments kill their trainer, or give it a notice, when an object in the store requests "
-        "it; set by the flow verify-resume in the run that it disturbs.",
+        description="Whether an object in the store may make a segment kill its trainer or give the trainer a notice; "
+        "the flow verify-resume sets this in the run that the flow disturbs.",
     )
 
 
@@ -143,18 +157,22 @@ OnAnomaly = typing.Literal["off", "rollback", "skip"]
 
 
 class AnomalySpec(FiniteValue):
-    """Actions on steps with anomalous numbers. Such a step is never committed, unless its action is `off`."""
+    """Actions on steps with anomalous numbers. Such a step is never committed, except with the action `off`."""
 
     non_finite: OnAnomaly = Field(
         "rollback", description="Action on a loss, gradient or parameter norm of nan or inf: off, rollback or skip."
     )
-    spikes: OnAnomaly = Field("off", description="Action on a loss far above its recent level: off, rollback or skip.")
+    spikes: OnAnomaly = Field("off", description="Action on a loss far above the recent losses: off, rollback or skip.")
     spike_factor: float = Field(
-        10.0, gt=0, description="Limit of a loss: robust standard deviations above the median of the recent level."
+        10.0,
+        gt=0,
+        description="Limit of a loss: number of robust standard deviations above the median of the recent losses.",
     )
-    spike_window_steps: int = Field(64, ge=8, le=1024, description="Number of steps of the recent level.")
+    spike_window_steps: int = Field(
+        64, ge=8, le=1024, description="Number of recent steps whose losses a loss is compared with."
+    )
     max_rollbacks: int = Field(
-        4, ge=0, description="Rollbacks before the run stops; each skipped batch takes two rollbacks."
+        4, ge=0, description="Number of rollbacks after which the run stops; each skipped batch takes two rollbacks."
     )
 
     def action(self, kind: typing.Literal["non_finite", "spike"]) -> OnAnomaly:
@@ -162,75 +180,84 @@ class AnomalySpec(FiniteValue):
 
 
 class LivenessSpec(Section):
-    """Timeouts by which attempts, ranks and waits are judged."""
+    """Timeouts of attempts, ranks and waits."""
 
     heartbeat_seconds: float = Field(2.0, gt=0, description="Heartbeat interval in seconds.")
     heartbeat_timeout_seconds: float = Field(
-        30.0, gt=0, description="Heartbeat timeout: an attempt without a new heartbeat for this long is declared lost."
+        30.0, gt=0, description="Heartbeat timeout in seconds: an attempt without a new heartbeat in this time is lost."
     )
     notice_file: str | None = Field(
-        None, description="File whose appearance on the machine is a notice; None: no file."
+        None, description="Path of a file on the machine; if the file appears, this is a notice; None: no file."
     )
     usr1_seconds: float | None = Field(
         None,
         gt=0,
-        description="Seconds from SIGUSR1 to the kill, as in Slurm's --signal=USR1@120; None: grace_seconds.",
+        description="Seconds from SIGUSR1 to the kill, e.g. 120 for Slurm's --signal=USR1@120; None: grace_seconds.",
     )
     rank_seconds: float = Field(
-        300.0, gt=0, description="Rank timeout: how long ranks wait for another rank, in a step or while restoring."
+        300.0,
+        gt=0,
+        description="Rank timeout: longest wait in seconds for another rank, in a step or during a restore.",
     )
     first_step_seconds: float = Field(
         1800.0,
         gt=0,
-        description="Hang timeout until the first step, and of the first evaluation, in seconds; also the rank timeout "
-        "of the first two steps.",
+        description="Hang timeout in seconds until the end of the first step, and for the first evaluation; also the "
+        "rank timeout of the first two steps.",
     )
     hang_seconds: float = Field(
         120.0,
         gt=0,
-        description="Hang timeout: an attempt without a step for this long in seconds is ended; with several ranks, "
-        "rank_seconds is added.",
+        description="Hang timeout in seconds: an attempt that completes no step in this time is ended; with several "
+        "ranks, rank_seconds is added.",
     )
     hang_factor: float = Field(
-        30.0, ge=1, description="Hang timeout as a multiple of the usual step time; the longer of the two counts."
+        30.0,
+        ge=1,
+        description="Hang timeout as a multiple of the usual step time; the longer of this and hang_seconds applies.",
     )
     slow_start_seconds: float = Field(
         120.0,
         gt=0,
-        description="Slow-start timeout: seconds from a worker taking an attempt to its claim of the run; after that, "
-        "another start is requested beside it. If earlier starts on the pool took longer, the timeout is longer, "
-        "first_step_seconds at most.",
+        description="Slow-start timeout: seconds from the time at which a worker takes an attempt to the attempt's "
+        "claim. After this timeout, another start of the attempt is requested. If earlier starts on the pool took "
+        "longer, the timeout is longer, but at most first_step_seconds.",
     )
     start_seconds: float = Field(
-        900.0, gt=0, description="Capacity timeout: longest wait for capacity in seconds when there is no deadline."
+        900.0, gt=0, description="Capacity timeout: longest wait in seconds for capacity if the run has no deadline."
     )
 
     @property
     def remote_look_seconds(self) -> float:
-        """How often a waiting parent looks into a remote store, where each request takes time and is paid for."""
+        """Seconds between two reads of a remote store by a waiting parent; each request takes time and costs money."""
         timeout_seconds = self.heartbeat_timeout_seconds
         return min(_REMOTE_LOOK_SECONDS, _REMOTE_LOOK_HEARTBEATS * self.heartbeat_seconds, timeout_seconds / 3)
 
 
 class SegmentSpec(FiniteValue):
-    """Planned ends of segments: each ends at a committed checkpoint, and the next one resumes and is verified.
+    """Planned ends of segments: each segment ends at a committed checkpoint, and the resume after it is verified.
 
-    The next one goes on on the same machine, in a process that booted beside the one before.
+    The next segment runs on the same machine, in a process that booted during the previous segment.
     """
 
-    steps: int | None = Field(None, gt=0, description="Segments end at multiples of this step; None: no such end.")
-    epochs: int | None = Field(None, gt=0, description="Segments end after this many passes over the data; None: none.")
+    steps: int | None = Field(
+        None, gt=0, description="Segments end at each multiple of this number of steps; None: no end by steps."
+    )
+    epochs: int | None = Field(
+        None, gt=0, description="Segments end after this number of epochs; None: no end by epochs."
+    )
     hours: float | None = Field(None, gt=0, description="Longest time of a segment in hours; None: no limit.")
     count: int = Field(
         20,
         ge=1,
-        description="Number of segments of an undisturbed run if no other end is set; none is shorter than half an "
-        "hour or 20 changeovers; 1: no planned ends. No effect on Slurm and Ray.",
+        description="Number of segments of an undisturbed run if steps, epochs and hours are not set; a segment "
+        "lasts at "
+        "least half an hour and at least 20 changeover delays; 1: no planned ends. No effect on Slurm and Ray.",
     )
 
 
 class ProgramSpec(FiniteValue):
-    """A program with a training loop of its own, which uses `segue.session()`."""
+    """A program that has its own training loop and uses `segue.session()`."""
 
     command: tuple[str, ...] = Field(
         min_length=2, description='Command that runs the program, e.g. ["python", "train.py", "--lr", "0.1"].'

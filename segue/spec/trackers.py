@@ -14,16 +14,16 @@ TRACKERS = {
     "mlflow": "segue.integrations.mlflow:MlflowTracker",
     "tensorboard": "segue.integrations.tensorboard:TensorBoardTracker",
 }
-"""The trackers that segue has, and where each is."""
+"""The trackers that segue provides, each with the path of its class."""
 
 _PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
 def why_no_tracker(name: str, options: TrackerOptions) -> str | None:
-    """Why this cannot be a tracker with its options; None if it can, as far as its name and options show."""
+    """The reason why this name or these options are not valid for a tracker; None if they are valid."""
     if name not in TRACKERS and not _PATH.fullmatch(name):
-        return f"{name!r} is no tracker; use {', '.join(TRACKERS)}, or your own as package.module:factory"
+        return f"{name!r} is not a tracker; use {', '.join(TRACKERS)}, or your own tracker as package.module:factory"
     for option, value in options.items():
         if isinstance(value, str) and holds_credentials(value):
-            return f"{name}.{option} holds credentials, which would be stored; give them by environment variables"
+            return f"{name}.{option} contains credentials, which would be stored; pass them in environment variables"
     return None

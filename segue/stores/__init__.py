@@ -1,4 +1,4 @@
-"""Stores of bytes: a local folder, or a bucket on S3, Google Cloud or Azure, behind one small contract."""
+"""Stores of bytes with one small interface: a local folder, or a bucket on S3, Google Cloud or Azure."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ if TYPE_CHECKING:
     from segue.spec import StoreSpec
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
-"""A single letter would be a Windows drive."""
+"""At least two letters, because a single letter is a Windows drive."""
 
 PLACES = "folder, file:///folder, s3://bucket/prefix, gs://bucket/prefix or az://container/prefix"
-"""What the URL of a store can be, for messages."""
+"""The forms of a store URL, for messages."""
 
 __all__ = ["LocalStore", "ObjectInfo", "Store", "StoreReadError", "StoreWriteError", "is_url", "open_store", "open_url"]
 
 
 def is_url(store: str) -> bool:
-    """Whether a store's name begins with a scheme, supported or not; otherwise it is a folder's path."""
+    """Whether the text is a URL with any scheme; if not, the text is the path of a folder."""
     return _SCHEME.match(store) is not None
 
 
 def open_store(spec: StoreSpec | str | Path) -> Store:
-    """The store that a spec, URL or folder names. Nothing is touched yet; `check()` does that.
+    """The store of a spec, URL or folder. Nothing is read or written yet; call `check()` to test the access.
 
     Raises:
         StoreUnreachableError: the URL is malformed or of an unknown kind, or no credentials are found.
@@ -41,14 +41,14 @@ def open_store(spec: StoreSpec | str | Path) -> Store:
 
 
 def open_url(url: str, *, endpoint_url: str | None = None, region: str | None = None) -> Store:
-    """The same store, by the fields of a store spec: for a process that has to start without pydantic."""
+    """Like `open_store`, but with the fields of a store spec, for processes that start without pydantic."""
     if not is_url(url):
         return LocalStore(Path(url))
     parts = urlsplit(url)
     fix = f"give a {PLACES}."
     if "@" in parts.netloc or any(holds_credentials(given) for given in (url, endpoint_url or "")):
-        # The text before the @ may be a secret, and a store's URL is part of every message.
-        why = "the URL and the endpoint may not contain credentials; they come from the environment."
+        # The text before the @ may be a secret, and every message contains the URL of the store.
+        why = "the URL and the endpoint may not contain credentials; segue reads credentials from the environment."
         raise StoreUnreachableError(url=masked(url), why=why, fix=fix)
     if parts.scheme not in {"file", "s3", "gs", "az"}:
         raise StoreUnreachableError(url=url, why=f"{parts.scheme}:// is not a supported kind of store.", fix=fix)
@@ -61,13 +61,13 @@ def open_url(url: str, *, endpoint_url: str | None = None, region: str | None = 
 
 
 def _bucket(scheme: str, url: str, *, endpoint_url: str | None, region: str | None) -> Store:
-    """The store in a bucket. Each kind is imported only when it is needed, because it needs an extra of its own."""
+    """The store in a bucket. Each kind is imported only if it is used, because each kind needs another extra."""
     if scheme == "s3":
         from segue.stores import s3
 
         return s3.from_url(url, endpoint_url=endpoint_url, region=region)
     if region is not None:
-        why = f"{scheme}:// has no region: a bucket's location is known to its cloud; only s3:// has one."
+        why = f"a region can be set only for s3://, not for {scheme}://; the cloud knows the location of the bucket."
         raise StoreUnreachableError(url=url, why=why, fix="leave out [store] region.")
     if scheme == "gs":
         from segue.stores import gcs
@@ -80,6 +80,6 @@ def _bucket(scheme: str, url: str, *, endpoint_url: str | None, region: str | No
 
 def _folder(parts: SplitResult, url: str, *, fix: str) -> LocalStore:
     if parts.netloc not in {"", "localhost"}:
-        why = f"{parts.netloc!r} is the name of a machine in this URL, not a folder."
+        why = f"{parts.netloc!r} is the name of a machine in this URL, not of a folder."
         raise StoreUnreachableError(url=url, why=why, fix=fix)
     return LocalStore(Path(unquote(parts.path)))

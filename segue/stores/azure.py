@@ -1,4 +1,4 @@
-"""A store in a container of Azure Blob Storage: obstore moves the bytes and finds the credentials."""
+"""A store in a container of Azure Blob Storage; obstore transfers the bytes and finds the credentials."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _ACCOUNT = "AZURE_STORAGE_ACCOUNT_NAME"
 _GIVEN = {"account_key", "sas_key", "token", "client_secret", "federated_token_file", "use_azure_cli"}
-"""Settings of obstore that are credentials; without any, it asks the machine's managed identity."""
+"""Settings of obstore that are credentials; if none is set, obstore uses the managed identity of the machine."""
 
 
 class AzureStore(ObjectStore):
@@ -58,7 +58,7 @@ class AzureStore(ObjectStore):
         )
 
     def drop_unfinished(self, prefix: str) -> None:
-        """Do nothing: Azure itself removes uncommitted blocks after a week, and nobody else can remove them."""
+        """Do nothing: only Azure itself can remove uncommitted blocks, and it does so after a week."""
         self._unfinished_below(prefix)
 
     def _unreachable(self, error: Exception) -> StoreUnreachableError:
@@ -72,7 +72,7 @@ class AzureStore(ObjectStore):
         return super()._unreachable(error)
 
     def _answers(self) -> bool:
-        """Whether the account gives any answer to a request without credentials."""
+        """Whether the storage account answers a request without credentials."""
         try:
             obstore.head(self._opened(RETRY | {"max_retries": 0}, signed=False), ".segue-check/anonymous")
         except obstore.exceptions.GenericError:
@@ -83,21 +83,21 @@ class AzureStore(ObjectStore):
 
 
 def _account(endpoint_url: str | None) -> str:
-    """The account's name: from the environment, otherwise from the endpoint's path or host; empty if none has it."""
+    """The name of the storage account, from the environment or else from the endpoint; empty if neither has it."""
     if given := os.environ.get(_ACCOUNT):
         return given
     parts = urlsplit(endpoint_url or "")
     host = parts.hostname or ""
-    # Emulators have the account in the path. Between it and `.blob.` a host may name a private link or a zone.
+    # Emulators have the account in the path. In a host name, a private link or a zone may follow the account.
     of_host = host.partition(".")[0].removesuffix("-secondary") if ".blob." in host else ""
     return parts.path.strip("/") or of_host
 
 
 def from_url(url: str, *, endpoint_url: str | None) -> AzureStore:
-    """The store that `az://container/prefix` names.
+    """The store of a URL az://container/prefix.
 
     Raises:
-        StoreUnreachableError: the URL does not consist of container and prefix, or no storage account is named.
+        StoreUnreachableError: the URL has another form, or no storage account is named.
     """
     place = place_of(url, form="az://container/prefix")
     return AzureStore(container=place.bucket, prefix=place.prefix, endpoint_url=endpoint_url)

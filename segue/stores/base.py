@@ -1,4 +1,4 @@
-"""The contract of every store. The run's log is built on one primitive, `put_if_absent`."""
+"""The interface of all stores. The log of a run needs only one special operation, `put_if_absent`."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from segue.errors import BadKeyError, MissingObjectError, StoreError, StoreUnrea
 
 
 class ObjectInfo(NamedTuple):
-    """One stored object."""
+    """The key and the size of one stored object."""
 
     key: str
     size_bytes: int
 
 
 class StoreWriteError(StoreError):
-    """The bytes did not reach the store; its earlier content is untouched."""
+    """The bytes were not written; the earlier content of the store is unchanged."""
 
     def __init__(self, *, url: str, key: str, why: str) -> None:
         self.url, self.key, self.why = url, key, why
@@ -29,7 +29,7 @@ class StoreWriteError(StoreError):
 
 
 WRONG_CLOCK = "the clock of this machine is wrong by more than the server permits"
-"""The reason of an error, if the server names this one."""
+"""The reason in an error message if the server reports a wrong clock."""
 
 
 class StoreReadError(StoreError):
@@ -41,32 +41,34 @@ class StoreReadError(StoreError):
 
 
 class StoreGoneError(StoreReadError, StoreWriteError):
-    """The store itself is not where it was: unmounted, renamed, deleted, or replaced by another one."""
+    """The folder of the store was unmounted, renamed, deleted, or replaced by another store."""
 
     def __init__(self, *, url: str, why: str) -> None:
         self.url, self.key, self.why = url, MARKER, why
-        StoreError.__init__(self, f"store {url}: {why}.", fix="mount it or move it back; the work is retried.")
+        StoreError.__init__(
+            self, f"store {url}: {why}.", fix="mount the folder again, or move it back; the operation is retried."
+        )
 
 
 class Store(Protocol):
-    """Bytes under plain relative keys. Safe to use from several threads."""
+    """Objects of bytes, each with a relative path as its key. Safe to use from several threads."""
 
     @property
     def url(self) -> str:
-        """The address of this store, for messages; it never holds a secret."""
+        """The address of this store, for messages; it never contains a secret."""
         ...
 
     @property
     def is_remote(self) -> bool:
-        """Whether each request takes a round trip over a network and costs money: ask rarely, and in parallel."""
+        """Whether each request takes a network round trip and costs money, so requests must be few and parallel."""
         ...
 
     def put_if_absent(self, key: str, data: bytes) -> bool:
         """Write a small object unless the key exists; True if this call created the object.
 
-        Atomic and durable: of any number of callers, on any machine, at most one gets True, and from then on
-        every reader sees exactly its bytes, even after a crash. A caller whose answer got lost may get False
-        for its own write: compare the bytes.
+        Atomic and durable: of all callers on all machines, at most one gets True. After that, every reader sees
+        exactly the bytes of this caller, even after a crash. If an answer was lost, a caller may get False for its
+        own write; to find out, compare the bytes.
 
         Raises:
             StoreWriteError: it is unknown whether the object was written, because the answer may have been lost.
@@ -74,7 +76,7 @@ class Store(Protocol):
         ...
 
     def put(self, key: str, data: bytes | memoryview, *, durable: bool = True) -> None:
-        """Write or replace an object as a whole. With `durable` it survives a power cut once this returns.
+        """Write or replace a whole object. With `durable`, the object survives a power cut after this call returns.
 
         Raises:
             StoreWriteError: readers still see the earlier content.
@@ -85,13 +87,13 @@ class Store(Protocol):
         """The whole object.
 
         Raises:
-            MissingObjectError: there is none.
+            MissingObjectError: there is no such object.
             StoreReadError: the store could not be read.
         """
         ...
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
-        """`length` bytes from `start`; fewer at the object's end, none beyond it.
+        """`length` bytes from `start`; fewer bytes at the end of the object, no bytes after it.
 
         Raises:
             ValueError: `start` or `length` is negative.
@@ -101,31 +103,30 @@ class Store(Protocol):
         ...
 
     def read_into(self, key: str, start: int, into: memoryview) -> int:
-        """Fill `into` with the bytes from `start`; returns their number. Large objects are read with few copies.
+        """Fill `into` with the bytes from `start`, and return the number of bytes. Large objects need few copies.
 
-        Memory that begins on a page (`stores.direct.page_buffer`) is filled without passing the page cache.
+        If `into` begins at a memory page (see `stores.direct_io.page_buffer`), the read bypasses the page cache.
 
         Raises:
             MissingObjectError: there is no such object.
-            StoreReadError: the store could not be read; `into` holds anything.
+            StoreReadError: the store could not be read; the content of `into` is undefined.
         """
         ...
 
     def size(self, key: str) -> int:
-        """The object's size in bytes.
+        """The size of the object in bytes.
 
         Raises:
-            MissingObjectError: there is none.
+            MissingObjectError: there is no such object.
             StoreReadError: the store could not be read.
         """
         ...
 
     def list_objects(self, prefix: str, *, after: str | None = None) -> list[ObjectInfo]:
-        """All objects below a prefix that ends with '/', sorted by key; the empty prefix lists all.
+        """All objects below a prefix that ends with '/', sorted by key; the empty prefix means all objects.
 
-        With `after`, only objects with greater keys; the objects before them cost nothing, except on Azure.
-
-        Objects of other programs, whose names cannot be keys of a store, are skipped.
+        With `after`, only objects with keys greater than `after` are listed; except on Azure, this needs fewer
+        requests. Objects of other programs with names that cannot be keys are skipped.
 
         Raises:
             StoreReadError: the store could not be read.
@@ -133,7 +134,7 @@ class Store(Protocol):
         ...
 
     def folders(self) -> list[str]:
-        """The names of the top-level folders, sorted: the runs.
+        """The sorted names of the top-level folders, which are the run ids.
 
         Raises:
             StoreReadError: the store could not be read.
@@ -141,50 +142,50 @@ class Store(Protocol):
         ...
 
     def delete(self, keys: list[str]) -> None:
-        """Remove objects; missing ones are skipped.
+        """Delete objects; missing objects are skipped.
 
         Raises:
-            StoreWriteError: the object it names and the following ones may still be there.
+            StoreWriteError: the object in the error and all later objects in `keys` may still exist.
         """
         ...
 
     def drop_unfinished(self, prefix: str) -> None:
-        """Remove unfinished writes of dead writers below a prefix that ends with '/': bytes that no reader can see.
+        """Remove the bytes of unfinished writes below a prefix that ends with '/'; readers never see these bytes.
 
-        A writer that is still alive gets a StoreWriteError and may retry. On Azure nothing is removed: uncommitted data
-        cannot be removed, and expires by itself after a week.
+        If the writer is still alive, it gets a StoreWriteError and may retry. On Azure nothing is removed: uncommitted
+        data cannot be removed, but expires after a week.
 
         Raises:
-            StoreReadError, StoreWriteError: some of these writes may still be there.
+            StoreReadError, StoreWriteError: some of these bytes may still exist.
         """
         ...
 
     def check(self) -> None:
-        """Prove that this store can be written and keeps `put_if_absent`'s promise.
+        """Test that this store can be written and that `put_if_absent` works as described.
 
         Raises:
-            StoreUnreachableError: with the reason and the fix.
+            StoreUnreachableError: the test failed; the error has the reason and the fix.
         """
         ...
 
 
 @runtime_checkable
 class Examinable(Protocol):
-    """A store that can say more about itself than the contract requires."""
+    """A store with methods for examining it, beyond the interface `Store`."""
 
     def reach(self) -> None:
-        """Ask whether the store exists, whatever access rights it grants. Answers within seconds.
+        """Test within seconds whether the store exists, regardless of the access rights.
 
         Raises:
-            StoreUnreachableError: with the reason and the fix.
+            StoreUnreachableError: the test failed; the error has the reason and the fix.
         """
         ...
 
     def modified_at(self, key: str) -> datetime:
-        """When an object was written, by the clock of the store; some stores count whole seconds.
+        """Time at which an object was written, on the clock of the store; some stores give whole seconds only.
 
         Raises:
-            MissingObjectError: there is none.
+            MissingObjectError: there is no such object.
             StoreReadError: the store could not be read.
         """
         ...
@@ -192,50 +193,51 @@ class Examinable(Protocol):
 
 @runtime_checkable
 class HasRules(Protocol):
-    """A store that shows whether anything besides segue removes its objects. Not every kind of store can."""
+    """A store that can show whether something other than segue removes its objects. Not every kind of store can."""
 
     def removed_by(self) -> str | None:
-        """The rule that removes objects without a delete, as far as can be seen; None if there is none.
+        """The known rule that removes objects automatically, in words; None if there is no such rule.
 
         Raises:
-            StoreReadError: its rules could not be read.
+            StoreReadError: the rules could not be read.
         """
         ...
 
 
 @runtime_checkable
 class Refreshable(Protocol):
-    """A store that can be read in another way: this corrects bytes that a fault on the way has changed."""
+    """A store that can be read in another way, to correct bytes that were changed by a fault during the read."""
 
     def afresh(self) -> Store:
-        """The same store, read past the page cache or over new connections. For repeated reads."""
+        """The same store for repeated reads, without the page cache or with new connections."""
         ...
 
 
 def ways_to(store: Store, *, reads: int) -> Iterator[Store]:
-    """The store itself, then the same store read in other ways, or the store again if it has none; `reads` in all."""
+    """Yield the store `reads` times: first the store itself, then a store that reads in another way, if possible."""
     yield store
     for _ in range(reads - 1):
         yield store.afresh() if isinstance(store, Refreshable) else store
 
 
 MARKER = ".segue-store"
-"""Name of the file that marks a folder as a store and holds the store's uuid. No object can have this name."""
+"""Name of the file that marks a folder as a store and contains the store's uuid. No object can have this name."""
 
 STAGED = ".staged-"
-"""Prefix of the names of files being written. No key may begin with it, or a reader would not find its object."""
+"""Prefix of the names of unfinished files. No part of a key may begin with this prefix."""
 
 _MOST_KEY_BYTES, _MOST_PART_BYTES = 1024, 255
-"""Limits of buckets and file systems."""
+"""Longest key, and longest part of a key, that buckets and file systems permit."""
 _PART = re.compile(r"[\w=.,@+-][\w=.,@+ -]*")
 
 
 def checked_key(key: str) -> str:
-    """The key itself, when it is a plain relative path.
+    """The key itself, if it is a plain relative path.
+
+    Manifests come from storage that others may write, so their keys are not trusted.
 
     Raises:
-        BadKeyError: it is empty, absolute, climbs with '..', or has odd characters. Manifests come from
-            storage that others may write, so a key is never trusted.
+        BadKeyError: the key is empty or absolute, or contains '..' or a character that is not permitted.
     """
     if not is_key(key):
         raise BadKeyError(key=key)
@@ -243,43 +245,43 @@ def checked_key(key: str) -> str:
 
 
 def is_key(name: str) -> bool:
-    """Whether an object of a store can have this name."""
+    """Whether the name is a valid key of an object."""
     parts = name.split("/")
     reserved = {".", "..", MARKER}
     if not all(_PART.fullmatch(part) and part not in reserved and not part.startswith(STAGED) for part in parts):
         return False
-    # A store that cannot hold the name would report that it cannot be read, and the reader would ask for ever.
+    # For a name that is too long, a store would report a read error, and the reader would retry forever.
     return len(name.encode()) <= _MOST_KEY_BYTES and all(len(part.encode()) <= _MOST_PART_BYTES for part in parts)
 
 
 def checked_range(start: int, length: int) -> tuple[int, int]:
-    """Both numbers, if none is negative: stores differ in how they treat negative numbers."""
+    """Both numbers, if neither is negative. Stores treat negative numbers differently, so these are refused."""
     if start < 0 or length < 0:
         raise ValueError(f"start {start} and length {length} must not be negative")
     return start, length
 
 
 def put_new(store: Store, key: str, data: bytes) -> bool:
-    """Whether `put_if_absent` created the object, even if its answer was lost and a retry found its own bytes.
+    """Whether `put_if_absent` created the object; if an answer was lost, the stored bytes are compared with `data`.
 
-    `data` must be bytes that no other writer has.
+    No other writer may write the same `data`.
 
     Raises:
-        StoreWriteError, StoreReadError, MissingObjectError: it is not known whether it did.
+        StoreWriteError, StoreReadError, MissingObjectError: it is not known whether the object was created.
     """
     return store.put_if_absent(key, data) or store.get(key) == data
 
 
 def check_by_writing(store: Store) -> None:
-    """The check that every store shares: of two puts to one new key, exactly one must succeed. It leaves no object."""
+    """Test that of two `put_if_absent` calls with one new key exactly one succeeds; the test object is deleted."""
     key = f".segue-check/{uuid.uuid4().hex}"
     try:
         _require_one_winner(store, key)
     finally:
         refused = _refused_deletion(store, key)
     if refused is not None:
-        why = f"its objects cannot be deleted ({refused.why}); {key} stays."
-        raise StoreUnreachableError(url=store.url, why=why, fix="ask for the right to delete there.")
+        why = f"its objects cannot be deleted ({refused.why}); the test object {key} remains."
+        raise StoreUnreachableError(url=store.url, why=why, fix="ask for the permission to delete objects there.")
 
 
 def _refused_deletion(store: Store, key: str) -> StoreWriteError | None:
@@ -297,20 +299,20 @@ def _require_one_winner(store: Store, key: str) -> None:
         is_replaced = store.put_if_absent(key, b"second")
         is_kept = store.get(key) == first
     except StoreWriteError as error:
-        fix = "give a place you may write to, or ask for write access."
+        fix = "give another store that you may write to, or ask for write access."
         raise StoreUnreachableError(url=store.url, why=f"it cannot be written ({error.why}).", fix=fix) from None
     except StoreReadError as error:
-        fix = "ask for read access to the same place."
+        fix = "ask for read access to this store."
         raise StoreUnreachableError(url=store.url, why=f"it cannot be read ({error.why}).", fix=fix) from None
     except MissingObjectError:
         raise StoreUnreachableError(
             url=store.url,
-            why="an object that was just written is missing, so the run's log cannot be kept there.",
-            fix="use a store that reads back what was written.",
+            why="an object that was just written is missing, so this store cannot hold the log of a run.",
+            fix="use a store in which a written object can be read immediately.",
         ) from None
     if not is_created or is_replaced or not is_kept:
         raise StoreUnreachableError(
             url=store.url,
-            why="a put on the condition that no object is there overwrote one, so the run's log cannot be kept there.",
+            why="a conditional put replaced an existing object, so this store cannot hold the log of a run.",
             fix="use AWS S3, Google Cloud, Azure, another store with conditional puts, or a folder.",
         )

@@ -1,8 +1,8 @@
-"""A separate random stream for botocore's pauses between its requests.
+"""A separate RNG stream for the pauses of botocore before repeated requests.
 
-botocore draws the pauses from the stream of the `random` module, in the thread that repeats a request. In a trainer
-that stream belongs to the recipe and is part of the run's state: a repeated request would change it, and the run would
-differ from a run with an undisturbed store.
+botocore draws the pauses from the `random` module, in the thread that repeats a request. In a trainer, this RNG stream
+belongs to the recipe and is part of the state of the run. So a repeated request would change the stream, and the run
+would differ from a run without the repeated request.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _OWN = random.Random()
 
 
 class _Backoff(botocore.retries.standard.ExponentialBackoff):  # type: ignore[misc]
-    """Draws from botocore's own stream. The original class keeps a reference to the function that draws."""
+    """Draws from the separate stream; the original class keeps a reference to `random.random`."""
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
@@ -26,6 +26,6 @@ class _Backoff(botocore.retries.standard.ExponentialBackoff):  # type: ignore[mi
 
 
 def use_own_random_stream() -> None:
-    """Let every client of this process draw from that stream, including clients that fetch credentials. Idempotent."""
+    """Make all botocore clients of this process draw from the separate stream. May be called repeatedly."""
     botocore.retryhandler.random = botocore.utils.random = _OWN
     botocore.retries.standard.ExponentialBackoff = _Backoff

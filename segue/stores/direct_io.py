@@ -1,6 +1,6 @@
-"""Reading and writing large files without the page cache: with O_DIRECT, or plainly if a file system lacks it.
+"""Reading and writing large files without the page cache, by O_DIRECT if the file system supports it.
 
-The page cache would copy a checkpoint once more, and would push out the training's own pages.
+The page cache would copy a checkpoint once more, and would displace cached pages of the training.
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ from pathlib import Path
 
 READ_BYTES = 8 * 2**20
 WRITE_BYTES = 32 * 2**20
-"""Bytes of one system call. Disks take large writes faster, and no other thread interrupts one."""
+"""Number of bytes in one system call. Large writes are faster, and other threads do not interrupt a system call."""
 PAGE_BYTES = mmap.PAGESIZE
 
-_O_DIRECT = getattr(os, "O_DIRECT", 0)  # Not on every system: macOS has none.
+_O_DIRECT = getattr(os, "O_DIRECT", 0)  # macOS has no O_DIRECT.
 _NOT_SUPPORTED = (errno.EINVAL, errno.EOPNOTSUPP)
-"""Errors of file systems without direct transfers, some at open and some at the first transfer."""
+"""Errors of file systems that do not support O_DIRECT, raised at the open or at the first transfer."""
 
 
 def page_buffer(size_bytes: int) -> memoryview:
-    """Zeroed memory that begins on a page, for direct reads; it is freed with its last view."""
-    # Private: shared memory rarely gets huge pages, and faulting in small ones takes longer than the reading.
+    """Zeroed memory that begins at a memory page, for direct reads; it is freed with its last view."""
+    # Private memory, because shared memory rarely gets huge pages, and page faults of small pages take longer than
+    # the read.
     memory = mmap.mmap(-1, max(size_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
@@ -34,7 +35,7 @@ def page_buffer(size_bytes: int) -> memoryview:
 
 
 def write_new(path: Path, data: memoryview) -> None:
-    """Write a file that must not exist yet, and sync it; the caller must sync the folder's entry.
+    """Write a file that must not exist yet, and sync the file; the caller must sync the folder.
 
     After an error or a crash, a part of the file may exist.
 
@@ -51,7 +52,7 @@ def write_new(path: Path, data: memoryview) -> None:
 
 
 def read_into(path: Path, start: int, into: memoryview) -> int:
-    """Fill `into` with the file's bytes from `start`; returns their number.
+    """Fill `into` with the bytes of a file from `start`, and return the number of bytes.
 
     Raises:
         OSError: the error of the system call.
@@ -68,7 +69,7 @@ def read_into(path: Path, start: int, into: memoryview) -> int:
 
 
 def _direct(descriptor: int, transfer: Callable[[], int]) -> int:
-    """How many bytes `transfer` moved with O_DIRECT set; 0 if the file system does not support that."""
+    """Number of bytes that `transfer` moved with O_DIRECT; 0 if the file system does not support O_DIRECT."""
     if not _O_DIRECT:
         return 0
     flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
@@ -78,7 +79,7 @@ def _direct(descriptor: int, transfer: Callable[[], int]) -> int:
     except OSError as error:
         if error.errno not in _NOT_SUPPORTED:
             raise
-        return 0  # Bytes that were moved are moved again: the same bytes to the same place.
+        return 0  # The caller transfers all bytes again, which gives the same result.
     finally:
         fcntl.fcntl(descriptor, fcntl.F_SETFL, flags)
 
@@ -95,14 +96,14 @@ def _read(descriptor: int, into: memoryview, start: int, *, unit_bytes: int) -> 
     while done < len(into):
         count = os.preadv(descriptor, [into[done : done + READ_BYTES]], start + done)
         done += count
-        if count == 0 or count % unit_bytes:  # The end of the file, from which a direct read could not continue.
+        if count == 0 or count % unit_bytes:  # This is the end of the file; a direct read cannot continue there.
             break
     return done
 
 
 def _whole_pages(data: memoryview) -> int:
-    """How many bytes of `data` may be transferred directly: whole pages, if it begins on one."""
+    """Number of bytes of `data` that O_DIRECT can transfer: whole pages, and only if `data` begins at a page."""
     if data.readonly or len(data) < PAGE_BYTES:
-        return 0  # Only the address of writable memory can be read here; segue's buffers are writable.
+        return 0  # ctypes gives only the address of writable memory; the buffers of segue are writable.
     is_aligned = ctypes.addressof(ctypes.c_char.from_buffer(data)) % PAGE_BYTES == 0
     return len(data) - len(data) % PAGE_BYTES if is_aligned else 0

@@ -1,4 +1,4 @@
-"""The place of a bucket: the parts of its URL, the endpoints to which requests may travel, and obstore's settings."""
+"""The address of a bucket: the parts of its URL, permitted endpoints, and the settings of obstore."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class BucketPlace(NamedTuple):
 
 
 def place_of(url: str, *, form: str) -> BucketPlace:
-    """The bucket and the prefix of a URL that has this form, such as s3://bucket/prefix.
+    """The bucket and the prefix of a URL of the given form, e.g. s3://bucket/prefix.
 
     Raises:
         StoreUnreachableError: the URL has another form.
@@ -40,7 +40,7 @@ def place_of(url: str, *, form: str) -> BucketPlace:
 
 
 def is_payload_exposed(endpoint_url: str | None) -> bool:
-    """Whether someone on the network path could read a request and change its bytes. Loopback has no such path."""
+    """Whether others on the network could read a request and change its bytes; False for loopback addresses."""
     if endpoint_url is None:
         return False
     parts = urlsplit(endpoint_url)
@@ -48,10 +48,10 @@ def is_payload_exposed(endpoint_url: str | None) -> bool:
 
 
 def checked_endpoint(url: str, endpoint_url: str | None) -> str | None:
-    """The endpoint, if requests of a cloud whose signatures do not cover the bytes may travel to it.
+    """The endpoint, if it is safe for clouds whose request signatures do not cover the bytes.
 
     Raises:
-        StoreUnreachableError: the endpoint is no URL, or it is `http://` and not on this machine.
+        StoreUnreachableError: the endpoint is not a URL, or uses `http://` and is not on this machine.
     """
     if endpoint_url is not None and not endpoint_url.startswith(("http://", "https://")):
         fix = "write it with https://."
@@ -59,14 +59,15 @@ def checked_endpoint(url: str, endpoint_url: str | None) -> str | None:
     if is_payload_exposed(endpoint_url):
         raise StoreUnreachableError(
             url=url,
-            why=f"on the way to {endpoint_url} others could read the credentials and change the bytes.",
-            fix="give the endpoint with https://; http:// is for servers on 127.0.0.1.",
+            why=f"the connection to {endpoint_url} is not encrypted: others could read the credentials and change "
+            "the bytes.",
+            fix="give the endpoint with https://; http:// is permitted only for servers on 127.0.0.1.",
         )
     return endpoint_url
 
 
 def client_options(endpoint_url: str | None, timeout: timedelta = CLIENT_TIMEOUT) -> ClientConfig:
-    """obstore's settings for requests to an endpoint; `timeout` is the limit for one request with its body."""
+    """The settings of obstore for an endpoint; `timeout` limits one request including its body."""
     options: ClientConfig = {"timeout": timeout, "connect_timeout": CONNECT_TIMEOUT}
     if endpoint_url is not None:
         options["allow_http"] = urlsplit(endpoint_url).scheme == "http"

@@ -1,4 +1,4 @@
-"""A store in a bucket of Google Cloud Storage: obstore moves the bytes, google-auth finds the credentials."""
+"""A store in a bucket of Google Cloud Storage; obstore transfers the bytes, google-auth finds the credentials."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class GcsStore(ObjectStore):
                 "login`, or give the machine a service account.",
             ) from None
         except google.auth.exceptions.GoogleAuthError as error:
-            # With workload identity federation this asks for a token, to find the project.
+            # With workload identity federation, google.auth.default requests a token to find the project.
             why = f"Google gives no access token for the credentials ({type(error).__name__})"
             raise StoreReadError(url=url, key="", why=why) from None
         super().__init__(bucket=bucket, prefix=prefix, endpoint_url=endpoint_url)
@@ -86,7 +86,7 @@ class GcsStore(ObjectStore):
             raise StoreUnreachableError(
                 url=self.url,
                 why=f"Google gives no access token for the credentials ({type(error).__name__}).",
-                fix="check that they are still valid, and the network.",
+                fix="check that the credentials are still valid, and check the network.",
             ) from None
 
     def drop_unfinished(self, prefix: str) -> None:
@@ -102,13 +102,13 @@ class GcsStore(ObjectStore):
             raise StoreReadError(url=self.url, key=prefix, why=type(error).__name__) from None
 
     def _uploads(self, session: Any, below: str) -> Iterator[tuple[str, str]]:
-        """Key and id of each unfinished multipart upload below a prefix of the bucket."""
+        """The key and the id of each unfinished multipart upload below a prefix of the bucket."""
         marker = {"key-marker": "", "upload-id-marker": ""}
         while True:
             query = {"uploads": "", "prefix": below} | {name: value for name, value in marker.items() if value}
             answer = session.get(self._bucket_url, params=query, timeout=_TIMEOUT_SECONDS)
             answer.raise_for_status()
-            page = ElementTree.fromstring(answer.content)  # noqa: S314 - expat limits what entities grow to.
+            page = ElementTree.fromstring(answer.content)  # noqa: S314 - expat limits the size of entities.
             for upload in page.iterfind("{*}Upload"):
                 yield upload.findtext("{*}Key", ""), upload.findtext("{*}UploadId", "")
             if page.findtext("{*}IsTruncated") != "true":
@@ -122,10 +122,10 @@ class GcsStore(ObjectStore):
 
 
 def from_url(url: str, *, endpoint_url: str | None) -> GcsStore:
-    """The store that `gs://bucket/prefix` names.
+    """The store of a URL gs://bucket/prefix.
 
     Raises:
-        StoreUnreachableError: the URL does not consist of bucket and prefix, or no credentials are found.
+        StoreUnreachableError: the URL has another form, or no credentials are found.
     """
     place = place_of(url, form="gs://bucket/prefix")
     return GcsStore(bucket=place.bucket, prefix=place.prefix, endpoint_url=endpoint_url)

@@ -1,6 +1,6 @@
-"""A separate random stream for google-auth's pauses between its requests, for the reason in botocore_random.py.
+"""A separate RNG stream for the pauses of google-auth before repeated requests; botocore_random.py has the reason.
 
-google-auth draws the pauses from the stream of the `random` module, in the thread that fetches a token.
+google-auth draws the pauses from the `random` module, in the thread that fetches a token.
 """
 
 from __future__ import annotations
@@ -14,6 +14,6 @@ _OWN = random.Random()
 
 
 def use_own_random_stream() -> None:
-    """Let google-auth draw from that stream in this process. Idempotent."""
+    """Make google-auth draw from the separate stream in this process. May be called repeatedly."""
     module: Any = google.auth._exponential_backoff
     module.random = _OWN

@@ -1,4 +1,4 @@
-"""A store in a local directory: fsync of file and folder, put-if-absent by hard link."""
+"""A store in a local folder, with fsync of files and folders and with put-if-absent by hard links."""
 
 from __future__ import annotations
 
@@ -28,27 +28,28 @@ from segue.stores.base import (
 )
 
 _LARGE_BYTES = 2**20
-"""Durable objects of this size or more are written without the page cache."""
+"""Smallest size in bytes of durable objects that are written without the page cache."""
 
 _IN_MEMORY = ("tmpfs", "ramfs")
 _MOST_SYNCED = 1000
-"""Most folders that are remembered as synced: each checkpoint has its own folder."""
+"""Largest number of synced folders to remember; each checkpoint has its own folder."""
 _TRIES = 100
-"""How often a folder is created again after other processes have removed it as empty, before that is an error."""
+"""Number of tries to create a folder that other processes remove again because it is empty."""
 
 
 class LocalStore:
     """Objects as files below `root`. Works on any file system that has hard links and atomic rename.
 
-    `create` writes a marker file with a uuid. Every write, and every read that finds nothing, checks that the marker
-    exists and is unchanged: a folder that was unmounted, renamed or replaced is an error, never an empty store.
+    `create` writes a marker file with a uuid. Every write, and every read that finds no object, checks that the marker
+    exists and is unchanged. So if the folder was unmounted, renamed or replaced, the result is an error and never an
+    empty store.
     """
 
     def __init__(self, root: Path) -> None:
         self.root = root.expanduser().absolute()
         self._known: bytes | None = None
         self._synced: set[Path] = set()
-        """Folders that are known to survive a power cut."""
+        """Folders whose entries were synced, so that they survive a power cut."""
 
     @property
     def url(self) -> str:
@@ -59,7 +60,7 @@ class LocalStore:
         return False
 
     def create(self) -> Self:
-        """Make the folder a store, unless it already is one. Returns this store.
+        """Make the folder a store, if it is not a store yet. Returns this store.
 
         Raises:
             StoreUnreachableError: the folder cannot be created or written.
@@ -78,7 +79,7 @@ class LocalStore:
             raise StoreUnreachableError(
                 url=self.url,
                 why=f"the folder cannot be created ({error.strerror}).",
-                fix="give a folder you may write to with --store or [store] url.",
+                fix="use --store or [store] url to give a folder that you may write to.",
             ) from None
         self._require_marker()
         return self
@@ -87,8 +88,8 @@ class LocalStore:
         path = self._path(key)
         with self._staged(path, data, durable=True) as staged:
             try:
-                # A link appears whole or not at all, and never replaces a file: the bytes were synced before they had a
-                # name, so no reader ever sees a part of them.
+                # A link is atomic and never replaces a file. The bytes were synced before the link, so a reader sees
+                # either all bytes or no object.
                 os.link(staged, path)
             except FileExistsError:
                 return False
@@ -129,12 +130,12 @@ class LocalStore:
     def list_objects(self, prefix: str, *, after: str | None = None) -> list[ObjectInfo]:
         folder = self._path(prefix.rstrip("/")) if prefix else self.root
         found = []
-        # An unreadable folder must not look empty: the next record would go to a slot of the log that is in use.
+        # An unreadable folder must not look empty, or the next record would be written to a slot that is in use.
         with self._reading(prefix or "/"):
             for directory, _, names in os.walk(folder, onerror=_raise_unless_gone):
                 above = Path(directory).relative_to(self.root)
                 for key in ((above / name).as_posix() for name in names):
-                    with suppress(FileNotFoundError):  # Deleted between the walk and the stat: the object is gone.
+                    with suppress(FileNotFoundError):  # The object was deleted between the walk and the stat.
                         if (after is None or key > after) and is_key(key):
                             found.append(ObjectInfo(key, (self.root / key).stat().st_size))
         if not found:
@@ -155,7 +156,7 @@ class LocalStore:
                 path.unlink()
                 self._drop_empty_folders(path.parent)
             except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-                continue  # There is no object of that name.
+                continue  # There is no object with this key.
             except OSError as error:
                 raise StoreWriteError(url=self.url, key=key, why=error.strerror or str(error)) from error
 
@@ -180,7 +181,7 @@ class LocalStore:
 
     def removed_by(self) -> str | None:
         kind = _file_system(self.root)
-        return f"the folder is on {kind}, which a restart of the machine empties" if kind in _IN_MEMORY else None
+        return f"the folder is on {kind}, which is emptied at a restart of the machine" if kind in _IN_MEMORY else None
 
     def afresh(self) -> LocalStore:
         return _Uncached(self.root)
@@ -189,21 +190,21 @@ class LocalStore:
         return self.root / checked_key(key)
 
     def _require_marker(self) -> None:
-        """Refuse to continue if the folder is no longer the store that it was.
+        """Raise an error if the folder is missing or is another store now.
 
-        A store of version 0.1 has no marker until its next `check`. The runs in it show that it is one.
+        A store of version 0.1 has no marker until its next `check`; if it has runs, it counts as a store.
         """
         try:
             marker = (self.root / MARKER).read_bytes()
         except (FileNotFoundError, NotADirectoryError):
             if self._known is None and self.folders():
                 return
-            raise StoreGoneError(url=self.url, why="the folder is gone (unmounted, renamed or deleted?)") from None
+            raise StoreGoneError(url=self.url, why="the folder is missing (unmounted, renamed or deleted?)") from None
         except OSError as error:
             raise StoreGoneError(url=self.url, why=f"the folder cannot be read ({error.strerror})") from None
         self._known = self._known or marker
         if marker != self._known:
-            raise StoreGoneError(url=self.url, why="another store is in its place")
+            raise StoreGoneError(url=self.url, why="the folder is another store now")
 
     @contextmanager
     def _staged(self, path: Path, data: bytes | memoryview, *, durable: bool) -> Iterator[Path]:
@@ -240,15 +241,15 @@ class LocalStore:
                 self._make_folder(path.parent, durable=durable)
                 return make()
             except (FileNotFoundError, FileExistsError):
-                # Another process has just removed the folder as empty: create it again.
+                # Another process has just removed the empty folder, so create the folder again.
                 tries += 1
                 if tries == _TRIES:
                     raise
 
     def _make_folder(self, folder: Path, *, durable: bool) -> None:
-        if folder == self.root:  # Only `create` makes it.
+        if folder == self.root:  # Only `create` makes the root.
             return
-        # An existing folder may have been made just now by a process that has not synced it, or never will.
+        # Another process may have made an existing folder without syncing it.
         if folder.is_dir() and (not durable or folder in self._synced):
             return
         self._make_folder(folder.parent, durable=durable)
@@ -264,12 +265,12 @@ class LocalStore:
             try:
                 folder.rmdir()
             except OSError:
-                return  # Usually not empty. In any case the objects are gone, and an empty folder does no harm.
+                return  # Usually the folder is not empty. After another error, a harmless empty folder remains.
             folder = folder.parent
 
 
 class _Uncached(LocalStore):
-    """The same folder; before each read the page cache drops the file, so that the disk is read."""
+    """The same store, but before each read the file is removed from the page cache, so that the disk is read."""
 
     def get(self, key: str) -> bytes:
         self._forget(key)
@@ -284,7 +285,7 @@ class _Uncached(LocalStore):
         return super().read_into(key, start, into)
 
     def _forget(self, key: str) -> None:
-        if not hasattr(os, "posix_fadvise"):  # macOS has none.
+        if not hasattr(os, "posix_fadvise"):  # macOS has no posix_fadvise.
             return
         with self._reading(key), self._path(key).open("rb") as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
@@ -299,7 +300,7 @@ def _write_small(path: Path, data: bytes | memoryview, *, durable: bool) -> None
 
 
 def _file_system(folder: Path) -> str:
-    """The kind of a folder's file system; empty if the operating system does not say."""
+    """The type of the file system of a folder; empty if it cannot be found."""
     try:
         lines = [line.split(" ") for line in Path("/proc/self/mounts").read_text().splitlines()]
     except OSError:

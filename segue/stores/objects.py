@@ -1,4 +1,4 @@
-"""The common part of all stores in a bucket: obstore moves the bytes, and its errors become a store's."""
+"""The common base of all bucket stores; obstore transfers the bytes, and its errors become store errors."""
 
 from __future__ import annotations
 
@@ -35,39 +35,39 @@ if TYPE_CHECKING:
 
 RETRY: RetryConfig = {"max_retries": 8, "retry_timeout": timedelta(seconds=60)}
 _FEW_RETRIES: RetryConfig = {"max_retries": 1, "retry_timeout": timedelta(seconds=10)}
-"""For the check, because a person waits for its answer."""
+"""For `check` and `reach`, because a person waits for the answer."""
 _BULK_RETRY: RetryConfig = {"max_retries": 8, "retry_timeout": timedelta(minutes=4)}
-"""obstore repeats a request with the credentials of the first try, which are valid for five minutes."""
+"""Below five minutes, because obstore repeats a request with its first credentials, which are valid for 5 minutes."""
 _BULK_TIMEOUT = timedelta(minutes=2)
-"""For requests with a part of a large object. Eight of them share the connection: 1.2 MB/s are enough for all."""
+"""For requests with a part of a large object. Eight requests share the connection; 1.2 MB/s in total are enough."""
 _PART_BYTES = 16 * 2**20
 _PARTS_AT_ONCE = 8
 _MOST_PARTS = 9_000
-"""S3 and GCS take 10,000, Azure 50,000."""
+"""S3 and GCS permit 10,000 parts, Azure 50,000."""
 _CODES = {
     "ExpiredToken": "the session token has expired",
     "InvalidToken": "the session token is not valid",
     "RequestTimeTooSkewed": WRONG_CLOCK,
 }
-"""Source: the list of error codes in the S3 API."""
+"""For each error code of the S3 API, the reason in the error message."""
 _CONFLICT_PAUSES = (0.05, 0.1, 0.2, 0.4, 0.8)
-"""Pause in seconds after each false answer that an object exists."""
+"""Pauses in seconds after each wrong answer that an object already exists."""
 
 
 class ObjectStore(ABC):
-    """Objects below `bucket/prefix`. A subclass says how its cloud is reached.
+    """Objects below `bucket/prefix`; a subclass connects to its cloud.
 
-    `put_if_absent` is only a single conditional PUT: not every store honours conditional multipart uploads, and
-    conditional updates differ between stores.
+    `put_if_absent` uses only a single conditional PUT, because not every store supports conditional multipart uploads,
+    and conditional updates differ between stores.
     """
 
     scheme: ClassVar[str]
     holder: ClassVar[str] = "bucket"
-    """The cloud's own word for the container of the objects."""
+    """The word that the cloud uses for a bucket, for messages."""
     cloud: ClassVar[str]
-    """The place of the bucket if no endpoint is given."""
+    """The name of the cloud, for messages."""
     variables: ClassVar[str]
-    """Names of the environment variables that obstore reads."""
+    """Pattern of the environment variables that obstore reads, for messages."""
 
     def __init__(self, *, bucket: str, prefix: str, endpoint_url: str | None) -> None:
         self.bucket, self.prefix = bucket, prefix.strip("/")
@@ -78,18 +78,18 @@ class ObjectStore(ABC):
             why, fix = f"{self.prefix!r} cannot be a prefix.", "use plain folder names between single slashes."
             raise StoreUnreachableError(url=self.url, why=why, fix=fix) from None
         except obstore.exceptions.BaseError:
-            # Its message is not passed on, because it may quote a key.
+            # The message of the error is not used, because it may contain a secret key.
             why, fix = f"a setting for {self.cloud} in the environment is wrong.", f"check {self.variables}."
             raise StoreUnreachableError(url=self.url, why=why, fix=fix) from None
 
     @cached_property
     def _bulk(self) -> Obstore:
-        """The same bucket, with the settings for large objects."""
+        """The same bucket with the timeouts for large objects."""
         return self._opened(_BULK_RETRY, timeout=_BULK_TIMEOUT)
 
     @abstractmethod
     def _opened(self, retry: RetryConfig, *, timeout: timedelta = CLIENT_TIMEOUT) -> Obstore:
-        """The bucket in obstore. Nothing is requested yet.
+        """The bucket as an obstore object. No request is sent yet.
 
         Raises:
             ValueError: the prefix is not valid.
@@ -110,9 +110,9 @@ class ObjectStore(ABC):
                 return True
             if not self._is_missing(key):
                 return False
-            # S3 answers 409 to writes that overlap, although it may have taken none of them.
+            # S3 answers 409 to overlapping writes, and then it may have accepted none of them.
             SystemClock().sleep(pause_seconds)
-        why = f"the bucket answered {len(_CONFLICT_PAUSES)} times that the object is there, but it is not"
+        why = f"the bucket answered {len(_CONFLICT_PAUSES)} times that the object exists, but it does not exist"
         raise StoreWriteError(url=self.url, key=key, why=why)
 
     def _created(self, key: str, data: bytes) -> bool:
@@ -129,7 +129,7 @@ class ObjectStore(ABC):
         except MissingObjectError:
             return True
         except StoreReadError:
-            return False  # The code that reads the object says why it cannot be read.
+            return False  # A later read of the object raises this error with its reason.
         return False
 
     def put(self, key: str, data: bytes | memoryview, *, durable: bool = True) -> None:
@@ -146,7 +146,7 @@ class ObjectStore(ABC):
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         start, length = checked_range(start, length)
-        if length == 0:  # HTTP has no empty range.
+        if length == 0:  # HTTP has no empty ranges.
             self.size(key)
             return b""
         store = self._bulk if length > _PART_BYTES else self._store
@@ -154,7 +154,7 @@ class ObjectStore(ABC):
             with self._reading(key):
                 return bytes(obstore.get_range(store, checked_key(key), start=start, length=length))
         except StoreReadError:
-            # A range that starts at the object's end is refused (416); only the size distinguishes that from a failure.
+            # A range that starts at the end of the object is refused (416). Only the size shows whether this happened.
             if start < self.size(key):
                 raise
             return b""
@@ -176,7 +176,7 @@ class ObjectStore(ABC):
         folder = checked_key(prefix.rstrip("/")) if prefix else None
         with self._reading(prefix or "/"):
             found = [item for page in obstore.list(self._store, folder, offset=after) for item in page]
-        # Consoles create an empty object for a folder; it is listed under the folder's own name.
+        # Cloud consoles create an empty object for a folder; it has the name of the folder itself.
         below = f"{folder}/" if folder else ""
         keys = ((item["path"], int(item["size"])) for item in found if item["path"].startswith(below))
         return sorted(ObjectInfo(key, size) for key, size in keys if is_key(key) and key > (after or ""))
@@ -192,14 +192,14 @@ class ObjectStore(ABC):
             try:
                 self._delete(key)
             except StoreWriteError:
-                self._delete(key)  # On Azure obstore does not repeat a delete that was throttled.
+                self._delete(key)  # On Azure, obstore does not repeat a throttled delete.
 
     def _delete(self, key: str) -> None:
-        with self._writing(key), suppress(FileNotFoundError):  # obstore's NotFoundError is one of these.
+        with self._writing(key), suppress(FileNotFoundError):  # obstore's NotFoundError is a FileNotFoundError.
             obstore.delete(self._store, checked_key(key))
 
     def afresh(self) -> Self:
-        # obstore keeps the connections of a client, so a new client has new ones.
+        # obstore keeps connections per client, so a new client has new connections.
         fresh = copy(self)
         fresh._store = self._opened(RETRY)
         vars(fresh).pop("_bulk", None)
@@ -209,7 +209,7 @@ class ObjectStore(ABC):
     def drop_unfinished(self, prefix: str) -> None: ...
 
     def _unfinished_below(self, prefix: str) -> str:
-        """The prefix in the bucket below which `drop_unfinished` looks."""
+        """The prefix in the bucket for `drop_unfinished`, including the prefix of the store."""
         return "/".join(part for part in (self.prefix, f"{checked_key(prefix.rstrip('/'))}/") if part)
 
     def check(self) -> None:
@@ -224,16 +224,17 @@ class ObjectStore(ABC):
             next(iter(obstore.list(store, chunk_size=1)), None)
             error = None
         except (obstore.exceptions.BaseError, FileNotFoundError):
-            # A failed listing does not distinguish a missing right from a missing bucket. A write does.
+            # A failed listing does not distinguish a missing permission from a missing bucket, but a write does.
             error = self._first_write(store)
         if error is not None and not isinstance(error, obstore.exceptions.PermissionDeniedError):
             raise self._unreachable(error)
 
     def _first_write(self, store: Obstore) -> Exception | None:
-        """The error of putting a new object, which is removed again; None if there was no error."""
+        """Write and delete a test object; return the error of the write, or None."""
         key = f".segue-check/{uuid.uuid4().hex}"
         try:
-            with suppress(obstore.exceptions.AlreadyExistsError):  # It is this object: only its first answer was lost.
+            # If the object exists, it is the test object itself: only the first answer was lost.
+            with suppress(obstore.exceptions.AlreadyExistsError):
                 obstore.put(store, key, b"", mode="create", use_multipart=False)
         except (obstore.exceptions.BaseError, FileNotFoundError) as error:
             return error
@@ -243,11 +244,11 @@ class ObjectStore(ABC):
         return None
 
     def _unreachable(self, error: Exception) -> StoreUnreachableError:
-        """Why the first request of the check failed."""
+        """The error to raise if the first request of the check failed."""
         if isinstance(error, FileNotFoundError):
             return self.missing_bucket()
         if isinstance(error, obstore.exceptions.PermissionDeniedError | obstore.exceptions.UnauthenticatedError):
-            return self.denied_bucket("and their roles in it")
+            return self.denied_bucket(f"and their roles in the {self.holder}")
         return StoreUnreachableError(
             url=self.url,
             why=f"the first write failed ({_cause(error)}).",
@@ -255,20 +256,20 @@ class ObjectStore(ABC):
         )
 
     def missing_bucket(self) -> StoreUnreachableError:
-        why, fix = f"there is no {self.holder} {self.bucket!r}.", "create it, or correct [store] url."
+        why, fix = f"there is no {self.holder} {self.bucket!r}.", f"create the {self.holder}, or correct [store] url."
         return StoreUnreachableError(url=self.url, why=why, fix=fix)
 
     def denied_bucket(self, else_check: str) -> StoreUnreachableError:
-        why, fix = f"the credentials give no access to the {self.holder}.", f"check them, {else_check}."
+        why, fix = f"the credentials give no access to the {self.holder}.", f"check the credentials, {else_check}."
         return StoreUnreachableError(url=self.url, why=why, fix=fix)
 
     def _is_absent(self, key: str) -> bool:
         """Whether a listing shows that there is no such object.
 
-        S3 and GCS say so by themselves only to clients that may list the whole bucket; to others they deny access.
+        For a missing object, S3 and GCS answer "access denied" to clients that may not list the whole bucket.
         """
         if key.endswith("/"):
-            return False  # A listing was denied.
+            return False  # The denied request was itself a listing.
         folder = key.rpartition("/")[0] or None
         try:
             pages = obstore.list(self._store, folder, offset=key[:-1])
@@ -296,7 +297,7 @@ class ObjectStore(ABC):
         except (obstore.exceptions.PermissionDeniedError, obstore.exceptions.UnauthenticatedError) as error:
             if failure is StoreReadError and self._is_absent(key):
                 raise missing from None
-            # The server's answer can quote the request, so it is not passed on.
+            # The answer of the server is not used, because it can contain parts of the request.
             raise failure(
                 url=self.url, key=key, why=_by_code(error) or "access denied or credentials expired"
             ) from None
@@ -305,11 +306,11 @@ class ObjectStore(ABC):
 
 
 def _by_code(error: Exception) -> str | None:
-    """The problem, by the code in the server's answer; None if the code is not known here."""
+    """The reason for the error code in the answer of the server; None if the code is not known."""
     found = re.search(r"<Code>(\w+)</Code>", str(error))
     return _CODES.get(found[1]) if found is not None else None
 
 
 def _cause(error: Exception) -> str:
-    """The first line of an error's cause; the server's answer and its debug form, which follow, are left out."""
+    """The first line of an error message, without the answer of the server that may follow."""
     return str(error).split("\n", 1)[0].split(": <", 1)[0]

@@ -1,4 +1,4 @@
-"""Reading many small objects: in parallel if each request takes a round trip over a network."""
+"""Reading many small objects, in parallel if the store is remote."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from segue.errors import MissingObjectError
 from segue.stores.base import ObjectInfo, Store
 
 READERS = 32
-"""Requests at a time."""
+"""Number of parallel requests."""
 _AHEAD_OBJECTS = 4 * READERS
 _AHEAD_BYTES = 64 * 2**20
-"""Most bytes that are requested before the caller takes them; a single object may be larger."""
+"""Most bytes that are requested before the caller uses them; a single object may be larger."""
 
 
 def read_each(store: Store, wanted: Iterable[ObjectInfo], *, most_bytes: int) -> Iterator[tuple[str, bytes | None]]:
-    """The keys and bytes of these objects, in their order; None instead of the bytes of a missing one.
+    """The keys and bytes of these objects, in the given order; None instead of the bytes if an object is missing.
 
-    No more than `most_bytes` of each object are read. The given sizes only limit the memory used.
+    At most `most_bytes` of each object are read. The given sizes are used only to limit the memory.
 
     Raises:
         StoreReadError: the store could not be read.
     """
     if not store.is_remote:
-        # Threads would cost more than the opening of a file.
+        # Threads would take more time than opening a local file.
         return ((item.key, _read(store, item.key, most_bytes)) for item in wanted)
     return _read_ahead(store, wanted, most_bytes)
 
@@ -46,7 +46,7 @@ def _read_ahead(store: Store, wanted: Iterable[ObjectInfo], most_bytes: int) -> 
                 done, future = asked.popleft()
                 yield done.key, future.result()
         finally:
-            for _, future in asked:  # After an error, it waits only for the requests that have begun.
+            for _, future in asked:  # After an error, the pool waits only for the requests that have started.
                 future.cancel()
 
 

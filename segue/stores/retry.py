@@ -1,4 +1,4 @@
-"""Retrying a store: a temporary fault of storage must not fail the run."""
+"""Retrying store operations, so that a temporary fault of a store does not fail the run."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 OUTAGE_SECONDS = 900.0
-"""How long a parent, or a segment whose trainer has ended, waits for a store, without which nothing can be decided."""
+"""Seconds for which a parent, or a segment whose trainer has ended, retries a store that fails."""
 _FIRST_PAUSE_SECONDS = 0.2
 _LONGEST_PAUSE_SECONDS = 10.0
 
 
 def patiently(ask: Callable[[], T], *, what: str, patience_seconds: float = 60.0, clock: Clock | None = None) -> T:
-    """The result of `ask`, which is retried with growing pauses while the store fails.
+    """Call `ask` and return its result; while the store fails, retry with growing pauses.
 
     Raises:
         StoreReadError, StoreWriteError: the store still fails after `patience_seconds`.

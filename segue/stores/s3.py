@@ -1,4 +1,4 @@
-"""A store in an S3 bucket: obstore moves the bytes, boto3 finds the credentials."""
+"""A store in an S3 bucket; obstore transfers the bytes, boto3 finds the credentials."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
 
 _DEFAULT_REGION = "us-east-1"
 _CREDENTIALS_TTL = timedelta(minutes=10)
-"""How long obstore takes credentials to be valid; it asks for them again 5 min before that. boto3 renews a role's
-credentials 15 to 10 min before they expire, so those that it gives are valid for 10 min more.
+"""Time for which obstore uses credentials; obstore requests new credentials 5 min before this time ends. boto3 renews
+the credentials of a role 15 to 10 min before they expire, so credentials from boto3 are valid for at least 10 min.
 """
 _FORBIDDEN = 403
-"""S3's answer to a question about the whole bucket, if a policy permits only the objects below a prefix."""
+"""Answer of S3 to a request about the whole bucket, if a policy permits only the objects below a prefix."""
 
 
 class S3Store(ObjectStore):
-    """Objects below `bucket/prefix` of AWS, or of another server that speaks S3's protocol.
+    """Objects below `bucket/prefix` of AWS, or of another server with the S3 protocol.
 
-    The condition of `put_if_absent` is `If-None-Match: *`; `If-Match` differs between stores.
+    The condition of `put_if_absent` is `If-None-Match: *`. `If-Match` is not used, because it differs between stores.
     """
 
     scheme, cloud, variables = "s3", "AWS", "AWS_..."
@@ -56,14 +56,14 @@ class S3Store(ObjectStore):
             raise StoreUnreachableError(
                 url=self.url,
                 why="boto3 finds no AWS credentials.",
-                fix="set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile, or the machine's role.",
+                fix="set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or set a profile, or give the machine a role.",
             ) from None
         config: S3Config = {
             "region": self._session.region_name or _DEFAULT_REGION,
-            # Over TLS only the request itself is signed, as by the AWS SDKs, because hashing a checkpoint once more
-            # costs more than sending it.
+            # Over TLS only the request itself is signed, as in the AWS SDKs, because hashing a checkpoint once more
+            # takes longer than sending it.
             "unsigned_payload": not is_payload_exposed(self._endpoint_url),
-            # One request for each object: for several, some servers require the right to delete in the whole bucket.
+            # One request per object, because some servers permit bulk deletes only with rights for the whole bucket.
             "disable_bulk_delete": True,
         }
         if self._endpoint_url is not None:
@@ -114,10 +114,10 @@ class S3Store(ObjectStore):
         return f"the bucket's lifecycle rule {found[0].get('ID', '')!r} expires or archives objects" if found else None
 
     def _refusal(self) -> StoreUnreachableError | None:
-        """The bucket's refusal to a client that may not access it as a whole; None if it answers.
+        """The error if the client may not access the bucket as a whole; None if the client may.
 
         Raises:
-            StoreUnreachableError: there is no such bucket, or no answer.
+            StoreUnreachableError: the bucket does not exist, or there is no answer.
         """
         try:
             self._client().head_bucket(Bucket=self.bucket)
@@ -135,7 +135,7 @@ class S3Store(ObjectStore):
         except botocore.exceptions.BotoCoreError as error:
             raise StoreUnreachableError(
                 url=self.url,
-                why=f"no answer ({type(error).__name__}).",
+                why=f"the server does not answer ({type(error).__name__}).",
                 fix=f"check the endpoint ({self._endpoint_url or self.cloud}), the network and the region.",
             ) from None
         return None
@@ -157,17 +157,17 @@ class S3Store(ObjectStore):
             return self.missing_bucket()
         if status in (401, 403):
             return self.denied_bucket("the bucket's policy and the region")
-        # An answer to HEAD has no text that says which of these errors it is.
+        # An answer to HEAD has no text with the exact error.
         why = f"the bucket answered {status}."
         fix = "check the endpoint, the region, and whether the session token has expired."
         return StoreUnreachableError(url=self.url, why=why, fix=fix)
 
 
 def from_url(url: str, *, endpoint_url: str | None, region: str | None) -> S3Store:
-    """The store that `s3://bucket/prefix` names.
+    """The store of a URL s3://bucket/prefix.
 
     Raises:
-        StoreUnreachableError: the URL does not consist of bucket and prefix, or no credentials are found.
+        StoreUnreachableError: the URL has another form, or no credentials are found.
     """
     place = place_of(url, form="s3://bucket/prefix")
     return S3Store(bucket=place.bucket, prefix=place.prefix, endpoint_url=endpoint_url, region=region)

@@ -1,1 +1,1 @@
-"""Shipped fakes and tiny recipes, for segue's tests and for yours."""
+"""Fakes and tiny recipes for segue's tests and for tests of users."""

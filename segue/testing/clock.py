@@ -1,4 +1,4 @@
-"""A clock that moves only when a test advances it."""
+"""A clock whose time changes only if a test advances it."""
 
 from __future__ import annotations
 

@@ -26,10 +26,10 @@ T = TypeVar("T")
 Data = bytes | memoryview
 
 Half = Callable[[str, Data], bool]
-"""Leaves behind what an interrupted put leaves. False: this object is written in a single request."""
+"""Leaves the same data as an interrupted put; returns False if the object is written in a single request."""
 
 OnAppend = Callable[[int, AnyEntry], None]
-"""Called with slot and record of every append that the store has acknowledged, before the caller continues."""
+"""Called with slot and record after each append that the store has confirmed, before the caller continues."""
 
 
 class Operation(StrEnum):
@@ -57,31 +57,31 @@ class Moment(StrEnum):
     """The moment of a kill within an operation."""
 
     BEFORE = "before"
-    """Nothing has reached the store."""
+    """The store has received nothing."""
     MIDDLE = "middle"
-    """Some bytes have reached it, or the request is in flight."""
+    """The store has received some bytes, or the request is on its way."""
     AFTER = "after"
-    """All bytes have reached it, and the caller has no answer yet."""
+    """The store has received all bytes, and the caller has no answer yet."""
 
 
 class KillPoint(Value):
-    """One moment at which a trainer is killed."""
+    """A point of a trainer's work at which the trainer is killed."""
 
     operation: Operation
     moment: Moment
     number: int = Field(
-        1, ge=1, description="Number of the operation among those of its name, counted from the trainer's start."
+        1, ge=1, description="Number of the operation among operations of the same name since the trainer's start."
     )
     flight_seconds: float = Field(
-        0.002, ge=0, description="For an operation that is a single request: seconds from its start to the kill."
+        0.002, ge=0, description="Seconds from the start of an operation to the kill, if it is a single request."
     )
 
 
 class KillingStore:
-    """Wraps a real store and kills this process with SIGKILL at the point `at`; without one it only observes.
+    """Wraps a real store and kills this process with SIGKILL at the point `at`; if `at` is None, it only observes.
 
-    `half` leaves what an interrupted put leaves. Without it, and for operations that are a single request, the kill
-    comes while the operation runs in another thread.
+    `half` leaves the same data as an interrupted put. If `half` is None, and for operations that are a single request,
+    the kill comes while the operation runs in another thread.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class KillingStore:
         return self.inner.size(key)
 
     def list_objects(self, prefix: str, *, after: str | None = None) -> list[ObjectInfo]:
-        # A sweep begins by listing all attempts; a deletion without this listing was announced by a prune record.
+        # A sweep begins with a listing of all attempts; a deletion without this listing follows a prune record.
         self._is_sweeping = self._is_sweeping or prefix.endswith("/attempts/")
         return self.inner.list_objects(prefix, after=after)
 
@@ -185,7 +185,7 @@ class KillingStore:
 
 
 def half_a_file(store: LocalStore) -> Half:
-    """What an interrupted put into a folder leaves: half of the bytes, under a name that no reader looks up."""
+    """A `Half` for a folder: it leaves half of the bytes, under a name that no reader looks up."""
 
     def half(key: str, data: Data) -> bool:
         path = store.root / key
@@ -197,7 +197,7 @@ def half_a_file(store: LocalStore) -> Half:
 
 
 def die() -> NoReturn:
-    """End this process at once, as a machine that vanishes would. Nothing is flushed or closed."""
+    """End this process at once, like the loss of its machine; nothing is flushed or closed."""
     while True:
         os.kill(os.getpid(), signal.SIGKILL)
 

@@ -1,7 +1,8 @@
-"""Metadata services of AWS, GCE and Azure on loopback: tests and demos take a machine back through them.
+"""Fake metadata services of AWS, GCE and Azure on loopback, for preemptions in tests and demos.
 
-Each answers as its provider documents, over real HTTP: tokens, required headers, versions, long polls, and 404 if
-there is no notice. `environment` has the variables by which segue, and the providers' own libraries, find it.
+Each service answers over real HTTP according to its provider's documentation: tokens, required headers, versions, long
+polls, and 404 if there is no notice. `environment` has the variables by which segue and the providers' libraries find
+the service.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from urllib.parse import parse_qs, urlsplit
 from segue.clock import Clock, SystemClock
 
 _NOWHERE = "127.0.0.1:9"
-"""An address at which nothing answers: the discard port of this machine."""
+"""An address without a service: the discard port of this machine."""
 NO_SERVICE = {
     "AWS_EC2_METADATA_DISABLED": "true",
     "AWS_EC2_METADATA_SERVICE_ENDPOINT": f"http://{_NOWHERE}",
     "GCE_METADATA_HOST": _NOWHERE,
     "AZURE_POD_IDENTITY_AUTHORITY_HOST": f"http://{_NOWHERE}",
 }
-"""Variables with which a process finds no metadata service, wherever it runs."""
+"""Environment variables with which a process finds no metadata service on any machine."""
 
 
 class Reply(NamedTuple):
@@ -44,11 +45,11 @@ class Request(NamedTuple):
     path: str
     query: dict[str, str]
     headers: dict[str, str]
-    """By names in lower case."""
+    """Values by header name, in lower case."""
 
 
 class FakeMetadataService:
-    """A metadata service that listens on a free port of 127.0.0.1 until it is closed. A context manager."""
+    """A metadata service on a free port of 127.0.0.1 until it is closed; also a context manager."""
 
     platform: ClassVar[str]
 
@@ -70,19 +71,19 @@ class FakeMetadataService:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables with which a process finds this service, and no other provider's."""
+        """Environment variables with which a process finds only this service."""
         return NO_SERVICE | self._own_environment()
 
     def preempt(self) -> None:
-        """Announce that the machine is taken back, as long ahead as the provider usually does."""
+        """Announce a preemption of the machine, with the usual notice period of the provider."""
         raise NotImplementedError
 
     def reset(self) -> None:
-        """Become the service of a new machine, which has no notice."""
+        """Become the service of a new machine without a notice."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """Stop listening; requests that are being held back are answered."""
+        """Stop the service; waiting requests are answered."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
@@ -109,7 +110,7 @@ class FakeMetadataService:
 
 
 class FakeAws(FakeMetadataService):
-    """IMDSv2 of a spot instance: every document needs a token, and a notice is there or is 404."""
+    """IMDSv2 of a spot instance: every document needs a token, and a missing notice is 404."""
 
     platform = "aws"
 
@@ -119,15 +120,15 @@ class FakeAws(FakeMetadataService):
         super().__init__(clock)
 
     def interrupt(self, at: datetime, *, action: str = "terminate") -> None:
-        """Announce that the instance is stopped, terminated or hibernated at a time."""
+        """Announce that the instance will be stopped, terminated or hibernated at `at`."""
         self._put("spot/instance-action", {"action": action, "time": _iso(at)})
 
     def rebalance(self, at: datetime | None = None) -> None:
-        """Recommend to leave the instance; `at` is the time of the recommendation, by default now."""
+        """Give a rebalance recommendation; `at` is the time of the recommendation, by default now."""
         self._put("events/recommendations/rebalance", {"noticeTime": _iso(at or self._clock.now())})
 
     def expire_tokens(self) -> None:
-        """Refuse every token that was given so far."""
+        """Refuse all tokens that were given so far."""
         with self._changed:
             self._tokens.clear()
 
@@ -163,7 +164,7 @@ class FakeAws(FakeMetadataService):
 
 
 class FakeGce(FakeMetadataService):
-    """The metadata server of a spot VM: the value `preempted`, with a long poll by etag."""
+    """The metadata server of a spot VM, with the value `preempted` and a long poll by etag."""
 
     platform = "gce"
 
@@ -195,7 +196,7 @@ class FakeGce(FakeMetadataService):
         if request.path != "/computeMetadata/v1/instance/preempted":
             return Reply(404, headers=flavor)
         if request.query.get("wait_for_change") == "true":
-            # Without last_etag it waits for a change from the value that it has now, as the real one.
+            # Without last_etag, the server waits for a change of the current value, like the real server.
             last, seconds = request.query.get("last_etag", self._etag), request.query.get("timeout_sec")
             limit = float(seconds) if seconds else None
             self._changed.wait_for(lambda: self._is_closed or self._etag != last, limit)
@@ -221,9 +222,9 @@ class FakeAzure(FakeMetadataService):
         resources: tuple[str, ...] | None = None,
         event_id: str | None = None,
     ) -> str:
-        """List an event, or change the one with this id; returns its id.
+        """List an event, or change the event with this id; return its id.
 
-        `not_before=None` lists it as begun. `resources` are the names of the machines; None: this one.
+        `not_before=None` lists the event as begun. `resources` are the names of the machines; None means this machine.
         """
         event_id = event_id or str(uuid.uuid4()).upper()
         event = {
@@ -242,7 +243,7 @@ class FakeAzure(FakeMetadataService):
         return event_id
 
     def withdraw(self, event_id: str) -> None:
-        """No longer list an event: it was cancelled, or is over."""
+        """Remove an event from the list, because it was cancelled or is over."""
         with self._changed:
             del self._events[event_id]
             self._incarnation += 1
@@ -295,11 +296,11 @@ def _handler(reply: Callable[[Request], Reply]) -> type[BaseHTTPRequestHandler]:
                 self.end_headers()
                 self.wfile.write(body.encode())
             except OSError:
-                return  # The client is gone.
+                return  # The client has closed the connection.
 
         do_PUT = do_POST = do_GET  # noqa: N815
 
         def log_message(self, *_: object) -> None:
-            """Log nothing: `requests` has them."""
+            """Log nothing, because `requests` has all requests."""
 
     return Handler

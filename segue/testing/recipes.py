@@ -1,4 +1,4 @@
-"""Tiny recipes with every kind of state that resumes lose: batch norm, dropout, momentum, a schedule, an average."""
+"""Tiny recipes with all kinds of state that a resume can lose: batch norm, dropout, momentum, schedule, average."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Average:
 
     def update(self, step: int) -> None:
         for name, parameter in self._model.named_parameters():
-            # It was built before the model was moved to its device.
+            # The average was built before the model was moved to its device.
             self._values[name] = self._values[name].to(parameter.device).lerp_(parameter.detach(), 1 - self._decay)
 
     def state_dict(self) -> dict[str, Any]:
@@ -37,7 +37,7 @@ _WIDTH = 8
 
 
 def count_up(memory: mmap.mmap) -> int:
-    """Count the steps of a process in eight bytes of shared memory, where no part of the run's state is looked for."""
+    """Count the steps of a process in eight bytes of shared memory, which segue does not take for state of the run."""
     count = int.from_bytes(memory[:_WIDTH], "little") + 1
     memory[:_WIDTH] = count.to_bytes(_WIDTH, "little")
     return count
@@ -46,7 +46,7 @@ def count_up(memory: mmap.mmap) -> int:
 def tiny(config: dict[str, Any]) -> Recipe:
     """A two-layer regression on synthetic data.
 
-    Config: samples, width, batch_size, pause_seconds (per step, to make a run last), raise_at_step.
+    Config: samples, width, batch_size, pause_seconds (per step, to make a run longer), raise_at_step.
     """
     samples, width = int(config.get("samples", 256)), int(config.get("width", 16))
     generator = torch.Generator().manual_seed(7)

@@ -1,4 +1,4 @@
-"""A store that is far away: each request takes a round trip, and is counted."""
+"""A store that simulates a remote store: each request takes time, and is counted."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PAGE_OBJECTS = 1000
 
 
 class RemoteStore:
-    """Wraps a real store. Every request takes `latency_seconds`; `requests` counts them by the operation's name."""
+    """Wraps a real store; every request takes `latency_seconds`, and `requests` counts the requests by operation."""
 
     is_remote = True
 

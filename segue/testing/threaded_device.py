@@ -1,4 +1,4 @@
-"""A device that is a thread: it copies late and in any order, as an accelerator may, and shows what relies on luck."""
+"""A device that is a thread: it copies late and in any order, like an accelerator, and so reveals races."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class _Work:
     def hold_back_device(self) -> None:
         if self.is_kept:
             return
-        # The caller's thread changes the tensors of this device, so this thread has to wait.
+        # The calling thread changes this device's tensors next, so it has to wait here.
         self.done.wait()
 
     def wait(self) -> None:
@@ -32,21 +32,21 @@ class _Work:
 
 
 class ThreadedDevice:
-    """An `Accelerator` whose memory is that of the tensors that were put on it, and whose streams are one thread.
+    """An `Accelerator` whose memory is the memory of tensors given to `put`, and whose streams are one thread.
 
-    `delay_seconds` pass before each piece of work; copies of one call are made in an order that `seed` draws.
+    Each piece of work begins after `delay_seconds`; the copies of one call are made in a random order drawn by `seed`.
     """
 
     def __init__(
         self, *, delay_seconds: float = 0.0, seed: int = 0, can_lock: bool = True, has_room: bool = False
     ) -> None:
-        """With `has_room` there is memory for a copy of all that it holds."""
+        """With `has_room`, the device has memory for a copy of all its tensors."""
         self.has_room, self.delay_seconds, self.can_lock = has_room, delay_seconds, can_lock
         self.locked: list[int] = []
-        """Bytes of each range of pages that is locked."""
+        """Sizes in bytes of the locked ranges of pages."""
         self.lock_calls = 0
         self.copies = 0
-        """Copies that were made by `copy`."""
+        """Number of copies that `copy` made."""
         self.threads: set[str] = set()
         """Names of the threads that locked pages."""
         self._random = random.Random(seed)
@@ -56,17 +56,17 @@ class ThreadedDevice:
         self._thread.start()
 
     def put(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Let the tensor be on this device from now on."""
+        """Put the tensor on this device."""
         storage = tensor.untyped_storage()
         self._held[storage.data_ptr()] = storage
         return tensor
 
     def launch(self, work: Callable[[], object]) -> None:
-        """Queue work on a stream beside the caller's."""
+        """Queue work on another stream than the caller's."""
         self._queue.put(_Work(work))
 
     def close(self) -> None:
-        """End the thread, after all queued work."""
+        """End the thread after all queued work."""
         self._queue.put(None)
         self._thread.join()
 

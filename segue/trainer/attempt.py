@@ -74,17 +74,19 @@ def run_attempt(
 ) -> SegmentReport:
     """Claim the run, restore, train, report. Blocks until the attempt ends.
 
-    A kill at any moment leaves the run at its newest commit. A separate process writes the checkpoints, unless `shards`
-    is given. In a process that torchrun started, this is one rank's part of the attempt, and `owner` is the
-    process that started all ranks. `leave` is called with the exit code if the process ends without a return.
+    After a kill at any moment, the run continues from its newest commit. A separate process writes the checkpoints,
+    unless `shards` is given. If torchrun started this process, the call runs one rank's part of the attempt, and
+    `owner` is the process that started all ranks. If the process has to end while this call still runs, `leave` is
+    called with the exit code.
 
     Raises:
-        StalePlanError: the plan is no longer in force; nothing was changed.
+        StalePlanError: the plan is no longer valid, for example because a newer attempt was decided; nothing was
+            changed.
         SpecError: the requested device is not available; nothing was changed.
-        BrokenResumeError: the resume did not continue the run; verdict and report are in the log.
-        RankLostError: another rank is gone; no report was written.
+        BrokenResumeError: the resumed training differs from the run; the log has the verdict and the report.
+        RankLostError: another rank has ended; no report was written.
     """
-    parent = Parent()  # Before anything that takes time: the parent may end meanwhile.
+    parent = Parent()  # First of all, because the parent may end during the steps below.
     with ExitStack() as opened:
         claimed = _claimed(assignment, runlog=runlog, board=board, clock=clock, shards=shards, leave=leave)
         attempt = opened.enter_context(claimed)
@@ -97,14 +99,16 @@ def run_attempt(
 
 @contextmanager
 def local_attempt(assignment: Assignment, *, runlog: RunLog, board: NoticeBoard, clock: Clock) -> Iterator[LiveSession]:
-    """Claim the run for the program that runs here already; its session restores, trains and saves in the block.
+    """Claim the run for the program that already runs in this process, and yield the program's session.
 
-    Nothing ends this process, and no source of notices is watched: `board` has only the notices that its owner leaves
-    there. An exception of the block is reported, and raised again.
+    The session restores, trains and saves inside the block. Segue does not end this process, and it watches no source
+    of notices: `board` has only the notices that the caller puts there. If the block raises an exception, the exception
+    is reported and raised again.
 
     Raises:
-        StalePlanError: the plan is no longer in force; nothing was changed.
-        BrokenResumeError: the resume did not continue the run; verdict and report are in the log.
+        StalePlanError: the plan is no longer valid, for example because a newer attempt was decided; nothing was
+            changed.
+        BrokenResumeError: the resumed training differs from the run; the log has the verdict and the report.
     """
     with _claimed(assignment, runlog=runlog, board=board, clock=clock) as attempt, ExitStack() as opened:
         opened.enter_context(attempt.heartbeat.beating())
@@ -121,7 +125,7 @@ def _claimed(
     shards: ShardWriter | None = None,
     leave: Callable[[int], None] = lambda _: None,
 ) -> Iterator[Attempt]:
-    """An attempt that holds the run, with its writer; both end with the block."""
+    """Claim the run and yield the attempt; the attempt's writer is closed at the end of the block."""
     spec = assignment.spec
     device = prepare_device(spec, local_rank=local_rank())
     started_at = clock.monotonic()
@@ -131,7 +135,7 @@ def _claimed(
     fast = _fast_tier(spec)
     with closing(group), group.shared_failure():
         refuse_lost_accelerator(spec, read_history(runlog), device=device)
-        # Started before the recipe is built, so that both get ready at the same time.
+        # The writer is started before the build of the recipe, so that both get ready at the same time.
         stores = [*(StoreSpec(url=store.url) for store in fast), spec.store]
         shards = group.writer(shards or ProcessWriter(stores, rank=group.ranks.rank))
         with closing(shards):
@@ -186,16 +190,16 @@ class Attempt:
         )
 
     def run(self) -> SegmentReport:
-        """Do everything from the build to the report. Raises what `run_attempt` raises."""
+        """Build, restore, train and report. Raises the same errors as `run_attempt`."""
         program = self.context.spec.program
         with ExitStack() as opened:
             return self._run_recipe(opened) if program is None else self._of_program(opened).run(program)
 
     @contextmanager
     def hosting(self) -> Iterator[LiveSession]:
-        """The session of a program that runs here already; the attempt ends with the block.
+        """Yield the session of a program that already runs in this process; the attempt ends at the end of the block.
 
-        Exceptions of the block, and errors that end the attempt with a failure, are reported and raised.
+        Exceptions that the block raises, and errors that end the attempt as failed, are reported and raised again.
         """
         with ExitStack() as opened, self._of_program(opened).hosting() as session:
             yield session
@@ -220,14 +224,14 @@ class Attempt:
         return loop.run(lambda: driven(loop.steps(), live.make_step))
 
     def _ended_early(self, error: BaseException) -> SegmentReport:
-        """The report of an attempt that ended before its first step, with this error; some errors are raised again."""
+        """Report an attempt that `error` ended before its first step; errors of storage or machine are raised again."""
         context = self.context
         if isinstance(error, FencedError):
             return report_without_training(context, StopReason.FENCED, error)
         if isinstance(error, RankLostError):
             return report_without_training(context, StopReason.LOST, error)
         if isinstance(error, (StoreReadError, StoreWriteError, UnreadRecordError, WriterDiedError, MachineError)):
-            raise error  # Of storage or machine, not of the recipe: without a report, the attempt counts as lost.
+            raise error  # Storage or machine failed, not the recipe: without a report, the attempt counts as lost.
         # Building and loading run the user's code. Its exception belongs in the report, where a person sees it.
         refusal = without_traceback(error)
         if refusal is not None:
@@ -246,7 +250,7 @@ class Attempt:
         parent = self._resume.find(at_most=context.plan.at_most, own=own, memory_bytes=memory_bytes)
         self._read_environment()
         if ranks.rank:
-            # The seed of this rank's streams until stored ones are restored. The leader continues the run's streams.
+            # Seed this rank's streams until stored streams are restored. The leader continues the run's streams.
             seed_all(stream_seed(spec.seed, rank=ranks.rank, step=parent.step if parent else 0))
         self._resume.judge_on(
             self.context.environment,
@@ -260,7 +264,7 @@ class Attempt:
         return live
 
     def _wait_for_first_step(self) -> None:
-        """The first step compiles and connects, each rank at its own pace; the loop limits the later ones."""
+        """Allow the ranks the longer time limit of the first step, in which each rank compiles and connects."""
         self.context.activity.goes_on()
         liveness = self.context.spec.liveness
         self.context.ranks.limit_waiting(max(liveness.first_step_seconds, liveness.rank_seconds))
@@ -274,7 +278,7 @@ class Attempt:
         self.context = replace(context, environment=environment)
 
     def _loop(self, live: Workload, opened: ExitStack) -> TrainingLoop:
-        """The training loop and the objects by which it saves; heartbeat and watchdog report it from now on."""
+        """Make the training loop and the objects that save for it; heartbeat and watchdog use the loop from now on."""
         ranks = self.context.ranks
         staging = opened.enter_context(
             closing(
@@ -313,7 +317,7 @@ class Attempt:
 
 
 def _claim(runlog: RunLog, assignment: Assignment, environment: Environment, ranks: Ranks) -> Claim:
-    """The claim of all ranks; the leader makes it."""
+    """Make the claim on the leader, and return this claim on every rank."""
     own = claim_run(runlog, assignment, environment=environment) if ranks.is_leader else None
     if own is not None:
         log.info("run claimed attempt=%s epoch=%d", own.attempt_id, own.epoch)

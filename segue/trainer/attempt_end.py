@@ -1,4 +1,4 @@
-"""The end of an attempt: its return value or exception becomes its report."""
+"""The end of an attempt: the return value or exception of the training becomes the report."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ class AttemptEnd:
     def reported(self, train: Callable[[], StopReason], *, log_level: int) -> SegmentReport:
         """Call `train`, then make and write the report of its return value or exception.
 
-        An exception of the user's code is logged with this level.
+        `log_level` is the level at which an exception of the user's code is logged.
 
         Raises:
-            BrokenResumeError: with verdict and report in the log.
-            StoreReadError, StoreWriteError, UnreadRecordError, WorkAtRiskError: without a report.
+            BrokenResumeError: the log has the verdict and the report.
+            StoreReadError, StoreWriteError, UnreadRecordError, WorkAtRiskError: no report was written.
         """
         try:
             return self._reported(train, log_level=log_level)
-        except FencedError as error:  # Also from the report of an attempt that ended for another reason.
+        except FencedError as error:  # The report of an attempt that ended for another reason may also raise this.
             log.warning("attempt fenced reason=%s", error)
             return self._reporter.report(StopReason.FENCED, note=str(error))
 
@@ -87,7 +87,7 @@ class AttemptEnd:
             try:
                 self._writer.wait(seconds)
             except RuntimeError as of_writer:
-                # A device that fails a step also fails the copy of the save before it; the report must name the step.
-                log.warning("the save that was under way is not complete reason=%s", of_writer)
+                # If a device fails in a step, the copy of the save before it fails too; the report must name the step.
+                log.warning("the last save could not be completed reason=%s", of_writer)
         reason = stop_reason(error, kills_before=self._context.kills.before)
         return self._reporter.append(self._reporter.report(reason, failure=failure_of(error)))

@@ -2,28 +2,29 @@
 
 The rules of fencing, including the ways in which a read may be wrong:
 
-1. *Who may write.* A claim has an epoch above all that its writer has read, plus one for each record that the writer
-   could not read: each of these records may be a claim. Claims are records of the log, so everybody sees them in one
-   order. An attempt that writes with an epoch has read all records before its own (`RunLog.append` writes to the slot
-   after the last one, and loses if another writer took that slot). So if the writer is not fenced, its record comes
-   before the newer claim.
-2. *While a record is unread.* An unreadable record after an attempt's own claim may be a newer claim. It is read again,
-   past the caches and over new connections. If it stays unreadable, the attempt stops (`UnreadRecordError`): it
-   commits, prunes, quarantines, seals and reports nothing more. The next attempt claims after that record and, by rule
-   1, above any epoch in it. A record *before* the own claim cannot fence it. The attempt that finds such an unreadable
-   record names it in the log, by a quarantine record, after reading it in every way; nobody deletes anything before
-   that.
+1. *Who may write.* The epoch of a claim is higher than every epoch that its writer has read. It is raised by one more
+   for each record that the writer could not read, because each of these records may be a claim. Claims are records of
+   the log, so all readers see them in the same order. A writer has read all records before its own: `RunLog.append`
+   writes to the slot after the last record, and fails if another writer has taken that slot. So each record of a writer
+   that was not fenced yet comes before the newer claim.
+2. *While a record cannot be read.* An unreadable record after an attempt's own claim may be a newer claim. The attempt
+   reads this record again, without caches and over new connections. If the record stays unreadable, the attempt stops
+   (`UnreadRecordError`): it no longer commits, prunes, quarantines, seals or reports. The next attempt claims after
+   that record and, by rule 1, with a higher epoch than any epoch in the record. An unreadable record *before* an
+   attempt's own claim cannot fence the attempt. An attempt that finds such a record reads it in every possible way, and
+   then names it in the log by a quarantine record. Before this quarantine, nobody deletes anything.
 3. *What readers believe.* Every reader ignores a record with a lower epoch than a record before it, whether it is a
    commit, prune, quarantine, seal, verdict or report (`Folding.add`). No correct writer appends such a record.
 4. *Deleting.* Before objects are deleted, a record that names them is appended, under rule 2. Objects that no record
    names are deleted only if their attempts are fenced and belong to this log, and only if every record can be read.
-5. *Which log.* A log is identified by its first record, not by its name. Its id is in every record, in every plan, and
-   in the id of every attempt, and so in the keys of all objects that an attempt writes. A plan of another log is not
-   claimed. Before each append the first and the newest record that were read must still be in their slots
-   (`LogReplacedError`). A record of another log takes its slot and means nothing, and a log that has lost its beginning
-   is no log (`LogCutError`).
-6. *A wrong read costs time, never a checkpoint.* Objects that do not verify are read again in other ways before
-   anything is concluded from them: a record, a shard, a prepared commit, and a key that a listing shows or hides.
+5. *Which log.* A log is identified by its first record, not by its name. The id of the log is in every record, in every
+   plan, and in the id of every attempt, and so in the keys of all objects that an attempt writes. An attempt never
+   claims a plan from another log. Before each append, the first and the newest record that were read must still be in
+   their slots (`LogReplacedError`). A record of another log occupies a slot but is ignored. A log without its first
+   records is refused (`LogCutError`).
+6. *A wrong read costs time, never a checkpoint.* If an object fails its verification, the object is read again in other
+   ways before segue acts on it. This rule holds for records, shards, prepared commits, and keys that a listing shows or
+   hides.
 """
 
 from __future__ import annotations
@@ -54,13 +55,13 @@ class Claim:
 def claim_run(runlog: RunLog, assignment: Assignment, *, environment: Environment) -> Claim:
     """Append a claim with a higher epoch than all earlier claims.
 
-    From then on every earlier attempt is fenced. A crash right after it leaves a claim without commits, which the next
-    attempt fences in turn.
+    After the claim, every earlier attempt is fenced. If the process crashes right after its claim, the next attempt
+    fences this claim in turn.
 
     Raises:
-        StalePlanError: this attempt was already claimed or reported, a newer one was decided, or it was decided for
-            another log: the run was deleted and begun again. An orchestrator may start the same flow run twice; only
-            one of the two may train.
+        StalePlanError: this attempt was already claimed or reported, a newer attempt was decided, or the attempt was
+            decided in another log because the run was deleted and begun again. An orchestrator may start the same flow
+            run twice; only one of the two may train.
         LostRecordError: the log is signed, and a record in it cannot be read.
     """
     plan = assignment.plan
@@ -96,7 +97,7 @@ def claim_run(runlog: RunLog, assignment: Assignment, *, environment: Environmen
 
 def _refuse_plan_of_another_log(runlog: RunLog, plan: SegmentPlan) -> None:
     if plan.log_id not in ("", runlog.log_id):
-        deleted = f"it was decided in log {plan.log_id[:8]} of the run, which was deleted since"
+        deleted = f"it was decided in log {plan.log_id[:8]} of the run, and this log was deleted later"
         raise StalePlanError(segment=plan.segment, attempt=plan.attempt, why=deleted)
 
 
@@ -110,7 +111,7 @@ def _refuse_stale(history: History, assignment: Assignment, *, is_signed: bool) 
         newer = f"segment {decided[-1].segment} attempt {decided[-1].attempt} was decided later"
         raise StalePlanError(segment=plan.segment, attempt=plan.attempt, why=newer)
     if is_signed and not decided:
-        gone = "the signed log has no decision of it, so its end was cut off"
+        gone = "the signed log has no decision for it, so records at the end of the log are missing"
         raise StalePlanError(segment=plan.segment, attempt=plan.attempt, why=gone)
     if history.report_of(*key) is not None:
         raise StalePlanError(segment=plan.segment, attempt=plan.attempt, why="its end is already reported")

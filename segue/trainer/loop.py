@@ -1,7 +1,7 @@
-"""The training loop: which steps are due, and what happens between them.
+"""The training loop decides when a step is due, and acts between steps.
 
-The safe point is the top of an iteration. There, and only there, the loop reads notices, saves, and stops. The loop
-does not know who makes a step: it is a generator that yields the next step and is sent the outcome.
+The safe point is the top of an iteration. The loop reads notices, saves, and stops only at a safe point. The loop does
+not know who makes a step: the loop is a generator that yields the next step and receives the outcome of the step.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ log = logging.getLogger(__name__)
 
 _SomeSteps = Generator[StepDue, StepMade | LateStep | None, None]
 _OneStep = Generator[StepDue, StepMade | LateStep | None, bool]
-"""Returns whether the step was made."""
+"""A generator that yields one step and returns True if the step was made."""
 
 _WAIT_SECONDS = 0.5
-"""How long a save waits for a staging buffer before the ranks vote again: a notice may have come."""
+"""Longest wait for a staging buffer, in seconds; then the ranks vote again, because a notice may have come."""
 
 
 class TrainingLoop:
@@ -96,16 +96,16 @@ class TrainingLoop:
     def run(self, train: Callable[[], StopReason], *, shows_failure: bool = True) -> SegmentReport:
         """Train until the goal, the bound, a notice, or a failure; return the report.
 
-        `train` makes the steps of `steps()`, and returns or raises what `steps()` does. With `shows_failure=False` the
-        log does not show an exception of the user's code, because the user will see it anyway.
+        `train` makes the steps that `steps()` yields; it returns the value or raises the error of `steps()`. With
+        `shows_failure=False`, exceptions of the user's code are not logged, because the user sees them anyway.
 
-        The report is in the log by then, unless this attempt was fenced.
+        Unless this attempt was fenced, the report is in the run's log when the call returns.
 
         Raises:
-            BrokenResumeError: the resume did not continue the run; verdict and report are in the log.
+            BrokenResumeError: the resumed training differs from the run; the log has the verdict and the report.
             StoreReadError, StoreWriteError, UnreadRecordError: the log could not be reached or read; no report was
                 written.
-            WorkAtRiskError: nothing could be committed for longer than the spec allows; no report was written.
+            WorkAtRiskError: no commit succeeded for longer than the spec allows; no report was written.
         """
 
         def to_its_end() -> StopReason:
@@ -116,13 +116,13 @@ class TrainingLoop:
         return end.reported(to_its_end, log_level=logging.ERROR if shows_failure else logging.DEBUG)
 
     def describe(self, counter: int) -> Heartbeat:
-        """The heartbeat with this counter; called from the heartbeat thread."""
+        """Make the heartbeat with this counter. The heartbeat thread calls it."""
         return self._reporter.heartbeat(counter)
 
     def steps(self) -> Steps:
         """The steps of this attempt, from its resume to its last commit.
 
-        An exception that is thrown in where a step was due ends the attempt, unless everything is committed already.
+        If an exception is thrown into this generator, the attempt ends, unless all steps are committed already.
         """
         self._context.activity.phase = "restore" if self._resume.parent is not None else "first step"
         self._live.begin(is_resumed=self._resume.parent is not None)
@@ -162,10 +162,11 @@ class TrainingLoop:
         return vote.stop
 
     def _takes_save(self, vote: Vote) -> bool:
-        """Make the save, or delay it if it need not be of this step; False: vote again before a step.
+        """Make or delay the due save; return False if the ranks must vote again before the next step.
 
-        A metric or folder of the user's code belongs to this step alone, so its save waits for the previous save. While
-        a resume is still being compared, the steps so far decide, because nothing is committed without a verdict.
+        If the user's code gives a metric or a folder for this step, the save cannot be delayed: it waits for the
+        previous save. If a resume is still being compared, the verdict is made from the steps so far, because nothing
+        is committed without a verdict.
         """
         if self._resume.is_pending:
             self._records.read()
@@ -196,7 +197,8 @@ class TrainingLoop:
         self._witness.open(self._progress.step)
 
     def _step(self, *, counts: bool) -> _OneStep:
-        """One step, or none. With `counts=False`, the step only gives a witness row after the last commit."""
+        """Make the next step if there is one. With `counts=False`, the step only adds a witness row after the last
+        commit."""
         started, before = self._clock.monotonic(), self._progress.samples_seen
         compares = self._needs_fingerprints
         norms, may_be_late = compares or self._measures_norms, counts and not self._resume.is_pending
@@ -230,7 +232,7 @@ class TrainingLoop:
         return True
 
     def _count(self, made: StepMade | LateStep, *, samples_before: int, seconds: float) -> None:
-        """Do the work that follows a step that counts."""
+        """Update loss curve, metrics, pace and save cost after a step that counts."""
         if isinstance(made, LateStep):
             self._records.keep(made, samples_before=samples_before, seconds=seconds, ended_at=self._clock.now())
         else:
@@ -250,14 +252,14 @@ class TrainingLoop:
             return self._live.evaluate()
 
     def _with_state(self, row: StepRow) -> StepRow:
-        """The row with the marks of the state, if it is the last of a witness or is compared with such a row."""
+        """Return the row, with state marks if the row is the last of a witness or is compared with such a row."""
         if not self._is_marked(row.step):
             return row
         with span("state marks"):
             return row._replace(state=self._live.begin_marks()())
 
     def _is_marked(self, step: int) -> bool:
-        """Whether the row of the step that was just made gets marks of the state."""
+        """Whether the row of this newest step gets state marks."""
         is_last = self._witness.completes(step) or self._resume.wants_state(step)
         # The next save refuses a structure that no resume can build.
         return is_last and self._ranks.is_leader and not self._live.structure_changes()
@@ -266,11 +268,11 @@ class TrainingLoop:
         self._resume.before_step(self._live.components, prelude, compare_state=compare_state)
 
     def is_stopping(self, step: int) -> bool:
-        """Whether the attempt would stop at a safe point that followed this many steps."""
+        """Whether the attempt would stop at the safe point after this number of steps."""
         return self._reporter.is_ending or self._safe_points.stops_at(step)
 
     def wants_state(self, step: int) -> bool:
-        """Whether the attempt would save or stop at a safe point that followed this many steps."""
+        """Whether the attempt would save or stop at the safe point after this number of steps."""
         if self._reporter.is_ending:
             return False  # State after the last commit is not kept.
         return self._safe_points.stops_at(step) or self._safe_points.saves_at(step)
@@ -281,16 +283,17 @@ class TrainingLoop:
 
     @property
     def _measures_norms(self) -> bool:
-        """Whether the next step's norms are measured although no row is compared with it."""
+        """Whether the norms of the next step are measured even if its row is not compared."""
         return self._always_measures_norms or (self._progress.step + 1) % NORMS_EVERY_STEPS == 0
 
     def _end(self, reason: StopReason) -> _SomeSteps:
-        """Make the last commit and, if there is time, its witness."""
+        """Make the last commit and, if time is left, the witness of this commit."""
         self._saving.barrier()
         self._records.read()
         while self._resume.is_pending and not self._resume.is_undecided and self._at_end.may_step():
             yield from self._last_step(counts=True)
-        # If time ends the replay early, the rows so far decide: nothing can be committed without a verdict.
+        # If the time ends the replay early, the verdict is made from the rows so far: without a verdict, nothing is
+        # committed.
         self._resume.settle()
         reached = replace(self._progress)
         self._notices.call_hook()
@@ -301,7 +304,7 @@ class TrainingLoop:
             self._save(evaluate=reason is StopReason.FINISHED, is_last=True)
         yield from self._add_witness(reached.step)
         self._drain()
-        # The witness steps are not part of the run: the next attempt does them again.
+        # The witness steps are not part of the run; the next attempt makes them again.
         self._progress.step, self._progress.samples_seen = reached.step, reached.samples_seen
         self._progress.finish_reason = reached.finish_reason
         if reason is StopReason.FINISHED:
@@ -310,27 +313,28 @@ class TrainingLoop:
             self._context.activity.leaving()
 
     def _drain(self) -> None:
-        """Seal the commits that have rows; wait until all submitted jobs are durable, or time is up."""
+        """Seal the commits that have witness rows; wait until all submitted jobs are durable or the time is up."""
         for step, rows in self._witness.take_rest():
             self._writer.submit(SealJob(step, rows))
         while not self._ranks.all(self._writer.wait(self._at_end.patience_seconds)) and self._at_end.has_patience():
             self._saving.refuse_risk()  # Waits for an unreachable store, until this limit or a notice ends the wait.
 
     def _add_witness(self, saved: int) -> _SomeSteps:
-        """The steps after the last commit whose rows a resume replays; their state is not kept."""
+        """Make steps after the last commit as its witness; a resume replays these steps, and their state is not
+        kept."""
         try:
-            # An evaluation may take longer than the time that is left, so the rows end at the first that needs one.
+            # An evaluation may take longer than the time left, so the rows end at the first step that needs one.
             while not self._witness.is_full(saved) and not self._live.awaits_metric and self._at_end.may_step():
                 yield from self._last_step(counts=False)
         except FencedError:
             raise
         except PoisonedStepError as error:
-            # All ranks raise it alike. The next attempt does this step again and finds the anomaly.
+            # All ranks raise this error. The next attempt makes the step again and finds the anomaly.
             log.warning("anomaly in a step after the last commit reason=%s", error.anomaly.sentence)
         except Exception:
             if self._ranks.count > 1:
                 raise  # The other ranks are in the middle of that step.
-            # Neither the last commit nor the reason to stop changes. The next attempt does this step again.
+            # The last commit and the stop reason stay as they are. The next attempt makes this step again.
             log.warning("the training code raised after the last commit; fewer witness rows are sealed", exc_info=True)
 
     def _last_step(self, *, counts: bool) -> _OneStep:

@@ -1,8 +1,8 @@
 """The trainer process: `python -m segue.trainer.main` with an assignment on standard input.
 
-With `--early` it imports everything first, in parallel with the engine that will give it the assignment. As one of
-several ranks that torchrun started, or as a standby, which boots before it has an assignment, it gets a launch folder
-instead. The exit code is an `ExitCode`; the run's log has the details.
+With `--early`, the process imports all modules first, while the segment engine still prepares the assignment. A rank
+that torchrun started gets the path of a launch folder instead of an assignment. A standby also gets a launch folder,
+because it boots before there is an assignment. The exit code is an `ExitCode`; the run's log has the details.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ log = logging.getLogger("segue.trainer")
 def main() -> int:
     """Run the assignment; return the exit code."""
     go_on_without_parent()
-    # Kept until there is a handler: a notice may arrive during the imports.
+    # Blocked until there is a handler, because a notice may arrive during the imports.
     signal.pthread_sigmask(signal.SIG_BLOCK, tuple(KINDS))
     if sys.argv[1:] in ([], [EARLY_OPTION]):
         if sys.argv[1:]:
@@ -67,7 +67,7 @@ def _be_a_rank(folder: LaunchFolder, rank: int) -> NoReturn:
         code = _run(folder.assignment, folder=folder, rank=rank)
         _leave(folder, rank, code)
     except BaseException:
-        # Any exception: the process must end as one that leaves its process groups behind.
+        # Catch any exception: the process must end without destroying its process groups.
         log.exception("this rank ends")
         end_process(1)
     # torchrun ends the other ranks as soon as one fails, and they may still have a report to write. After a usage error
@@ -88,7 +88,7 @@ def _run(assignment: Assignment | None, *, folder: LaunchFolder | None = None, r
     signal.pthread_sigmask(signal.SIG_UNBLOCK, tuple(KINDS))
     for number in folder.enter(rank) if folder is not None else ():
         signals.leave(number)
-    # Imported after the handler is in place: these imports take seconds, and a notice may arrive meanwhile.
+    # Imported after the handlers are installed: these imports take seconds, and a notice may arrive during them.
     from segue.trainer.attempt import run_attempt
     from segue.trainer.standby import boot_and_wait
 

@@ -1,4 +1,4 @@
-"""The part of an attempt that trains a program: it runs the command, and hosts its session."""
+"""The part of an attempt that trains a program: it runs the program's command and provides its session."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from segue.trainer.workloads.opened_files import watch_opened_files
 
 
 class ProgramAttempt:
-    """One attempt of a program, from its claim to its report. The owner of the program's session."""
+    """One attempt of a program, from its claim to its report. It owns the program's session."""
 
     def __init__(
         self,
@@ -43,14 +43,14 @@ class ProgramAttempt:
         begin: Callable[[Workload], TrainingLoop],
         ended_early: Callable[[BaseException], SegmentReport],
     ) -> None:
-        """`begin` makes the training loop of the tracked objects; `ended_early` makes the report of an attempt without
-        a loop, from the error that ended it."""
+        """`begin` makes the training loop for the tracked objects. `ended_early` makes the report if the attempt ends
+        before there is a loop; its argument is the error that ended the attempt."""
         self._context, self._resume = context, resume
         self._begin, self._ended_early = begin, ended_early
         self._loop: TrainingLoop | None = None
 
     def run(self, program: ProgramSpec) -> SegmentReport:
-        """Run the command to its end, or to the end of the attempt."""
+        """Run the command until the command or the attempt ends."""
         spec, ranks = self._context.spec, self.ranks
         try:
             with self._context.group.shared_failure():
@@ -58,7 +58,8 @@ class ProgramAttempt:
                 session = self._session(config, ProgramRecord(spec))
         except Exception as error:
             return self._ended_early(error)
-        # As in processes that torchrun starts without segue, ranks that do not seed their streams draw other numbers.
+        # Ranks that do not seed their streams draw different numbers, as in processes that torchrun starts without
+        # segue.
         seed_all(stream_seed(spec.seed, rank=ranks.rank, step=0) if ranks.rank else spec.seed)
         try:
             with hosted(session), config_for_processes(config):
@@ -69,9 +70,9 @@ class ProgramAttempt:
 
     @contextmanager
     def hosting(self) -> Iterator[LiveSession]:
-        """The session of a program that runs here already; the attempt ends with the block.
+        """Yield the session of a program that already runs in this process; the attempt ends at the end of the block.
 
-        Exceptions of the block, and errors that end the attempt with a failure, are reported and raised.
+        Exceptions that the block raises, and errors that end the attempt as failed, are reported and raised again.
         """
         session = self._session(self._context.spec.config, None)
         raised: BaseException | None = None
@@ -138,7 +139,7 @@ class ProgramAttempt:
             with self._context.group.shared_failure():
                 if raised is not None:
                     raise raised
-                what = "the program ended before its first step: it made no step in a loop of segue.session()."
+                what = "the program ended before its first step: no step was made in a loop of segue.session()."
                 fix = "train in `for step in run.steps(n):`, where `run = segue.session()`."
                 raise SessionError(what=what, fix=fix)
         except BaseException as error:
@@ -146,9 +147,10 @@ class ProgramAttempt:
 
 
 def _run_command(command: Sequence[str]) -> BaseException | None:
-    """Run `python script.py ...` or `python -m module ...` here, as python would; return what it raised, if anything.
+    """Run `python script.py ...` or `python -m module ...` in this process; return the exception of the program, if
+    any.
 
-    `sys.exit(0)` is no error.
+    `sys.exit(0)` does not count as an exception.
     """
     arguments = list(command[1:])
     try:
@@ -161,7 +163,7 @@ def _run_command(command: Sequence[str]) -> BaseException | None:
             sys.path.insert(0, str(Path(arguments[0]).resolve().parent))
             runpy.run_path(arguments[0], run_name="__main__")
     except BaseException as error:
-        # Handed to the attempt, which reports it: a program may raise anything, and may end itself.
+        # Return it to the attempt, which reports it: a program may raise any exception, and may exit.
         is_success = type(error) is SystemExit and error.code in (0, None)
         return None if is_success else error
     return None

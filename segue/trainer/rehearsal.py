@@ -25,19 +25,19 @@ log = logging.getLogger(__name__)
 _LOOK_SECONDS = 0.05
 _NOT_HELD_FIX = "prove a resume with `segue drill` or the verify-resume deployment, on a machine with more memory"
 LONGEST_WAIT_SECONDS = 900.0
-"""How long a run that has reached its goal waits for a rehearsal that is under way."""
+"""Longest time that a run at its goal waits for an unfinished rehearsal, in seconds."""
 
 
 def is_due(assignment: Assignment, history: History, *, ranks: int) -> bool:
-    """Whether this attempt should rehearse."""
+    """Whether this attempt should start a resume rehearsal."""
     return rehearsals.is_due(assignment.spec, history, ranks=ranks)
 
 
 def refuse_after_broken(assignment: Assignment, runlog: RunLog) -> None:
-    """Pass unless a rehearsal ends the run: nothing is committed after its verdict.
+    """Raise an error if a rehearsal has ended the run; after such a verdict, nothing is committed.
 
     Raises:
-        RehearsalError: a fresh process did not continue the run, and `continuity.rehearsal` is `stop`.
+        RehearsalError: a fresh process could not reproduce the run's steps, and `continuity.rehearsal` is `stop`.
         StoreReadError: the log could not be read.
     """
     broken = rehearsals.verdict_to_stop(assignment.spec, read_history(runlog))
@@ -47,14 +47,15 @@ def refuse_after_broken(assignment: Assignment, runlog: RunLog) -> None:
 
 
 class ResumeRehearsal:
-    """At most one rehearsal per attempt. Its process ends with the trainer."""
+    """At most one rehearsal per attempt. The process of the rehearsal ends when the trainer ends."""
 
     def __init__(self, assignment: Assignment, runlog: RunLog, *, is_due: bool, clock: Clock) -> None:
         self._assignment, self._runlog, self._is_due, self._clock = assignment, runlog, is_due, clock
         self._process: subprocess.Popen[bytes] | None = None
 
     def begin(self, *, state_bytes: int) -> None:
-        """Rehearse the resume from the newest sealed checkpoint; the first one may still be being written."""
+        """Start a rehearsal of the resume from the newest sealed checkpoint, which may not be written completely
+        yet."""
         if not self._is_due:
             return
         self._is_due = False
@@ -68,7 +69,8 @@ class ResumeRehearsal:
             log.warning("resume rehearsal skipped: its process could not be started reason=%s", error)
 
     def _note_not_held(self, why: str) -> None:
-        """Put into the log that nobody has rehearsed a resume, so that status and page say so."""
+        """Record in the run's log that the rehearsal did not take place, so that `segue status` and the page show
+        it."""
         log.warning("the resume rehearsal is skipped reason=%s", why)
         newest = patiently(lambda: read_history(self._runlog), what="log").newest
         if newest is None:
@@ -85,7 +87,7 @@ class ResumeRehearsal:
         """Read the outcome of the rehearsal, if it has ended.
 
         Raises:
-            RehearsalError: a fresh process did not continue the run, and `continuity.rehearsal` is `stop`.
+            RehearsalError: a fresh process could not reproduce the run's steps, and `continuity.rehearsal` is `stop`.
         """
         if self._process is None or (code := self._process.poll()) is None:
             return
@@ -94,10 +96,10 @@ class ResumeRehearsal:
             patiently(lambda: refuse_after_broken(self._assignment, self._runlog), what="log")
 
     def wait(self, *, may_wait: Callable[[], bool]) -> None:
-        """Block until a rehearsal that is under way has ended, but only up to a limit and while `may_wait` allows.
+        """Wait until a started rehearsal has ended, at most up to a limit and only while `may_wait` returns True.
 
         Raises:
-            RehearsalError: as `check` does.
+            RehearsalError: under the same conditions as in `check`.
         """
         self.check()
         if self._process is None:
@@ -108,10 +110,10 @@ class ResumeRehearsal:
             self._clock.sleep(_LOOK_SECONDS)
             self.check()
         if self._process is not None:
-            log.warning("the resume rehearsal had no verdict when the attempt ended")
+            log.warning("the attempt ended before the resume rehearsal had a verdict")
 
     def close(self) -> None:
-        """End the rehearsal's process."""
+        """Kill the process of the rehearsal."""
         if self._process is None:
             return
         process, self._process = self._process, None

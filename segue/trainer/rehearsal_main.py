@@ -1,8 +1,8 @@
-"""The process of a resume rehearsal: it restores the newest sealed checkpoint and does its next steps again.
+"""The process of a resume rehearsal: it restores the newest sealed checkpoint and repeats the steps after it.
 
-It finds state that a recipe forgot to register, earlier than the first preemption would. If its steps differ from those
-of the trainer, further fresh processes make the same steps: differences among these processes are noise, and no loss of
-state. It writes only its verdict, and ends with the trainer that started it.
+A rehearsal finds state that a recipe does not register, before the first preemption does. If the rehearsal's steps
+differ from those of the trainer, further fresh processes repeat the steps: differences among these processes are noise
+and not lost state. The rehearsal writes only its verdict. Its process ends when the trainer ends.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class Rehearsed(NamedTuple):
 
     verdict: Verdict
     process_values: tuple[str, ...] = ()
-    """Values of the setup that differ between this process and the trainer, though both built the same recipe."""
+    """Setup values that differ between this process and the trainer, although both built the same recipe."""
     is_complete: bool = True
-    """Whether all processes that were asked have answered."""
+    """Whether every process that had to repeat the steps has answered."""
 
 
 def rehearse(
@@ -54,7 +54,7 @@ def rehearse(
 ) -> Rehearsed:
     """Restore a checkpoint into a newly built recipe, replay its witness, and judge; nothing is written.
 
-    `copy` is a store with the files of the checkpoint, which may be pruned at any time.
+    `copy` is a store with copies of the checkpoint's files, because retention may prune the originals at any time.
 
     Raises:
         CheckpointError, StoreReadError: the checkpoint cannot be read.
@@ -87,14 +87,14 @@ def rehearse(
     verdict = judged(noise)
     if verdict.kind is VerdictKind.BROKEN and not is_complete and not made.untracked:
         verdict = verdict.model_copy(update={"kind": VerdictKind.UNVERIFIED})
-        log.warning("the rehearsal proves nothing: no other process could repeat the steps that differ")
+        log.warning("the rehearsal has no result: no other process could repeat the differing steps")
     return Rehearsed(verdict, made.process_values, is_complete)
 
 
 def main() -> int:
-    """Rehearse the resume that the assignment on standard input would need after a preemption.
+    """Rehearse a resume for the assignment that is read from standard input.
 
-    The first argument is the process id of the trainer: this process ends with it.
+    The first command-line argument is the process id of the trainer; this process ends when the trainer ends.
     """
     clock: Clock = SystemClock()
     started = clock.monotonic()
@@ -123,11 +123,11 @@ def main() -> int:
 def _newest_judged(assignment: Assignment, runlog: RunLog, clock: Clock) -> tuple[Checkpoint, Rehearsed]:
     """Judge the newest checkpoint that has a witness.
 
-    If retention has pruned it before all replays were made, a newer one is judged, from a copy.
+    If retention prunes the checkpoint before all replays are made, a newer checkpoint is copied and judged instead.
 
     Raises:
-        CheckpointError, StoreReadError: none could be read.
-        StoreWriteError: there is no room for a copy.
+        CheckpointError, StoreReadError: no checkpoint could be read.
+        StoreWriteError: there is no space for the copy.
     """
     for tries_left in reversed(range(_TRIES)):
         checkpoint = _newest_sealed(runlog, clock)
@@ -169,7 +169,7 @@ def _judged(
 
 
 def _newest_sealed(runlog: RunLog, clock: Clock) -> Checkpoint:
-    """The newest checkpoint with a witness. Blocks until there is one; this process ends with the trainer."""
+    """Wait for a checkpoint with a witness, and return the newest one. This process ends when the trainer ends."""
     while True:
         usable = patiently(lambda: read_history(runlog), what="log").usable
         found = next((checkpoint for checkpoint in reversed(usable) if checkpoint.rows), None)

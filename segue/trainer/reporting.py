@@ -1,4 +1,4 @@
-"""Reporting: an attempt's heartbeats while it works, and its report at the end."""
+"""Reporting: heartbeats during an attempt, and a report at its end."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _ON_NOTICE = (StopReason.NOTICE, StopReason.BOUND)
 
 @dataclass(kw_only=True)
 class AttemptReporter:
-    """What an attempt reports: heartbeats while it works, a report at its end. Changes no training state."""
+    """Makes the heartbeats and the final report of an attempt. Changes no training state."""
 
     context: AttemptContext
     progress: Progress
@@ -49,7 +49,7 @@ class AttemptReporter:
         self.from_step = self.progress.step
 
     def heartbeat(self, counter: int) -> Heartbeat:
-        """The heartbeat with this counter; called from the heartbeat thread."""
+        """Make the heartbeat with this counter. The heartbeat thread calls it."""
         self.context.kills.look(self.context.clock.monotonic())
         last_commit = self.writer.last_commit
         return Heartbeat(
@@ -75,10 +75,10 @@ class AttemptReporter:
     def report(
         self, reason: StopReason, *, failure: CodeFailure | None = None, note: str | None = None
     ) -> SegmentReport:
-        """The report of the attempt as of now; nothing is written.
+        """Make the attempt's report from the current state; nothing is written.
 
         Raises:
-            StoreReadError: this rank is not the leader, and the log could not be reached.
+            StoreReadError: this rank is not the leader and could not read the log.
         """
         checkpoint = self._last_commit()
         kept = checkpoint.step if checkpoint else self.from_step
@@ -108,7 +108,7 @@ class AttemptReporter:
         )
 
     def append(self, report: SegmentReport) -> SegmentReport:
-        """Write the report to the log if this rank reports; return it.
+        """Write the report to the run's log if this rank is the one that reports; return the report.
 
         Raises:
             FencedError: a newer claim exists.
@@ -126,7 +126,7 @@ class AttemptReporter:
 
 
 class CapturedWork:
-    """Captured work for the watchdog, which ends an attempt while the training thread is busy with the user's code."""
+    """Saves captured state for the watchdog, which ends an attempt while the training thread runs the user's code."""
 
     def __init__(
         self,
@@ -137,17 +137,17 @@ class CapturedWork:
         reporter: AttemptReporter,
         call_hook: Callable[[], None],
     ) -> None:
-        """`call_hook` calls the recipe's `on_notice`, with a limit."""
+        """`call_hook` calls the recipe's `on_notice`, with a time limit."""
         self._spec, self._saving, self._writer, self._reporter = spec, saving, writer, reporter
         self._call_hook = call_hook
 
     @property
     def is_all(self) -> bool:
-        """Whether nothing would be lost if the attempt ended now."""
+        """Whether all work so far would survive the end of the attempt."""
         return self._saving.is_all_captured
 
     def commit(self, limit_seconds: float) -> None:
-        """Let the writer commit what is captured; wait for the commit, at most `limit_seconds`.
+        """Let the writer commit the captured state, and wait for the commit for at most `limit_seconds`.
 
         Raises:
             FencedError, StoreWriteError: the error with which the writer failed.
@@ -156,11 +156,11 @@ class CapturedWork:
         self._call_hook()
 
     def release(self) -> None:
-        """Let the save that waits for its metric be committed without the metric. Returns at once."""
+        """Let the pending save be committed without its metric. Returns immediately."""
         self._saving.release_metric()
 
     def report_ended(self, reason: StopReason, failure: CodeFailure | None, note: str | None) -> None:
-        """Write the report of an attempt that its watchdog ends.
+        """Write the report of an attempt that the watchdog ends.
 
         Raises:
             FencedError: a newer claim exists.
@@ -175,9 +175,9 @@ class CapturedWork:
 
 
 def append_report(context: AttemptContext, report: SegmentReport) -> None:
-    """Write an attempt's report to the log if this rank reports.
+    """Write an attempt's report to the run's log if this rank is the one that reports.
 
-    A failed write is logged; the controller then declares the attempt lost.
+    If the write fails, the failure is logged, and the controller later declares the attempt lost.
 
     Raises:
         FencedError: a newer claim exists.
@@ -198,7 +198,7 @@ def append_report(context: AttemptContext, report: SegmentReport) -> None:
 
 
 def starting(context: AttemptContext, counter: int) -> Heartbeat:
-    """The heartbeat of an attempt that is still being built and restored."""
+    """Make a heartbeat while the attempt still builds and restores."""
     return Heartbeat(
         attempt_id=context.claim.attempt_id,
         counter=counter,
@@ -210,10 +210,10 @@ def starting(context: AttemptContext, counter: int) -> Heartbeat:
 
 
 def report_without_training(context: AttemptContext, reason: StopReason, error: BaseException) -> SegmentReport:
-    """The report of an attempt that raised before its first step; written to the log if this rank reports.
+    """Report an attempt that an error ended before its first step; only the reporting rank writes to the run's log.
 
     Raises:
-        FencedError: a newer claim exists, and `reason` is another one.
+        FencedError: a newer claim exists, and `reason` is not `fenced`.
     """
     failure = None if reason in (StopReason.FENCED, StopReason.LOST) else failure_of(error)
     return report_ended(context, reason, failure, text_of(error))
@@ -222,10 +222,10 @@ def report_without_training(context: AttemptContext, reason: StopReason, error: 
 def report_ended(
     context: AttemptContext, reason: StopReason, failure: CodeFailure | None, note: str | None
 ) -> SegmentReport:
-    """The report of an attempt that ended before its first step; written to the log if this rank reports.
+    """Report an attempt that ended before its first step; only the reporting rank writes to the run's log.
 
     Raises:
-        FencedError: a newer claim exists, and `reason` is another one.
+        FencedError: a newer claim exists, and `reason` is not `fenced`.
     """
     plan = context.plan
     step = plan.parent.step if plan.parent else 0
@@ -250,7 +250,7 @@ def report_ended(
 
 
 def _with_memory(note: str | None, reason: StopReason) -> str | None:
-    """The note of a report; if memory ran out, it says how much was used."""
+    """Return the note; if memory ran out, add the memory use and the limit."""
     if reason is not StopReason.OUT_OF_MEMORY:
         return note
     return "; ".join(part for part in (note, in_words(peak_bytes(), limit_bytes())) if part)

@@ -1,4 +1,4 @@
-"""The safe point between two steps: the decision of all ranks there, and how often they hold a full vote on it."""
+"""The safe point between two steps: the common decision of all ranks, and the time between full votes."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ from segue.trainer.workloads.base import Workload
 
 _LEAST_QUIET_SECONDS, _MOST_QUIET_SECONDS = 0.02, 0.2
 _QUIET_SHARE = 0.02
-"""If nothing was due at a safe point, there is no full vote for this share of the time until something is due by the
-clock."""
+"""Pause between full votes, as a share of the time until the next save or stop that depends on the clock."""
 _NOTHING = Vote()
 
 
 class SafePoints:
-    """Asks at each safe point whether to stop, to save or to continue."""
+    """Decides at each safe point whether to stop, to save or to continue."""
 
     def __init__(
         self,
@@ -36,13 +35,13 @@ class SafePoints:
         self._saving, self._stop_rule, self._notices = saving, stop_rule, notices
         self._has_waited_for_state = False
         self._full_at_seconds = self._full_at_step = 0.0
-        """The latest time, and the latest step, of the next full vote."""
+        """The next full vote comes at this time or at this step, whichever is first."""
 
     def vote(self) -> Vote:
-        """Decide what all ranks do now. Afterwards, a notice at one rank is on the board of every rank.
+        """Decide the action of all ranks. Afterwards, a notice that one rank had is on the board of every rank.
 
         Raises:
-            FencedError, StoreWriteError: the error with which the writer failed since the last vote.
+            FencedError, StoreWriteError: the writer has failed with this error since the last vote.
         """
         if self._is_quiet:
             return _NOTHING
@@ -55,13 +54,15 @@ class SafePoints:
         return agreed
 
     def stops_at(self, step: int) -> bool:
-        """Whether the attempt would stop at a safe point that followed this many steps; the next vote is full then."""
+        """Whether the attempt would stop at the safe point after this number of steps; if so, the next vote is a full
+        one."""
         stops = self._stop_rule.reason(step) is not None
         self._full_at_seconds = 0.0 if stops else self._full_at_seconds
         return stops
 
     def saves_at(self, step: int) -> bool:
-        """Whether a save would be due at such a safe point; the next vote is full then."""
+        """Whether a save would be due at the safe point after this number of steps; if so, the next vote is a full
+        one."""
         saves = not self._resume.is_pending_after(step) and self._saving.is_due(step)
         self._full_at_seconds = 0.0 if saves else self._full_at_seconds
         return saves
@@ -73,9 +74,10 @@ class SafePoints:
 
     @property
     def _is_quiet(self) -> bool:
-        """Whether nothing can be due at this safe point: nothing happened since the last full vote, which was recent.
+        """Whether the full vote can be left out, because nothing can be due so soon after the last full vote.
 
-        Short steps would otherwise cost more in votes than in anything else. Ranks always vote, because all must.
+        With short steps, full votes would take longer than all other work. Several ranks always hold a full vote,
+        because all of them must take part.
         """
         progress = self._live.progress
         return (
@@ -95,7 +97,7 @@ class SafePoints:
         can_save = self._live.can_save
         is_early = stop is not None and stop is not StopReason.FINISHED
         if is_early and not can_save and not self._has_waited_for_state:
-            # One more step, after which a framework writes its state.
+            # Make one more step, after which a framework writes its state.
             self._has_waited_for_state, stop, seen = True, None, None
         if stop is None:
             self._notices.follow_hints()

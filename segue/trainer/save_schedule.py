@@ -1,4 +1,4 @@
-"""When a save is due: by the interval that the spec sets or that costs least, or because a save was requested."""
+"""When a save is due: after the interval of the spec, after the interval with the lowest cost, or on request."""
 
 from __future__ import annotations
 
@@ -15,59 +15,59 @@ log = logging.getLogger(__name__)
 
 
 class SaveSchedule:
-    """When one attempt saves. Used at safe points, only from the training loop's thread."""
+    """Decides when one attempt saves. Used at safe points, only from the training loop's thread."""
 
     def __init__(self, spec: CheckpointSpec, *, step: int, life: Life | None, clock: Clock) -> None:
-        """`step` is the step from which the attempt starts; `life` is the result of `life_on`."""
+        """`step` is the step at which the attempt starts; `life` is the result of `life_on`."""
         self._spec, self._life, self._clock = spec, life, clock
         self._started_at = self._saved_at = clock.monotonic()
         self.saved_step = step
-        """Step of the newest safe point that was submitted to the writer."""
+        """Step of the newest state that was submitted to the writer."""
         self.delayed = 0
-        """Saves that became due while the previous one was still being written."""
+        """Number of saves that became due while the previous save was still being written."""
         self._is_delaying = self._is_owed = False
         self.cadence = self._cadence(None)
 
     def is_due(self, step: int) -> bool:
-        """Whether a save is due after this many steps."""
+        """Whether a save is due after this number of steps."""
         return step != self.saved_step and (self._is_owed or self._has_interval_passed(step))
 
     @property
     def next_step(self) -> float:
-        """The step at which a save is due at any time; infinite without one."""
+        """The step at which the next save is due; infinite if saves depend only on time."""
         every = self.cadence.every_steps
         return math.inf if every is None else (self.saved_step // every + 1) * every
 
     @property
     def seconds_to_next(self) -> float:
-        """Seconds until a save is due by the time; infinite if only steps count."""
+        """Seconds until the next save is due; infinite if saves depend only on steps."""
         seconds = self.cadence.interval_seconds
         return math.inf if seconds is None else self._saved_at + seconds - self._clock.monotonic()
 
     def request(self, step: int) -> None:
-        """Make a save due now, unless this very step was already submitted."""
+        """Make a save due now, unless this step was already submitted."""
         self._is_owed = self._is_owed or step != self.saved_step
 
     def delay(self) -> None:
-        """Record that a save was due and no staging buffer was free."""
+        """Record that a due save found no free staging buffer."""
         self.delayed += not self._is_delaying
         self._is_delaying = True
 
     def submitted(self, step: int) -> None:
-        """Record that the writer got the state of this step."""
+        """Record that the state after this step was given to the writer."""
         self._saved_at, self.saved_step = self._clock.monotonic(), step
         self._is_delaying = self._is_owed = False
 
     def evaluated(self) -> None:
-        """Record that the metric of the newest save is known: the interval begins after it."""
+        """Record that the newest save has its metric: the save interval begins now."""
         self._saved_at = self._clock.monotonic()
 
     def torn(self) -> None:
-        """Record that the newest save will not be committed: the next step has to be saved."""
+        """Record that the newest save will not be committed, so that the next step is saved."""
         self._is_owed = True
 
     def adapt(self, cost: SaveCost | None) -> None:
-        """Choose the interval for the usual cost of a save."""
+        """Choose the save interval from the usual cost of a save."""
         before, self.cadence = self.cadence, self._cadence(cost)
         if before.reason != self.cadence.reason:
             log.info("save interval changed interval=%s", self.cadence.reason)
@@ -89,7 +89,7 @@ class SaveSchedule:
 
 
 def life_on(capacity: Capacity, history: History) -> Life | None:
-    """The observed lifetime of this capacity; None for capacity that is not preempted."""
+    """The observed lifetime of this capacity; None if the capacity cannot be preempted."""
     if capacity is not Capacity.SPOT:
         return None
     reports = [report for report in history.last_reports() if report.capacity is capacity and report.got_capacity]

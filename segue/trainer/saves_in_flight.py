@@ -1,4 +1,4 @@
-"""Saves that were submitted and are not committed yet: their cost, and how much work they leave at risk."""
+"""Saves that are submitted but not committed yet: their cost, and the work at risk."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from segue.records import CheckpointRef
 
 @dataclass(frozen=True)
 class _Submitted:
-    """A safe point that the writer has."""
+    """A save that the writer has not committed yet."""
 
     at_seconds: float
     stall_seconds: float
@@ -24,7 +24,7 @@ class SavesInFlight:
     """One attempt's submitted saves. Used at safe points, only from the training loop's thread."""
 
     def __init__(self, writer: Writer, *, allowed_seconds: float, clock: Clock) -> None:
-        """`allowed_seconds`: for how long work may stay uncommitted."""
+        """`allowed_seconds` is the longest permitted time between two commits."""
         self._writer, self._allowed_seconds, self._clock = writer, allowed_seconds, clock
         self._safe_at = clock.monotonic()
         self._submitted: dict[int, _Submitted] = {}
@@ -32,17 +32,17 @@ class SavesInFlight:
         self._meter = CostMeter()
 
     def submitted(self, step: int, *, stall_seconds: float) -> None:
-        """Record that the writer got the state of this step; training stood still for `stall_seconds`."""
+        """Record that the state after this step was given to the writer; training paused for `stall_seconds`."""
         self._submitted[step] = _Submitted(self._clock.monotonic(), stall_seconds)
 
     def evaluated(self, step: int, seconds: float) -> None:
-        """Record how long the metric of that save took."""
+        """Record that the metric for the save of this step took `seconds`."""
         submitted = self._submitted.get(step)
         if submitted is not None:
             self._submitted[step] = replace(submitted, evaluate_seconds=seconds)
 
     def torn(self) -> None:
-        """Record that the newest save changed while it was copied, and will not be committed."""
+        """Record that the newest save will not be committed, because its state changed during the copy."""
         self._submitted.pop(max(self._submitted, default=0), None)
 
     def step_done(self, seconds: float) -> None:
@@ -56,7 +56,7 @@ class SavesInFlight:
         return self._meter.estimate
 
     def look(self) -> bool:
-        """Take note of the newest commit; False if that commit is already known."""
+        """Take note of the newest commit; return False if this commit is already known."""
         last = self._writer.last
         if last is None or last.ref == self._seen:
             return False
@@ -73,11 +73,11 @@ class SavesInFlight:
         return True
 
     def refuse_risk(self) -> None:
-        """Raise WorkAtRiskError when more work is uncommitted than is allowed, and waiting does not help.
+        """Raise WorkAtRiskError if more work is uncommitted than allowed, and further waiting is unlikely to help.
 
-        A save that the store has refused so far gets half the allowed time, because the interval before it may have
-        used up the other half. A save without any answer gets twice the allowed time, or four times the duration of a
-        save, because it may be a large one on a slow network.
+        If the store has refused the save so far, waiting ends after half the allowed time, because the interval before
+        the save may have used the other half. If the store has not answered, waiting ends after twice the allowed time
+        or after four times the duration of a save, whichever is longer: the save may be large, or the network slow.
         """
         now, allowed = self._clock.monotonic(), self._allowed_seconds
         if not self._submitted or now - self._safe_at <= allowed:
@@ -89,7 +89,7 @@ class SavesInFlight:
             raise WorkAtRiskError(at_risk_seconds=now - self._safe_at, allowed_seconds=allowed, why=why)
 
     def on_notice(self, *, seconds_left: float) -> LastSave:
-        """Whether there is time for one last save."""
+        """Decide whether one last save fits into the time until the preemption."""
         self.look()
         in_flight = None
         if self._submitted and self._meter.save_seconds is not None:

@@ -1,4 +1,4 @@
-"""Saves of an attempt: their content, and how they are made while training continues."""
+"""Saves of an attempt: their content, and the copy of the state while training continues."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from segue.trainer.workloads.state import capture
 log = logging.getLogger(__name__)
 
 _SHORT_EVALUATION_SECONDS = 1.0
-"""A notice may wait for an evaluation that takes no longer, so the state is not copied for such an evaluation."""
+"""Evaluations up to this duration may delay a notice, so the state is not copied before them."""
 
 
 class Saving:
@@ -46,7 +46,7 @@ class Saving:
     ) -> None:
         self._spec, self._clock, self._activity = context.spec.checkpoints, context.clock, context.activity
         self._leads = context.ranks.is_leader
-        """If False, another rank decides when to save, and limits the work at risk."""
+        """True on the rank that decides when to save and limits the work at risk."""
         self._live, self._curve, self._staging, self._writer = live, curve, staging, writer
         self._components, self._progress = live.components, live.progress
         self.schedule = SaveSchedule(self._spec, step=live.progress.step, life=life, clock=context.clock)
@@ -54,9 +54,9 @@ class Saving:
         self.in_flight = SavesInFlight(writer, allowed_seconds=allowed_seconds, clock=context.clock)
         self._late: Staged | None = None
         self.ahead = LookAhead(live)
-        """Can look at the state before a save; otherwise the save itself does so."""
+        """Inspects the state before a save, if possible; otherwise the save does so."""
         self._held: Staged | None = None
-        """This safe point's state, while the user's metric is computed; to be committed only if a notice comes."""
+        """A copy of the current state while the user's metric is computed; committed only if a notice comes."""
         self._metric = Metric()
         """The metric of the newest save."""
         self._untracked: tuple[Finding, ...] = ()
@@ -69,17 +69,18 @@ class Saving:
         self.barrier()
 
     def prepare(self) -> None:
-        """Allocate memory for saves, in the background; called as soon as the optimizer has its state.
+        """Allocate memory for saves in the background; to be called as soon as the optimizer has its state.
 
         Raises:
-            UnsupportedStateError: the state holds something that is not data.
-            StructureChangedError: the first step has changed a structure that no resume would change again.
+            UnsupportedStateError: the state contains an object that a checkpoint cannot store.
+            StructureChangedError: the first step has changed the structure of the state, and a resume would not repeat
+                the change.
         """
         self._refuse_changed_structure()
         self._staging.prepare(capture(self._components))
 
     def barrier(self) -> None:
-        """Block until the last safe point is copied; called before the state changes."""
+        """Wait until the copy for the last save is complete; to be called before the state changes."""
         if self._late is not None:
             with span("barrier"):
                 self._late.barrier()
@@ -96,10 +97,10 @@ class Saving:
         return self._staging.is_free
 
     def is_due(self, step: int | None = None) -> bool:
-        """Whether a save is due at this safe point, or would be after this many steps.
+        """Whether a save is due now or, if `step` is given, after this number of steps.
 
         Raises:
-            WorkAtRiskError: nothing could be committed for longer than is allowed.
+            WorkAtRiskError: no commit succeeded for longer than allowed.
         """
         self.refuse_risk()
         if self._live.wants_save:
@@ -107,15 +108,14 @@ class Saving:
         return self.schedule.is_due(self._progress.step if step is None else step)
 
     def request(self) -> None:
-        """Make a save due now, unless this very step was already submitted."""
+        """Make a save due now, unless this step was already submitted."""
         self.schedule.request(self._progress.step)
 
     def save(self, *, evaluate: bool, is_last: bool = False) -> None:
-        """Submit this safe point to the writer; a staging buffer must be free.
+        """Submit the current state to the writer; a staging buffer must be free.
 
         Raises:
-            StructureChangedError: the state could not be restored into the structure that a resume builds; nothing was
-                submitted.
+            StructureChangedError: the structure that a resume builds could not hold this state; nothing was submitted.
         """
         self.barrier()
         self._refuse_changed_structure()
@@ -134,7 +134,7 @@ class Saving:
         trees, untracked = self.ahead.take()
         self._untracked += untracked
         for finding in untracked:
-            log.warning("state outside the checkpoint changes in training: %s. Fix: %s.", finding.sentence, finding.fix)
+            log.warning("training changes state that is in no checkpoint: %s. Fix: %s.", finding.sentence, finding.fix)
         with span("stage", kind="overlapped" if is_overlapped else "blocking"):
             if is_overlapped and not self._has_torn:
                 self._late = self._staging.begin(trees, deferred=self._live.changed_by_optimizer())
@@ -159,7 +159,7 @@ class Saving:
         )
 
     def _evaluate(self) -> None:
-        """Compute the metric of the save that was just submitted. Its bytes are written meanwhile."""
+        """Compute the metric of the newest save, while the writer writes its bytes."""
         metric, started = self._metric, self._clock.monotonic()
         self.barrier()  # An evaluation may change the weights for a while.
         try:
@@ -172,9 +172,9 @@ class Saving:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Hold this safe point's state while the block computes the user's metric: `commit_captured` can commit it.
+        """Hold a copy of the current state during the block, so that `commit_captured` can commit it.
 
-        The state is not held if the staging buffers are in use, because a recent save is still being written.
+        The block computes the user's metric. No copy is held if a recent save still uses the staging buffers.
         """
         if (
             self._staging.is_free
@@ -192,13 +192,13 @@ class Saving:
 
     @property
     def is_all_captured(self) -> bool:
-        """Whether every step so far is committed, submitted or held; read by another thread."""
+        """Whether every step so far is committed, submitted or held. Another thread reads this."""
         return self._progress.step == self.schedule.saved_step or self._held is not None
 
     def commit_captured(self, limit_seconds: float) -> None:
-        """Commit the captured state, without its metric; wait for the commit, at most `limit_seconds`.
+        """Commit the captured state without its metric, and wait for the commit for at most `limit_seconds`.
 
-        Called by another thread, once the training thread is kept out.
+        Another thread calls it, after the training thread is blocked.
         """
         held, self._held = self._held, None
         if held is not None:
@@ -208,11 +208,11 @@ class Saving:
         self._writer.wait(max(limit_seconds, 0.0))
 
     def release_metric(self) -> None:
-        """Let the newest save be committed without the metric that is being computed. Called by another thread."""
+        """Let the newest save be committed without its unfinished metric. Another thread calls it."""
         self._metric.give_up()
 
     def wait_for_staging_buffer(self, timeout_seconds: float) -> bool:
-        """Block until a staging buffer is free; False when time ran out first."""
+        """Wait until a staging buffer is free; return False if the time ran out first."""
         give_up_at = self._clock.monotonic() + timeout_seconds
         while not self._staging.is_free:
             self.refuse_risk()
@@ -221,7 +221,7 @@ class Saving:
         return self._staging.is_free
 
     def refuse_risk(self) -> None:
-        """Raise WorkAtRiskError when more work is uncommitted than is allowed, and waiting does not help."""
+        """Raise WorkAtRiskError if more work is uncommitted than allowed, and further waiting is unlikely to help."""
         if not self._leads:
             return
         if self.in_flight.look():
@@ -229,16 +229,16 @@ class Saving:
         self.in_flight.refuse_risk()
 
     def end_without_folder(self, *, is_finished: bool) -> None:
-        """Handle the end of an attempt at a step whose folder the program did not hand over.
+        """Handle the end of an attempt for whose last step the program gave no folder.
 
         Raises:
-            SessionError: it is the run's last step.
+            SessionError: this step is the last step of the run.
         """
         step, saved = self._progress.step, self.schedule.saved_step
         if is_finished:
             what = f"the run ended at step {step}, and the folder of that step was not committed."
             raise SessionError(what=what, fix="call run.commit_folder(path) in each iteration with run.should_save.")
-        log.warning("no folder was committed for the last steps; they are lost from=%d to=%d", saved + 1, step)
+        log.warning("the last steps are lost, because their folder was not committed from=%d to=%d", saved + 1, step)
 
     def _refuse_changed_structure(self) -> None:
         with span("structure"):
@@ -249,10 +249,11 @@ class Saving:
 
 @contextmanager
 def evaluating(saving: Saving, records: StepRecords, activity: Activity, *, may_hold: bool) -> Iterator[None]:
-    """The user's metric is computed after a step that no save has yet; a notice meanwhile commits that step.
+    """A block that computes the user's metric after an unsaved step; if a notice comes during the block, the step is
+    committed.
 
     Raises:
-        PoisonedStepError: the step has spoiled the weights.
+        PoisonedStepError: the step made the weights unusable.
     """
     longest = activity.longest_evaluation_seconds
     is_held = may_hold and (longest is None or longest > _SHORT_EVALUATION_SECONDS)

@@ -1,4 +1,4 @@
-"""The trainer of a standby before it has an assignment: it prepares what needs no assignment, then waits."""
+"""The trainer of a standby: it prepares for training, then waits for its assignment."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _POLL_SECONDS = 0.05
 def boot_and_wait(
     folder: LaunchFolder, rank: int, *, spec: RunSpec, board: NoticeBoard, clock: Clock
 ) -> Assignment | None:
-    """Prepare for training, then block until there is an assignment; None after a notice or if the owner is gone.
+    """Prepare for training, then wait for an assignment; return None after a notice or if the owner has ended.
 
-    Uses neither the run's log nor its checkpoints, so it may be killed at any moment.
+    The call uses neither the run's log nor its checkpoints, so the process may be killed at any moment.
 
     Raises:
         SpecError: the requested device is not available.

@@ -1,4 +1,4 @@
-"""Uses each step's numbers as soon as they arrive: the numbers of an accelerator come a step later."""
+"""Handles the numbers of each step when they arrive; from an accelerator, they arrive one step later."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ log = logging.getLogger(__name__)
 
 
 class _Unread(NamedTuple):
-    """A step that already counts, but whose numbers have not arrived yet."""
+    """A step that is counted, but whose numbers have not arrived yet."""
 
     late: LateStep
     samples_before: int
-    """Position before the step."""
+    """Number of samples seen before the step."""
     samples_seen: int
     seconds: float
     ended_at: datetime
 
 
 class StepRecords:
-    """Refuses anomalous steps; adds the others to witness, replay and loss curve, in their order.
+    """Refuses anomalous steps, and adds all other steps in order to witness, replay and loss curve.
 
-    Nothing may be committed while a step is unread: `read` comes before each save and before the attempt's end.
+    While the numbers of a step are unread, nothing may be committed: `read` is called before each save and at the end.
     """
 
     def __init__(self, live: Workload, *, spec: AnomalySpec, resume: Resume, witness: Witness, curve: Curve) -> None:
@@ -46,17 +46,17 @@ class StepRecords:
         self._newest: StepMade | None = None
         self._unread: _Unread | None = None
         self.loss: float | None = None
-        """Loss of the newest step that was read."""
+        """Loss of the newest step whose numbers were read."""
 
     def keep(self, late: LateStep, *, samples_before: int, seconds: float, ended_at: datetime) -> None:
-        """Keep this step to be read later; its position counts already."""
+        """Keep this step until its numbers are read; the step is counted already."""
         self._unread = _Unread(late, samples_before, self._progress.samples_seen, seconds, ended_at)
 
     def read(self) -> None:
-        """Read the step that was kept, if there is one.
+        """Read the numbers of the kept step, if there is one.
 
         Raises:
-            PoisonedStepError: the step is an anomaly; the position is the one before the step.
+            PoisonedStepError: the step is an anomaly; the position is set back to before the step.
         """
         if self._unread is None:
             return
@@ -68,13 +68,13 @@ class StepRecords:
         self.count(made, samples_seen=samples_seen, seconds=seconds, ended_at=ended_at)
 
     def read_before(self, error: BaseException, *, is_alone: bool) -> None:
-        """Read the kept step although a later step raised `error`, which may be a consequence of its numbers.
+        """Read the kept step after a later step raised `error`, because the kept step may have caused the error.
 
-        With several ranks (`is_alone` is false), each rank reads its own numbers, because the other ranks do not
-        exchange theirs.
+        With several ranks (`is_alone` is false), each rank reads only its own numbers, because the ranks no longer
+        exchange them.
 
         Raises:
-            PoisonedStepError: the kept step is an anomaly, and `error` tells nothing new.
+            PoisonedStepError: the kept step is an anomaly, which explains `error`.
         """
         if self._unread is None:
             return
@@ -86,7 +86,7 @@ class StepRecords:
             # If the device has failed, nothing can be read from it; the exception of the step says why.
             log.debug("the numbers of the previous step are lost error=%s raised=%r", of_device, error)
             return
-        # A spike is judged by the loss of the whole batch.
+        # A spike can only be detected in the loss of the whole batch.
         self._refuse_late(made, samples_before, recent_losses=None if is_alone else ())
 
     def _refuse_late(
@@ -99,7 +99,7 @@ class StepRecords:
             raise
 
     def refuse_poison(self, made: StepMade, *, recent_losses: tuple[float, ...] | None = None) -> None:
-        """Raise before the row becomes a witness: a replay would otherwise have to reproduce the anomaly.
+        """Refuse an anomalous step before its row becomes part of a witness, which a replay would have to reproduce.
 
         Raises:
             PoisonedStepError: the step is an anomaly.
@@ -115,10 +115,10 @@ class StepRecords:
         raise PoisonedStepError(anomaly=symptom.on(where, step=row.step, sample_ids=made.ids.tolist()))
 
     def refuse_poisoned_weights(self) -> None:
-        """Raise if the last step's norms were not measured and its update has spoiled the weights.
+        """Check the weights if the norms of the last step were not measured.
 
         Raises:
-            PoisonedStepError: the update has spoiled the weights.
+            PoisonedStepError: the last update made the weights unusable.
         """
         made = self._newest
         if made is not None and made.row.param_norm is None and self._spec.non_finite != "off":
@@ -126,7 +126,7 @@ class StepRecords:
             self.refuse_poison(made._replace(row=row))
 
     def add(self, made: StepMade) -> None:
-        """Add a step that is no anomaly."""
+        """Add a step that passed the anomaly check."""
         row, self._newest = made.row, made
         recent = self._progress.recent_losses
         self._progress.recent_losses = anomalous_steps.with_loss(recent, row.loss, spec=self._spec)
@@ -135,7 +135,7 @@ class StepRecords:
         self._resume.add_replayed(row)
 
     def amend(self, metrics: Mapping[str, float]) -> None:
-        """Add metrics measured after the newest step to the step's row of the loss curve."""
+        """Add metrics that were measured after the newest step to its row of the loss curve."""
         self._curve.amend(metrics)
 
     def count(self, made: StepMade, *, samples_seen: int, seconds: float, ended_at: datetime) -> None:
@@ -151,7 +151,7 @@ class StepRecords:
 
 
 def curve_of(context: AttemptContext, *, from_step: int) -> Curve:
-    """The loss curve of an attempt that begins after this step."""
+    """Make the loss curve of an attempt that begins after step `from_step`."""
     return Curve(
         run=context.spec.run_id,
         segment=context.plan.segment,
@@ -164,7 +164,7 @@ def curve_of(context: AttemptContext, *, from_step: int) -> Curve:
 
 
 def with_marks(late: LateStep, marks: Marks) -> LateStep:
-    """The late step with these marks of the state that it left behind."""
+    """Return the late step with the marks of its resulting state."""
 
     def read(numbers: Callable[[], StepMade]) -> StepMade:
         made = numbers()

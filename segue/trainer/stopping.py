@@ -1,4 +1,4 @@
-"""Why an attempt stops at a safe point, and how it reacts to notices before that."""
+"""Decides why an attempt stops at a safe point, and reacts to notices and hints."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ log = logging.getLogger(__name__)
 
 _MOST_SECONDS = 5.0
 _OF_TIME_LEFT = 0.1
-"""Share of the time to the kill that the hook may take."""
+"""Share of the time until the preemption that the hook may take."""
 
 
 def hook_seconds(seconds_left: float | None, last_save: LastSave | None) -> float:
-    """How long to wait for the hook, so that the last save still fits afterwards. 0 or less: there is no time."""
+    """Seconds to wait for the hook, so that the last save still fits afterwards; 0 or less if there is no time."""
     if seconds_left is None:
         return _MOST_SECONDS
     spare = seconds_left
@@ -35,14 +35,14 @@ def hook_seconds(seconds_left: float | None, last_save: LastSave | None) -> floa
 
 
 class NoticeHook:
-    """Calls the function of the user, if there is one."""
+    """Calls the user's `on_notice` function, if there is one."""
 
     def __init__(self, function: Callable[[Notice], None] | None, *, components: dict[str, Component]) -> None:
-        """Random streams and modes among `components` are the same after a call as before."""
+        """A call does not change the random streams and modes in `components`."""
         self._function, self._components = function, components
 
     def call(self, notice: Notice, *, limit_seconds: float) -> None:
-        """Call the hook and wait for it, at most `limit_seconds`. Exceptions of the hook are not raised."""
+        """Call the hook and wait for at most `limit_seconds`. Exceptions of the hook are not raised."""
         function = self._function
         if function is None:
             return
@@ -54,20 +54,20 @@ class NoticeHook:
             try:
                 function(notice)
             except BaseException as error:
-                # Even SystemExit: the hook is no reason to lose the last checkpoint.
+                # Catch even SystemExit, because the hook must not cost the last checkpoint.
                 log.error("on_notice raised kind=%s", notice.kind, exc_info=error)
 
-        # In a thread: a connection that hangs while the machine goes away must not cost the last checkpoint.
+        # In a thread, because a hung connection of an ending machine must not cost the last checkpoint.
         thread = threading.Thread(target=work, name="segue-on-notice", daemon=True)
         with unchanged(self._components):
             thread.start()
             thread.join(limit_seconds)
         if thread.is_alive():
-            log.warning("on_notice still runs, not waited for kind=%s seconds=%.1f", notice.kind, limit_seconds)
+            log.warning("on_notice is too slow, continuing without it kind=%s seconds=%.1f", notice.kind, limit_seconds)
 
 
 class StopRule:
-    """Decides, on the leader and at each safe point, whether the attempt stops."""
+    """Decides on the leader, at each safe point, whether the attempt stops."""
 
     def __init__(
         self, context: AttemptContext, live: Workload, *, time_left: TimeLeft, pace: Pace, writer: Writer
@@ -77,7 +77,7 @@ class StopRule:
         self._time_left, self._pace, self._writer = time_left, pace, writer
 
     def reason(self, step: int | None = None) -> StopReason | None:
-        """Why the attempt stops now, or would stop after this many steps; None while it continues."""
+        """Why the attempt stops now or, if `step` is given, after this number of steps; None if it continues."""
         step = self._progress.step if step is None else step
         if step >= self._spec.steps or self._progress.finish_reason is not None:
             return StopReason.FINISHED
@@ -93,12 +93,12 @@ class StopRule:
 
     @property
     def seconds_to_bound(self) -> float:
-        """Seconds to the bound of the attempt; infinite without one."""
+        """Seconds to the attempt's bound; infinite if there is no bound."""
         left = self._time_left.bound_seconds_left
         return math.inf if left is None else left
 
     def seconds_to_planned_end(self) -> float | None:
-        """Seconds to the planned end at the measured pace; None if no end is before the goal, or no pace is known."""
+        """Seconds to the planned end at the measured pace; None if the goal comes first or the pace is unknown."""
         plan, progress, step_seconds = self._plan, self._progress, self._pace.step_seconds
         if step_seconds is None:
             return None
@@ -119,7 +119,7 @@ class StopRule:
 
 
 class NoticeResponse:
-    """The leader's reaction to hints and to the notice that ends the attempt. Other ranks do nothing here."""
+    """The leader's reaction to hints and to the notice that ends the attempt. On other ranks it does nothing."""
 
     def __init__(self, context: AttemptContext, live: Workload, saving: Saving) -> None:
         self._board, self._is_leader = context.board, context.ranks.is_leader
@@ -127,14 +127,14 @@ class NoticeResponse:
         self._hook = NoticeHook(live.on_notice, components=live.components)
 
     def follow_hints(self) -> None:
-        """Save at the next safe point if there is something to save, once for each hint; training continues."""
+        """For each new hint, request a save at the next safe point; training continues."""
         for hint in self._board.take_hints() if self._is_leader else ():
             log.info("hint received kind=%s step=%d", hint.kind, self._progress.step)
             self._saving.request()
             self._hook.call(hint, limit_seconds=hook_seconds(self._board.seconds_left(), None))
 
     def call_hook(self) -> None:
-        """Call the recipe's `on_notice` before the last save, if there is a notice and time."""
+        """Call the recipe's `on_notice` before the last save, if there is a notice and enough time."""
         notice, left = self._board.read(), self._board.seconds_left()
         if notice is None or left is None or not self._is_leader:
             return
@@ -143,7 +143,7 @@ class NoticeResponse:
         self._hook.call(notice, limit_seconds=hook_seconds(left, last_save))
 
     def is_worth_saving(self) -> bool:
-        """Whether the last save fits into the time that is left after a notice."""
+        """Whether the last save fits into the time until the preemption."""
         nearest = self._board.nearest()
         if nearest is None or not self._is_leader:
             return True

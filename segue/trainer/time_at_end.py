@@ -1,4 +1,4 @@
-"""The time that is left at the end of an attempt, and what it allows: all ranks decide alike."""
+"""The time left at the end of an attempt, and the work that still fits; all ranks decide alike."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from segue.trainer.workloads.components import Progress
 
 
 class TimeAtEnd:
-    """What may still be done once an attempt makes no more steps that count."""
+    """Decides which work still fits after an attempt's last counted step."""
 
     def __init__(
         self, context: AttemptContext, progress: Progress, *, time_left: TimeLeft, pace: Pace, writer: Writer
@@ -19,22 +19,22 @@ class TimeAtEnd:
 
     @property
     def patience_seconds(self) -> float:
-        """How long to wait for a save, by this rank's clock."""
+        """Seconds to wait for a save, by the clock of this rank."""
         return self._time_left.patience_seconds
 
     def has_patience(self) -> bool:
-        """Whether to wait for a save any longer."""
+        """Whether to go on waiting for a save."""
         return self._context.ranks.leader_decides(self.patience_seconds > 0)
 
     def may_step(self) -> bool:
-        """Whether a further step leaves enough time, and the run has one."""
+        """Whether there is time for one more step, and the run is not finished."""
         has_time = self._time_left.allows_witness(
             step_seconds=self._pace.step_seconds, save_seconds=self._writer.last_save_seconds
         )
         return self._context.ranks.leader_decides(has_time and not self._progress.is_finished(self._context.spec.steps))
 
     def may_wait(self) -> bool:
-        """Whether the end of the attempt may wait for a rehearsal: not after a notice, and not beyond its bound."""
+        """Whether the end of the attempt may wait for a rehearsal; never after a notice or beyond the bound."""
         left = self._time_left.bound_seconds_left
         self._context.activity.goes_on()
         return self._context.board.first_kind is None and (left is None or left > REPORT_SECONDS)

@@ -1,4 +1,4 @@
-"""The time that an attempt has left, until a notice takes effect or until its bound, and the pace of its steps."""
+"""The time until an attempt's preemption or bound, and the pace of its steps."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from segue.policy.save_interval import NOTICE_SHARE
 from segue.trainer.process.context import AttemptContext
 
 _UNMEASURED_SAVE_SECONDS = 0.1
-"""Assumed seconds of a save until one was measured."""
+"""Assumed duration of a save, in seconds, until a save is measured."""
 _BOARD_POLL_SECONDS = 0.5
 REPORT_SECONDS, _REPORT_SHARE = 2.0, 0.1
-"""Part of the grace period that is reserved for the report: seconds, and the share of a short grace period."""
+"""Time reserved for the report: in seconds, or as a share of the grace period if that is shorter."""
 
 
 class Pace:
-    """The measured rate of steps, without the first one."""
+    """The measured duration of a step; the first step is left out."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -25,7 +25,7 @@ class Pace:
         self.train_seconds, self.train_steps = 0.0, 0
 
     def step_done(self) -> None:
-        """Count a step that was just done."""
+        """Count a completed step."""
         if self.first_step_at is None:
             # The first step includes allocations and compilation; a rate that counts it is too slow.
             self.first_step_at = self._clock.monotonic()
@@ -41,7 +41,8 @@ class Pace:
 
 
 class TimeLeft:
-    """Judges for which work there is time. `save_seconds` is the duration of the last save; None before it."""
+    """Decides whether some work still fits. `save_seconds` is the duration of the last save; None before the first
+    save."""
 
     def __init__(
         self, board: NoticeBoard, *, bound_seconds: float | None, grace_seconds: float, started_at: float, clock: Clock
@@ -63,7 +64,7 @@ class TimeLeft:
 
     @property
     def bound_seconds_left(self) -> float | None:
-        """Seconds to the bound; None without one."""
+        """Seconds to the bound; None if there is no bound."""
         return None if self._bound_seconds is None else self._bound_seconds - self.seconds
 
     def is_bound_near(self, *, step_seconds: float | None, save_seconds: float | None) -> bool:
@@ -74,7 +75,7 @@ class TimeLeft:
         return self.seconds + reserve >= self._bound_seconds
 
     def allows_witness(self, *, step_seconds: float | None, save_seconds: float | None) -> bool:
-        """Whether there is time for a step that only yields a witness row."""
+        """Whether there is time for one more step that only adds a witness row."""
         step_seconds = step_seconds or 1.0
         left = self._board.seconds_left()
         if left is None:
@@ -84,9 +85,9 @@ class TimeLeft:
 
     @property
     def patience_seconds(self) -> float:
-        """How long to wait for the writer before the board is read again; 0 when only the time for the report is left.
+        """Seconds to wait for the writer before the next look at the board; 0 if only the time for the report is left.
 
-        An attempt that dies without a report is only noticed when its heartbeat timeout expires.
+        Without a report, the end of an attempt is noticed only after the heartbeat timeout.
         """
         left = self._board.seconds_left()
         if left is None:

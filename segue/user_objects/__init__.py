@@ -1,6 +1,6 @@
-"""Reads objects of the user's, which may raise any exception when they are read.
+"""Reads attributes of the user's objects, which may raise any exception when they are read.
 
-`hasattr` and `getattr` let everything but AttributeError through, so a `__getattr__` with a KeyError would end a run.
+`hasattr` and `getattr` handle only AttributeError, so a `__getattr__` that raises KeyError would end a run.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ _METRIC_WORDS = frozenset(
     {"accuracy", "acc", "current", "error", "err", "loss", "metric", "metrics", "perf", "performance", "score"}
     | {"scores", "val", "validation", "value", "values"}
 )
-"""Words, one of which is in the name of an argument that takes a metric: `val_loss`, `metrics`, `current_score`."""
+"""Words in the names of arguments that take a metric, such as `val_loss`, `metrics` or `current_score`."""
 
 
 def attribute(value: Any, name: str, default: Any = None) -> Any:
-    """An attribute, or the default if there is none or the object raises."""
+    """An attribute, or the default if the attribute is missing or reading it raises."""
     try:
         return getattr(value, name, default)
-    except Exception:  # From a property or a `__getattr__` of the user's; it means the same as an absent attribute.
+    except Exception:  # A property or a `__getattr__` of the user raised; the attribute counts as missing.
         return default
 
 
 def text_of(value: Any) -> str:
-    """An object's description; its class if it raises. Even an exception of the user's may raise when it is shown."""
+    """The text of an object, or its class if `str` raises, as even an exception of the user may do."""
     try:
         return str(value)
     except Exception:
@@ -47,7 +47,7 @@ def in_words(value: object) -> str:
 
 
 def settings_shown(module: Any) -> str:
-    """The settings that a module prints; empty if its `extra_repr` raises."""
+    """The settings of a module from its `extra_repr`; empty if that raises."""
     try:
         return str(module.extra_repr())
     except Exception:
@@ -55,7 +55,7 @@ def settings_shown(module: Any) -> str:
 
 
 def has(value: Any, *names: str) -> bool:
-    """Whether an object that is not a class has all these methods."""
+    """Whether an object has all these methods and is not a class."""
     return not isinstance(value, type) and all(callable(attribute(value, name)) for name in names)
 
 
@@ -67,23 +67,23 @@ def default_arguments(function: types.FunctionType) -> dict[str, Any]:
 
 
 def signature_of(function: Any) -> inspect.Signature | None:
-    """The arguments of a callable; None if they are not known."""
+    """The signature of a callable; None if it cannot be read."""
     try:
         found = inspect.signature(function)
-    except Exception:  # It is built in, or an object that raises when inspect reads its attributes.
+    except Exception:  # The callable is built in, or it raises when inspect reads its attributes.
         try:
             found = inspect.signature(type(function).__call__)
         except (TypeError, ValueError):
             return None
     parameters = list(found.parameters.values())
-    # For a class, or for a method that was wrapped after it was bound, as torch does when a scheduler is built.
+    # This is a class, or a method that was wrapped after it was bound, as torch does when it builds a scheduler.
     if parameters and parameters[0].name == "self":
         return found.replace(parameters=parameters[1:])
     return found
 
 
 def needed_arguments(function: Any) -> tuple[str, ...]:
-    """Names of the arguments without which the function cannot be called; empty if they are not known."""
+    """Names of the required arguments of a function; empty if they are not known."""
     signature = signature_of(function)
     if signature is None:
         return ()
@@ -96,7 +96,7 @@ def needed_arguments(function: Any) -> tuple[str, ...]:
 
 
 def can_be_called(function: Callable[..., Any], *arguments: Any) -> bool:
-    """Whether the function can be called with exactly these arguments; True if that is not known."""
+    """Whether the function can be called with exactly these arguments; True if its signature is not known."""
     signature = signature_of(function)
     if signature is None:
         return True
@@ -114,7 +114,7 @@ def has_parameter(function: Any, name: str) -> bool:
 
 
 def takes_metric(scheduler: Any) -> bool:
-    """Whether the scheduler's `step` needs one argument, and its name says that this is a metric."""
+    """Whether the scheduler's `step` needs one argument whose name shows that it is a metric."""
     needed = needed_arguments(attribute(scheduler, "step"))
     return len(needed) == 1 and not _METRIC_WORDS.isdisjoint(needed[0].lower().split("_"))
 
@@ -130,9 +130,9 @@ def step_by_metric(scheduler: Any, metric: float) -> None:
 
 
 def is_users_file(file: str) -> bool:
-    """Whether a source file is the user's: not installed, and not part of Python or segue."""
+    """Whether a source file belongs to the user: it is not installed, and not part of Python or segue."""
     if file.startswith("<frozen "):
-        return False  # Python's own code, such as the code that runs a script.
+        return False  # This is Python's own code, such as the code that runs a script.
     here = Path(__file__).parents[1]
     path = Path(file)
     if path.is_relative_to(here) and not path.is_relative_to(here / "testing"):

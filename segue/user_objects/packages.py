@@ -1,4 +1,4 @@
-"""Versions of the installed packages that the user's files import, except torch, which environments name."""
+"""Versions of the installed packages that the user's files import, without torch, which is in the environment."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _MOST_PACKAGES = 50
 
 
 def imported_packages() -> dict[str, str]:
-    """Names and versions of the packages whose modules are loaded and which a file of the user's imports, sorted.
+    """Names and versions of the loaded packages that a file of the user imports, sorted.
 
-    Best effort: files that cannot be read are left out.
+    Files that cannot be read are left out.
     """
     names = {name for file in _files_of_the_user() for name in _imported_in(file)}.difference(_NOT_LOOKED_UP)
     loaded = ((name, sys.modules.get(name)) for name in sorted(names))
@@ -39,7 +39,7 @@ def _files_of_the_user() -> list[str]:
     found = []
     for module in list(sys.modules.values()):
         file = vars(module).get("__file__") if isinstance(module, ModuleType) else None
-        # The cheap comparison of texts comes first: of thousands of files, few are the user's.
+        # The cheap comparison of texts comes first, because only few of the thousands of files are the user's.
         if isinstance(file, str) and file.endswith(".py") and not file.startswith(_OF_OTHERS) and is_users_file(file):
             found.append(file)
     return found[-_MOST_FILES:]
@@ -47,7 +47,7 @@ def _files_of_the_user() -> list[str]:
 
 @cache
 def _imported_in(file: str) -> frozenset[str]:
-    """The first names of the modules that a file imports anywhere, even in functions."""
+    """The top-level names of the modules that a file imports, including imports in functions."""
     try:
         text = Path(file).read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -65,7 +65,7 @@ def _version_of(name: str, module: ModuleType) -> str:
     """The version of a module's package; empty for a module that was not installed."""
     try:
         return metadata.version(name)
-    except metadata.PackageNotFoundError:  # Its package has another name, such as PyYAML for yaml.
+    except metadata.PackageNotFoundError:  # The package has another name than the module, such as PyYAML for yaml.
         file, version = (vars(module).get(fact) for fact in ("__file__", "__version__"))
         is_installed = isinstance(file, str) and file.startswith(_INSTALLED)
         return version if is_installed and isinstance(version, str) else ""

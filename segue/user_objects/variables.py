@@ -1,4 +1,4 @@
-"""Things that can be registered besides objects with a state_dict: values with parts, and variables with any value."""
+"""Values that can be registered besides objects with a state_dict: values with parts, and variables of any value."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ _ITERATORS = frozenset(
 _FIXED = (bool, int, float, complex, str, bytes, tuple, frozenset, types.NoneType, Enum)
 _FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, functools.partial)
 CODE = (*_FUNCTIONS, types.ModuleType, type)
-"""The types that are code and not state."""
+"""Types of code, which is not state."""
 
 
 def is_registrable(value: Any) -> bool:
-    """Whether a value can be put back in place, by its kind alone, whatever it holds.
+    """Whether the state of a value can be restored in place; only its type decides.
 
-    Collections, arrays, tables, random generators, and objects of the user's own classes that have attributes.
+    The types are collections, arrays, tables, random generators, and the user's own classes with attributes.
     """
     kind = type(value)
     if isinstance(value, (*_COLLECTIONS, Variables, contextvars.ContextVar, threading.local, random.Random)):
@@ -50,7 +50,7 @@ def is_registrable(value: Any) -> bool:
 
 
 def is_users_class(kind: type) -> bool:
-    """Whether a class is of the user's own code, or itself defines which data its objects consist of."""
+    """Whether a class is part of the user's code, or defines itself which data its objects have."""
     if "__dataclass_fields__" in dir(kind) or kind is types.SimpleNamespace:
         return True
     file = getattr(sys.modules.get(kind.__module__), "__file__", None)
@@ -68,10 +68,10 @@ def _has_attributes(value: Any) -> bool:
 class Variables:
     """Variables that training sets and that are part of the run's state: for `Recipe.extra`, or for `run.track`.
 
-    `segue.Variables(loss, "calls")`. The holder is a function whose closure variables, default arguments, attributes or
-    global values they are; or a module, a class or an object whose attributes they are; or a dict such as `globals()`.
-    A resume puts their values back: tensors, arrays, lists and dicts in place, so that everything that shares them sees
-    the change, and all other values by assignment.
+    Example: `segue.Variables(loss, "calls")`. The first argument is the holder of the variables. For a function, they
+    are closure variables, default arguments, attributes or global variables; for a module, a class or an object, they
+    are attributes; for a dict such as `globals()`, they are entries. A resume restores tensors, arrays, lists and dicts
+    in place, so that the change is visible everywhere, and assigns all other values.
 
     Raises:
         SessionError: the holder has no variable of such a name, or no name was given.
@@ -82,11 +82,11 @@ class Variables:
         self.names = names
         missing = [name for name in names if self.get(name, _ABSENT) is _ABSENT and not self._may_come(name)]
         if missing or not names:
-            what = f"segue.Variables got the name {missing[0]!r}, which its holder has not." if missing else _NO_NAMES
+            what = f"segue.Variables got the name {missing[0]!r}, which its holder lacks." if missing else _NO_NAMES
             raise SessionError(what=what, fix='name variables that it has: segue.Variables(loss, "calls").')
 
     def get(self, name: str, default: Any = None) -> Any:
-        """The current value of the variable; the default if it has none."""
+        """The current value of the variable; the default if the variable has no value."""
         holder = self._holder
         if isinstance(holder, types.FunctionType):
             return _get_of_function(holder, name, default)
@@ -95,7 +95,7 @@ class Variables:
         return getattr(holder, name, default)
 
     def set(self, name: str, value: Any) -> None:
-        """Give the variable another value."""
+        """Set the value of the variable."""
         holder = self._holder
         if isinstance(holder, types.FunctionType):
             _set_of_function(holder, name, value)
@@ -105,7 +105,7 @@ class Variables:
             setattr(holder, name, value)
 
     def places(self) -> Iterator[tuple[int, str]]:
-        """The places of the variables: the identity of each one's holder, and its name there; for a cell, no name."""
+        """For each variable, the identity of its holder, and its name there; the name is empty for a closure cell."""
         holder = self._holder
         for name in self.names:
             if isinstance(holder, types.FunctionType):
@@ -116,7 +116,7 @@ class Variables:
                 yield id(vars(holder) if isinstance(holder, types.ModuleType) else holder), name
 
     def _may_come(self, name: str) -> bool:
-        """Whether the holder may get such a variable later: a function only one that its code names."""
+        """Whether the holder may get such a variable later; for a function, only if its code names the variable."""
         if not isinstance(self._holder, types.FunctionType):
             return True
         return name in (*self._holder.__code__.co_freevars, *self._holder.__code__.co_names)

@@ -1,4 +1,4 @@
-"""The removal of what a passed verification leaves. If it did not pass, everything stays as evidence."""
+"""Removal of the objects of a passed verification; if it did not pass, all objects stay as evidence."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ from segue.verification.verification_record import Verification
 log = logging.getLogger(__name__)
 
 _EARLIER_LOOKED_AT = 5
-"""The number of earlier verifications whose leftovers are removed; older ones were tidied by these."""
+"""Number of earlier verifications whose runs are removed; the objects of older verifications are already removed."""
 
 
 def tidy(store: Store, history: Sequence[Verification], newest: Verification, *, spec: StoreSpec | None = None) -> None:
     """Remove the checkpoints of a verification that passed, and the runs of earlier verifications that passed.
 
-    The logs and loss curves of the newest one stay. A second call removes what the first one left behind.
+    The logs and loss curves of the newest verification stay. A second call removes objects that the first call could
+    not remove.
 
     Raises:
-        StoreReadError, StoreWriteError: some of it is still there; a retry is safe.
+        StoreReadError, StoreWriteError: some objects were not removed; a retry is safe.
     """
     if not newest.is_green:
         return
@@ -46,7 +47,7 @@ def _drop_checkpoints(store: Store, run_id: str, spec: StoreSpec) -> None:
         def build(stamp: Stamp) -> Entry:
             return PruneEntry.model_validate(stamp(epoch=0) | {"slots": slots})
 
-        # The pruning is recorded before it is done: a reader then never mistakes a pruned checkpoint for a damaged one.
+        # The record comes before the pruning, so that no reader takes a pruned checkpoint for a damaged one.
         runlog.append(build)
     _drop(store, keys.attempts_prefix(run_id))
 

@@ -1,4 +1,4 @@
-"""Disturbing a run through its store, while its parent trains it: requests that the segments carry out."""
+"""Disturbances of a run through its store: requests that the segments carry out while the parent trains the run."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ log = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 0.25
 _SEGMENT_LOOKS_SECONDS = 0.5
-"""How often a segment looks for a request, on a store of its own machine."""
+"""Interval at which a segment looks for a request, if the store is on its own machine."""
 _END_SECONDS = 1.5
-"""Time from the request's arrival at the segment to the end of the trainer, or to the notice in it."""
+"""Seconds from the arrival of a request at the segment until the trainer is killed or gets the notice."""
 
 _ENDS_AS = {DisturbanceKind.KILL: StopReason.LOST, DisturbanceKind.NOTICE: StopReason.NOTICE}
 
 
 def latency_seconds(spec: RunSpec) -> float:
-    """The longest usual time from the step of a moment to the end of the attempt."""
+    """Longest usual time in seconds from the planned moment of a disturbance to the end of the attempt."""
     beat = spec.liveness.heartbeat_seconds
     return beat + 2 * max(beat if spec.store.is_remote else 0.0, _SEGMENT_LOOKS_SECONDS) + _END_SECONDS
 
 
 class Disturber:
-    """Requests each disturbance when its moment has come; requests made before this object existed also count."""
+    """Requests each disturbance at its planned moment; requests from before the start of this object also count."""
 
     def __init__(self, runlog: RunLog, spec: RunSpec, moments: Sequence[Moment], *, clock: Clock) -> None:
         self._runlog, self._spec, self._clock = runlog, spec, clock
@@ -43,7 +43,7 @@ class Disturber:
         self._seen: tuple[str, float] | None = None
 
     def hits(self, history: History) -> dict[str, DisturbanceKind]:
-        """The disturbances that ended an attempt on spot, by its id, in order.
+        """The disturbances that ended an attempt on spot, in order, by the id of the attempt.
 
         Raises:
             StoreReadError: the store could not be read.
@@ -61,15 +61,15 @@ class Disturber:
         return found
 
     def look(self) -> None:
-        """Check once whether a disturbance is due, and request it.
+        """Request the next disturbance if it is due.
 
         Raises:
-            StoreReadError, StoreWriteError: look again later.
+            StoreReadError, StoreWriteError: the store failed; a retry is safe.
         """
         history = read_history(self._runlog)
         plan = history.open_plan
         attempt = history.attempt_of(plan.segment, plan.attempt) if plan is not None else None
-        # Before the first commit there is nothing to resume from.
+        # Before the first commit, there is no checkpoint to resume from.
         if attempt is None or history.newest is None or attempt.claim.capacity is not Capacity.SPOT:
             return
         attempt_id = attempt.claim.attempt_id
@@ -100,7 +100,7 @@ class Disturber:
 
 @contextmanager
 def disturbing(disturber: Disturber, spec: RunSpec) -> Iterator[None]:
-    """Disturb a run from a thread of its own, until the block ends."""
+    """Disturb a run from a separate thread until the block ends."""
     stop = threading.Event()
     pause = max(spec.liveness.heartbeat_seconds if spec.store.is_remote else 0.0, _LOOK_SECONDS)
 
@@ -109,7 +109,7 @@ def disturbing(disturber: Disturber, spec: RunSpec) -> Iterator[None]:
             try:
                 disturber.look()
             except Exception as error:
-                # Any exception: without this thread nothing would be disturbed, and nothing proven.
+                # Any exception, because without this thread the verification would prove nothing.
                 log.warning("the run could not be disturbed reason=%s", error)
 
     thread = threading.Thread(target=work, name="segue-disturber", daemon=True)

@@ -19,12 +19,12 @@ _WITHOUT_FLOATS = ("modes",)
 _PROVEN = (VerdictKind.EXACT, VerdictKind.EQUIVALENT)
 _ORDER = (VerdictKind.BROKEN, VerdictKind.UNVERIFIED, VerdictKind.EQUIVALENT, VerdictKind.EXACT)
 
-NOTHING_RECORDED = "no step after the checkpoint was recorded when the attempt before ended"
-ENDED_EARLY = "the attempt was ended before a step was replayed"
+NOTHING_RECORDED = "the previous attempt ended before it recorded a step after the checkpoint"
+ENDED_EARLY = "the attempt ended before it replayed a step"
 
 
 class Problem(FiniteValue):
-    """One reason why a drill did not pass, and what to do about it."""
+    """One reason why a drill did not pass, with its fix."""
 
     component: str
     sentence: str
@@ -34,31 +34,35 @@ class Problem(FiniteValue):
 class Resume(Value):
     """One resume of a drill, with its verdict."""
 
-    after: str = Field(description="What ended the attempt before: kill, notice, or a reason of the pool's own.")
-    step: int = Field(ge=0, description="Step of the checkpoint from which it resumed.")
+    after: str = Field(
+        description="Cause of the previous attempt's end: kill, notice, or a stop reason if the pool ended it."
+    )
+    step: int = Field(ge=0, description="Step of the checkpoint from which the attempt resumed.")
     verdict: Verdict
-    excuse: str | None = Field(None, description="Why no step could be compared; None if one was, or had to be.")
+    excuse: str | None = Field(
+        None, description="Acceptable reason why no step was compared; None if there is no such reason."
+    )
 
     @property
     def is_sound(self) -> bool:
-        """Whether nothing speaks against it. What could not be replayed is covered by the comparison at the end."""
+        """True if no problem with the resume is known; steps that were not replayed are covered by the final states."""
         kind = self.verdict.kind
         is_excused = kind is VerdictKind.UNVERIFIED and self.excuse is not None
         return not self.lost and (kind in _PROVEN or is_excused)
 
     @property
     def lost(self) -> tuple[Finding, ...]:
-        """Values that the training carries from step to step and the resume lacks, whatever the steps show."""
+        """Values that the training carries from step to step and that the resume lost, even if the steps are equal."""
         return tuple(finding for finding in self.verdict.findings if finding.channel == CARRIED)
 
     @property
     def sentence(self) -> str:
-        """The verdict in words, with the excuse."""
+        """The verdict in words, with the reason if no step was compared."""
         return self.verdict.sentence + (f" ({self.excuse})" if self.excuse is not None else "")
 
 
 def resumes_of(history: History, hits: Mapping[str, DisturbanceKind]) -> tuple[Resume, ...]:
-    """Every resume of a run; `hits` has the disturbances by the attempt that each of them ended."""
+    """Every resume of a run; `hits` has the disturbances, by the id of the attempt that each one ended."""
     numbers = {attempt.claim.attempt_id: number for number, attempt in enumerate(history.attempts)}
     found = []
     for entry in history.resumes:
@@ -91,7 +95,7 @@ def _excuse(history: History, entry: VerdictEntry) -> str | None:
 def differing(one: Checkpoint, other: Checkpoint) -> tuple[str, ...]:
     """Names of the components in which two checkpoints differ.
 
-    Settings that may be the process's own do not count as state; the samples that come next do.
+    Settings that may differ between processes are not compared; the position in the data is compared.
     """
     names = one.manifest.components.keys() | other.manifest.components.keys()
     pairs = ((name, one.manifest.components.get(name), other.manifest.components.get(name)) for name in names)
@@ -99,9 +103,9 @@ def differing(one: Checkpoint, other: Checkpoint) -> tuple[str, ...]:
 
 
 def differing_before(undisturbed: History, disturbed: History) -> tuple[int, tuple[str, ...]] | None:
-    """Where two runs differ before the first disturbance: the first step that both committed, and the components.
+    """The first step that both runs committed and the components that differ there, before the first disturbance.
 
-    None if they are equal there, and if the first attempt at the disturbed run has committed no such step.
+    None if the runs are equal at that step, or if the first attempt of the disturbed run has committed no such step.
     """
     if not disturbed.attempts:
         return None
@@ -117,12 +121,12 @@ def differing_before(undisturbed: History, disturbed: History) -> tuple[int, tup
 
 
 def has_noise(component: str) -> bool:
-    """Whether noise of kernels can make a component differ: it holds floats that steps compute."""
+    """True if kernel noise can make a component differ, because it has floats that steps compute."""
     return component not in _WITHOUT_FLOATS and not component.startswith(("rng.", "data.", "setup."))
 
 
 def worst(resumes: Sequence[Resume]) -> VerdictKind:
-    """The worst verdict of the resumes that could be compared; unverified when none could."""
+    """The worst verdict of the resumes that were compared; unverified if no resume was compared."""
     kinds = (resume.verdict.kind for resume in resumes if resume.excuse is None)
     return min(kinds, key=_ORDER.index, default=VerdictKind.UNVERIFIED)
 
@@ -130,9 +134,9 @@ def worst(resumes: Sequence[Resume]) -> VerdictKind:
 def problems_of(
     resumes: Sequence[Resume], components: Sequence[str], *, of_folder: Sequence[str] = ()
 ) -> tuple[Problem, ...]:
-    """The resumes that are not sound, then the components that differ at the end, each once with its fix.
+    """One problem for each resume that is not sound, then one for each component that differs at the end.
 
-    `of_folder` says which files of a framework's checkpoint differ, and in which entries.
+    `of_folder` has the files of a framework's checkpoint that differ, with their entries.
     """
     found: dict[str, Problem] = {}
     for resume in resumes:
@@ -141,7 +145,7 @@ def problems_of(
             name = lost.sentence.partition(" ")[0]
             found.setdefault(name, Problem(component=name, sentence=said, fix=f"{lost.fix}; {_AGAIN}"))
     if found:
-        return tuple(found.values())  # All other differences follow from it.
+        return tuple(found.values())  # All other differences follow from the lost values.
     for resume in resumes:
         if resume.is_sound:
             continue
@@ -159,7 +163,7 @@ def problems_of(
     return tuple(found.values())
 
 
-_AGAIN = "then run `segue drill`, which shows the same in minutes"
+_AGAIN = "then run `segue drill`, which shows in minutes if the difference is gone"
 
 
 def _fix_of(component: str) -> str:
@@ -167,14 +171,14 @@ def _fix_of(component: str) -> str:
         return "set continuity.witness_steps above 0 and leave continuity.accept empty, so that steps are compared."
     if component == FOLDER:
         return (
-            "let the framework write the same in every run; a file with a time or a path of its own can be replaced by "
+            "let the framework write the same bytes in every run; replace a file that has a time or a path in it by "
             f"run.commit_folder(path, instead=...); {_AGAIN}."
         )
     if component.startswith(("setup.", "data")):
-        return f"let the recipe build {component} the same way in every process, from config and seed alone; {_AGAIN}."
+        return f"let the recipe build {component} the same way in every process, only from config and seed; {_AGAIN}."
     if component.startswith("rng."):
         return f"draw random numbers from the streams of torch, numpy and random only after the restore; {_AGAIN}."
     return (
-        f"let {component} take back all of its state: add what is missing to Recipe.extra or run.track(), or correct "
+        f"let {component} restore all of its state: add the missing state to Recipe.extra or run.track(), or correct "
         f"its load_state_dict; {_AGAIN}."
     )

@@ -1,4 +1,4 @@
-"""Which files of two committed folders differ, and in which entry: without running anything that is in them. Pure."""
+"""The files and entries in which two committed folders differ, found without running code from the files. Pure."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from segue.continuity.recipe_diff import differences
 _MOST_SHOWN, _MOST_CHARACTERS = 3, 60
 _STRINGS = ("BINUNICODE", "SHORT_BINUNICODE", "UNICODE", "BINUNICODE8", "SHORT_BINSTRING", "BINSTRING")
 _STORAGE = "storage"
-"""Torch's mark of a tensor in a pickle: the next string is the number of the zip file's member with its bytes."""
+"""Torch's mark of a tensor in a pickle; the next string is the number of the zip member with the tensor's bytes."""
 
 
 def folder_differences(one: Mapping[str, bytes], other: Mapping[str, bytes]) -> tuple[str, ...]:
-    """The differences between two folders, given as the content of each file by its path; a few sentences at most."""
+    """A few sentences about the differences between two folders; each folder maps paths to file contents."""
     found: list[str] = []
     for name in sorted(one.keys() | other.keys()):
         if name not in one or name not in other:
@@ -38,7 +38,7 @@ def _entries(one: bytes, other: bytes) -> Iterator[str]:
         else:
             yield from differences(json.loads(one), json.loads(other))
     except (ValueError, zipfile.BadZipFile, UnicodeDecodeError):
-        return  # A file of another kind: all that can be said is that it differs.
+        return  # The entries of other kinds of files are unknown.
 
 
 def _members(archive: bytes) -> dict[str, bytes]:
@@ -47,22 +47,22 @@ def _members(archive: bytes) -> dict[str, bytes]:
 
 
 class _Value(NamedTuple):
-    """A plain value of a pickle, and the string before it: in a dict, its key."""
+    """A plain value of a pickle, and the string before it, which in a dict is its key."""
 
     key: str
     shown: str
     text: str | None
-    """None if it is no string."""
+    """The value if it is a string, else None."""
 
 
 def _of_torch(one: Mapping[str, bytes], other: Mapping[str, bytes]) -> Iterator[str]:
-    """Entries of two files of `torch.save`: strings and numbers that differ, and tensors with other bytes."""
+    """Texts about the entries in which two files of `torch.save` differ: strings, numbers and tensors."""
     pickles = one.get("data.pkl", b""), other.get("data.pkl", b"")
     for before, now in zip_longest(*map(_values, pickles)):
         if before != now:
             known = before or now
             yield f"{known.key} was {_short(before)}, now {_short(now)}"
-            break  # Later values may only have moved.
+            break  # Later values may differ only because they have moved.
     tensors = _tensors(pickles[0])
     for name in sorted(one.keys() & other.keys()):
         number = name.removeprefix("data/")
@@ -88,7 +88,7 @@ def _values(pickled: bytes) -> Iterator[_Value]:
 
 
 def _tensors(pickled: bytes) -> dict[str, str]:
-    """The entry of each tensor, by the number of its bytes in the file."""
+    """The name of each tensor's entry, by the number of the zip member with the tensor's bytes."""
     texts = [value for value in _values(pickled) if value.text is not None]
     pairs = pairwise(texts)
     return {number.text or "": storage.key for storage, number in pairs if storage.text == _STORAGE}

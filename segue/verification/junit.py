@@ -1,4 +1,4 @@
-"""A drill as JUnit XML, which CI systems read: one test case for each resume, and one for the final state."""
+"""A drill as JUnit XML for CI systems: one test case for each resume, and one for the final state."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ class _Case(NamedTuple):
     output: str
     problems: tuple[Problem, ...] = ()
     is_error: bool = False
-    """Whether it could not be made, instead of having failed."""
+    """True if the case could not be made; False if it passed or failed."""
 
 
 def junit_of(report: DrillReport, *, at: datetime) -> bytes:
-    """The XML of a drill that was made; `at` is when it began."""
+    """The XML of a completed drill; `at` is the time at which the drill began."""
     return _document(report.recipe, list(_cases(report)), seconds=report.seconds, at=at)
 
 
 def junit_of_error(workload: str, message: str, *, fix: str, at: datetime, seconds: float) -> bytes:
-    """The XML of a drill that could not be made: its undisturbed run fails."""
+    """The XML of a drill that could not be completed, because its undisturbed run failed."""
     problem = Problem(component="undisturbed run", sentence=message, fix=fix)
     return _document(workload, [_Case("undisturbed run", "", (problem,), is_error=True)], seconds=seconds, at=at)
 
@@ -40,7 +40,7 @@ def _cases(report: DrillReport) -> Iterator[_Case]:
         yield _Case(name, resume.sentence, problems_of([resume], ()))
     found = [p for p in report.problems if p not in problems_of(report.resumes, ())]
     if not report.ends_alike and not found:
-        # The component is named by a resume: the comparison has failed all the same.
+        # A resume already reports the component, but the comparison of the final states has failed too.
         found = list(problems_of((), report.differing)) or list(report.problems[:1])
     yield _Case("identity", f"after {report.disturbances} {report.outcome}", tuple(found))
 
@@ -55,7 +55,7 @@ def _document(workload: str, cases: list[_Case], *, seconds: float, at: datetime
     suite = ElementTree.SubElement(root, "testsuite", {"name": _clean(workload)} | counts | time | {"timestamp": stamp})
     for case in cases:
         facts = {"classname": _clean(f"segue.drill.{workload}"), "name": _clean(case.name)}
-        # Only the whole drill is timed. The last case has its time, so that the times add up.
+        # Only the time of the whole drill is known; it is assigned to the last case, so that the sum is right.
         element = ElementTree.SubElement(suite, "testcase", facts | (time if case is cases[-1] else {"time": "0.000"}))
         if case.problems:
             first = case.problems[0]
@@ -70,7 +70,7 @@ def _document(workload: str, cases: list[_Case], *, seconds: float, at: datetime
 
 
 def _clean(text: str) -> str:
-    """The text without characters that XML 1.0 does not permit: a traceback may quote any of them."""
+    """The text without the characters that XML 1.0 does not permit, which a traceback may contain."""
     return "".join(letter if letter in "\t\n\r" or _is_permitted(ord(letter)) else "?" for letter in text)
 
 
@@ -79,13 +79,13 @@ def _is_permitted(code: int) -> bool:
 
 
 def summary_of(report: DrillReport) -> str:
-    """The drill in Markdown, for the page of a CI job."""
+    """The drill as Markdown, for the summary page of a CI job."""
     mark = "passed" if report.passed else ("failed" if report.is_broken else "not proven")
     outcome = inline(f", {report.steps} steps: after {report.disturbances} {report.outcome}.")
     rows = [(number, one.step, one.after, one.sentence) for number, one in enumerate(report.resumes, 1)]
     notes = [f"{p.sentence.rstrip('.')}. Fix: {p.fix}" for p in report.problems]
     if report.verdict is VerdictKind.EQUIVALENT:
-        notes.append("The resumes are equal within tolerances only, because the environment differs.")
+        notes.append("The resumes are equal only within tolerances, because the environments differ.")
     shown = blocks(
         heading(f"segue drill: {mark}", level=3),
         Markup(f"{code(report.recipe)}{outcome}"),
@@ -96,6 +96,6 @@ def summary_of(report: DrillReport) -> str:
 
 
 def summary_of_error(workload: str, message: str, *, fix: str) -> str:
-    """A drill that could not be made, in Markdown."""
+    """A drill that could not be completed, as Markdown."""
     said = Markup(f"{code(workload)} fails without a kill: {inline(message.rstrip('.'))}. Fix: {inline(fix)}")
     return f"{blocks(heading('segue drill: not made', level=3), said)}\n"

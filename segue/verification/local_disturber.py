@@ -1,4 +1,4 @@
-"""Disturbing a run on this machine: SIGKILL or SIGTERM of its trainer, close to a commit."""
+"""Disturbances of a run on this machine: SIGKILL or SIGTERM to its trainer, close to a commit."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ _ENDS_AS = {DisturbanceKind.KILL: StopReason.LOST, DisturbanceKind.NOTICE: StopR
 
 
 _SLOW_SECONDS = 2.0
-"""A trainer that runs at least this long between two commits cannot pass a target between two ordinary looks."""
+"""If commits are at least this far apart, ordinary looks are frequent enough to see the commit of each target."""
 
 _SAVES_UNSEALED = 2
-"""The most saves that a kill waits for one with known steps after it: a run that saves at each step may have none."""
+"""Highest number of saves for which a kill waits until steps after a save are known; with a save at each step there may
+be no such steps."""
 
 
 class Target(NamedTuple):
-    """A disturbance after this step is committed."""
+    """A disturbance that is due as soon as this step is committed."""
 
     step: int
     kind: DisturbanceKind
 
 
 class LocalDisturber:
-    """Ends the trainer once each of its targets is committed, at a random moment: by a kill or by a notice.
+    """Ends the trainer by a kill or a notice at a random moment after the commit of each target.
 
-    Near a target, and while commits follow each other fast, the trainer runs in slices of milliseconds, and is ended
-    between two of them: a fast recipe can then not slip through, however busy the machine is. It is killed if the
-    steps after its newest commit are known, because a kill before that proves less. The results of the trainer do not
-    depend on the slices.
+    Near a target, and while commits are frequent, the trainer runs in slices of milliseconds and is ended between two
+    slices, so that a fast recipe cannot pass the target even on a busy machine. A kill waits until steps after the
+    newest commit are known, because an earlier kill proves less. The slices do not change the trainer's results.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class LocalDisturber:
         witness_steps: int,
         progress: Callable[[int], None],
     ) -> None:
-        """`every_steps` lie between two saves; `witness_steps` are compared after a resume, if so many are known."""
+        """`every_steps` is the save interval; `witness_steps` is the number of steps to compare after a resume."""
         self._targets, self._chance, self._every_steps = list(targets), chance, every_steps
         self._progress = progress
         self._witness_steps = witness_steps
@@ -76,7 +76,7 @@ class LocalDisturber:
             trainer.thaw()
 
     def _reaches(self, target: Target, trainer: Trainer, runlog: RunLog, plan: SegmentPlan) -> bool:
-        """Run the trainer in slices up to the target, where it is left frozen. False: it is slow, or has ended."""
+        """Run the trainer in slices up to the target, and leave it frozen there; False if it is slow or has ended."""
         committed, ran_seconds = -1, 0.0
         trainer.freeze()
         while not self._is_due(runlog, plan, target):
@@ -107,7 +107,7 @@ class LocalDisturber:
         )
 
     def _repeat_missed(self, history: History) -> None:
-        """Repeat a disturbance that came too late: its attempt had already reached a planned end."""
+        """Plan a disturbance again if it came too late, because its attempt had already reached a planned end."""
         last = next(reversed(self._made), None)
         if last is None or last in self.hits(history):
             return
@@ -115,15 +115,14 @@ class LocalDisturber:
 
     @property
     def is_next_elsewhere(self) -> bool:
-        """Whether the attempt that follows is to find the folder of another machine: after every second disturbance.
+        """True if the next attempt must find the folder as on another machine, without the files of earlier attempts.
 
-        The last disturbance is one of these. After the others, attempts resume where they were, beside the files of the
-        attempts before.
+        This is so after every second disturbance, including the last one.
         """
         return bool(self._made) and len(self._targets) % 2 == 0
 
     def hits(self, history: History) -> dict[str, DisturbanceKind]:
-        """The disturbances that ended an attempt, by its id."""
+        """The disturbances that ended an attempt, by the id of the attempt."""
         named = ((attempt_id, made.kind, history.attempt_named(attempt_id)) for attempt_id, made in self._made.items())
         return {
             attempt_id: kind
@@ -141,11 +140,11 @@ def is_due(
     witness_steps: int,
     beaten: Callable[[], Sequence[WitnessRow]],
 ) -> bool:
-    """Whether the attempt of a plan is to be ended now, for this target.
+    """True if the attempt of a plan must be ended now for this target.
 
-    A kill waits until steps after the newest commit are known: all that a resume compares, or those that lie between
-    two saves. If a save comes before the previous save is sealed, no sealed steps are left; heartbeats also know the
-    steps, and `beaten` has the rows of the newest heartbeat.
+    A kill waits until enough steps after the newest commit are known: the number that a resume compares, or the number
+    between two saves. If a save comes before the previous save is sealed, no sealed steps are left; then the rows of
+    the newest heartbeat, which `beaten` returns, are used.
     """
     newest, attempt = history.newest, history.attempt_of(plan.segment, plan.attempt)
     if newest is None or newest.manifest.step < target.step or attempt is None or newest.ref not in attempt.commits:

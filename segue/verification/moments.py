@@ -1,4 +1,4 @@
-"""When a verification disturbs its run: at random moments, one in each of as many equal parts of the run. Pure."""
+"""The random moments at which a verification disturbs its run, one moment in each of several equal parts. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from segue.runlog.history import History
 
 
 class Moment(NamedTuple):
-    """When an attempt is to be ended: this long after the run was seen at a step."""
+    """The moment of a disturbance: a delay after the run was first seen at a step."""
 
     kind: DisturbanceKind
     step: int
@@ -22,7 +22,7 @@ class Moment(NamedTuple):
 
 @dataclass(frozen=True)
 class Pace:
-    """How the undisturbed run went."""
+    """The speed of the undisturbed run."""
 
     first_commit_step: int
     last_step: int
@@ -31,7 +31,7 @@ class Pace:
 
     @classmethod
     def of(cls, history: History) -> Self:
-        """The pace of a run that is over."""
+        """The pace of a run that has ended."""
         reports = history.last_reports()
         seconds, steps = sum(r.train_seconds for r in reports), sum(r.train_steps for r in reports)
         saves = [checkpoint.manifest.step for checkpoint in history.checkpoints]
@@ -46,10 +46,10 @@ class Pace:
 def moments(
     kinds: Sequence[DisturbanceKind], pace: Pace, *, latency_seconds: float, chance: random.Random
 ) -> tuple[Moment, ...]:
-    """One moment for each kind, in random order, after the first commit and early enough to hit.
+    """One moment for each kind, in random order, after the first commit and before the end of the run.
 
-    Steps are seen at heartbeats only. The delay spreads the moments over what happens between two of them: saves, the
-    time between a commit and its seal, evaluations. A request takes `latency_seconds` until it is carried out.
+    Steps are only seen at heartbeats. A random delay spreads the moments over the time between two heartbeats, in which
+    saves, seals and evaluations happen. A request takes `latency_seconds` until a segment carries it out.
     """
     order = chance.sample(list(kinds), len(kinds))
     count = max(len(order), 1)

@@ -1,4 +1,4 @@
-"""The two runs of a scheduled verification: the user's own spec, with names of their own and without a deadline."""
+"""The two runs of a scheduled verification: the user's run spec with other run ids and without a deadline."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from segue.runlog.history import History
 from segue.spec import RunSpec
 
 _LONGEST_BASE = 28
-"""The most characters of the user's run id that are used; a run id has 63 characters at most."""
+"""Highest number of characters of the user's run id in the new run ids, which have at most 63 characters."""
 
 
 @dataclass(frozen=True)
 class DrillRuns:
-    """An undisturbed run and a disturbed one, for one time of the schedule."""
+    """The undisturbed and the disturbed run of one scheduled time."""
 
     spec: RunSpec
-    """What is verified, as the user gave it."""
+    """The user's run spec, which is verified."""
     slot: datetime
     undisturbed: RunSpec
     disturbed: RunSpec
 
     @classmethod
     def of(cls, spec: RunSpec, *, slot: datetime) -> Self:
-        """The runs for this time. The same time names the same runs, so that a verification can continue with them.
+        """The two runs for this scheduled time; the same time gives the same run ids, so a verification can continue.
 
-        Store, pools, staging, save interval, fast folder and the other settings are the spec's. There is no deadline
-        and no bound of preemptions, so both runs stay on spot. Experiment trackers get neither run.
+        Store, pools, staging, save interval, fast folder and all other settings come from `spec`. Both runs stay on
+        spot, because they have no deadline and no limit on preemptions. They are not sent to experiment trackers.
         """
         base = f"{_short(spec.run_id)}-verify-{slot.astimezone(UTC):%Y%m%dt%H%M%S}"
         policy: dict[str, object] = {"name": "spot_only", "parameters": {}, "max_preemptions": None}
@@ -48,5 +48,5 @@ def _short(run_id: str) -> str:
 
 
 def own_preemptions(history: History, disturbances: int) -> int:
-    """Preemptions by the pool itself, beside those that the verification made."""
+    """Number of preemptions by the pool itself, without the disturbances of the verification."""
     return max(preemptions_of(history) - disturbances, 0)

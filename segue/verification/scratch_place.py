@@ -1,4 +1,4 @@
-"""A place of its own for runs that only prove something: a store, and a folder below the spec's own fast folder."""
+"""A separate, temporary place for test runs: a store, and a folder below the spec's fast folder."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ log = logging.getLogger(__name__)
 
 
 class RunPlace:
-    """Where such runs work: a store, and a folder below the spec's own fast folder."""
+    """The place of test runs: a store, and a folder below the spec's fast folder."""
 
     def __init__(self, store: StoreSpec, fast_folder: str | None) -> None:
         self.store, self.fast_folder = store, fast_folder
         self.kept: str | None = None
 
     def keep_if(self, is_kept: bool) -> None:
-        """Whether what is in the store stays there."""
+        """Set if the content of the store is kept after the block."""
         self.kept = open_store(self.store).url if is_kept else None
 
 
@@ -32,9 +32,9 @@ class RunPlace:
 def scratch_place(
     spec: RunSpec, *, name: str, folder: Path | None = None, store: StoreSpec | None = None
 ) -> Iterator[RunPlace]:
-    """A place below `store`, or in `folder`, or in a temporary folder; emptied after the block unless it is kept.
+    """A place below `store`, in `folder` or in a temporary folder; its content is removed after the block unless kept.
 
-    Its own folder or prefix begins with `name`. After a crash it stays behind.
+    The name of its folder or prefix begins with `name`. After a crash of this process, the content stays.
     """
     name = f"{name}-{uuid.uuid4().hex[:12]}"
     fast = spec.checkpoints.fast_folder
@@ -55,21 +55,21 @@ def scratch_place(
 
 
 def _remove_empty(folders: list[Path]) -> None:
-    """Remove folders that were not there before, the innermost first. One that others use now stays."""
+    """Remove empty folders, the innermost first; folders that are in use stay."""
     for folder in folders:
         with suppress(OSError):
             folder.rmdir()
 
 
 def _empty(place: RunPlace) -> None:
-    """Remove what was stored, unless it is kept. What cannot be removed stays, and is named."""
+    """Remove the objects of the store, unless they are kept; log a warning if they cannot be removed."""
     if place.kept is not None:
         return
     opened = open_store(place.store)
     try:
         opened.delete([item.key for item in opened.list_objects("")])
     except (StoreReadError, StoreWriteError) as error:
-        log.warning("objects stay behind store=%s reason=%s", opened.url, error)
+        log.warning("objects could not be removed store=%s reason=%s", opened.url, error)
         return
     if isinstance(opened, LocalStore):
         shutil.rmtree(opened.root, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""The folder in which both runs of a drill work: what one of them leaves there, the other one finds."""
+"""The working folder that both runs of a drill share, so that one run finds files of the other run."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _MOST_KNOWN = 20_000
 
 
 class SharedFolder:
-    """Files of a working folder that change from now on."""
+    """Detects the files of a working folder that change after this object was created."""
 
     def __init__(self, folder: Path | None, *, apart: RunPlace) -> None:
-        """None: nothing is shared. What the drill itself keeps in its place does not count."""
+        """If `folder` is None, nothing is shared; files of the drill itself, in `apart`, are ignored."""
         store = open_store(apart.store)
         fast = (Path(apart.fast_folder),) if apart.fast_folder is not None else ()
         self._folder, self._apart = folder, (*fast, *((store.root,) if isinstance(store, LocalStore) else ()))
@@ -29,13 +29,13 @@ class SharedFolder:
         self._known = frozenset(_paths_below(folder, apart=self._apart)) if folder is not None else frozenset()
 
     def written(self) -> tuple[str, ...]:
-        """Files that were written since, by their path in the folder."""
+        """Paths, relative to the folder, of files that were written after this object was created."""
         now = self._marks()
         return tuple(sorted(name for name, mark in now.items() if self._before.get(name) != mark))
 
     @contextmanager
     def hiding(self) -> Iterator[HiddenFiles]:
-        """Files of this folder can be hidden in the block; they are there again when it ends."""
+        """A block in which new files of this folder can be hidden; they are put back at its end."""
         hidden = HiddenFiles(self._folder, self._known, apart=self._apart)
         try:
             yield hidden
@@ -51,27 +51,27 @@ class SharedFolder:
             try:
                 stat = (self._folder / name).stat()
             except OSError:
-                continue  # Gone meanwhile, or a link to nothing.
+                continue  # The file was removed in the meantime, or is a broken link.
             if (stat.st_dev, stat.st_ino) not in own:
                 found[name] = (stat.st_size, stat.st_mtime_ns)
         return found
 
 
 class HiddenFiles:
-    """New files of a folder, hidden from its programs: they find the folder as on a machine where none of them ran.
+    """Hides new files of a folder from programs, so that the folder looks as on a machine on which none of them ran.
 
-    Moved into `.segue/drill-<hex>` in the folder, where it stays if this process is killed.
+    The files are moved to `.segue/drill-<hex>` in the folder; they stay there if this process is killed.
     """
 
     def __init__(self, folder: Path | None, known: frozenset[Path], *, apart: Sequence[Path]) -> None:
-        """`known` is what was in the folder before. If a folder has more than can be known, nothing in it is hidden."""
+        """`known` has the paths that existed before; in a folder with too many files to list, no file is hidden."""
         self._folder, self._known, self._apart = folder, known, apart
         self._hidden: list[Path] = []
         self.names: tuple[str, ...] = ()
-        """The hidden files, by their paths in the folder."""
+        """The paths of the hidden files, relative to the folder."""
 
     def hide(self) -> None:
-        """Hide each file and folder that was not there before."""
+        """Hide each file and folder that did not exist before."""
         if self._folder is None or len(self._known) >= _MOST_KNOWN:
             return
         found = (path for path in _paths_below(self._folder, apart=self._apart) if path not in self._known)
@@ -81,14 +81,14 @@ class HiddenFiles:
         for path in outermost:
             there = place / path.relative_to(self._folder)
             there.parent.mkdir(parents=True, exist_ok=True)
-            with suppress(FileNotFoundError):  # Gone meanwhile.
+            with suppress(FileNotFoundError):  # The file was removed in the meantime.
                 shutil.move(path, there)
         self.names = tuple(sorted({*self.names, *(str(path.relative_to(self._folder)) for path in outermost)}))
         if place.exists():
             self._hidden.append(place)
 
     def put_back(self) -> None:
-        """Move everything back. A file that was written again since stays as it is now."""
+        """Move all hidden files back, except those that were written again in the meantime."""
         for place in reversed(self._hidden):
             for path in sorted(place.rglob("*")):
                 here = (self._folder or Path()) / path.relative_to(place)
@@ -98,7 +98,7 @@ class HiddenFiles:
                 elif not here.exists():
                     here.mkdir()
             shutil.rmtree(place)
-            with suppress(OSError):  # Others use it.
+            with suppress(OSError):  # Other processes use the folder.
                 place.parent.rmdir()
         self._hidden.clear()
 
@@ -107,7 +107,7 @@ class HiddenFiles:
 
 
 def _paths_below(folder: Path, *, apart: Sequence[Path]) -> Iterator[Path]:
-    """Files and folders below a folder, as many as can be known, without hidden ones and installed packages."""
+    """Files and folders below a folder, up to a limit, without hidden files and installed packages."""
     places = {place.absolute() for place in apart}
     found = 0
     for here, folders, files in os.walk(folder):
@@ -121,7 +121,7 @@ def _paths_below(folder: Path, *, apart: Sequence[Path]) -> Iterator[Path]:
 
 
 def _output() -> set[tuple[int, int]]:
-    """The files into which this process prints."""
+    """The files to which this process writes its output."""
     found = set()
     for descriptor in (1, 2):
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""The exception that the recipe or program raised in a run that was to prove something."""
+"""The exception of the recipe or program in a test run."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from segue.runlog.history import History
 
 
 def failure_in(history: History) -> CodeFailure | None:
-    """The exception of the recipe in the newest attempt that it ended."""
+    """The exception of the recipe in the newest attempt that ended by an exception."""
     failures = [report.failure for report in history.last_reports() if report.failure is not None]
     return failures[-1] if failures else None
 
 
 def is_raised(failure: CodeFailure) -> bool:
-    """Whether the user's code raised it; a refusal of segue's has its own sentence in place of a traceback."""
+    """True if the user's code raised the exception; errors of segue have a message without a traceback."""
     return failure.traceback != failure.message
 
 
 def failure_in_words(failure: CodeFailure | None) -> str:
-    """Type, message and the line of the user's code that raised it; a refusal of segue's as it is."""
+    """Type, message and line of an exception of the user's code; for an error of segue, its message alone."""
     if failure is None:
         return ""
     if not is_raised(failure):

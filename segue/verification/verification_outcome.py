@@ -24,13 +24,13 @@ class Found:
     undisturbed: History
     disturbed: History
     hits: Mapping[str, DisturbanceKind]
-    """The disturbances that ended an attempt on spot, by its id."""
+    """The disturbances that ended an attempt on spot, by the id of the attempt."""
     said: str | None = None
-    """The parent's message about a run that it could not finish."""
+    """The parent's message about a run that did not finish."""
 
 
 def judge_verification(runs: DrillRuns, found: Found, *, kinds: Sequence[DisturbanceKind]) -> Verification:
-    """The outcome; `kinds` are the disturbances that were asked for."""
+    """The outcome of a verification; `kinds` are the requested disturbances."""
     own = resumes_of(found.undisturbed, {})
     resumes = (*own, *resumes_of(found.disturbed, found.hits))
     unfinished = _unfinished(runs, found)
@@ -82,7 +82,7 @@ def _outcome(
         return Outcome.NOT_CONTINUOUS, problem.sentence
     if unfinished:
         which, why = next(iter(unfinished.items()))
-        # A broken rehearsal ends a run without any resume.
+        # After a broken rehearsal, the run has ended without a resume.
         is_broken = any(_action(history) == "broken" for history in (found.undisturbed, found.disturbed))
         return (
             Outcome.NOT_CONTINUOUS if is_broken else Outcome.NOT_PROVEN,
@@ -95,7 +95,7 @@ def _outcome(
             where = ", ".join(changed)
             return (
                 Outcome.NOT_PROVEN,
-                f"the two runs trained on machines that differ in {where}, and so do their bits",
+                f"the two runs trained on machines that differ in {where}, and their results differ too",
             )
         return Outcome.NOT_CONTINUOUS, f"the final states differ in {', '.join(differ)}"
     if missed:
@@ -120,12 +120,12 @@ def _passed(found: Found, resumes: Sequence[Resume], differ: Sequence[str]) -> s
     if worst(resumes) is VerdictKind.EQUIVALENT:
         changes = dict.fromkeys(name for resume in resumes for name in resume.verdict.environment_changes)
         if changes:
-            said += f", within tolerances only, because the machines differ in {', '.join(changes)}"
+            said += f", but only within tolerances, because the machines differ in {', '.join(changes)}"
     return said
 
 
 def _unfinished(runs: DrillRuns, found: Found) -> dict[str, str]:
-    """Which of the runs have not reached the goal, and why."""
+    """The runs that have not reached their goal, each with the reason."""
     pairs: tuple[tuple[str, RunSpec, History], ...] = (
         ("undisturbed", runs.undisturbed, found.undisturbed),
         ("disturbed", runs.disturbed, found.disturbed),
@@ -137,7 +137,7 @@ def _why(history: History, said: str | None) -> str:
     if history.is_over and history.decisions:
         last = history.decisions[-1]
         return f"{last.action}: {last.reason.rstrip('.')}"
-    return (said or ("it is not over" if history.decisions else "it was not started")).rstrip(".")
+    return (said or ("it has not ended" if history.decisions else "it was not started")).rstrip(".")
 
 
 def _action(history: History) -> str | None:
@@ -145,7 +145,7 @@ def _action(history: History) -> str | None:
 
 
 def _unfinished_problems(unfinished: Mapping[str, str]) -> tuple[Problem, ...]:
-    fix = "correct what its last segments report, then start the verification's flow run again: it continues."
+    fix = "correct the errors that its last segments report, then start the flow run again, which continues it."
     return tuple(
         Problem(component="run", sentence=f"the {name} run did not finish: {why}", fix=fix)
         for name, why in unfinished.items()
@@ -158,25 +158,25 @@ def _differing(found: Found) -> tuple[str, ...]:
 
 
 def _is_noise(found: Found, differ: Sequence[str]) -> bool:
-    """Whether replays of the disturbed run from one state differ: two runs then differ, without a loss of state."""
+    """True if kernel noise explains the differences, because replays of the disturbed run from one state differ too."""
     history = found.disturbed
     is_noisy = bool(history.rehearsed_noise) or any(entry.verdict.noise for entry in history.resumes)
     return is_noisy and all(map(has_noise, differ))
 
 
 def _environments_differ(found: Found) -> tuple[str, ...]:
-    """In which parts of the environment any two attempts of both runs differ."""
+    """The parts of the environment that are not equal in all attempts of both runs."""
     seen = [a.claim.environment for history in (found.undisturbed, found.disturbed) for a in history.attempts]
     return tuple(dict.fromkeys(name for other in seen[1:] for name in seen[0].differs_from(other)))
 
 
 def _fix_of_proof(found: Found, differ: Sequence[str]) -> str:
     if differ and _environments_differ(found):
-        return "let one spot pool of equal machines run the verification (pools.spot), and set threads."
+        return "run the verification on one spot pool of equal machines (pools.spot), and set threads."
     if not any(attempt.claim.capacity is Capacity.SPOT for attempt in found.disturbed.attempts):
-        return "name a spot pool that is cheaper than on-demand (pools.spot_price): the run never trained on spot."
+        return "the run never trained on spot; use a spot pool that is cheaper than on-demand (pools.spot_price)."
     if not found.hits:
         return (
             "raise steps, so that the run lasts a minute or more on spot, or save more often (checkpoints.every_steps)."
         )
-    return "raise steps: the run was over before every disturbance could be made."
+    return "raise steps, because the run ended before all disturbances were made."

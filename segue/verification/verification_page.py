@@ -13,7 +13,7 @@ _SHOWN = 20
 
 
 def headline(history: Sequence[Verification], *, now: datetime) -> str:
-    """The newest outcome and for how long all have passed, in one line."""
+    """One line: the newest outcome, and the time since which all verifications have passed."""
     newest = history[-1]
     streak = green(history, now=now)
     if streak is not None:
@@ -24,7 +24,7 @@ def headline(history: Sequence[Verification], *, now: datetime) -> str:
 
 
 def verifications_page(history: Sequence[Verification], *, store: str, now: datetime) -> str:
-    """The page: newest outcome, its problems with what to do, its resumes, and the last verifications."""
+    """The page: the newest outcome, its problems with their fixes, its resumes, and the last verifications."""
     newest = history[-1]
     problems: list[str] = [f"{problem.sentence.rstrip('.')}. Fix: {problem.fix}" for problem in newest.problems]
     if not newest.is_green:

@@ -1,4 +1,4 @@
-"""The outcome of a scheduled verification, and since when all of them have passed."""
+"""The outcome of a scheduled verification, and the time since which all verifications have passed."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Outcome(StrEnum):
 
 
 class Verification(Record):
-    """One verification: two runs of the same spec, one of them disturbed, and how they compare."""
+    """One verification: an undisturbed and a disturbed run of the same spec, and their comparison."""
 
-    slot: AwareDatetime = Field(description="Time of the schedule, which names the two runs.")
-    run_id: str = Field(description="Run whose spec was verified.")
+    slot: AwareDatetime = Field(description="Scheduled time, which is part of the names of the two runs.")
+    run_id: str = Field(description="Run id of the run spec that was verified.")
     workload: str
     steps: int = Field(gt=0)
     undisturbed: str = Field(description="Run id of the undisturbed run.")
@@ -35,13 +35,13 @@ class Verification(Record):
     outcome: Outcome
     reason: str = Field(description="The outcome in one sentence.")
     is_conclusive: bool = Field(
-        description="Whether both runs have finished, or a resume is broken; else it can go on."
+        description="True if both runs have finished or a resume is broken; otherwise the verification can continue."
     )
-    verdict: VerdictKind = Field(description="Worst verdict of the resumes that could be compared; unverified if none.")
-    identical: bool = Field(description="Every component of the two final checkpoints is equal bit for bit.")
-    kills: int = Field(0, ge=0, description="Kills that ended an attempt on spot.")
-    notices: int = Field(0, ge=0, description="Notices that ended an attempt on spot.")
-    preemptions: int = Field(0, ge=0, description="Preemptions of both runs by the pool itself.")
+    verdict: VerdictKind = Field(description="Worst verdict of the compared resumes; unverified if none was compared.")
+    identical: bool = Field(description="True if all components of the two final checkpoints are equal bit for bit.")
+    kills: int = Field(0, ge=0, description="Number of kills that ended an attempt on spot.")
+    notices: int = Field(0, ge=0, description="Number of notices that ended an attempt on spot.")
+    preemptions: int = Field(0, ge=0, description="Number of preemptions of both runs by the pool itself.")
     resumes: tuple[Resume, ...] = ()
     differing: tuple[str, ...] = Field((), description="Components in which the two final checkpoints differ.")
     problems: tuple[Problem, ...] = ()
@@ -56,14 +56,14 @@ class Verification(Record):
 
 @dataclass(frozen=True)
 class Green:
-    """How long every verification has passed."""
+    """The newest unbroken series of passed verifications."""
 
     since: datetime
-    """Time of the first one that passed after the last one that did not."""
+    """Scheduled time of the first verification of the series."""
     count: int
-    """How many have passed since then."""
+    """Number of verifications in the series."""
     days: int
-    """Whole days from then to now."""
+    """Whole days from the first verification of the series to now."""
 
     @property
     def in_words(self) -> str:
@@ -73,12 +73,12 @@ class Green:
 
 
 def newest_of_each(recorded: Sequence[Verification]) -> tuple[Verification, ...]:
-    """One verification for each time of the schedule, in the order of time: one that went on replaces its record."""
+    """The newest record of each scheduled time, in the order of time; a continued verification has several records."""
     return tuple(sorted({one.slot: one for one in recorded}.values(), key=lambda one: one.slot))
 
 
 def green(history: Sequence[Verification], *, now: datetime) -> Green | None:
-    """Since when the verifications in `history`, oldest first, have passed; None while the newest one did not."""
+    """The series of passed verifications at the end of `history` (oldest first); None if the newest did not pass."""
     passed = []
     for one in reversed(history):
         if not one.is_green:

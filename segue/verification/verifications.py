@@ -1,4 +1,4 @@
-"""The log of a run's verifications in its store: a log like a run's, with one record per slot and put-if-absent."""
+"""The log of a run's verifications in its store, with put-if-absent records like those of a run's log."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ class VerificationsLog:
     """The verifications of one run's spec in a store."""
 
     def __init__(self, store: Store, run_id: str, *, spec: StoreSpec | None = None, clock: Clock | None = None) -> None:
-        """`spec` is the spec of the store; its key signs the records, and is needed to read signed ones."""
+        """`spec` is the spec of the store; its key signs the records, and verifies signed records."""
         self.store, self.run_id = store, run_id
         self._log = log_in(store, keys.verifications_folder(run_id), spec or StoreSpec(), clock=clock)
 
     @property
     def log_id(self) -> str:
-        """The id that tells this log from every other; empty while the log has no record."""
+        """Unique id of this log; empty while the log has no record."""
         return self._log.log_id
 
     def read(self) -> tuple[Verification, ...]:
-        """The verifications, oldest first, one for each time of the schedule.
+        """The verifications, oldest first, one for each scheduled time.
 
         Raises:
             StoreReadError: the store could not be read.
@@ -38,10 +38,10 @@ class VerificationsLog:
         return newest_of_each(tuple(self._records()))
 
     def add(self, verification: Verification) -> tuple[Verification, ...]:
-        """Record a verification, unless the newest of its time is the same; returns all of them.
+        """Record a verification, unless an equal one is the newest of its scheduled time; return all verifications.
 
         Raises:
-            StoreWriteError, StoreReadError: it is not known whether it was recorded; a retry is safe.
+            StoreWriteError, StoreReadError: the record may or may not be written; a retry is safe.
         """
 
         def build(stamp: Stamp) -> Entry:
@@ -60,4 +60,4 @@ class VerificationsLog:
 
 
 class _RecordedError(Exception):
-    """The verification is recorded already."""
+    """An equal verification is already recorded."""

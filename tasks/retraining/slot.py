@@ -1,4 +1,4 @@
-"""Tasks of a slot: choose its window, check it, begin with a version, evaluate what it trained, publish the pages."""
+"""Tasks of a slot: choose and check its window, begin with a version, evaluate the candidate, publish the pages."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _MOST_COMPARISONS = 10
 
 @task(name="check-functions", retries=0, cache_policy=NO_CACHE)
 def check_functions(spec: RetrainSpec) -> None:
-    """Check that what the slot will train can be published and evaluated, by the functions and the program it names."""
+    """Check that the spec's functions and program can publish and evaluate the model that the slot will train."""
     logger = get_run_logger()
     done = run_job(CheckJob(spec=spec), what="check of the functions in retrain.toml", on_line=logger.info)
     for note in done.notes:
@@ -43,11 +43,11 @@ def check_functions(spec: RetrainSpec) -> None:
 
 @task(name="choose-window", retries=0, cache_policy=NO_CACHE)
 def choose_window(spec: RetrainSpec, slot: datetime) -> tuple[Window, dict[str, Path]]:
-    """The files of a slot with their hashes and rows, and where each is on this machine."""
+    """The files of a slot with their hashes and row counts, and the local path of each file."""
     window, local = window_of(spec, slot)
     log = get_run_logger()
     for missing in window.missing:
-        log.warning("no files period=%s pattern=%s", missing.period, missing.pattern)
+        log.warning("no files found period=%s pattern=%s", missing.period, missing.pattern)
     rows = sum(file.rows or 0 for file in window.files)
     log.info("window chosen files=%d rows=%d held_back=%d", len(window.files), rows, len(window.held_back))
     return window, local
@@ -63,9 +63,9 @@ def check_data(
     folder: Path,
     before: SlotStart | None,
 ) -> tuple[GateResult, str]:
-    """Evaluate the expectations of a slot's data. Returns what was found, and where its Data Docs are in the store.
+    """Evaluate the expectations of a slot's data; return the result, and the place of its Data Docs in the store.
 
-    `folder` holds retrain.toml and the suite.
+    `folder` contains retrain.toml and the suite.
     """
     store = open_store(store_of(spec))
     known = (before.window, before.gate) if before is not None else None
@@ -80,7 +80,7 @@ def check_data(
 
 @task(name="publish-data-check", retries=0, cache_policy=NO_CACHE)
 def publish_data_check(spec: RetrainSpec, start: SlotStart) -> None:
-    """Publish what the check of a slot's data found, as the artifact `segue-model-NAME-data`."""
+    """Publish the result of the check of a slot's data as the artifact `segue-model-NAME-data`."""
     text = gate_page(start, name=spec.name, zone=spec.zone, docs=start.docs)
     key = artifact_key(f"model-{spec.name}-data")
     create_markdown_artifact(text, key=key, description=f"Check of the data of {run_id_of(spec, start.slot)}")
@@ -88,17 +88,18 @@ def publish_data_check(spec: RetrainSpec, start: SlotStart) -> None:
 
 @task(name="begin-with-version", retries=0, cache_policy=NO_CACHE)
 def begin_with_version(spec: RetrainSpec, start: SlotStart) -> None:
-    """Make the weights of the version in service the first checkpoint of the slot's run."""
+    """Use the weights of the version in service as the first checkpoint of the slot's run."""
     what = f"begin with version {start.start_version}"
     run_job(BeginJob(spec=spec, start=start), what=what, on_line=get_run_logger().info)
 
 
 @task(name="evaluate-candidate", retries=0, cache_policy=NO_CACHE)
 def evaluate_candidate(spec: RetrainSpec, start: SlotStart) -> Models:
-    """Publish what the slot's run trained, compare it with the version in service, and promote it if it is better.
+    """Publish the candidate that the slot's run trained, and promote it if it is better than the version in service.
 
-    If a person promotes, one that is better waits for that. The promotion, or the wait, is one record that is
-    written only while that version is still in service; otherwise the candidate is compared again.
+    If promotions need a person's approval, a better candidate waits for that approval. The promotion, or the wait, is
+    one record. It is written only if the version in service is still the one of the comparison; otherwise the candidate
+    is compared again.
     """
     place, logger = store_of(spec), get_run_logger()
     log = ModelsLog(open_store(place), spec.name, spec=place)
@@ -129,7 +130,7 @@ def evaluate_candidate(spec: RetrainSpec, start: SlotStart) -> Models:
 
 @task(name="publish-model", retries=0, cache_policy=NO_CACHE)
 def publish_model(spec: RetrainSpec, version: int | None = None) -> None:
-    """Publish a model's history, and the card of a version as an artifact and as a file beside its weights."""
+    """Publish a model's history and, if `version` is given, its card, as an artifact and as a file in the store."""
     place = store_of(spec)
     store = open_store(place)
     models = ModelsLog(store, spec.name, spec=place).read()
@@ -144,8 +145,8 @@ def publish_model(spec: RetrainSpec, version: int | None = None) -> None:
 
 @task(name="mirror-registry", retries=0, cache_policy=NO_CACHE)
 def mirror_registry(spec: RetrainSpec) -> None:
-    """Register the model's versions in the MLflow registry that the spec names, and point its alias at the right one.
+    """Register the model's versions in the MLflow registry of the spec, and set its alias to the version in service.
 
-    What fails now is made up for after the next slot.
+    If this fails, the task of the next slot registers the missing versions too.
     """
     run_job(MirrorJob(spec=spec), what="mirror of the registry", on_line=get_run_logger().info)

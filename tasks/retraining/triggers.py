@@ -1,4 +1,4 @@
-"""Slots that data begins: the look for them, and the start of their flow runs."""
+"""Tasks of slots that new or drifted data begins: find these slots, and start their flow runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from segue.stores import open_store
 
 @task(name="look-for-triggers", retries=0, cache_policy=NO_CACHE)
 def look_for_triggers(spec: RetrainSpec, *, now: datetime) -> tuple[str, ...]:
-    """Compare the files of the window, and those of data in service, with what slots have seen; what was found."""
+    """Compare the window's files and the data in service with those of earlier slots; return one line per finding."""
     log = _log(spec)
     log.store.check()
     return look(spec, log, now=now).lines
@@ -28,14 +28,14 @@ def look_for_triggers(spec: RetrainSpec, *, now: datetime) -> tuple[str, ...]:
 
 @task(name="start-triggered", retries=0, cache_policy=NO_CACHE)
 def start_triggered(spec: RetrainSpec, *, now: datetime) -> tuple[str, ...]:
-    """Start the flow runs of slots that were asked for and have not begun. What was done about each.
+    """Start the flow runs of slots that were requested and have not begun; return one line about each.
 
-    One that ended before it wrote a heartbeat is invisible to recovery, and is started again here, five times at most.
-    After a crash the next look goes on: each start has an idempotency key.
+    Recovery does not see a flow run that ended before its first heartbeat. Such a flow run is started again here, at
+    most five times. If this task crashes, the next look continues: each start has an idempotency key.
 
     Raises:
-        OrchestratorError: the retraining has no deployment, and they are started by the next look; or the flow run of
-            one ended five times, and its slot has failed.
+        OrchestratorError: the retraining has no deployment, so the next look starts the flow runs; or the flow run of a
+            slot ended five times, so the slot has failed.
     """
     log = _log(spec)
     waiting = unstarted(log.read(), now=now)

@@ -188,7 +188,7 @@ def test_a_tensor_that_is_made_of_other_tensors_is_refused_by_its_path(wrapped):
         with pytest.raises(UnsupportedStateError, match="tensor of the class TwoTensor") as caught:
             take({"model": tree})
         assert caught.value.path.startswith("model.")
-        assert "tensors of which it is made" in caught.value.fix
+        assert "returns the inner tensors" in caught.value.fix
 
 
 def test_a_snapshot_does_not_change_when_training_goes_on():

@@ -142,7 +142,7 @@ def test_status_shows_the_budget_and_the_prices_that_hold(trained, desk, tmp_pat
     assert facts["costs"]["cost"] == 1.0
     shown = " ".join(desk.run("status", "capped", "--store", run.spec.store.url).out.split())
     assert "1.00 EUR of 40.00 EUR for the run are spent" in shown
-    assert re.search(r"at the last decision 0\.\d+ EUR were expected for the rest", shown)
+    assert re.search(r"at the last decision, the expected cost of the remaining work was 0\.\d+ EUR", shown)
     assert "segment/spot 0.5, segment/on-demand 2 EUR per hour (2026-11-03 02:00 UTC)" in shown
 
 

@@ -137,7 +137,7 @@ def test_what_a_recipe_raises_comes_with_its_line_and_traceback(folder, raises, 
     assert (code, out) == (1, "")
     *traceback, sentence = without_progress(err)
     assert f": {raised} at mine.py, line {line_of(line)} in {function}: " in sentence
-    assert sentence.startswith("segue: no drill of mine:build was made, because it fails without a kill: ")
+    assert sentence.startswith("segue: no drill of mine:build was made, because mine:build fails without a kill too: ")
     assert traceback[0] == "Traceback (most recent call last):"
     assert any(f'mine.py", line {line_of(line)}, in {function}' in text for text in traceback)
 

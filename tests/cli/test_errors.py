@@ -290,10 +290,10 @@ def refused_runs(tmp_path_factory, closed_port) -> dict[str, tuple[Outcome, set[
     ("name", "said"),
     [
         ("deadline", "deadline: 2020-01-01T00:00:00+00:00 has passed (it is "),
-        ("folder", "the folder cannot be created (Not a directory). Fix: give a folder you may write to with --store"),
+        ("folder", "the folder cannot be created (Not a directory). Fix: use --store or [store] url to give a folder"),
         (
             "bucket",
-            "store s3://bucket: no answer (EndpointConnectionError). Fix: check the endpoint (http://127.0.0.1:",
+            "store s3://bucket: the server does not answer (EndpointConnectionError). Fix: check the endpoint (http://127.0.0.1:",
         ),
     ],
 )

@@ -60,7 +60,7 @@ def test_people_get_a_table_of_the_files(trained, place):
         (("tiny", "--step", "30"), "is quarantined: a person doubted it."),
         (("tiny", "--to", "."), "Fix: name an empty or a new one."),
         (("teeny",), "no run 'teeny' in"),
-        (("tiny", "--best", "--step", "10"), "--best: --step names another checkpoint; give one of them"),
+        (("tiny", "--best", "--step", "10"), "--best: it cannot be used together with --step; give one of them"),
     ],
 )
 def test_what_cannot_be_done_as_asked_is_refused_without_a_trace(trained, desk, asked, said):
@@ -148,7 +148,7 @@ def test_a_quarantine_is_lifted_when_the_bytes_verify_and_only_then(copied, desk
     assert (damaged.code, "is damaged" in damaged.err) == (1, True)
     shard.write_bytes(sound)  # As the fix says.
     lifted = desk.run(*asked, "40")
-    assert (lifted.code, lifted.out.strip()) == (0, "step 40 of tiny is quarantined no longer; it was for: a doubt")
+    assert (lifted.code, lifted.out.strip()) == (0, "step 40 of tiny is no longer quarantined; the reason was: a doubt")
     assert read_run(copied.store).history.newest.manifest.step == 40
     again = desk.run(*asked, "40")
     assert (again.code, "no quarantined checkpoint of step 40" in again.err) == (2, True)

@@ -25,7 +25,7 @@ def test_a_source_is_a_run_with_or_without_a_step():
         (("--from", "@40"), "'@40' names no checkpoint of a run"),
         (("--from", "base@-1"), "'base@-1' names no checkpoint of a run"),
         (("--from", "base@newest"), "write RUN, RUN@STEP or RUN@best"),
-        (("--reset", "optimizer"), "it says what --from leaves out"),
+        (("--reset", "optimizer"), "it can only be used together with --from"),
         (("--from", "nobody"), "nobody"),
     ],
 )

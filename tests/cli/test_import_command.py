@@ -42,7 +42,7 @@ def test_the_command_imports_once_and_says_how_to_go_on(place, weights):
     place.write("run.toml", 'steps = 5\nrecipe = "x:y"\nseed = 4\n[store]\nurl = "there"\n')
     people = ask(place, "--config", "run.toml")
     assert (people.code, people.err) == (0, "")
-    assert people.out.startswith("note: as the recipe builds it, ")
+    assert people.out.startswith("note: built by the recipe ")
     assert "step 0 of mine has the weights of weights.pt, sha256 " in people.out
     assert people.out.endswith(f"\ncontinue with: segue run {TINY} --config=run.toml --run-id=mine --steps=9\n")
     assert (place.folder / "there" / "mine" / "log").is_dir()
@@ -52,8 +52,9 @@ def test_the_command_imports_once_and_says_how_to_go_on(place, weights):
 def test_code_in_the_file_is_refused_in_one_paragraph_without_a_trace(place, state):
     write_code(place.folder / "weights.pt", state)
     asked = ("checkpoints", "import", "weights.pt", "--recipe", TINY, "--run", "mine", "--steps", "9")
-    assert "weights.pt names Python objects, whose code would have to run to read it: posix.system" in place.refused(
-        *asked
+    assert (
+        "weights.pt names Python objects, whose code would have to run to read the file: posix.system"
+        in place.refused(*asked)
     )
 
 

@@ -239,8 +239,11 @@ def test_the_slots_of_a_retraining_are_listed_with_their_outcome(desk, store, mo
     ("arguments", "message"),
     [
         (("start", "nowhere.toml"), "nowhere.toml is not valid: the file cannot be read"),
-        (("start", "points/retrain.toml", "--slot", "July"), "--slot: 'July' is no ISO time"),
-        (("backfill", "points/retrain.toml", "--from", "2013-04-02", "--to", "2013-04-20"), "has no slot between them"),
+        (("start", "points/retrain.toml", "--slot", "July"), "--slot: 'July' is not an ISO time"),
+        (
+            ("backfill", "points/retrain.toml", "--from", "2013-04-02", "--to", "2013-04-20"),
+            "has no past slot between these two times",
+        ),
         (("deploy", "points/retrain.toml"), "needs a Prefect server that outlives this command"),
     ],
 )

@@ -114,7 +114,7 @@ def test_code_that_changed_is_refused_by_the_command_with_both_ways_on(trained):
     given = ("--run-id", "mine", "--steps", "8", "--store", str(place.folder / "store"))
     message = place.refused("run", "mine:build", *given)
     assert f"run mine: the code has changed since the checkpoint at step {step}: mine.loss." in message
-    assert "Fix: undo the change, or pass --accept setup.code to resume with it." in message
+    assert "Fix: undo the change, or pass --accept setup.code to resume with the changed code." in message
 
 
 PROGRAM = """
@@ -146,7 +146,7 @@ def test_a_program_that_changed_is_refused_before_anything_starts(place, monkeyp
     place.write("train.py", PROGRAM.replace("square", "abs"))
     message = place.refused("run", "--run-id", "own", "--steps", "8", "--store", store, "--", "python", "train.py")
     assert "run own: the code has changed since the checkpoint at step 8: train.py: loss_of." in message
-    assert "Fix: undo the change, or pass --accept setup.code to resume with it." in message
+    assert "Fix: undo the change, or pass --accept setup.code to resume with the changed code." in message
 
 
 @pytest.mark.matrix

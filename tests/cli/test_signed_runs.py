@@ -26,7 +26,7 @@ def signed(desk, monkeypatch):
 def test_the_status_of_a_signed_run_needs_the_reference_to_its_key(desk, signed, monkeypatch):
     outcome = desk.run("status", "signed", "--store", signed)
     assert outcome.code == 2
-    assert "the log of signed is signed, and no signing key was given" in outcome.err
+    assert "the log of signed is signed, but no signing key was given" in outcome.err
     assert "SEGUE_SIGNING_KEY_FROM" in outcome.err
     monkeypatch.setenv("SEGUE_SIGNING_KEY_FROM", "env:THE_KEY")
     outcome = desk.run("status", "signed", "--store", signed, "--json")

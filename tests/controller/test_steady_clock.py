@@ -82,7 +82,7 @@ def test_a_jump_of_the_machines_clock_moves_nothing_and_is_said_once(begin, capl
 def test_a_machine_whose_clock_is_wrong_from_the_start_goes_by_the_server(begin, caplog, ahead):
     machine, clock = begin(local_ahead=ahead)
     assert abs(error_of(machine, clock)) < 1.6
-    assert f"{'ahead of' if ahead > 0 else 'behind'} that of the Prefect server" in caplog.text
+    assert f"{'ahead of' if ahead > 0 else 'behind'} the clock of the Prefect server" in caplog.text
     train_on(machine, clock, 200)
     assert abs(error_of(machine, clock)) < 1.6
     assert len(caplog.records) == 1

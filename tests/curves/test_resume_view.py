@@ -44,7 +44,7 @@ def test_a_segment_without_a_resume_is_refused_with_those_that_have_one(resumed,
     with pytest.raises(NoResumeError, match=rf"^segment 1 attempt 2 of run nightly has no resume .* {there}"):
         draw_resume(resumed.log, segment=1, attempt=2)
     with pytest.raises(
-        NoResumeError, match=r"^run tiny has no resume .* Fix: none; the run has no other resume either\."
+        NoResumeError, match=r"^run tiny has no resume .* Fix: none needed: the run has no other resume\."
     ):
         draw_resume(open_log(make_spec()))
 

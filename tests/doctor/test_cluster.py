@@ -56,7 +56,7 @@ def test_where_the_nodes_cannot_be_read_the_reason_is_said_and_nothing_is_raised
     [state] = with_nodes([on_kubernetes(templates.kubernetes(pod=SPOT))])
     found = nodes(state, Needs())
     assert found.outcome is CheckOutcome.SKIPPED
-    assert ("answered 403" if of == "no right" else state.why_no_nodes) in found.reason
+    assert ("HTTP 403" if of == "no right" else state.why_no_nodes) in found.reason
     assert state.why_no_nodes
 
 

@@ -74,14 +74,14 @@ def test_a_low_limit_on_open_files_is_found(limit, outcome):
 def test_fewer_cores_than_ranks_are_found(subject, tmp_path):
     limit = tmp_path / "cpu.max"
     limit.write_text("max 100000\n")
-    bad("machine.cores", machine.cores(subject(ranks=1024), groups=tmp_path), "warn", "for ranks: 1024")
+    bad("machine.cores", machine.cores(subject(ranks=1024), groups=tmp_path), "warn", "ranks: 1024: too few")
     limit.write_text("50000 100000\n")
-    bad("machine.cores", machine.cores(subject(), groups=tmp_path), "warn", "cores: 0.5, for ranks: 1")
+    bad("machine.cores", machine.cores(subject(), groups=tmp_path), "warn", "cores: 0.5, ranks: 1")
     limit.unlink()
     (tmp_path / "cpu").mkdir()
     for name, text in {"cpu.cfs_quota_us": "150000\n", "cpu.cfs_period_us": "100000\n"}.items():
         (tmp_path / "cpu" / name).write_text(text)
-    bad("machine.cores", machine.cores(subject(), groups=tmp_path), "warn", "cores: 1.5, for ranks: 1")
+    bad("machine.cores", machine.cores(subject(), groups=tmp_path), "warn", "cores: 1.5, ranks: 1")
 
 
 @makes_fail("machine.memory")
@@ -120,7 +120,7 @@ def test_an_accelerator_that_torch_does_not_see_is_found(subject, tmp_path):
     good(machine.accelerator(subject(), devices=tmp_path))
     (tmp_path / "nvidia0").touch()
     result = machine.accelerator(subject(), devices=tmp_path)
-    bad("machine.accelerator", result, "warn", "torch sees none", "nvidia-smi")
+    bad("machine.accelerator", result, "warn", "torch does not see it", "nvidia-smi")
     good(machine.accelerator(subject(device="cpu"), devices=tmp_path))
 
 

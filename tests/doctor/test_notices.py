@@ -46,7 +46,7 @@ def test_a_metadata_service_that_is_to_be_watched_and_does_not_answer_is_found(s
         "notices.metadata",
         notices.metadata(subject(notices=["aws"])),
         "fail",
-        "notices names aws",
+        "notices contains aws",
         "hop limit to 2",
     )
 
@@ -128,4 +128,4 @@ def test_a_notice_file_that_exists_or_cannot_appear_is_found(subject, tmp_path):
     path.touch()
     bad("notices.file", notices.notice_file(examined), "warn", "every attempt", "remove the file")
     examined = subject(liveness={"notice_file": str(tmp_path / "none" / "notice")})
-    bad("notices.file", notices.notice_file(examined), "fail", "is not there or cannot be read")
+    bad("notices.file", notices.notice_file(examined), "fail", "does not exist or cannot be read")

@@ -89,7 +89,7 @@ BAD: list[tuple[str, PoolState, str, tuple[str, ...]]] = [
         "pool.sigterm",
         on_kubernetes(templates.kubernetes(command="sh -c 'python -m prefect.engine'")),
         "warn",
-        ("it is not known whether SIGTERM reaches the engine", "exec python -m"),
+        ("it is not known if SIGTERM then reaches the engine", "exec python -m"),
     ),
     (
         "pool.sigterm",
@@ -113,7 +113,7 @@ BAD: list[tuple[str, PoolState, str, tuple[str, ...]]] = [
         "pool.sigterm",
         on_kubernetes(templates.kubernetes(command="/app/start.sh")),
         "warn",
-        ("it is not known whether SIGTERM reaches the engine", "exec python -m"),
+        ("it is not known if SIGTERM then reaches the engine", "exec python -m"),
     ),
     ("pool.sigterm", on_ecs(templates.ECS), "warn", ("before it has saved",)),
     ("pool.sigterm", on_ecs(templates.ECS | {"env": {**CRASH, **dict.fromkeys(CRASH, "reschedule")}}), "fail", ()),

@@ -124,15 +124,15 @@ def test_a_recipe_that_hangs_at_import_is_not_a_missing_torch(tmp_path, monkeypa
     asking.join(60)
     [probed] = found
     assert probed.torch is not None
-    bad("recipe.imports", probed.recipe, "fail", "importing it failed", "its import must end")
+    bad("recipe.imports", probed.recipe, "fail", "importing the recipe failed", "its import must succeed and end")
 
 
 def test_what_the_child_has_said_until_its_limit_counts():
     said = TorchFacts("3.11", "2.13.0", 0, False)
     hung = understood([said._asdict()], "it took more than 120 s", "a:build")
-    assert (hung.torch, hung.recipe.reason) == (said, "importing it failed: it took more than 120 s")
+    assert (hung.torch, hung.recipe.reason) == (said, "importing the recipe failed: it took more than 120 s")
     silent = understood([], "it took more than 120 s", "a:build")
-    assert silent.recipe.reason == "torch, which it needs, cannot be imported: it took more than 120 s"
+    assert silent.recipe.reason == "the recipe needs torch, which cannot be imported: it took more than 120 s"
     assert understood([], "ended", None).recipe is None
 
 
@@ -152,7 +152,7 @@ def test_a_data_file_that_is_missing_or_has_another_size_is_found(subject, tmp_p
     examined = subject(data={"files": [file]})
     good(recipe.data_files(examined))
     path.write_bytes(b"123456")
-    bad("recipe.data", recipe.data_files(examined), "fail", "has 6 bytes, and the run spec says 5")
+    bad("recipe.data", recipe.data_files(examined), "fail", "has 6 bytes, but the run spec says 5")
     path.unlink()
     item = next(item for item in recipe.items(examined) if item.name == "recipe.data")
     [_, missing] = examine([*recipe.first_items(examined), item])

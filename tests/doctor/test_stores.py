@@ -106,9 +106,9 @@ def test_a_store_behind_a_cache_does_not_show_what_was_written(store):
 @pytest.mark.parametrize(
     ("rounds", "words"),
     [
-        ([Round(("a",), 0, "a"), Round(("a", "b"), 0, "b")], "2 of 8 writers of one key got"),
-        ([Round(("a",), 0, "b")], "was replaced"),
-        ([Round(("a",), 0, None)], "was replaced"),
+        ([Round(("a",), 0, "a"), Round(("a", "b"), 0, "b")], "2 of 8 writers of one key were all told"),
+        ([Round(("a",), 0, "b")], "was overwritten"),
+        ([Round(("a",), 0, None)], "was overwritten"),
         ([Round((), 0, "a")], "no writer of a new key"),
         ([Round((), 8, None)], "every writer of a key failed"),
     ],
@@ -143,7 +143,7 @@ def test_without_the_right_to_delete_the_race_is_judged_and_what_stays_is_said(s
     lacking = FaultyStore(store, fails=lambda operation, key: operation == "delete")
     scratch = Scratch()
     good(race(lacking, StoreSpec(url=store.url), scratch))
-    assert f"stays below {scratch.prefix}" in stores.right_to_delete(lacking, scratch).reason
+    assert f"stay below {scratch.prefix}" in stores.right_to_delete(lacking, scratch).reason
     with pytest.raises(StoreUnreachableError, match="cannot be deleted"):
         check_by_writing(lacking)
 
@@ -161,7 +161,10 @@ def test_a_store_that_hangs_does_not_keep_the_report(store, monkeypatch, caplog)
         scratch.clear(FaultyStore(store, fails=hang))
     finally:
         goes_on.set()
-    assert f"objects stay behind prefix={scratch.prefix} reason=the store has not answered for 0.2 s" in caplog.text
+    assert (
+        f"objects could not be removed prefix={scratch.prefix} reason=the store has not answered for 0.2 s"
+        in caplog.text
+    )
 
 
 def test_an_interrupted_check_leaves_neither_objects_nor_children(store):

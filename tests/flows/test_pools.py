@@ -20,7 +20,7 @@ from segue.controller.steps import request_stop
 from segue.deployments.local_stack.registration import process_template
 from segue.doctor.pools.pool_state import Needs, PoolState
 from segue.errors import OrchestratorError
-from segue.prefect.pools import read_pool, refuse_unusable, require_pools, require_server_version
+from segue.prefect.run_pools import read_pool, refuse_unusable, require_pools, require_server_version
 from segue.prefect.state_words import in_words
 from segue.records import StopReason
 from segue.runlog.history import read_history

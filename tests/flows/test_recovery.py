@@ -25,12 +25,12 @@ from segue.controller.attempt_ends import declare_lost
 from segue.controller.recovery import register_start
 from segue.controller.steps import decide_next, open_run
 from segue.deployments.follow import trigger
-from segue.prefect.pools import warn_of_idle_schedule
 from segue.prefect.prefect_orchestrator import PrefectOrchestrator
 from segue.prefect.recovery import look
 from segue.prefect.recovery.dead_parents import parents_of, recover_run, will_start
 from segue.prefect.recovery.look import look_at
 from segue.prefect.recovery.segment_states import settle_left, settle_segments
+from segue.prefect.run_pools import warn_of_idle_schedule
 from segue.prefect.state_words import in_words
 from segue.process import ProcessRef
 from segue.records import ParentRecord, StopReason

@@ -91,6 +91,6 @@ def test_a_record_that_is_forged_while_a_signed_run_trains_ends_it_with_its_name
         runlog.refresh()
     state = final_state(client, parent)
     assert state.type is StateType.FAILED
-    assert "is forged: it has no signature" in state.message
+    assert "is forged: the record has no signature" in state.message
     with pytest.raises(ForgedRecordError):
         read_history(runlog)

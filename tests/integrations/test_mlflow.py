@@ -250,7 +250,9 @@ def test_a_name_that_mlflow_refuses_arrives_under_another_one_beside_all_other_m
     assert len(found) == 7
     ((status,),) = server.select("SELECT status FROM runs WHERE name = 'renamed'")
     assert status == "FINISHED"
-    assert caplog.text.count("MLflow does not take this name of a metric name=acc@5 sent_as=acc_at_5") == 1
+    assert (
+        caplog.text.count("MLflow refuses the name of a metric, sending another name name=acc@5 sent_as=acc_at_5") == 1
+    )
 
 
 def test_values_that_are_not_finite_arrive_or_cost_themselves_alone(server):
@@ -270,7 +272,7 @@ def test_a_value_that_the_server_refuses_costs_itself_alone_and_is_named_once(se
     tracker.log([replace(far[0], step=9)])  # A time before 1970.
     tracker.end(TrackedEnd(status="finished", reason="done", at=NOW))
     assert server.rows("refused") == {"acc": [(1, 0.25)], "loss": [(3, 0.5)]}
-    assert caplog.text.count("left out, because MLflow refused it name=loss reason=") == 1
+    assert caplog.text.count("entry left out, because MLflow refused it name=loss reason=") == 1
     tags = "SELECT t.value FROM tags t JOIN runs r USING (run_uuid) WHERE r.name = 'refused'"
     assert "loss" in server.select(f"{tags} AND t.key = 'segue.left_out'")[0][0]
 

@@ -82,7 +82,7 @@ def test_a_run_is_sent_while_it_trains_and_with_its_end_by_each_tracker(make_spe
     spec = make_spec(steps=30, trackers={f"{TRACKERS}:{kind}": {"file": file} for kind, file in files.items()})
     with caplog.at_level(logging.WARNING), tracking(spec, open_trackers(spec), every_seconds=0.05, end_seconds=300):
         assert run_here(spec, open_log(spec), on_line=lambda _: None).action == "finished"
-    assert "tracker failed, tried again later" in caplog.text
+    assert "tracker failed, retrying later" in caplog.text
     assert "incomplete" not in caplog.text
     for kind in kinds:
         sent = FileTracker(file=files[kind])
@@ -123,8 +123,12 @@ def test_a_run_that_has_begun_goes_on_without_a_tracker_that_cannot_be_opened(ma
 @pytest.mark.parametrize(
     ("name", "options", "said"),
     [
-        ("wandb", {}, "'wandb' is no tracker; use mlflow, tensorboard, or your own as package.module:factory"),
-        ("mlflow", {"tracking_uri": "http://me:word@host"}, "mlflow.tracking_uri holds credentials"),
+        (
+            "wandb",
+            {},
+            "'wandb' is not a tracker; use mlflow, tensorboard, or your own tracker as package.module:factory",
+        ),
+        ("mlflow", {"tracking_uri": "http://me:word@host"}, "mlflow.tracking_uri contains credentials"),
         ("tensorboard", {"dir": "x"}, "unexpected keyword argument 'dir'; it takes: folder"),
         ("nowhere.at_all:Tracker", {}, "it cannot be imported (No module named 'nowhere')"),
         (f"{TRACKERS}:HalfATracker", {}, "it has no method end; segue.integrations.tracker describes the three"),
@@ -211,7 +215,7 @@ def test_the_command_sends_a_run_to_a_tracker_at_any_time(resumed, tmp_path, mon
     desk = Desk(tmp_path, monkeypatch, capsys)
     asked = ("track", "nightly", "--store", str(resumed.store))
     assert "the run spec has no tracker; name one, e.g. --tracker mlflow" in desk.refused(*asked)
-    assert "'wandb' is no tracker" in desk.refused(*asked, "--tracker", "wandb")
+    assert "'wandb' is not a tracker" in desk.refused(*asked, "--tracker", "wandb")
     assert "must be name=value (got 'folder')" in desk.refused(*asked, "--tracker", "tensorboard", "--option", "folder")
     asked += ("--tracker", "tensorboard", "--option", "folder=board")
     assert desk.told(*asked) == {"run": "nightly", "trackers": {"tensorboard": 60}}
@@ -239,4 +243,4 @@ def test_a_value_that_tensorboard_does_not_take_costs_itself_alone_and_is_named_
             for value in event.summary.value:
                 found.setdefault(value.tag, []).append(value.simple_value)
     assert found == {"loss": [0.5] * 2, "acc@5": [1.0] * 2, "big": [math.inf] * 2, "ppl": [math.inf] * 2}
-    assert caplog.text.count("left out, because TensorBoard does not take it") == 1
+    assert caplog.text.count("metric left out, because TensorBoard refuses it") == 1

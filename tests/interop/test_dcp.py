@@ -147,12 +147,12 @@ def another_pickle(folder):
     ("damage", "said"),
     [
         (code_in_the_index, "names posix.system, which no index needs"),
-        (code_in_a_tensor, "is no whole folder of torch.distributed.checkpoint"),
+        (code_in_a_tensor, "is not a complete folder of torch.distributed.checkpoint"),
         (a_part_missing, "parts of 0.weight are missing"),
         (another_folder, "is not in the folder"),
-        (half_a_file, "is no whole folder"),
+        (half_a_file, "is not a complete folder"),
         (no_file, "cannot be read"),
-        (half_an_index, "is no whole folder"),
+        (half_an_index, "is not a complete folder"),
         (another_pickle, "its index is a dict"),
     ],
 )
@@ -172,5 +172,5 @@ def test_other_weights_and_other_folders_are_named(make_spec, state, tmp_path):
         import_weights(make_spec(), folder)
     shutil.rmtree(folder)
     folder.mkdir()
-    with pytest.raises(WeightsFileError, match=r"is a folder, and none of torch\.distributed\.checkpoint"):
+    with pytest.raises(WeightsFileError, match=r"is a folder, but not a folder of torch\.distributed\.checkpoint"):
         import_weights(make_spec(), folder)

@@ -129,7 +129,7 @@ def test_a_folder_with_anything_in_it_is_refused_and_keeps_it(trained, tmp_path)
 
 def test_a_place_that_no_folder_can_be_put_into_is_refused_before_anything_is_read(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ExportFolderError, match=r"is where a disk is mounted.*name a new folder inside it"):
+    with pytest.raises(ExportFolderError, match=r"is a mount point.*name a new folder inside it"):
         require_free_folder(Path("/proc"))
     with pytest.raises(ExportFolderError, match=r"cannot be written \("):
         require_free_folder(Path("~nobody-of-that-name/out"))

@@ -84,20 +84,20 @@ def write_nothing(path: Path, state: dict) -> None:
         ("a.pt", Path.mkdir, "Fix: name the file in it"),
         ("a.pt", lambda path, state: path.touch(), "is empty. Nothing was imported"),
         ("a.pt", lambda path, state: None, "cannot be read (No such file or directory). Nothing was imported"),
-        ("a.pt", write_text, "is damaged, or is not torch's (UnpicklingError)"),
-        ("a.pt", write_half, "is damaged, or is not torch's (RuntimeError)"),
+        ("a.pt", write_text, "is damaged, or is not from torch (UnpicklingError)"),
+        ("a.pt", write_half, "is damaged, or is not from torch (RuntimeError)"),
         ("a.safetensors", write_half, "is not a whole safetensors file ("),
         (
             "a.pt",
             write_code,
-            "names Python objects, whose code would have to run to read it: posix.system. None was run.",
+            "names Python objects, whose code would have to run to read the file: posix.system. None was run.",
         ),
-        ("a.pt", write_old_code, "holds more than tensors and plain data, is damaged, or is not torch's"),
+        ("a.pt", write_old_code, "holds more than tensors and plain data, is damaged, or is not from torch"),
         ("a.pt", write_module, "torch.nn.modules.linear.Linear"),
         (
             "a.pt",
             write_training,
-            "'epoch', 'model', 'optimizer' in it are no tensors. Nothing was imported",
+            "'epoch', 'model', 'optimizer' in it are not tensors. Nothing was imported",
         ),
         ("a.pt", write_list, "Fix: save the model's state_dict() alone"),
         ("a.pt", write_nothing, "holds no tensors."),
@@ -140,7 +140,7 @@ def test_names_and_shapes_that_do_not_fit_are_all_named_at_once(make_spec, weigh
 def test_what_only_lacks_some_is_told_of_partial(make_spec, weights, state):
     safetensors.torch.save_file({"0.weight": state["0.weight"]}, weights.with_suffix(".safetensors"))
     with pytest.raises(
-        WeightsMismatchError, match=r"only the model has 7 \(.* and 3 more\)\..* Fix: --partial leaves those"
+        WeightsMismatchError, match=r"only the model has 7 \(.* and 3 more\)\..* Fix: use --partial to leave these"
     ):
         import_weights(make_spec(), weights.with_suffix(".safetensors"))
 

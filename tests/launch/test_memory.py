@@ -56,10 +56,10 @@ def test_a_kill_in_the_group_counts_and_one_elsewhere_only_with_a_killed_process
 
 def test_the_evidence_is_named():
     group = MemoryKills(0, 0).evidence(MemoryKills(1, 1), was_killed=True)
-    assert group == "the kernel counted a kill for memory in its control group"
+    assert group == "the kernel counted a kill for lack of memory in its control group"
     machine = MemoryKills(0, 4).evidence(MemoryKills(0, 5), was_killed=True)
-    assert "oom_kill in /proc/vmstat grew from 4 to 5), and none in the control group known here" in machine
-    assert "without a control group" in MemoryKills(None, 4).evidence(MemoryKills(None, 5), was_killed=True)
+    assert "oom_kill in /proc/vmstat grew from 4 to 5), and none in the control group here" in machine
+    assert "there is no control group" in MemoryKills(None, 4).evidence(MemoryKills(None, 5), was_killed=True)
 
 
 class Kernel:
@@ -85,7 +85,7 @@ def test_a_kill_in_the_trainers_own_group_counts_also_once_it_has_ended(tmp_path
     kills.look(100.0)
     kernel.count(tmp_path / "first", 1)
     del kernel.groups["7"]
-    assert kills.evidence(was_killed=True) == "the kernel counted a kill for memory in its control group"
+    assert kills.evidence(was_killed=True) == "the kernel counted a kill for lack of memory in its control group"
 
 
 def test_a_trainer_that_was_moved_to_another_group_is_followed(tmp_path, monkeypatch):

@@ -102,9 +102,9 @@ def test_a_source_that_fails_is_logged_once_for_each_cause_and_once_when_it_is_r
         assert done.wait(30)
     lines = [record.getMessage() for record in caplog.records if "source=failing" in record.getMessage()]
     assert lines == [
-        "source of notices not read source=failing reason=down",
-        "source of notices not read source=failing reason=away",
-        "source of notices read again source=failing",
+        "could not read a source of notices source=failing reason=down",
+        "could not read a source of notices source=failing reason=away",
+        "a source of notices can be read again source=failing",
     ]
 
 

@@ -202,5 +202,5 @@ def test_prices_that_are_not_renewed_are_told_once_for_each_outage():
         (event,) = events_of(book)
         keys.append(event.key)
         assert event.name == STALE_PRICES
-        assert event.sentence.endswith("because their source fails: the command ended with code 3")
+        assert event.sentence.endswith("because reading newer prices failed: the command ended with code 3")
     assert keys == ["prices:2026-01-01T00:00:00+00:00"] * 2

@@ -145,7 +145,7 @@ def test_an_approval_counts_only_before_the_time_is_over(log, now, answer):
 
 def test_an_approval_after_another_version_came_into_service_is_refused_and_the_candidate_waits_on(log):
     log.add(candidate(1).model_copy(update={"run_id": "other", "compared_with": 1}))
-    with pytest.raises(ModelChangedError, match="compared with version 1, and version 3 is in service now"):
+    with pytest.raises(ModelChangedError, match="compared with version 1, but version 3 is in service now"):
         log.decide(decision(2), now=NOW)
     assert [*log.read().waiting] == [2]
     log.choose(1, why="back")

@@ -238,7 +238,7 @@ def test_a_model_in_service_without_errors_is_not_divided_by():
     [
         (None, "it did not return a dict of arrays by metric"),
         ({}, "it did not return a dict of arrays by metric"),
-        ({"mae": ["a"]}, "mae is no array of numbers"),
+        ({"mae": ["a"]}, "mae is not an array of numbers"),
         ({"mae": [1.0]}, r"mae has the shape \(1,\), and there are 2 rows"),
         ({"mae": pd.Series([1.0], index=[1])}, r"mae has the shape \(1,\), and there are 2 rows; it dropped 1: 0"),
     ],

@@ -87,7 +87,7 @@ def test_a_rollback_and_a_promotion_by_hand_are_events_of_their_own(log):
 def test_a_candidate_that_was_compared_with_another_version_is_not_promoted(log):
     log.add(candidate(1))
     log.add(candidate(2, compared_with=1))
-    with pytest.raises(ModelChangedError, match="compared with version 1, and version 2 is in service now"):
+    with pytest.raises(ModelChangedError, match="compared with version 1, but version 2 is in service now"):
         log.add(candidate(3, compared_with=1))
     assert log.read().in_service == 2
     assert log.add(candidate(3, compared_with=1, promoted=False)).in_service == 2  # It changes nothing, so it is kept.

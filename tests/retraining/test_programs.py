@@ -174,7 +174,8 @@ def test_it_is_known_whether_a_program_asks_for_its_files(folder, code, asks):
 
 def test_a_program_that_does_not_ask_for_its_files_is_named_and_not_refused(folder):
     (note,) = require_publishable(spec_of(folder, TRACKS), folder=folder)
-    assert note.startswith("no file of the program (train.py) asks for the files of its run: unless a package does")
+    said = "no file of the program (train.py) asks for the files of its run: it trains without them, unless"
+    assert note.startswith(said)
     assert notes_on_files(ProgramSpec(command=("python", "-m", "json.tool")), folder=folder) == ()  # Nobody's file.
 
 

@@ -164,17 +164,17 @@ def test_late_changed_and_gone_files_are_named(tmp_path):
     pd.DataFrame({"delay": [1]}).to_parquet(tmp_path / "flights-2013-04-more.parquet")
     (tmp_path / "flights-2013-06-b.parquet").unlink()
     assert changes_since(before, window(spec, AUGUST)) == (
-        f"{tmp_path}/flights-2013-04-more.parquet is late: the window before had other files of 2013-04 only",
-        f"{tmp_path}/flights-2013-04.parquet has other content than in the window before (5 rows then, 6 now)",
-        f"{tmp_path}/flights-2013-05.parquet is late: the window before had no files of 2013-05",
-        f"{tmp_path}/flights-2013-06-b.parquet is gone since the window before",
+        f"{tmp_path}/flights-2013-04-more.parquet is late: the previous window had other files of 2013-04 only",
+        f"{tmp_path}/flights-2013-04.parquet has other content than in the previous window (5 rows then, 6 now)",
+        f"{tmp_path}/flights-2013-05.parquet is late: the previous window had no files of 2013-05",
+        f"{tmp_path}/flights-2013-06-b.parquet is missing, but was in the previous window",
     )
 
 
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"periods": None}, "data.periods: required for a sliding window: how many periods to train on"),
+        ({"periods": None}, "data.periods: required for a sliding window: the number of periods to train on"),
         ({"window": "growing"}, "data.since: required for a growing window of periods: a day in its first one"),
         ({"period": None}, "data.period: required if files has fields of strftime: hour, day, week or month"),
         ({"period": "fortnight"}, "data.period: "),

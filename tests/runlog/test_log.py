@@ -258,7 +258,7 @@ def test_missing_and_damaged_records_are_reported_and_later_records_are_still_va
 ) -> None:
     log = open_log(RunLog(damaged, RUN))
     assert [(damage.slot, damage.key) for damage in log.damage] == [(n, keys.log_key(RUN, n)) for n in (2, 4)]
-    assert "missing although later ones exist" in log.damage[0].why
+    assert "missing, but later records exist" in log.damage[0].why
     assert "checksum" in log.damage[1].why
     assert [slot.number for slot in log.slots] == numbers(log) == [0, 1, 3, 5, 6, 7]
     assert (log.next_slot, log.highest_epoch) == (8, 7)

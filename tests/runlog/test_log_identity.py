@@ -109,7 +109,9 @@ def test_a_writer_that_was_at_work_during_a_deletion_ends_and_what_it_left_is_no
     with pytest.raises(LogReplacedError):
         log.append(note(6))
     for read in (opened(store).reload, opened(store).refresh, lambda: opened(store).append(note(0))):
-        with pytest.raises(LogCutError, match=r"first readable record is 5.*Fix: .*delete what is left") as caught:
+        with pytest.raises(
+            LogCutError, match=r"first readable record is 5.*Fix: .*delete the remaining objects"
+        ) as caught:
             read()
         assert caught.value.begins_with == 5
     store.delete([key])  # As the fix says.

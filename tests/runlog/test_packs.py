@@ -238,7 +238,7 @@ def test_a_record_that_was_damaged_when_it_was_packed_is_still_damaged_and_can_b
     append_until_packed(store, packs=2)
     log, requests = read(store)
     assert [damage.slot for damage in log.damage] == [5, 6]
-    assert "missing although later ones exist" in log.damage[1].why
+    assert "missing, but later records exist" in log.damage[1].why
     assert requests < PACK_SLOTS
     store.put(keys.log_key(RUN, 5), good)
     assert [damage.slot for damage in log.reload().damage] == [6]

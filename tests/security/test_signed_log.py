@@ -100,7 +100,7 @@ def test_a_new_record_without_signature_is_forged(store, key):
     RunLog(plain, RUN).append(note(99))
     put(store, 3, record(plain, 0))
     for reader in (log, signed(store, key)):
-        with pytest.raises(ForgedRecordError, match="it has no signature") as caught:
+        with pytest.raises(ForgedRecordError, match="the record has no signature") as caught:
             reader.refresh()
         assert (caught.value.slot, caught.value.key) == (3, keys.log_key(RUN, 3))
     assert 99 not in numbers(log)
@@ -215,7 +215,7 @@ def test_records_cut_off_at_the_end_are_noticed_by_whoever_read_them_and_only_th
     log = signed(store, key, records=4)
     store.delete([keys.log_key(RUN, 3)])
     for look in (log.reload, lambda: log.append(note(9))):
-        with pytest.raises(LogReplacedError, match=r"00000003.json is gone"):
+        with pytest.raises(LogReplacedError, match=r"00000003.json is missing"):
             look()
     assert numbers(signed(store, key).reload()) == [0, 1, 2], "a new reader cannot know: docs/security.md says so"
 

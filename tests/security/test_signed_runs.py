@@ -189,7 +189,7 @@ def test_with_all_shards_spoiled_the_run_does_not_begin_again(fork_server, pause
     report = fork_server.run_attempt(runlog, spec)
     assert report.stop_reason is StopReason.FAILED
     assert report.failure.type == "NothingTrustedError"
-    with pytest.raises(NothingTrustedError, match="does not begin at step 0"):
+    with pytest.raises(NothingTrustedError, match="does not start again at step 0"):
         decide_next(runlog, spec, clock=SystemClock())
 
 
@@ -301,8 +301,8 @@ def test_a_listing_of_runs_names_those_that_it_cannot_read(paused, make_spec, op
     open_log(make_spec(run_id="plain"))
     assert [log.run_id for log, _ in known_runs(StoreSpec(url=spec.store.url))] == ["plain"]
     assert [log.run_id for log, _ in known_runs(spec.store)] == ["tiny"]
-    assert "run left out run=tiny" in caplog.text
-    assert "run left out run=plain" in caplog.text
+    assert "run skipped run=tiny" in caplog.text
+    assert "run skipped run=plain" in caplog.text
 
 
 def test_the_spec_in_the_log_has_the_reference_and_the_key_is_nowhere(paused, tmp_path):

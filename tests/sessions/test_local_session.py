@@ -103,7 +103,7 @@ def test_what_the_script_raises_is_shown_once_and_its_saves_stay(start, history)
     (report,) = history().last_reports()
     assert (report.stop_reason, report.failure.type) == (StopReason.FAILED, "ArithmeticError")
     said = output_of(start("--folder", "runs", "--steps", 60, "--break-at", 40), code=1)
-    assert "let the loop over run.steps() go on until it ends by itself, or call run.finish(reason)" in said
+    assert "let the loop over run.steps() run to its end, or call run.finish(reason)" in said
 
 
 @pytest.mark.soak

@@ -89,11 +89,17 @@ def resumed(fork_server, make_spec, open_log, tmp_path):
 @pytest.mark.parametrize(
     ("source", "said"),
     [
-        (EPOCHS.replace("LOOP", "done, 8"), "over run.epochs(2, 8), and at the checkpoint over run.epochs(8)"),
-        (EPOCHS.replace("LOOP", "8 - done"), "over run.epochs(6), and at the checkpoint over run.epochs(8)"),
-        (EPOCHS.replace("LOOP", "8 + done"), "over run.epochs(10), and at the checkpoint over run.epochs(8)"),
-        (STEPS.replace("LOOP", "done, 40"), "over run.steps(14, 40), and at the checkpoint over run.steps(40)"),
-        (STEPS.replace("LOOP", "40 - done"), "over run.steps(26), and at the checkpoint over run.steps(40)"),
+        (
+            EPOCHS.replace("LOOP", "done, 8"),
+            "over run.epochs(2, 8), but at the checkpoint it looped over run.epochs(8)",
+        ),
+        (EPOCHS.replace("LOOP", "8 - done"), "over run.epochs(6), but at the checkpoint it looped over run.epochs(8)"),
+        (EPOCHS.replace("LOOP", "8 + done"), "over run.epochs(10), but at the checkpoint it looped over run.epochs(8)"),
+        (
+            STEPS.replace("LOOP", "done, 40"),
+            "over run.steps(14, 40), but at the checkpoint it looped over run.steps(40)",
+        ),
+        (STEPS.replace("LOOP", "40 - done"), "over run.steps(26), but at the checkpoint it looped over run.steps(40)"),
     ],
 )
 def test_a_program_that_begins_where_its_own_snapshot_ends_is_refused_with_the_file(resumed, tmp_path, source, said):
@@ -101,7 +107,7 @@ def test_a_program_that_begins_where_its_own_snapshot_ends_is_refused_with_the_f
     report, history = resumed(WITH_SNAPSHOT + source)
     assert (report.stop_reason, report.failure.type) == (StopReason.FAILED, "SessionError")
     assert said in report.failure.message
-    assert f": the program has read {snapshot}, which this run has written" in report.failure.message
+    assert f": the program has read {snapshot}, written by this run" in report.failure.message
     assert history.finish_reason is None
     assert report.failure.message.endswith(
         f"Fix: let it read {snapshot} only `if not run.is_active`, and start the run with --accept setup.code; "
@@ -148,8 +154,8 @@ def test_another_end_has_to_be_meant(resumed, before, now, options, to_step):
     report, _ = resumed(PLAIN.replace("LOOP", before), then=then, options=options, steps=60, continuity=accepts)
     if to_step is None:
         assert report.stop_reason is StopReason.FAILED
-        assert f"at the checkpoint over {before}" in report.failure.message
-        assert f"Fix: let it loop over {before}, which goes on by itself after a resume" in report.failure.message
+        assert f"at the checkpoint it looped over {before}" in report.failure.message
+        assert f"Fix: let it loop over {before}, which continues by itself after a resume" in report.failure.message
     else:
         assert (report.stop_reason, report.failure, report.to_step) == (StopReason.FINISHED, None, to_step)
 
@@ -171,7 +177,7 @@ def test_a_new_run_that_would_train_nothing_is_refused(fork_server, make_spec, o
     spec = make_spec(recipe=None, program={"command": ["python", str(script)]})
     report = fork_server.run_attempt(open_log(spec), spec)
     assert report.stop_reason is StopReason.FAILED
-    assert f"the program loops over {loop}, in which there is no number; it has read {left}" in report.failure.message
+    assert f"the program loops over {loop}, which has no numbers; it has read {left}" in report.failure.message
 
 
 def test_a_run_that_has_finished_is_extended_by_one_that_begins_with_its_checkpoint(
@@ -207,7 +213,7 @@ def test_a_program_that_reads_its_own_snapshot_is_told(caplog):
     require_continued(begun(EIGHT), lambda since: asked.append(since) or READS, may_extend=True, compares_code=False)
     assert asked == [AT - timedelta(hours=1)], "the time at which the run's first attempt began to train"
     assert caplog.messages == [
-        "the program has read snapshot.pt, which this run has written; what it tracks comes back without that. "
+        "the program has read snapshot.pt, written by this run; segue restores tracked state without it. "
         "Fix: let it read snapshot.pt only `if not run.is_active`"
     ]
     caplog.clear()
@@ -219,7 +225,7 @@ def test_a_later_end_that_follows_from_a_snapshot_is_not_meant():
     require_continued(begun(LATER), lambda _: OwnFiles(), may_extend=True, compares_code=False)
     with pytest.raises(SessionError, match=r"the program has read snapshot.pt"):
         require_continued(begun(LATER), lambda _: READS, may_extend=True, compares_code=False)
-    with pytest.raises(SessionError, match=r"has written log.csv, .* take nothing from a file of its own where"):
+    with pytest.raises(SessionError, match=r"has written log.csv, .* read no file of its own if"):
         require_continued(begun(LATER), lambda _: OwnFiles(written=("log.csv",)), may_extend=False, compares_code=False)
 
 

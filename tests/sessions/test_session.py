@@ -147,10 +147,10 @@ def test_a_program_that_is_not_there_is_refused_before_anything_starts(desk, wor
         ("print('nothing')", "the program ended before its first step"),
         ("import nowhere", "No module named 'nowhere'"),
         ("raise SystemExit('bad option')", "bad option"),
-        ("import segue\nfor step in segue.session().steps(): pass", "step 1 reported nothing"),
+        ("import segue\nfor step in segue.session().steps(): pass", "the program reported nothing in step 1"),
         (
             "import segue\nrun = segue.session()\nfor n in run.steps():\n    run.report(loss=1)\n    if n == 5: break",
-            "the program ended at step 5 of 40, before run.steps() did",
+            "the program ended at step 5 of 40, before run.steps() ended",
         ),
         *(
             pytest.param(*case, marks=pytest.mark.matrix)
@@ -175,7 +175,7 @@ def test_a_program_that_is_not_there_is_refused_before_anything_starts(desk, wor
                 ),
                 (
                     "import segue\nsegue.session().carry('a', n=object())",
-                    "run.carry('a', ...) got a dict with a value that is no data: a.n",
+                    "run.carry('a', ...) got a dict with a value that is not data: a.n",
                 ),
                 (
                     "import segue\nrun = segue.session()\nfor n in run.steps(): run.report(1); run.carry('a', n=0)",
@@ -199,7 +199,10 @@ def test_segments_cannot_end_after_epochs_where_a_program_counts_none(fork_serve
     script.write_text("import segue\nrun = segue.session()\nfor n in run.steps(): run.report(loss=1)")
     spec = make_spec(recipe=None, program={"command": ["python", str(script)]}, segment={"epochs": 1})
     report = fork_server.run_attempt(open_log(spec), spec)
-    assert "a program with run.steps() counts none. Fix: let it loop over run.epochs(n)" in report.failure.message
+    assert (
+        "a program with run.steps() does not count epochs. Fix: let it loop over run.epochs(n)"
+        in report.failure.message
+    )
 
 
 @pytest.mark.parametrize(

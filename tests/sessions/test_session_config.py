@@ -57,7 +57,7 @@ def test_outside_a_segment_the_config_is_empty_or_that_of_the_named_file(tmp_pat
 
 @pytest.mark.parametrize(
     ("content", "why"),
-    [(None, "No such file"), ("{", "no config"), ("[1]", "a list, not an object"), ('{"a": NaN}', "NaN is no JSON")],
+    [(None, "No such file"), ("{", "not a config"), ("[1]", "a list, not an object"), ('{"a": NaN}', "NaN is no JSON")],
 )
 def test_a_file_that_is_no_config_is_refused_by_name(tmp_path, monkeypatch, content, why):
     file = tmp_path / "mine.json"

@@ -197,9 +197,9 @@ def test_a_sampler_that_cannot_draw_again_is_named(fork_server, make_program, op
         (
             "for epoch in run.epochs(3):\n    for batch in run.batches(loader):\n        run.report(loss=1)\n"
             "    for batch in run.batches(torch.utils.data.DataLoader(range(4))): pass",
-            "run.batches(loader) got one more loader than in the epoch in which training began",
+            "run.batches(loader) got more loaders than in the epoch in which training began",
         ),
-        ("run.batches([1, 2])", "got a list, which is neither a DataLoader nor has a state"),
+        ("run.batches([1, 2])", "got a list, which is not a DataLoader and has no state"),
     ],
 )
 def test_a_wrong_loop_is_told_why(fork_server, make_spec, open_log, tmp_path, source, sentence):

@@ -129,7 +129,7 @@ def test_a_folder_with_the_users_own_files_is_left_alone(fork_server, make_progr
     (tmp_path / "mine/thesis.tex").write_text("irreplaceable")
     report = fork_server.run_attempt(runlog, make_program("--folder", str(tmp_path / "mine")))
     assert report.stop_reason is StopReason.FAILED
-    assert "the folder has files that are not of this run" in report.failure.message
+    assert "the folder has files that do not belong to this run" in report.failure.message
     assert (tmp_path / "mine/thesis.tex").read_text() == "irreplaceable"
 
 

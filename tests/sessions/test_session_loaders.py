@@ -125,8 +125,8 @@ def test_it_goes_on_in_the_middle_of_an_epoch_as_the_bare_script_does(start, tmp
 @pytest.mark.parametrize(
     ("loop", "said"),
     [
-        (IN_TURNS, "got a loader again that another one had replaced"),
-        (ONE_MORE, "got one more loader than in the epoch"),
+        (IN_TURNS, "got a loader that another loader had replaced"),
+        (ONE_MORE, "got more loaders than in the epoch"),
     ],
 )
 def test_a_loader_whose_position_would_be_lost_is_refused(start, loop, said):
@@ -156,7 +156,7 @@ def test_equal_ranges_are_one_loader_and_another_takes_its_place_in_the_next_epo
     loaders.put(name, range(5), batches)
     assert loaders.known(range(5)) is batches
     assert loaders.known(range(6)) is None
-    with pytest.raises(SessionError, match="one more loader"):
+    with pytest.raises(SessionError, match="more loaders"):
         loaders.take_over(range(6))
     loaders.begin_epoch()
     assert loaders.take_over(range(6)) is batches

@@ -76,7 +76,7 @@ def test_a_program_on_two_ranks_goes_on_bit_for_bit(ranks_fork_server, make_prog
     ("options", "sentence"),
     [
         (("--raise-at", 1, 5), "ArithmeticError on rank 1: this rank raises here"),
-        (("--silent-rank", 1), "SessionError on rank 1: step 1 reported nothing"),
+        (("--silent-rank", 1), "SessionError on rank 1: the program reported nothing in step 1"),
         (("--drifting-rank", 1), "RankDriftError: "),
     ],
 )

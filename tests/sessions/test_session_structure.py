@@ -38,7 +38,7 @@ with segue.session() as run:
             "optimizer holds model.2.bias, model.2.weight since",
         ),
         ("model.add_module('more', nn.Linear(1, 1))", "module model.more (Linear(in_features=1"),
-        ("nn.utils.prune.l1_unstructured(model[0], 'weight', 0.5)", "model.0.weight is no parameter any more"),
+        ("nn.utils.prune.l1_unstructured(model[0], 'weight', 0.5)", "model.0.weight is no longer a parameter"),
         ("model[0].requires_grad_(True).eval()", None),
     ],
 )

@@ -46,7 +46,7 @@ def refusal(spec: StoreSpec) -> StoreUnreachableError:
 @pytest.mark.matrix
 def test_a_container_that_is_not_there_is_reported_as_missing(azurite_url: str) -> None:
     spec = StoreSpec(url="az://no-such-container/runs", endpoint_url=azurite_url)
-    assert "there is no container 'no-such-container'. Fix: create it" in str(refusal(spec))
+    assert "there is no container 'no-such-container'. Fix: create the container" in str(refusal(spec))
     store = open_store(spec)
     for write in (store.put, store.put_if_absent):
         with pytest.raises(StoreWriteError, match="no such container"):
@@ -60,7 +60,7 @@ def test_a_wrong_key_is_told_so_and_no_answer_of_the_server_is_quoted(
     place: StoreSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", OTHER_KEY)
-    assert "the credentials give no access to the container. Fix: check them" in str(refusal(place))
+    assert "the credentials give no access to the container. Fix: check the credentials" in str(refusal(place))
     store = open_store(place)
     for read in (lambda: store.get("a"), lambda: store.size("a"), store.folders, lambda: store.list_objects("")):
         with pytest.raises(StoreReadError) as raised:
@@ -155,7 +155,7 @@ def test_the_account_is_that_of_the_environment_or_of_the_endpoint(
         ("az://", None, None, "has no container"),
         ("az://models/runs?snapshot=1", None, None, "has a '?' or '#'"),
         ("az://models/runs//other", "http://127.0.0.1:9/x", None, "cannot be a prefix"),
-        ("az://models/runs", None, "westeurope", "az:// has no region"),
+        ("az://models/runs", None, "westeurope", "not for az://"),
         ("az://models/runs", "http://azurite:10000/x", None, "others could read the credentials"),
         ("az://models/runs", "127.0.0.1:10000/x", None, "is not a URL"),
         ("az://models@account.dfs.core.windows.net/runs", None, None, "may not contain credentials"),

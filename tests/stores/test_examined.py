@@ -56,7 +56,7 @@ def test_a_bucket_that_is_not_there_is_not_reachable(bucket, place, closed_port)
     url = f"http://127.0.0.1:{closed_port}" if place == "no server" else bucket.url
     spec = StoreSpec(url="s3://segue-has-none/x", endpoint_url=url)
     first, *others = examine(stores.items(Subject(store=spec)))
-    bad("store.reachable", first, "fail", "no answer" if place == "no server" else "there is no bucket")
+    bad("store.reachable", first, "fail", "does not answer" if place == "no server" else "there is no bucket")
     assert {check.outcome for check in others} == {"skipped"}
 
 
@@ -150,4 +150,4 @@ def test_rights_that_a_role_on_google_lacks_are_named(gcs, gcs_spec, methods, fa
 def test_a_bucket_of_google_or_azure_that_is_not_there_is_not_reachable(request, server, url):
     spec = place_at(request, server, prefix="x").model_copy(update={"url": url})
     first, *_ = examine(stores.items(Subject(store=spec)))
-    bad("store.reachable", first, "fail", "there is no", "'segue-has-none'", "create it")
+    bad("store.reachable", first, "fail", "there is no", "'segue-has-none'", "create the")

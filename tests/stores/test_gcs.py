@@ -49,7 +49,7 @@ def refusal(url: str, endpoint_url: str | None) -> StoreUnreachableError:
 
 def test_a_bucket_that_is_not_there_is_reported_as_missing(server: FakeGcs) -> None:
     error = refusal("gs://no-such-bucket/runs", server.url)
-    assert "there is no bucket 'no-such-bucket'. Fix: create it" in str(error)
+    assert "there is no bucket 'no-such-bucket'. Fix: create the bucket" in str(error)
     store = open_store(StoreSpec(url="gs://no-such-bucket/runs", endpoint_url=server.url))
     for write in (store.put, store.put_if_absent):
         with pytest.raises(StoreWriteError, match="no such bucket"):
@@ -65,7 +65,7 @@ def test_an_account_without_a_role_is_told_so_and_no_answer_of_the_server_is_quo
     store: Store, server: FakeGcs
 ) -> None:
     server.denies_access = True
-    assert "the credentials give no access to the bucket. Fix: check them, and their roles" in str(
+    assert "the credentials give no access to the bucket. Fix: check the credentials, and their roles" in str(
         refusal(store.url, server.url)
     )
     for read in (lambda: store.get("a"), lambda: store.size("a"), store.folders, lambda: store.list_objects("")):
@@ -116,7 +116,7 @@ def test_an_endpoint_without_a_server_is_reported_with_its_address(store: Store)
         ("gs:bucket/runs", None, None, "must be followed by two slashes"),
         ("gs://bucket/runs?generation=1", None, None, "has a '?' or '#'"),
         ("gs://bucket/runs//other", None, None, "cannot be a prefix"),
-        ("gs://bucket/runs", None, "europe-west4", "gs:// has no region"),
+        ("gs://bucket/runs", None, "europe-west4", "not for gs://"),
         ("gs://bucket/runs", "http://gcs.example", None, "others could read the credentials"),
         ("gs://token@bucket/runs", None, None, "may not contain credentials"),
     ],

@@ -61,11 +61,11 @@ def resume(fork_server, spec):
 @pytest.mark.parametrize(
     ("damage", "shard", "named"),
     [
-        (truncate, "rank-0.safetensors", "bytes; its manifest has"),
+        (truncate, "rank-0.safetensors", "bytes; the manifest says"),
         (flip_a_bit, "rank-0.json", "crc32c"),
         (Path.unlink, "rank-0.safetensors", "is missing"),
         pytest.param(flip_a_bit, "rank-0.safetensors", "crc32c", marks=pytest.mark.matrix),
-        pytest.param(truncate, "rank-0.json", "bytes; its manifest has", marks=pytest.mark.matrix),
+        pytest.param(truncate, "rank-0.json", "bytes; the manifest says", marks=pytest.mark.matrix),
         pytest.param(Path.unlink, "rank-0.json", "is missing", marks=pytest.mark.matrix),
     ],
 )

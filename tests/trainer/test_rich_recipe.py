@@ -137,7 +137,7 @@ def test_functions_of_the_user_are_told_epochs_and_metrics():
         ({"evaluate_every": "week"}, "neither a number of steps nor 'epoch'"),
         ({"scheduler_every": "day"}, "neither 'step' nor 'epoch'"),
         ({"early_stop": 3}, "early_stop is an int: not a segue.EarlyStop"),
-        ({"early_stop": EarlyStop(3)}, "there is no evaluate_every that it could follow"),
+        ({"early_stop": EarlyStop(3)}, "it needs evaluate_every, which is not set"),
     ],
 )
 def test_wrong_fields_are_refused_before_anything_is_trained(fields, said):
@@ -201,7 +201,7 @@ def test_a_schedule_that_ends_before_the_run_is_refused_at_the_number_of_steps_a
     with pytest.raises(ValueError, match="total"):
         stepped.scheduler.step()
     refuse_short_schedules(recipe(), name="mine:build", steps=most, steps_per_epoch=1)
-    with pytest.raises(RecipeError, match=r"recipe 'mine:build': its scheduler is a OneCycleLR of total_steps=10, and"):
+    with pytest.raises(RecipeError, match=r"recipe 'mine:build': its scheduler is a OneCycleLR of total_steps=10, but"):
         refuse_short_schedules(recipe(), name="mine:build", steps=most + 1, steps_per_epoch=1)
 
 

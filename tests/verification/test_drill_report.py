@@ -18,15 +18,16 @@ from tests.verification.drills import EXACT, KILL, STATE, Pair
 from tests.verification.test_junit import report
 
 REFUSED = (
-    "failed: the program loops over run.epochs(4, 8), and at the checkpoint over run.epochs(8). Fix: let it loop again."
+    "failed: the program loops over run.epochs(4, 8), but at the checkpoint it looped over run.epochs(8). "
+    "Fix: let it loop again."
 )
 
 
 @pytest.mark.parametrize(
     ("reached", "fix"),
     [
-        (0, "raise --steps: commits"),
-        (90, "raise --steps: commits"),
+        (0, "raise --steps, because commits"),
+        (90, "raise --steps, because commits"),
         (40, "give --steps 40: the script ends by itself at step 40"),
         (11, "let the script train for at least 12 steps: the script ends by itself at step 11"),
     ],
@@ -48,8 +49,8 @@ def test_runs_that_differ_before_the_first_disturbance_are_not_blamed_on_a_resum
     made = report(identical=False, differing=("model", "optimizer"), apart_from=20, shared=("weights.pt",))
     (problem,) = made.problems
     assert problem.sentence == (
-        "the two runs differ already at step 20, before the first disturbance, in model, optimizer; both work in this "
-        "folder, and the disturbed run found what the other one wrote: weights.pt"
+        "the two runs already differ in model, optimizer at step 20, before the first disturbance; both runs work in "
+        "this folder, and the disturbed run found files of the other run: weights.pt"
     )
     assert problem.fix.startswith("let the script read weights.pt only `if not run.is_active`, or seed everything")
     alone = report(identical=False, differing=("model",), apart_from=20).problems[0]
@@ -129,7 +130,7 @@ def test_a_folder_with_too_many_files_to_know_is_left_as_it_is(tmp_path, monkeyp
 def test_what_a_resume_elsewhere_did_not_find_is_named():
     made = report(identical=False, differing=("model",), hidden=("out/best.pt", "runs"))
     problem = made.problems[-1]
-    assert problem.sentence.endswith("without what the script had written: out/best.pt and runs")
+    assert problem.sentence.endswith("without these files of the script: out/best.pt and runs")
     assert report(hidden=("out/best.pt",)).problems == ()
 
 

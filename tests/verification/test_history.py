@@ -93,7 +93,7 @@ def test_a_red_page_has_the_finding_with_its_fix_and_names_the_evidence():
         "**nightly** not continuous: the final states differ in optimizer; "
         "the last one that passed was at 2026-11-01 04:00 UTC"
     )
-    assert "* optimizer differs at the end from that of the undisturbed run. Fix: let optimizer take back" in page
+    assert "* optimizer differs at the end from that of the undisturbed run. Fix: let optimizer restore" in page
     assert f"`{history[-1].undisturbed}` and `{history[-1].disturbed}`" in page
     assert headline([red()], now=NOW).endswith("; none has passed")
 

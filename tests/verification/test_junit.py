@@ -95,7 +95,7 @@ def test_each_case_says_what_was_compared_and_each_failure_names_the_component_a
     failure = resume.find("failure")
     assert failure.attrib["type"] == "optimizer"
     assert LOST in failure.attrib["message"]
-    assert "Fix: let optimizer take back all of its state" in failure.text
+    assert "Fix: let optimizer restore all of its state" in failure.text
     assert "did not finish (broken: optimizer was not restored)" in identity.find("system-out").text
     after_notice = parsed(junit_of(PASSED, at=AT)).findall("testcase")[1]
     assert NOTHING_RECORDED in after_notice.find("system-out").text

@@ -1,4 +1,4 @@
-"""Collections other than lists, tuples and dicts, and the tables of pandas, as plain data and back."""
+"""Conversion of pandas tables, and of collections other than lists, tuples and dicts, to plain data and back."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Json = Any
 
 
 class Fields(dict[str, Any]):
-    """The attributes of an object by name; `kind` is the name of its class, as `module:qualified.name`."""
+    """The attributes of an object, by name. `kind` is the name of its class, as `module:qualified.name`."""
 
     def __init__(self, kind: str, fields: Mapping[str, Any]) -> None:
         super().__init__(fields)
@@ -38,17 +38,17 @@ COLLECTION_TAGS = frozenset(
 """`frame` and `series` are tables; `items` is a dict with keys other than text and numbers."""
 _TAG = "$"
 _NUMBERS = "biufc"
-"""Kinds of NumPy types that are numbers."""
+"""Kind codes of the NumPy types that are numbers."""
 
 
 def is_frame(value: Any) -> bool:
-    """Whether the value is a table or a column of pandas."""
+    """Whether the value is a DataFrame or a Series of pandas."""
     pandas = sys.modules.get("pandas")
     return pandas is not None and isinstance(value, (pandas.DataFrame, pandas.Series))
 
 
 def is_key(value: Any) -> bool:
-    """Whether a dict with this key, which is neither text nor a number, can be stored."""
+    """Whether a dict with this key can be stored; the key is neither text nor a number."""
     if isinstance(value, (tuple, frozenset)):
         return type(value) in (tuple, frozenset) and all(
             isinstance(it, (str, int, float)) or is_key(it) for it in value
@@ -57,10 +57,10 @@ def is_key(value: Any) -> bool:
 
 
 def encode_collection(tree: Any, *, path: str, encode: Encode) -> Json:
-    """A collection as JSON, its items encoded by `encode`.
+    """A collection as JSON; its items are encoded with `encode`.
 
     Raises:
-        UnsupportedStateError: something in it is not data.
+        UnsupportedStateError: a value in the collection cannot be stored.
     """
     if isinstance(tree, Fields):
         return {f"{_TAG}object": [tree.kind, [[name, encode(it, path=f"{path}.{name}")] for name, it in tree.items()]]}
@@ -78,10 +78,10 @@ def encode_collection(tree: Any, *, path: str, encode: Encode) -> Json:
 
 
 def encode_frame(tree: Any, *, path: str, encode: Encode) -> Json:
-    """A table or a column of pandas as JSON, its columns encoded by `encode`.
+    """A DataFrame or a Series of pandas as JSON; its columns are encoded with `encode`.
 
     Raises:
-        UnsupportedStateError: a value in it is not data, or its labels have several levels.
+        UnsupportedStateError: a value in the table cannot be stored, or the labels have several levels.
     """
     pandas = sys.modules["pandas"]
     index = _encode_index(tree.index, path=path, encode=encode)
@@ -96,7 +96,7 @@ def encode_frame(tree: Any, *, path: str, encode: Encode) -> Json:
 
 
 def decode_collection(tag: str, value: Json, *, decode: Callable[[Json], Any]) -> Any:
-    """The collection from the data of `encode_collection`."""
+    """The collection that `encode_collection` encoded."""
     match tag:
         case "object":
             return Fields(value[0], {name: decode(item) for name, item in value[1]})
@@ -155,7 +155,7 @@ def _decode_index(value: Json, *, decode: Callable[[Json], Any]) -> Any:
 
 
 def _encode_column(column: Any, *, path: str, encode: Encode) -> Json:
-    """A column, or the labels of rows: its type, and its values as an array or a list."""
+    """A column or the row labels: the type, and the values as an array or a list."""
     dtype = column.dtype
     if isinstance(dtype, np.dtype) and dtype.kind in _NUMBERS:
         return [dtype.str, encode(np.array(column.to_numpy()), path=path)]

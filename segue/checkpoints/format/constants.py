@@ -1,4 +1,4 @@
-"""Immutable values that JSON does not have, such as dates, exact numbers and paths: to JSON and back."""
+"""Conversion of immutable values that JSON lacks (such as dates, exact numbers and paths) to JSON and back."""
 
 from __future__ import annotations
 
@@ -19,49 +19,49 @@ from segue.errors import UnsupportedStateError
 Json = Any
 CONSTANT_TAG = "constant"
 MOMENTS = "mM"
-"""Kinds of NumPy types: points and lengths of time."""
+"""Kind codes of the NumPy types for points in time and durations."""
 
 
 def is_constant(value: Any) -> bool:
-    """Whether the value is of one of these classes, and not of a subclass."""
+    """Whether the value is an instance of a supported class itself, not of a subclass."""
     return type(value) in _WAYS
 
 
 def encode_constant(value: Any, *, path: str) -> Json:
-    """A constant as JSON: the name of its class, and its content.
+    """A constant as JSON: the name of its class and its content.
 
     Raises:
-        UnsupportedStateError: its time zone is of a class outside the standard library, or it is a slice of
-            values other than numbers.
+        UnsupportedStateError: the class of its time zone is not in the standard library, or a slice has bounds that are
+            not numbers.
     """
     name, to_json, _ = _WAYS[type(value)]
     zone = getattr(value, "tzinfo", None)
     if zone is not None and not isinstance(zone, (timezone, ZoneInfo)):
         raise UnsupportedStateError(path=path, type_name=f"time in a zone of the class {type(zone).__qualname__}")
     if isinstance(value, slice) and not all(bound is None or isinstance(bound, int) for bound in _bounds_of(value)):
-        raise UnsupportedStateError(path=path, type_name="slice of other things than numbers")
+        raise UnsupportedStateError(path=path, type_name="slice with bounds that are not numbers")
     return [name, to_json(value)]
 
 
 def decode_constant(value: Json) -> Any:
-    """The constant from the data of `encode_constant`.
+    """The constant that `encode_constant` encoded.
 
     Raises:
-        KeyError, ValueError, TypeError: there is no such constant.
+        KeyError, ValueError, TypeError: the data is not an encoded constant.
     """
     name, content = value
     return _FROM_JSON[name](content)
 
 
 def moment(dtype: str, count: int) -> np.generic:
-    """A point or a length of time of NumPy, from its type and its number of units.
+    """A NumPy point in time or duration, from its type and its number of units.
 
     Raises:
-        ValueError: the type is not one of these.
+        ValueError: the type is not a time type.
     """
     kind = np.dtype(dtype)
     if kind.kind not in MOMENTS:
-        raise ValueError(f"no time has the type {dtype!r}")
+        raise ValueError(f"{dtype!r} is not a time type")
     found: np.generic = np.array([count], dtype=np.int64).view(kind)[0]
     return found
 
@@ -90,7 +90,7 @@ def _bounds_of(value: range | slice) -> Json:
 
 
 def _of_fraction(value: Fraction) -> Json:
-    # If a fraction were stored as text, a forged 1e999999999 would be computed for hours.
+    # A fraction is not stored as text, because computing a forged 1e999999999 would take hours.
     return [value.numerator, value.denominator]
 
 
@@ -102,7 +102,7 @@ def _to_fraction(content: Json) -> Fraction:
 def _to_type_of_torch(text: str) -> torch.dtype:
     found = getattr(torch, text.removeprefix("torch."))
     if not isinstance(found, torch.dtype):
-        raise TypeError(f"{text!r} is no type of torch")
+        raise TypeError(f"{text!r} is not a torch dtype")
     return found
 
 
@@ -122,6 +122,6 @@ _WAYS: dict[type, tuple[str, Callable[[Any], Json], Callable[[Json], Any]]] = {
     torch.dtype: ("dtype", str, _to_type_of_torch),
     torch.device: ("device", str, torch.device),
 }
-"""For each class, its name in a checkpoint and its conversions to JSON and back."""
+"""For each class: its name in a checkpoint, and the functions to and from JSON."""
 _FROM_JSON = {name: from_json for name, _, from_json in _WAYS.values()}
 CONSTANTS: tuple[type, ...] = tuple(_WAYS)

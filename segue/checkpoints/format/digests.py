@@ -1,4 +1,4 @@
-"""Digests: a few bytes for each component and tensor of a state. No torch here."""
+"""Digests: a short hash of each component and each tensor of a state. This module does not import torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import xxhash
 
 
 class TensorDigest(NamedTuple):
-    """Type, shape and hash of one tensor of the state."""
+    """The type, shape and hash of one tensor of the state."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -27,14 +27,14 @@ class Digests:
 
 
 def hash_bytes(data: bytes | memoryview) -> str:
-    """xxh3, 128 bits: detects accidents, not forgery."""
+    """A 128-bit xxh3 hash, which detects accidental changes but not forgery."""
     return xxhash.xxh3_128_hexdigest(data)
 
 
 def digests_of(skeletons: Mapping[str, bytes], tensors: Mapping[str, TensorDigest]) -> Digests:
-    """Digests of the components: each covers its skeleton as JSON and the digests of its tensors, by name.
+    """The digests of the components; each covers the skeleton (JSON) and the digests of the component's tensors.
 
-    The order of a mapping's items does not count: an order that comes from a set differs between processes.
+    The order of the items of a mapping is ignored, because an order that comes from a set differs between processes.
     """
     hashers = {name: xxhash.xxh3_128(_in_one_order(skeleton)) for name, skeleton in skeletons.items()}
     for name, owner in owners(tensors, skeletons):
@@ -44,7 +44,7 @@ def digests_of(skeletons: Mapping[str, bytes], tensors: Mapping[str, TensorDiges
 
 
 _UNORDERED = ("$tensors", "$pairs", "$counter")
-"""Tags of mappings whose items the skeleton keeps in a list."""
+"""Tags of mappings that the skeleton stores as lists of items."""
 
 
 def _in_one_order(skeleton: bytes) -> bytes:
@@ -61,14 +61,14 @@ def _sorted(tree: Any) -> Any:
     found = {key: _sorted(value) for key, value in tree.items()}
     for tag in _UNORDERED:
         if tag in found and len(found) == 1:
-            # For tensors: the path and the names. For other items: pairs of key and value.
+            # A $tensors node has a path and names; the other nodes have pairs of key and value.
             path, items = found[tag] if tag == "$tensors" else ("", found[tag])
             found = {tag: [path, sorted(items, key=repr)]}
     return found
 
 
 def owners(tensor_names: Iterable[str], components: Iterable[str]) -> Iterable[tuple[str, str]]:
-    """Each tensor's name with its component: the longest name that is a prefix of its path. Sorted by tensor."""
+    """Each tensor name with its component (the longest name that is a prefix of the path), sorted by tensor."""
     longest_first = sorted(components, key=len, reverse=True)
     for name in sorted(tensor_names):
         yield name, next(c for c in longest_first if name == c or name.startswith(f"{c}."))

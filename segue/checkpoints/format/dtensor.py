@@ -1,4 +1,4 @@
-"""Sharded tensors (torch's DTensor): the slices that this rank holds. Imports DTensor only once a recipe uses it."""
+"""Sharded tensors (torch's DTensor) and the slices of this rank. DTensor is imported only if a recipe uses it."""
 
 from __future__ import annotations
 
@@ -16,36 +16,33 @@ if TYPE_CHECKING:
 
 
 def is_sharded(tensor: Any) -> TypeGuard[DTensor]:
-    """Whether a tensor is spread over ranks."""
-    module = sys.modules.get(
-        "torch.distributed.tensor"
-    )  # A program with such a tensor has imported DTensor; the import takes half a second.
+    """Whether a tensor is a DTensor, sharded over ranks."""
+    # If DTensor was never imported, no such tensor exists; the import would take half a second.
+    module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)
 
 
 def sharded_types() -> frozenset[type]:
-    """The type of sharded tensors, once there can be any."""
+    """The type of sharded tensors; empty if DTensor was never imported."""
     module = sys.modules.get("torch.distributed.tensor")
     return frozenset() if module is None else frozenset({module.DTensor})
 
 
 def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's slice of a sharded tensor; any other tensor as it is."""
+    """The slice of this rank if the tensor is sharded; otherwise the tensor itself."""
     return tensor.to_local() if is_sharded(tensor) else tensor
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """The full value. A sharded tensor is gathered from all ranks, so all of them must call this."""
+    """The whole tensor. If it is sharded, it is gathered from all ranks, so all ranks must call this function."""
     return tensor.full_tensor() if is_sharded(tensor) else tensor
 
 
 def slice_of(name: str, tensor: DTensor) -> TensorSlice:
-    """Which slice of a sharded tensor this rank holds.
-
-    Read by the same protocol as torch.distributed.checkpoint's planners use.
+    """The slice of a sharded tensor on this rank, found with the protocol of torch.distributed.checkpoint.
 
     Raises:
-        UnsupportedStateError: the rank does not hold exactly one contiguous slice of the values.
+        UnsupportedStateError: this rank does not have exactly one contiguous slice of the tensor.
     """
     if any(placement.is_partial() for placement in tensor.placements):
         raise UnsupportedStateError(
@@ -61,7 +58,7 @@ def slice_of(name: str, tensor: DTensor) -> TensorSlice:
 
 
 def is_first_holder(tensor: DTensor) -> bool:
-    """Whether this rank is the first of those that hold the same slice. An empty slice has no holder."""
+    """Whether this rank is the first of the ranks with the same slice; False for an empty slice."""
     coordinate = tensor.device_mesh.get_coordinate()
     if coordinate is None or (tensor.to_local().numel() == 0 and tensor.numel() > 0):
         return False
@@ -73,7 +70,7 @@ class SliceNotReadError(LookupError):
 
 
 class PartlyRead(NamedTuple):
-    """The slices of a tensor that were read, by their start."""
+    """The slices of a tensor that were read, by their offsets."""
 
     slices: Mapping[tuple[int, ...], torch.Tensor]
 
@@ -81,7 +78,7 @@ class PartlyRead(NamedTuple):
 def partly_read(
     shape: tuple[int, ...], dtype: torch.dtype, slices: Mapping[tuple[int, ...], torch.Tensor]
 ) -> torch.Tensor:
-    """A tensor with only these slices. It is on torch's meta device, so nobody reads the other slices by mistake."""
+    """A tensor of which only these slices were read, on the meta device so that it cannot be read by mistake."""
     tensor = torch.empty(shape, dtype=dtype, device="meta")
     tensor._segue_slices = PartlyRead(slices)  # type: ignore[attr-defined]
     return tensor
@@ -91,7 +88,7 @@ def wholly_read(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor itself.
 
     Raises:
-        SliceNotReadError: only some slices of it were read.
+        SliceNotReadError: only some slices of the tensor were read.
     """
     if isinstance(tensor, torch.Tensor) and hasattr(tensor, "_segue_slices"):
         raise SliceNotReadError(f"a tensor of shape {tuple(tensor.shape)} that is no longer sharded")
@@ -99,10 +96,10 @@ def wholly_read(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def view_of_slice(tensor: torch.Tensor, tensor_slice: TensorSlice, shape: tuple[int, ...]) -> torch.Tensor:
-    """A view of the whole tensor's values in a slice of that shape.
+    """A view of the given slice of a whole tensor.
 
     Raises:
-        SliceNotReadError: only other slices were read.
+        SliceNotReadError: the slice was not read.
     """
     if tensor.is_meta:
         read: PartlyRead = getattr(tensor, "_segue_slices", PartlyRead({}))
@@ -117,10 +114,10 @@ def view_of_slice(tensor: torch.Tensor, tensor_slice: TensorSlice, shape: tuple[
 
 
 def placed_like(tensor: torch.Tensor, live: torch.Tensor) -> torch.Tensor:
-    """A whole tensor's values, sharded over the ranks as `live` is; unchanged if `live` is not sharded.
+    """A whole tensor, sharded over the ranks like `live`; unchanged if `live` is not sharded.
 
     Raises:
-        SliceNotReadError: only other slices of the tensor were read.
+        SliceNotReadError: the slice of this rank was not read.
     """
     if not is_sharded(live):
         return wholly_read(tensor)

@@ -1,4 +1,4 @@
-"""A pause of Python's garbage collector while tens of thousands of small objects are created. No torch here."""
+"""Pausing the garbage collector while tens of thousands of small objects are created. Does not import torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def paused_collector() -> Iterator[None]:
-    """No automatic collection inside: many new objects trigger it, and it visits every object of the program."""
+    """A block without automatic garbage collection, which would visit all objects of the program many times."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,4 +1,7 @@
-"""The base of an incremental save: the tensors of a committed checkpoint and their shard files. No torch here."""
+"""The base of an incremental save: the tensors of a committed checkpoint and their shard files.
+
+This module does not import torch.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +15,15 @@ from segue.shard import Shard
 
 @dataclass(frozen=True)
 class Base:
-    """A committed checkpoint that a later save may refer to."""
+    """A committed checkpoint to whose tensors a later save may refer."""
 
     tensors: Mapping[str, TensorDigest]
     homes: Mapping[str, Shard]
-    """The shard file that holds each tensor."""
+    """The shard file of each tensor."""
     saves_since_full: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data, for another process; each shard once."""
+        """This base as plain data for another process; each shard appears once."""
         shards = list({shard.key: shard for shard in self.homes.values()}.values())
         numbers = {shard.key: number for number, shard in enumerate(shards)}
         return {
@@ -31,7 +34,7 @@ class Base:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """The base from the data of `to_json`; nothing is checked."""
+        """The base from the data of `to_json`, without checks."""
         shards = [Shard.from_json(shard) for shard in data["shards"]]
         rows = data["tensors"].items()
         return cls(

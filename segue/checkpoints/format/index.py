@@ -1,4 +1,4 @@
-"""The index of a checkpoint: skeletons, and the type, shape and place of each tensor. No torch here."""
+"""The index of a checkpoint: the skeletons, and the type, shape and place of each tensor. Does not import torch."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from segue.shard import Shard
 
 @dataclass(frozen=True)
 class Index:
-    """The indexes of all ranks together."""
+    """The merged index of all ranks."""
 
     skeletons: dict[str, Any] = field(default_factory=dict)
     tensors: dict[str, TensorDigest] = field(default_factory=dict)
     homes: dict[str, Shard] = field(default_factory=dict)
-    """The shard file that holds each tensor."""
+    """The shard file of each tensor."""
     slices: dict[str, TensorSlice] = field(default_factory=dict)
-    """Which of the tensors are slices of larger ones."""
+    """For each stored tensor that is a slice, its place in the larger tensor."""
 
     def add(self, data: bytes, *, key: str, shard_files: Mapping[str, Shard]) -> None:
-        """Add the index of one rank; the skeletons of the rank that is added first take precedence.
+        """Add the index of one rank. If two ranks have a skeleton of the same name, the skeleton added first is kept.
 
         Raises:
-            MalformedCheckpointError: the data is no index; the message names its key.
+            MalformedCheckpointError: the data is not an index; the message has the key.
         """
         with untrusted(key):
             found = json.loads(data)
@@ -45,17 +45,17 @@ class Index:
 
 def _tensor(dtype: object, shape: object, digest: object) -> TensorDigest:
     if dtype not in DTYPES or not isinstance(digest, str) or not isinstance(shape, list):
-        raise ValueError("a tensor has no type, shape and digest")
+        raise ValueError("a tensor lacks its type, shape or digest")
     return TensorDigest(str(dtype), tuple(map(_whole, shape)), digest)
 
 
 def _slice(tensor: object, shape: list[object], offsets: list[object]) -> TensorSlice:
     if not isinstance(tensor, str) or len(shape) != len(offsets):
-        raise ValueError("a slice has no tensor, or another number of offsets than sides")
+        raise ValueError("a slice has no tensor, or its numbers of offsets and dimensions differ")
     return TensorSlice(tensor, tuple(map(_whole, shape)), tuple(map(_whole, offsets)))
 
 
 def _whole(number: object) -> int:
     if type(number) is not int or number < 0:
-        raise ValueError("what has to be a whole number is none")
+        raise ValueError("a value that must be a whole number is not one")
     return number

@@ -1,8 +1,8 @@
-"""A shard file's layout: safetensors, with the same bytes in memory, on disk and in a bucket. No torch here.
+"""The layout of a shard file: safetensors, with the same bytes in memory, on disk and in a bucket.
 
-The format is safetensors' (an 8-byte length, a JSON header, then the tensors without holes), with the header padded
-so that the tensors begin on a page: the same bytes can then be filled by plain copies, written with O_DIRECT,
-uploaded in chunks and read back in chunks.
+The format is that of safetensors: an 8-byte length, a JSON header, then the tensors without gaps. The header is padded
+so that the tensors begin at a memory page. So the same bytes can be filled by plain copies, written with O_DIRECT,
+uploaded in chunks and read back in chunks. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from segue.errors import StateTooLargeError
 
 PAGE_BYTES = 4096
 LENGTH_BYTES = 8
-"""Size of the header's length, with which a shard file begins."""
+"""Size in bytes of the header length at the start of a shard file."""
 MAX_HEADER_BYTES = 100_000_000
-"""The largest header that the safetensors library reads."""
+"""Largest header in bytes that the safetensors library reads."""
 MOST_TENSORS = 1_000_000
 MOST_LEVELS = 100
-"""Levels of a component's tree, which is read by recursion. Its JSON has at most three times as many."""
+"""Most levels of the tree of a component, because it is read by recursion; its JSON has at most three times as many."""
 
 DTYPES: Mapping[str, tuple[str, int]] = {
     "float64": ("F64", 8),
@@ -45,7 +45,7 @@ DTYPES: Mapping[str, tuple[str, int]] = {
     "int8": ("I8", 1),
     "bool": ("BOOL", 1),
 }
-"""torch's name of an element type -> safetensors' code and the bytes of one element."""
+"""Torch name of each element type -> safetensors code and size of one element in bytes."""
 
 _MOST_ELEMENTS = 2**60
 _NAMES = {code: name for name, (code, _) in DTYPES.items()}
@@ -63,7 +63,7 @@ class TensorSpec(NamedTuple):
 
 
 class Placed(NamedTuple):
-    """A tensor and the place of its bytes in the shard file."""
+    """A tensor and the position of its bytes in the shard file."""
 
     spec: TensorSpec
     start: int
@@ -71,7 +71,7 @@ class Placed(NamedTuple):
 
 
 class TensorSlice(NamedTuple):
-    """The place of a slice in a larger tensor: the tensor's name and shape, and where the slice begins."""
+    """The place of a slice in a larger tensor: the name and shape of the tensor, and the offsets of the slice."""
 
     tensor: str
     shape: tuple[int, ...]
@@ -81,13 +81,13 @@ class TensorSlice(NamedTuple):
 
 @dataclass(frozen=True)
 class ShardLayout:
-    """Where every tensor lies in one shard file."""
+    """The positions of all tensors in one shard file."""
 
     head: bytes
     placed: Mapping[str, Placed]
     size_bytes: int
     slices: Mapping[str, TensorSlice] = field(default_factory=dict)
-    """Which of the tensors are slices of larger ones. The shard file itself does not record that; the index does."""
+    """For each tensor that is a slice, its place in the larger tensor; stored in the index, not in the shard file."""
 
 
 class MalformedShardError(ValueError):
@@ -95,12 +95,12 @@ class MalformedShardError(ValueError):
 
 
 def layout_of(specs: Mapping[str, TensorSpec]) -> ShardLayout:
-    """Place tensors one after the other, tensors with wide elements first, so that each is aligned to its elements.
+    """Place tensors one after the other, wide elements first, so that each tensor is aligned to its element size.
 
-    Otherwise they keep the given order, which is usually the order of their memory.
+    Tensors of one element size keep the given order, which is usually their order in memory.
 
     Raises:
-        StateTooLargeError: a shard file of that layout could not be read back.
+        StateTooLargeError: a shard file with this layout could not be read back.
     """
     _refuse_unreadable(specs)
     order = sorted(specs, key=lambda name: -DTYPES[specs[name].dtype][1])
@@ -112,7 +112,7 @@ def layout_of(specs: Mapping[str, TensorSpec]) -> ShardLayout:
     text = json.dumps(header, separators=(",", ":")).encode()
     base = -(-(8 + len(text)) // PAGE_BYTES) * PAGE_BYTES
     if base - 8 > MAX_HEADER_BYTES:
-        what, fix = "bytes of the tensors' names and shapes", "merge small tensors, or give them shorter names."
+        what, fix = "bytes of the tensors' names and shapes", "merge small tensors, or use shorter names."
         raise StateTooLargeError(what=what, found=base - 8, most=MAX_HEADER_BYTES, fix=fix)
     head = (base - 8).to_bytes(8, "little") + text.ljust(base - 8)
     placed = {name: Placed(specs[name], base + start, stop - start) for name, (start, stop) in offsets.items()}
@@ -120,10 +120,10 @@ def layout_of(specs: Mapping[str, TensorSpec]) -> ShardLayout:
 
 
 def head_bytes(shard_file: memoryview) -> int:
-    """The size of length and header together, from the first `LENGTH_BYTES` of a shard file.
+    """The total size of length and header, from the first `LENGTH_BYTES` bytes of a shard file.
 
     Raises:
-        MalformedShardError: the file is shorter than that.
+        MalformedShardError: the file is shorter than this size.
     """
     length = int.from_bytes(shard_file[:LENGTH_BYTES], "little")
     if len(shard_file) < LENGTH_BYTES or length > min(len(shard_file) - LENGTH_BYTES, MAX_HEADER_BYTES):
@@ -132,12 +132,12 @@ def head_bytes(shard_file: memoryview) -> int:
 
 
 def read_layout(shard_file: memoryview) -> ShardLayout:
-    """The layout in a shard file's header, checked: tensors neither overlap nor leave bytes over.
+    """The layout in the header of a shard file; it is checked that tensors neither overlap nor leave gaps.
 
-    Only the first `head_bytes` are read.
+    Only the first `head_bytes` bytes are read.
 
     Raises:
-        MalformedShardError: it is not a valid safetensors file.
+        MalformedShardError: the file is not a valid safetensors file.
     """
     base, size_bytes = head_bytes(shard_file), len(shard_file)
     try:
@@ -162,7 +162,7 @@ def _refuse_unreadable(specs: Mapping[str, TensorSpec]) -> None:
 
 
 def _elements(shape: Iterable[int]) -> int:
-    """The number of elements, with zero-length dimensions counted as one."""
+    """The product of all dimensions, with a dimension of 0 counted as 1."""
     return math.prod(max(number, 1) for number in shape)
 
 
@@ -185,7 +185,7 @@ def _entry(item: dict[str, object]) -> tuple[TensorSpec, int, int]:
         or not isinstance(shape, list)
         or not isinstance(offsets, list)
     ):
-        raise TypeError("an entry has other fields than dtype, shape and data_offsets")
+        raise TypeError("the fields of an entry are not dtype, shape and data_offsets")
     if not {int}.issuperset(map(type, (*shape, *offsets))) or min(*shape, *offsets) < 0:
         raise ValueError("a size or offset is not a whole number")
     spec, size_bytes = _spec_of(str(item["dtype"]), tuple(shape))
@@ -195,10 +195,10 @@ def _entry(item: dict[str, object]) -> tuple[TensorSpec, int, int]:
     return spec, start, stop
 
 
-@functools.lru_cache(maxsize=1024)  # Of ten thousand tensors, most share their shape with others.
+@functools.lru_cache(maxsize=1024)  # Most of ten thousand tensors have the shape of another.
 def _spec_of(code: str, shape: tuple[int, ...]) -> tuple[TensorSpec, int]:
     if _elements(shape) > _MOST_ELEMENTS:
-        raise ValueError("a shape is larger than any tensor can be")
+        raise ValueError("a shape is larger than the largest tensor")
     spec = TensorSpec(_NAMES[code], shape)
     return spec, spec.size_bytes
 

@@ -1,6 +1,6 @@
-"""Limits of a manifest: it comes from storage that others may write, and is read before anything is verified.
+"""Limits of a manifest, which comes from storage that others may write and is read before it is verified.
 
-Saves keep to the same limits.
+Saves obey the same limits.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ MOST_SHARDS = 100_000
 MOST_INDEX_BYTES = 2**30
 CHUNK_RANGE_BYTES = (2**16, 2**30)
 _ROW_BYTES = 128
-"""Most bytes that a tensor, component or shard file adds to the index besides names, shapes and skeletons."""
+"""Most bytes per tensor, component or shard file in the index, besides names, shapes and skeletons."""
 
 
 def refuse_absurd(manifest: Manifest) -> None:
-    """Check a manifest's numbers before they decide how much memory is allocated.
+    """Check the numbers in a manifest before memory is allocated for them.
 
     Raises:
-        MalformedCheckpointError: no checkpoint can have such numbers.
+        MalformedCheckpointError: a number is larger than in any valid checkpoint.
     """
     if manifest.tensor_count > MOST_TENSORS:
         raise _malformed("manifest", f"claims {manifest.tensor_count} tensors, more than {MOST_TENSORS}")
@@ -46,32 +46,32 @@ def refuse_absurd(manifest: Manifest) -> None:
 
 
 def refuse_too_large_index(skeletons: Mapping[str, bytes], shard_layout: ShardLayout) -> None:
-    """Check that a state's index can be read back, before anything is written.
+    """Check, before any bytes are written, that the index of a state is small enough to be read back.
 
     Raises:
-        StateTooLargeError: the index cannot be read back.
+        StateTooLargeError: the index is too large.
     """
-    # Names and shapes take the same space in the shard file's header as in the index.
+    # Names and shapes have the same size in the header of the shard file as in the index.
     rows_bytes = _ROW_BYTES * (len(skeletons) + len(shard_layout.placed)) + len(shard_layout.head)
     index_bytes = rows_bytes + sum(map(len, skeletons.values()))
     if index_bytes > MOST_INDEX_BYTES:
-        what, fix = "bytes of the state outside its tensors", "keep long lists of numbers as tensors or arrays."
+        what, fix = "bytes of the state outside its tensors", "store long lists of numbers as tensors or arrays."
         raise StateTooLargeError(what=what, found=index_bytes, most=MOST_INDEX_BYTES, fix=fix)
 
 
 def refuse_larger_than_memory(shard: Shard) -> None:
-    """Check that a shard of this verified size fits into this machine's memory.
+    """Check that a shard, whose size was verified, fits into the memory of this machine.
 
     Raises:
-        MachineTooSmallError: the shard does not fit. The checkpoint is sound, so it is not quarantined.
+        MachineTooSmallError: the shard does not fit. The checkpoint is not damaged, so it is not quarantined.
     """
     refuse_more_than(_machine_bytes(), shard.size_bytes, key=shard.key)
 
 
 def refuse_more_than(memory_bytes: int | None, needed_bytes: int, *, key: str) -> None:
-    """Check, before a byte is read, that the bytes to be read fit into a memory limit; None means no limit.
+    """Check, before the read, that the needed bytes fit into the memory limit; None means no limit.
 
-    A process that exceeds the limit is killed by the kernel, attempt after attempt, and nobody learns why.
+    Without this check, the kernel would kill the process in each attempt, and the reason would not be reported.
 
     Raises:
         MachineTooSmallError: the bytes do not fit.

@@ -1,4 +1,4 @@
-"""Names of one rank's parts (tensor slices, its own components) and of files in folders. No torch here."""
+"""Names of tensor slices, of components of a single rank, and of files in folders. Does not import torch."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from pathlib import PurePosixPath
 from segue.checkpoints.format.layout import TensorSlice
 
 FOLDER = "folder"
-"""The component of a program that commits a framework's own checkpoint folder."""
+"""Name of the component for programs that commit the checkpoint folder of a framework."""
 
 _SEPARATOR = "@"
 _OF_RANK = re.compile(rf"{_SEPARATOR}(\d+)$")
 
 
 def leads_out(path: str) -> bool:
-    """Whether a file's path, as a checkpoint holds it, names a file outside of its folder."""
+    """Whether the path of a file in a checkpoint leads out of the folder."""
     parts = PurePosixPath(path).parts
     return not parts or parts[0] == "/" or ".." in parts
 
 
 def slice_name(tensor_slice: TensorSlice) -> str:
-    """The name under which a slice is stored: unique among the slices of a state."""
+    """The name under which a slice is stored, unique among all slices of a state."""
     return f"{tensor_slice.tensor}{_SEPARATOR}{','.join(map(str, tensor_slice.offsets))}"
 
 
 def of_rank(component: str, rank: int) -> str:
-    """The name of a component that every rank has for itself; rank 0 uses the plain name."""
+    """The name of this rank's copy of a component that each rank has separately; rank 0 uses the plain name."""
     return f"{component}{_SEPARATOR}{rank}" if rank else component
 
 
 def is_of_rank(name: str, rank: int) -> bool:
-    """Whether a tensor belongs to a component that this rank has in addition to rank 0's."""
+    """Whether a tensor belongs to a component of this rank alone; False for rank 0."""
     if not rank:
         return False
     _, separator, rest = name.partition(f"{_SEPARATOR}{rank}")
@@ -40,7 +40,7 @@ def is_of_rank(name: str, rank: int) -> bool:
 
 
 def rank_of(component: str, components: Collection[str]) -> int | None:
-    """The rank that a component belongs to, by the names of all components of a state; None: all ranks share it."""
+    """The rank of a component, found from the names of all components of a state; None: all ranks share it."""
     found = _OF_RANK.search(component)
     if found is not None:
         return int(found[1])

@@ -1,4 +1,4 @@
-"""Copies of small tensors to the host, for which nothing needs to wait at once."""
+"""Asynchronous copies of small tensors to the host."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ WITH_STREAMS = ("cuda", "xpu")
 
 
 def on_its_way(values: torch.Tensor) -> Callable[[], torch.Tensor]:
-    """Start a copy; the returned function waits for it. If a device has no streams, that function makes the copy."""
+    """Start a copy to the host; the returned function waits for the copy and returns it.
+
+    If the device has no streams, the returned function itself makes the copy.
+    """
     if values.device.type not in WITH_STREAMS:
         return values.cpu
-    # A program may have set another device as the default for new tensors.
+    # The device is given, because a program may have set another default device for new tensors.
     host = torch.empty(values.shape, dtype=values.dtype, device="cpu", pin_memory=True)
     host.copy_(values, non_blocking=True)
     copied = torch.Event(device=values.device, blocking=True)

@@ -1,4 +1,4 @@
-"""A snapshot: all state at one safe point as JSON skeletons and tensors, with its digests."""
+"""A snapshot: all state at one safe point, as JSON skeletons and tensors."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from segue.checkpoints.format.state_tree import Json, encode_tree
 
 @dataclass(frozen=True)
 class Snapshot:
-    """State as data. `tensors` are contiguous and on the CPU, unless `take` left them on their device."""
+    """State as data. `tensors` are contiguous and on the CPU, except if `take` was called with `to_host=False`."""
 
     skeletons: dict[str, Json]
     tensors: dict[str, torch.Tensor]
     slices: dict[str, TensorSlice] = field(default_factory=dict)
-    """Which of the tensors are slices of larger ones; other ranks hold the other slices."""
+    """For each tensor that is a slice, its place in the larger tensor; other ranks have the other slices."""
 
     @property
     def size_bytes(self) -> int:
@@ -31,13 +31,13 @@ class Snapshot:
 
 
 def take(components: Mapping[str, Any], *, copy: bool = True, to_host: bool = True) -> Snapshot:
-    """Copy the state trees of all components. Blocks for about one memory copy.
+    """Copy the state trees of all components. Blocks for about the time of one memory copy.
 
-    With `copy=False`, CPU tensors are the live ones; with `to_host=False`, so are accelerators' tensors: only for
-    digests that are taken before training continues.
+    With `copy=False`, CPU tensors are not copied; with `to_host=False`, tensors on accelerators are not copied. Use
+    these only for digests that are computed before training continues.
 
     Raises:
-        UnsupportedStateError: a component holds something that is not data.
+        UnsupportedStateError: a component contains a value that cannot be stored.
     """
     live: dict[str, torch.Tensor] = {}
     skeletons = {name: encode_tree(tree, path=name, tensors=live) for name, tree in components.items()}
@@ -55,7 +55,7 @@ def take(components: Mapping[str, Any], *, copy: bool = True, to_host: bool = Tr
 
 
 def digest(snapshot: Snapshot) -> Digests:
-    """Digests of every tensor and of every component as a whole."""
+    """The digests of all tensors and of all whole components."""
     tensors = {
         name: TensorDigest(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), hash_bytes(raw_bytes(tensor)))
         for name, tensor in snapshot.tensors.items()
@@ -64,20 +64,20 @@ def digest(snapshot: Snapshot) -> Digests:
 
 
 def as_json(skeletons: Mapping[str, Json]) -> dict[str, bytes]:
-    """Each component's skeleton, as it is stored and hashed."""
+    """The skeleton of each component as JSON bytes, as it is stored and hashed."""
     return {name: json.dumps(skeleton).encode() for name, skeleton in skeletons.items()}
 
 
 def raw_bytes(tensor: torch.Tensor) -> memoryview:
     """The bytes of a contiguous CPU tensor, without a copy."""
     flat = tensor.detach().reshape(-1)
-    # A single element counts as contiguous with any stride, but its bytes can be viewed only with a stride of one.
+    # A single element counts as contiguous with any stride, but viewing its bytes needs a stride of one.
     return flat.as_strided(flat.shape, (1,)).view(torch.uint8).numpy().data
 
 
 def _on_cpu(tensor: torch.Tensor, *, copy: bool) -> torch.Tensor:
-    # memory_format: a channels-last tensor counts as contiguous in its own format, but its bytes
-    # would then depend on strides that the shape does not contain.
+    # memory_format is given, because a channels-last tensor counts as contiguous in its own format; its bytes would
+    # then depend on strides, which are not stored.
     tensor = tensor.detach().resolve_conj().resolve_neg()
     if tensor.device.type == "cpu" and tensor.is_contiguous() and not copy:
         return tensor

@@ -1,4 +1,7 @@
-"""State trees as tensors plus JSON, and back. No pickle: an object that is not data is refused, with its path."""
+"""Conversion of state trees to tensors plus JSON and back, without pickle.
+
+An object that cannot be stored is refused with its path.
+"""
 
 from __future__ import annotations
 
@@ -34,34 +37,32 @@ from segue.checkpoints.format.layout import DTYPES, MOST_LEVELS
 from segue.errors import UnsupportedStateError
 
 Json = Any
-"""A value that the json module reads and writes."""
+"""A value that the json module can read and write."""
 
 _STORABLE = frozenset(getattr(torch, name) for name in DTYPES)
 _TAG = "$"
-"""Begins an encoded value's key. A user's dict with such a key is written as pairs, to keep the two apart."""
+"""First character of the key of an encoded value. A user's dict with such a key is stored as pairs instead."""
 
-_FIX = (
-    "give the object a state_dict() that returns the tensors of which it is made, or their values as one plain tensor"
-)
+_FIX = "give the object a state_dict() that returns the inner tensors, or the values as one plain tensor"
 _SCALARS = "biufcS"
-"""Kinds of NumPy types of which single values are stored."""
+"""Kind codes of the NumPy types whose single values can be stored."""
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 _dtype_of = operator.attrgetter("dtype")
 _layout_of = operator.attrgetter("layout")
 
 
 def encode_tree(tree: Any, *, path: str, tensors: dict[str, torch.Tensor], level: int = 0) -> Json:
-    """The JSON skeleton of a state tree; its tensors are put into `tensors` under their paths.
+    """The JSON skeleton of a state tree; the tensors are added to `tensors` under their paths.
 
-    Tensors are referenced, not copied. `level` is the depth of this part in the whole tree.
+    The tensors are not copied. `level` is the depth of this part in the whole tree.
 
     Raises:
-        UnsupportedStateError: something in it is not data, or is too deep to be read back; the message names its path.
+        UnsupportedStateError: a value cannot be stored or is nested too deeply; the message has its path.
     """
     if tree is None or isinstance(tree, bool):
         return tree
     if isinstance(tree, str):
-        return tree if type(tree) is str else str.__str__(tree)  # For example, a member of an enumeration.
+        return tree if type(tree) is str else str.__str__(tree)  # A subclass of str, e.g. a member of an enumeration.
     if isinstance(tree, torch.Tensor):
         _refuse_unstorable(tree, path)
         return {f"{_TAG}tensor": _put(tree, path, tensors)}
@@ -93,7 +94,7 @@ def encode_tree(tree: Any, *, path: str, tensors: dict[str, torch.Tensor], level
 def _encode_scalar(value: np.generic, *, path: str) -> Json:
     if value.dtype.kind in MOMENTS:
         return {f"{_TAG}moment": [value.dtype.str, int(value.astype(np.int64))]}
-    if value.dtype.kind not in _SCALARS or isinstance(value.item(), np.generic):  # For example, a long double.
+    if value.dtype.kind not in _SCALARS or isinstance(value.item(), np.generic):  # E.g. a long double.
         raise UnsupportedStateError(path=path, type_name=type(value).__qualname__)
     return {f"{_TAG}scalar": [value.dtype.str, encode_tree(value.item(), path=path, tensors={})]}
 
@@ -115,29 +116,29 @@ def _refuse_unstorable(tensor: torch.Tensor, path: str) -> None:
 
 def _in_order(items: set[Any], *, path: str) -> list[Any]:
     """The items of a set in an order that does not depend on the process."""
-    for item in items:  # First: a value that is no data may raise when it is shown.
+    for item in items:  # This must come first: the repr of an unsupported value may raise.
         encode_tree(item, path=path, tensors={})
     return sorted(items, key=repr)
 
 
 def is_storable(tensor: torch.Tensor) -> bool:
-    """Whether a checkpoint can hold the tensor: it must not be sparse, quantized or made of other tensors."""
+    """Whether a checkpoint can store the tensor; it must not be sparse, quantized or made of other tensors."""
     return tensor.dtype in _STORABLE and tensor.layout is torch.strided and not is_made_of_others(tensor)
 
 
 def is_made_of_others(tensor: torch.Tensor) -> bool:
-    """Whether the tensor wraps other tensors that have its values, as a quantized weight does.
+    """Whether the tensor wraps other tensors from which its class computes the values, like a quantized weight.
 
-    Only its class knows how to compute the values from these. A sharded tensor counts as its slice.
+    For a sharded tensor, its slice is tested.
     """
     return hasattr(type(tensor), "__tensor_flatten__") and type(tensor) not in sharded_types()
 
 
 def decode_tree(json_tree: Json, tensors: Mapping[str, torch.Tensor]) -> Any:
-    """The tree from the data of `encode_tree`.
+    """The state tree that `encode_tree` encoded.
 
     Raises:
-        KeyError, ValueError: the skeleton names a tensor or tag that is not there.
+        KeyError, ValueError: a tensor of the skeleton is missing, or a tag is unknown.
     """
     if isinstance(json_tree, list):
         return [decode_tree(item, tensors) for item in json_tree]
@@ -175,7 +176,7 @@ def _encode_mapping(tree: Mapping[Any, Any], *, path: str, tensors: dict[str, to
     if (many := _encode_tensors(tree, path, tensors)) is not None:
         return many
     strange = [key for key in tree if not isinstance(key, (str, int, float))]
-    for key in strange:  # First: a key of another type may raise when it is shown in a path.
+    for key in strange:  # This must come first: the repr of an unsupported key may raise.
         if not is_key(key):
             raise UnsupportedStateError(path=path, type_name=f"dict with a {type(key).__qualname__} key")
     if strange:
@@ -189,9 +190,10 @@ def _encode_mapping(tree: Mapping[Any, Any], *, path: str, tensors: dict[str, to
 
 
 def _encode_tensors(tree: Mapping[Any, Any], path: str, tensors: dict[str, torch.Tensor]) -> Json | None:
-    """One node for a dict of plain tensors only, which is most of a state; None for any other dict.
+    """One node for a dict that has only plain tensors; None for any other dict.
 
-    Written without a step of Python for each tensor: there may be thousands, and training waits meanwhile.
+    Most of a state consists of such dicts. The code avoids Python operations for each tensor, because there may be
+    thousands of tensors and training waits.
     """
     values = tree.values()
     if not tree or not (_PLAIN | sharded_types()).issuperset(map(type, values)) or set(map(type, tree)) != {str}:
@@ -206,9 +208,9 @@ def _encode_tensors(tree: Mapping[Any, Any], path: str, tensors: dict[str, torch
 
 
 def _scalar(dtype: np.dtype[Any], value: Any) -> Any:
-    # A void made from a number takes that many bytes of memory.
+    # A NumPy void made from a number n would take n bytes of memory.
     if dtype.kind not in _SCALARS or not isinstance(value, bytes if dtype.kind == "S" else (bool, int, float, complex)):
-        raise ValueError(f"no scalar has the type {dtype.str!r}")
+        raise ValueError(f"{dtype.str!r} is not a type of a stored scalar")
     return dtype.type(value)
 
 

@@ -1,4 +1,4 @@
-"""Reading objects of a store as data that others may have written. No torch here."""
+"""Parsing objects of a store, which others may have written. This module does not import torch."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _MOST_SHOWN = 200
 
 @contextmanager
 def untrusted(key: str, *, what: str = "it") -> Iterator[None]:
-    """A block that only parses: any exception in it counts as damage of the checkpoint, named by the object's `key`.
+    """A block that only parses; any exception in the block is reported as damage of the object `key`.
 
-    Nobody can list all exceptions that forged data can raise, and one that is missing from the list would end every
-    resume of the run. Errors of this machine, its memory and its files, are no damage and are passed on.
+    All exceptions are caught, because forged data may raise exceptions that no list contains, and one such exception
+    would end every resume of the run. Errors of this machine (memory, files) are not damage and are passed on.
 
     Raises:
         MalformedCheckpointError: the object cannot be parsed.
@@ -32,10 +32,10 @@ def untrusted(key: str, *, what: str = "it") -> Iterator[None]:
 
 
 def refuse_deep(tree: Any) -> None:
-    """Check that a tree of JSON has no more levels than a save writes: deeper trees exceed the recursion of a restore.
+    """Check that a JSON tree has at most the levels of a save; a deeper tree would exceed the recursion limit.
 
     Raises:
-        ValueError: the tree is deeper.
+        ValueError: the tree has more levels.
     """
     level = [tree]
     for _ in range(3 * MOST_LEVELS + 1):

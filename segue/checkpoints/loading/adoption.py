@@ -1,4 +1,4 @@
-"""Adoption: committing the last save of a killed attempt, whose bytes are durable but whose record is missing."""
+"""Adoption: committing the last save of a killed attempt, if its bytes are durable but its record is missing."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ log = logging.getLogger(__name__)
 
 _GONE: Final = "gone"
 _READS = 4
-"""Reads of a part that does not verify."""
+"""Number of reads of a part that does not verify."""
 _PREPARED = re.compile(r"[^/]+/attempts/[^/]+/step-([0-9]+)/rank-([0-9]+)\.commit\.json")
 
 
 def adopt_last_save(runlog: RunLog, *, epoch: int) -> CheckpointRef | None:
-    """Commit the newest complete save of an earlier attempt that is newer than every commit; None without one.
+    """Commit the newest complete save of earlier attempts that is newer than all commits; None if there is none.
 
-    The commit belongs to the attempt that wrote the save, which the claim of `epoch` has fenced. The bytes are verified
-    when the checkpoint is read, like those of any other. After a crash in between, a later attempt adopts the save.
+    The commit is recorded for the attempt that wrote the save; the claim of `epoch` has fenced this attempt. The bytes
+    are verified later, when the checkpoint is read. If this process crashes, a later attempt adopts the save.
 
     Raises:
         FencedError: a newer claim exists.
         StoreReadError, StoreWriteError: a retry is safe.
     """
     if runlog.is_signed:
-        return None  # Prepared commits, beside the shards, are not signed.
+        return None  # Prepared commits (next to the shards) are not signed, so a signed run adopts nothing.
     history = read_history(runlog)
     if history.damage or history.broken_resumes:
-        # An unreadable record may be this commit, its quarantine, or a broken verdict. After broken resumes the next
-        # attempts go back to older checkpoints, in an order that a newer commit would end.
+        # An unreadable record may be this commit, its quarantine, or a broken verdict. After broken resumes, the next
+        # attempts go back to older checkpoints; a newer commit would disturb this.
         return None
     for attempt in _candidates(history, epoch=epoch):
         manifest = _newest_complete(runlog, attempt, history)
@@ -55,23 +55,24 @@ def adopt_last_save(runlog: RunLog, *, epoch: int) -> CheckpointRef | None:
 
 
 def _candidates(history: History, *, epoch: int) -> Iterator[Attempt]:
-    """The attempts that may hold such a save, the newest first: those that claimed the run since the newest commit."""
+    """The attempts that may have such a save, newest first: all attempts since the newest commit."""
     committed_by = history.attempt_named(history.checkpoints[-1].ref.attempt_id) if history.checkpoints else None
     since = committed_by.claim.epoch if committed_by is not None else 0
     for attempt in reversed(history.attempts):
         is_resume = history.parent_of(attempt.claim.segment, attempt.claim.attempt) is not None
         verdict = attempt.verdict
-        # An attempt saves nothing before its verdict, and nothing after a broken one.
+        # An attempt makes no save before its verdict, and no save after a broken verdict.
         is_sound = not is_resume or (verdict is not None and verdict.kind is not VerdictKind.BROKEN)
         if since <= attempt.claim.epoch < epoch and is_sound:
             yield attempt
 
 
 def _newest_complete(runlog: RunLog, attempt: Attempt, history: History) -> Manifest | None:
-    """The manifest of the attempt's newest save that every rank completed, if it is newer than all commits."""
+    """The manifest of the newest save of an attempt that all ranks completed, if the save is newer than all commits."""
     attempt_id = attempt.claim.attempt_id
     saves: dict[int, dict[int, str]] = {}
-    for way in ways_to(runlog.store, reads=2):  # A save that a listing hides would be deleted after the next commit.
+    # Listed in two ways: a save that is missing from the listing would be deleted after the next commit.
+    for way in ways_to(runlog.store, reads=2):
         for item in way.list_objects(keys.attempt_prefix(runlog.run_id, attempt_id)):
             found = _PREPARED.fullmatch(item.key)
             if found is not None:
@@ -87,7 +88,7 @@ def _newest_complete(runlog: RunLog, attempt: Attempt, history: History) -> Mani
 
 
 def _manifest_of(store: Store, by_rank: Mapping[int, str]) -> Manifest | None:
-    """The manifest of a whole save; None if a rank's part is missing, damaged or of another state."""
+    """The manifest of a complete save; None if the part of a rank is missing, damaged or of another state."""
     read = {rank: _prepared(store, by_rank[rank]) for rank in sorted(by_rank)}
     found = [part for part in read.values() if isinstance(part, PreparedCommit)]
     if not found or None in read.values() or len({part.partition_hash for part in found}) > 1:
@@ -99,14 +100,14 @@ def _manifest_of(store: Store, by_rank: Mapping[int, str]) -> Manifest | None:
     try:
         manifest = Manifest.model_validate({**facts, **written.to_json()})
     except ValidationError as error:
-        log.warning("a prepared commit is not valid problems=%d", error.error_count())
+        log.warning("invalid prepared commit ignored problems=%d", error.error_count())
         return None
     there = [rank for rank, part in read.items() if part != _GONE]
     return manifest if there == list(range(manifest.environment.world_size)) else None
 
 
 def _prepared(store: Store, key: str) -> PreparedCommit | Literal["gone"] | None:
-    """A rank's part of a commit; None if it is damaged, however it is read."""
+    """The part of one rank of a prepared commit; None if it is damaged in all reads."""
     try:
         read = (PreparedCommit.decode(way.get(key)) for way in ways_to(store, reads=_READS))
         return next(filter(None, read), None)
@@ -129,7 +130,7 @@ def _commit(runlog: RunLog, attempt: Attempt, manifest: Manifest, *, epoch: int)
 
 
 def _corrected(stamp: Stamp, report: SegmentReport, ref: CheckpointRef, *, epoch: int) -> Entry:
-    """The attempt's report, which was written without knowledge of this commit."""
+    """The report of the attempt, corrected for this commit, which was not known when the report was written."""
     to_step = max(report.to_step, ref.step)
     changes = {"checkpoint": ref, "to_step": to_step, "lost_steps": to_step - ref.step}
     return ReportEntry.model_validate(stamp(epoch=epoch) | {"report": report.model_copy(update=changes)})

@@ -1,4 +1,4 @@
-"""Whole tensors from the slices that several ranks stored."""
+"""Assembling whole tensors from the slices that several ranks stored."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from segue.checkpoints.format.layout import TensorSlice
 from segue.errors import MalformedCheckpointError
 
 _MOST_SLICES = 1024
-"""No run has more ranks than this."""
+"""Most slices of a tensor, because no run has more ranks."""
 
 _Stored = tuple[TensorSlice, torch.Tensor]
 
 
 def whole_tensors(tensors: Mapping[str, torch.Tensor], slices: Mapping[str, TensorSlice]) -> dict[str, torch.Tensor]:
-    """The tensors by their names in the state; the tensors in `slices` are assembled.
+    """The tensors by their names in the state; tensors that were stored as slices are assembled.
 
-    A slice on the meta device was not read: its tensor then has only the other slices.
+    If a slice is on the meta device, it was not read; the result then contains only the other slices of the tensor.
 
     Raises:
-        MalformedCheckpointError: the slices of a tensor overlap, or do not cover it.
+        MalformedCheckpointError: the slices of a tensor overlap, or do not cover the tensor.
     """
     found = {name: tensor for name, tensor in tensors.items() if name not in slices}
     stored: dict[str, list[_Stored]] = defaultdict(list)
@@ -46,16 +46,16 @@ def _assembled(name: str, stored: Sequence[_Stored]) -> torch.Tensor:
     shape, dtype = stored[0][0].shape, stored[0][1].dtype
     for tensor_slice, values in stored:
         if tensor_slice.shape != shape or values.dtype != dtype or values.dim() != len(shape):
-            raise _malformed(name, "its slices differ in shape or type of the whole")
+            raise _malformed(name, "its slices disagree about the shape or type of the tensor")
         ends = zip(tensor_slice.offsets, values.shape, shape, strict=True)
         if any(start + length > size for start, length, size in ends):
-            raise _malformed(name, "a slice lies outside it")
+            raise _malformed(name, "a slice lies outside the tensor")
     if sum(values.numel() for _, values in stored) != math.prod(shape) or any(
         _overlap(a, b) for a, b in combinations(stored, 2)
     ):
-        raise _malformed(name, "its slices overlap or leave a hole")
+        raise _malformed(name, "its slices overlap or leave a gap")
     if any(values.is_meta for _, values in stored):
-        # Other ranks have read the rest.
+        # Other ranks have read the other slices.
         read = {tensor_slice.offsets: values for tensor_slice, values in stored if not values.is_meta}
         return partly_read(shape, dtype, read)
     whole = torch.empty(shape, dtype=dtype)

@@ -1,4 +1,4 @@
-"""A copy of a checkpoint in a local folder: for readers that may need it longer than retention keeps the original."""
+"""Copying a checkpoint to a local folder, for readers that may need it after retention has pruned the original."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _PIECE_BYTES = 64 * 2**20
 
 @contextmanager
 def copied(store: Store, *, run_id: str, manifest: Manifest) -> Iterator[LocalStore]:
-    """A store in a temporary folder that holds the files of this checkpoint, under the same keys, until the block ends.
+    """A temporary folder store with a copy of the files of this checkpoint, under the same keys.
 
-    Its bytes are verified when they are read, as in every store.
+    The folder is deleted when the block ends. The bytes are verified when they are read, as in every store.
 
     Raises:
         MissingShardError: the checkpoint was pruned before or during the copy.
-        StoreReadError, StoreWriteError: it could not be read, or the folder has no room for it.
+        StoreReadError, StoreWriteError: the checkpoint could not be read, or the folder is full.
     """
     with tempfile.TemporaryDirectory(prefix="segue-checkpoint-") as name:
         copy = LocalStore(Path(name)).create()

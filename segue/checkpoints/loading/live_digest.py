@@ -1,6 +1,6 @@
-"""Digests of a live state, even if it is on an accelerator: its bytes pass through a little locked memory.
+"""Digests of a live state. Tensors on an accelerator are copied in parts through small locked buffers and hashed.
 
-A resume compares its state with the commit twice. The state itself is held once: nothing of it stays on the host.
+A resume compares its state with the commit twice; the host never has a copy of the whole state.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from segue.checkpoints.saving.gathering import Pair
 
 _BUFFER_BYTES = 16 * 2**20
 _THREADS = 4
-"""Number of threads. Each has two such buffers: one is filled while the other is hashed, at 10 to 20 GB/s."""
+"""Number of threads. Each has two buffers: one is filled while the other is hashed, at 10 to 20 GB/s."""
 _SHOWN_VALUES, _SHOWN_TENSORS = 64, 64
 
 
 def digest(
     live: Snapshot, *, accelerator: Accelerator | None = None, known: Mapping[str, TensorDigest] | None = None
 ) -> Digests:
-    """Digests of every tensor and of every component as a whole; those of `known` tensors are taken as given."""
+    """Digests of all tensors and of all whole components; for tensors in `known`, the given digests are used."""
     device, found = accelerator or TorchAccelerator(), dict(known or {})
     asked = {name: tensor.detach() for name, tensor in live.tensors.items() if name not in found}
     there = {name: tensor for name, tensor in asked.items() if device.has(tensor) and tensor.nbytes}
@@ -45,7 +45,7 @@ def _hashes_on(device: Accelerator, tensors: Mapping[str, torch.Tensor]) -> dict
     if not tensors:
         return {}
     device.drain(list(tensors.values()))
-    # The largest first, each to the thread with the least to do so far.
+    # Largest tensors first; each goes to the thread with the fewest bytes so far.
     shares: list[list[str]] = [[] for _ in range(_THREADS)]
     bytes_of = [0] * _THREADS
     for name in sorted(tensors, key=lambda name: -tensors[name].nbytes):
@@ -62,7 +62,7 @@ def _hashes_on(device: Accelerator, tensors: Mapping[str, torch.Tensor]) -> dict
 
 @dataclass
 class _Batch:
-    """Parts of tensors that fill one buffer, or a part of it."""
+    """Parts of tensors that fit into one buffer."""
 
     parts: list[tuple[str, torch.Tensor]] = field(default_factory=list)
     size_bytes: int = 0
@@ -85,7 +85,7 @@ def _hashes_of(tensors: Mapping[str, torch.Tensor], device: Accelerator) -> dict
 def _copied(
     batch: _Batch, buffer: torch.Tensor, device: Accelerator, hashers: Mapping[str, xxhash.xxh3_128]
 ) -> Callable[[], None]:
-    """Start copying a batch; the returned function waits for the copy and hashes it."""
+    """Start copying a batch; the returned function waits for the copy and hashes the bytes."""
     pairs: list[Pair] = []
     start = 0
     for _, part in batch.parts:
@@ -105,7 +105,7 @@ def _copied(
 
 
 def _batches(tensors: Mapping[str, torch.Tensor]) -> Iterator[_Batch]:
-    """All tensors, in parts; tensors with wide elements first, so that each is aligned to its elements."""
+    """All tensors in parts; tensors with wide elements come first, so that each is aligned to its element size."""
     batch = _Batch()
     for name in sorted(tensors, key=lambda name: -tensors[name].element_size()):
         for part in _parts(tensors[name]):
@@ -119,7 +119,7 @@ def _batches(tensors: Mapping[str, torch.Tensor]) -> Iterator[_Batch]:
 
 
 def _parts(tensor: torch.Tensor) -> Sequence[torch.Tensor]:
-    """Parts that each fit into a buffer, in the order of their bytes. A tensor is made contiguous first."""
+    """The parts of a tensor (made contiguous first) in order; each part fits into a buffer."""
     if tensor.nbytes <= _BUFFER_BYTES:
         return (tensor,)
     flat = tensor.contiguous().view(-1)
@@ -133,30 +133,30 @@ def _locked_buffers(beside: torch.Tensor, accelerator: Accelerator) -> Iterator[
     try:
         yield both[0], both[1]
     finally:
-        accelerator.drain([beside])  # If something was raised, a copy may still be under way.
+        accelerator.drain([beside])  # After an exception, a copy may still be running.
         if is_locked:
             accelerator.unlock_pages(both.view(-1))
 
 
 @dataclass(frozen=True)
 class Looks:
-    """A few values of tensors on an accelerator, which show later whether any of the tensors was changed."""
+    """A few values of tensors on an accelerator, with which later changes of these tensors are detected."""
 
     versions: Mapping[str, tuple[int, int]]
     """The address and version of each tensor."""
     names: tuple[str, ...]
-    """The tensors of which values were kept: the largest ones."""
+    """Names of the largest tensors, of which values were kept."""
     values: tuple[torch.Tensor, ...]
 
     @classmethod
     def at(cls, tensors: Mapping[str, torch.Tensor]) -> Looks:
-        """Look at these tensors now."""
+        """Keep the current address, version and a few values of these tensors."""
         names = tuple(sorted(tensors, key=lambda name: -tensors[name].nbytes)[:_SHOWN_TENSORS])
         versions = {name: (tensor.data_ptr(), tensor._version) for name, tensor in tensors.items()}
         return cls(versions, names, tuple(_shown(tensors[name]) for name in names))
 
     def finds_same(self, tensors: Mapping[str, torch.Tensor]) -> bool:
-        """Whether these are the same tensors with the same values, as far as can be seen."""
+        """Whether these are the same tensors, and addresses, versions and the kept values have not changed."""
         now = {name: (tensor.data_ptr(), tensor._version) for name, tensor in tensors.items()}
         if now != self.versions:
             return False

@@ -1,6 +1,6 @@
-"""Which stored slices one of several ranks needs: a sharded state is read once by all ranks together, not once by each.
+"""The stored slices that a rank needs, so that all ranks together read a sharded state once, not once per rank.
 
-A tensor of which only some slices were read is on torch's meta device, where its values cannot be read by mistake.
+If only some slices of a tensor were read, the tensor is on the meta device, so that it cannot be read by mistake.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class _Place(NamedTuple):
 
 @dataclass(frozen=True)
 class OwnSlices:
-    """The places of this rank's slices. An optimizer's state is sharded as its parameters are."""
+    """The places of the slices of this rank. The state of an optimizer is sharded like its parameters."""
 
     places: frozenset[_Place]
 
@@ -38,16 +38,16 @@ class OwnSlices:
             if is_sharded(parameter):
                 has_sharded = True
                 own, local = slice_of("parameter", parameter), parameter.to_local()
-                if local.numel():  # An empty slice is stored by nobody.
+                if local.numel():  # No rank stores an empty slice.
                     places.add(_Place(own.shape, own.offsets, tuple(local.shape)))
         return cls(frozenset(places)) if has_sharded else None
 
     def others(self, slices: Mapping[str, TensorSlice], shapes: Mapping[str, tuple[int, ...]]) -> frozenset[str]:
-        """The names of the stored slices that other ranks read; empty if the state was sharded in another way."""
+        """The names of the stored slices that only other ranks need; empty if the state was sharded in another way."""
         stored = {name: _Place(each.shape, each.offsets, shapes[name]) for name, each in slices.items()}
         if not self.places <= set(stored.values()):
             return frozenset()
-        # If a tensor has none of these places, nobody can tell which rank needs which slice.
+        # If no slice of a tensor is at one of these places, it is not known which rank needs which slice.
         mine = {slices[name].tensor for name, place in stored.items() if place in self.places}
         return frozenset(
             name for name, place in stored.items() if slices[name].tensor in mine and place not in self.places

@@ -10,7 +10,7 @@ from segue.runlog.log import RunLog, Stamp
 
 
 def quarantine(runlog: RunLog, *, checkpoint: Checkpoint, reason: str, epoch: int) -> None:
-    """Record that nothing may resume from a checkpoint. Its bytes stay.
+    """Record that no attempt may resume from a checkpoint. Its bytes are kept.
 
     Raises:
         FencedError, UnreadRecordError: a newer claim exists, or may exist.
@@ -25,7 +25,7 @@ def quarantine(runlog: RunLog, *, checkpoint: Checkpoint, reason: str, epoch: in
 
 
 def give_up_record(runlog: RunLog, *, slot: int, reason: str, epoch: int) -> None:
-    """Record that a record is unreadable and given up. Its checkpoint stays quarantined even if it is read later.
+    """Record that an unreadable record is given up. If it was a commit, its checkpoint stays quarantined for good.
 
     Raises:
         As for `quarantine`.
@@ -35,7 +35,7 @@ def give_up_record(runlog: RunLog, *, slot: int, reason: str, epoch: int) -> Non
 
 
 def give_up_by_name(runlog: RunLog, slot: int) -> str:
-    """Give up a record at a person's request; return why it cannot be read.
+    """Give up a record at the request of a person; return the reason why the record cannot be read.
 
     Raises:
         NoLostRecordError: the record can be read, or was given up before, or does not exist.
@@ -49,11 +49,11 @@ def give_up_by_name(runlog: RunLog, slot: int) -> str:
 
 
 def lift(runlog: RunLog, *, step: int) -> str:
-    """Lift the quarantine of a checkpoint, once its bytes are read and verified; return the reason for the quarantine.
+    """Read and verify a checkpoint, then lift its quarantine; return the reason for the quarantine.
 
     Raises:
-        NotQuarantinedError: there is no quarantined checkpoint of that step.
-        DamagedCheckpointError: it is damaged.
+        NotQuarantinedError: the step has no quarantined checkpoint.
+        DamagedCheckpointError: the checkpoint is damaged.
         StoreWriteError, StoreReadError: a retry is safe.
     """
     from segue.checkpoints.loading.read import read_stored
@@ -68,6 +68,6 @@ def lift(runlog: RunLog, *, step: int) -> str:
     except CheckpointError as error:
         steps_there = tuple(c.manifest.step for c in history.usable)
         raise DamagedCheckpointError(step=step, key=error.key, damage=str(error), steps_there=steps_there) from None
-    facts = {"slot": found.ref.slot, "reason": "its bytes were read again and verify"}
+    facts = {"slot": found.ref.slot, "reason": "the bytes were read again and verified"}
     runlog.append(lambda stamp: LiftEntry.model_validate(stamp(epoch=0) | facts))
     return found.quarantined or ""

@@ -1,4 +1,4 @@
-"""Reading shards back: each chunk is verified while the next ones arrive. No torch here."""
+"""Reading shards: each chunk is verified while the next chunks are read. This module does not import torch."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 
 _READERS = 4
 _READS = 4
-"""How often a chunk that does not verify is read before it counts as damaged."""
+"""Number of reads after which a chunk that does not verify counts as damaged."""
 _WORTH_KEEPING_SHARE = 0.9
 
 _Found = TypeVar("_Found")
@@ -54,23 +54,23 @@ _Found = TypeVar("_Found")
 
 @dataclass(frozen=True)
 class Stored:
-    """A checkpoint that was read back, with every byte verified; `tensors` has the bytes of each tensor."""
+    """A checkpoint that was read and verified; `tensors` has the bytes of each tensor."""
 
     skeletons: dict[str, Any]
     tensors: Mapping[str, tuple[Placed, memoryview]]
     digests: Digests
     base: Base
     slices: Mapping[str, TensorSlice] = field(default_factory=dict)
-    """Which of the tensors are slices of larger ones, each written by another rank."""
+    """For each tensor that is a slice, its place in the larger tensor."""
     unread: Mapping[str, TensorDigest] = field(default_factory=dict)
-    """Slices that other ranks read."""
+    """Names of the slices that only other ranks read."""
 
 
 class Selection(Protocol):
     """The part of a checkpoint that one of several ranks needs."""
 
     def others(self, slices: Mapping[str, TensorSlice], shapes: Mapping[str, tuple[int, ...]]) -> Collection[str]:
-        """The names of the stored slices that other ranks read."""
+        """The names of the stored slices that only other ranks need."""
 
 
 @paused_collector()
@@ -82,16 +82,16 @@ def read_stored(
     own: Selection | None = None,
     memory_bytes: int | None = None,
 ) -> Stored:
-    """The state that a manifest names, every byte of it verified, from the first tier that has it whole.
+    """The verified state of a manifest, read from the first store in `tiers` that has a valid copy.
 
-    With `own`, chunks that contain only slices of other ranks are neither read nor verified: each rank reads and
-    verifies its own. The bytes to be read must then fit into `memory_bytes`, if that is limited.
+    With `own`, chunks that contain only slices of other ranks are neither read nor verified, because each rank reads
+    its own slices. The bytes to be read must then fit into `memory_bytes`; None means no limit.
 
     Raises:
         MissingShardError, TruncatedShardError, CorruptShardError, MalformedCheckpointError: the checkpoint cannot be
-            used; the message names the damage.
-        StoreReadError: the store could not be read; nothing is known about the checkpoint.
-        MachineTooSmallError: the bytes to be read need more memory; only the index was read.
+            used; the message has the reason.
+        StoreReadError: the store could not be read, so the state of the checkpoint is not known.
+        MachineTooSmallError: the bytes do not fit into the memory; only the index was read.
     """
     shard_files = _shard_files(manifest)
     index = read_index(tiers, run_id=run_id, manifest=manifest)
@@ -116,17 +116,17 @@ def read_stored(
             key="manifest", why=f"its components differ from those of the stored state: {odd}"
         )
     with untrusted("manifest", what="its state"):
-        # Not the manifest's digests: an older version hashed mappings in another order.
+        # The digests in the manifest are not used, because an older version hashed mappings in another order.
         digests = digests_of({name: json.dumps(tree).encode() for name, tree in skeletons.items()}, expected)
     base = Base(expected, homes, manifest.saves_since_full)
     return Stored(skeletons, tensors, digests, base, slices, {name: expected[name] for name in unread})
 
 
 def read_index(tiers: Sequence[Store], *, run_id: str, manifest: Manifest) -> Index:
-    """The contents of a manifest's checkpoint, without its tensors: skeletons, and where each tensor is.
+    """The index of the checkpoint of a manifest: skeletons, and the place of each tensor, without the tensors.
 
     Raises:
-        MissingShardError, TruncatedShardError, CorruptShardError, MalformedCheckpointError: it cannot be used.
+        MissingShardError, TruncatedShardError, CorruptShardError, MalformedCheckpointError: the checkpoint is damaged.
         StoreReadError: the store could not be read.
     """
     refuse_absurd(manifest)
@@ -142,7 +142,7 @@ def _shard_files(manifest: Manifest) -> dict[str, Shard]:
 
 
 class _Arriving:
-    """A shard on its way into memory. Memory is taken only for the bytes that are requested."""
+    """A shard that is being read into memory; only requested bytes use memory."""
 
     def __init__(self, readers: ThreadPoolExecutor, store: Store, key: str, shard: Shard, *, reads: int) -> None:
         self.shard, self._memory = shard, page_buffer(shard.size_bytes)
@@ -151,37 +151,37 @@ class _Arriving:
         self._chunks: dict[int, Future[None]] = {}
 
     def ask_for(self, start: int, stop: int) -> None:
-        """Fetch these bytes of the shard, with the rest of their chunks."""
+        """Request these bytes of the shard, extended to whole chunks."""
         size = self.shard.chunk_bytes
         for number in range(start // size, -(-stop // size)):
             if number not in self._chunks:
                 self._chunks[number] = self._readers.submit(self._read, number, self._memory)
 
     def up_to(self, size_bytes: int) -> memoryview:
-        """The shard's memory, once its first `size_bytes` have arrived and are verified."""
+        """Wait until the first `size_bytes` are read and verified; return the memory of the shard."""
         self.ask_for(0, size_bytes)
         for number in range(-(-size_bytes // self.shard.chunk_bytes)):
             self._chunks[number].result()
         return self._memory
 
     def whole(self) -> memoryview:
-        """The shard's memory, once all of it has arrived and is verified."""
+        """Wait until the whole shard is read and verified; return its memory."""
         return self.up_to(self.shard.size_bytes)
 
     def asked_for(self) -> memoryview:
-        """The shard's memory, once all requested bytes have arrived and are verified."""
+        """Wait until all requested bytes are read and verified; return the memory of the shard."""
         for chunk in self._chunks.values():
             chunk.result()
         return self._memory
 
     def cancel(self) -> None:
-        """Fetch no more chunks."""
+        """Stop reading chunks."""
         for chunk in self._chunks.values():
             chunk.cancel()
 
 
 def _placed(arriving: _Arriving, *, unread: Collection[str]) -> Mapping[str, Placed]:
-    """The places of a shard file's tensors, read from its header while the rest, or its needed part, arrives."""
+    """The positions of the tensors of a shard file, from its header, while the needed bytes are being read."""
     if not unread:
         arriving.ask_for(0, arriving.shard.size_bytes)
     try:
@@ -201,17 +201,17 @@ def _from_first(
         try:
             return _read(store, run_id, shard, use, reads=1)
         except (CheckpointError, StoreReadError) as error:
-            log.info("fast tier has no sound copy, reading the durable one key=%s reason=%s", shard.key, error)
+            log.info("fast folder has no valid copy, reading from the store key=%s reason=%s", shard.key, error)
     return _read(tiers[-1], run_id, shard, use, reads=_READS)
 
 
 def _read(
     store: Store, run_id: str, shard: Shard, use: Callable[[_Arriving], _Found], *, reads: int
 ) -> tuple[memoryview, _Found]:
-    """A shard of one store. A chunk that does not verify is read `reads` times in all, each time in another way."""
+    """Read a shard from one store; a chunk that does not verify is read up to `reads` times, each in another way."""
     key = f"{run_id}/{shard.key}"
     try:
-        # Before anything is allocated: a manifest may claim any size, but an object's size is real.
+        # The size of the object is checked before memory is allocated, because the size in a manifest may be forged.
         _require_size(store, key, shard, reads=reads)
         refuse_larger_than_memory(shard)
         with ThreadPoolExecutor(_READERS, thread_name_prefix="segue-read") as readers:
@@ -263,7 +263,7 @@ def _read_chunk_once(store: Store, key: str, shard: Shard, number: int, memory: 
 
 
 def _tensors_of(memory: memoryview, wanted: Mapping[str, Placed]) -> Iterator[tuple[str, Placed, memoryview]]:
-    """The bytes of some tensors of a shard file; copied if few are needed, so that the file's memory can be freed."""
+    """The bytes of the wanted tensors of a shard file; a few are copied, so that the file memory can be freed."""
     few = sum(p.size_bytes for p in wanted.values()) < _WORTH_KEEPING_SHARE * len(memory)
     for name, placed in wanted.items():
         data = memory[placed.start : placed.start + placed.size_bytes]
@@ -280,5 +280,7 @@ def _check_tensors(
         dtype, shape, _ = expected[name]
         if placed.spec != (dtype, shape):
             raise MalformedCheckpointError(
-                key=key, why=f"the index says that tensor {name} is {dtype}{list(shape)}, and it is not"
+                key=key,
+                why=f"the index says that tensor {name} is {dtype}{list(shape)}, but the shard has another "
+                "type or shape",
             )

@@ -1,4 +1,4 @@
-"""Which checkpoint to resume from: the newest that verifies. Damaged ones are quarantined, never deleted."""
+"""Selecting the newest checkpoint that verifies; damaged checkpoints are quarantined, never deleted."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ class Restorable:
 
 
 class Readers(Protocol):
-    """The ranks that restore together."""
+    """The group of ranks that restore together."""
 
     @property
     def is_leader(self) -> bool: ...
 
     def first_of(self, text: str) -> str:
-        """The first text that is not empty, by rank; all ranks must call it."""
+        """The first non-empty text in the order of the ranks; all ranks must call this method."""
         ...
 
 
@@ -60,23 +60,23 @@ def newest_valid(
     own: Selection | None = None,
     memory_bytes: int | None = None,
 ) -> Restorable | None:
-    """The newest checkpoint of the run that verifies, read whole; None if there is none.
+    """The newest checkpoint of the run that verifies, read as a whole; None if there is none.
 
-    A save that an earlier attempt completed but did not commit is committed first. With `at_most`, no save is
-    committed, and checkpoints committed after `at_most` are skipped. Stores in `fast` are read first; their copies are
-    used if they match the committed bytes.
+    If an earlier attempt completed a save but did not commit it, this save is committed first. With `at_most`, no save
+    is committed, and checkpoints committed after `at_most` are skipped. Stores in `fast` are read first; their copies
+    are used if they match the committed bytes.
 
-    Every checkpoint that does not verify, and every slot of the log that cannot be read, is named in the log by a
-    quarantine record before the next one is tried. Several ranks take the same checkpoint: the newest that all ranks
-    could read; with `own`, each rank reads the part that it needs. `memory_bytes` is the memory that this process may
-    use, if it is limited.
+    For every checkpoint that does not verify, and for every slot of the log that cannot be read, a quarantine record is
+    written before the next checkpoint is tried. All ranks use the same checkpoint: the newest that all ranks could
+    read. With `own`, each rank reads only the part that it needs. `memory_bytes` is the memory limit of this process;
+    None means no limit.
 
     Raises:
         FencedError: a newer claim exists.
-        StoreReadError: the store could not be read; trying again is safe.
-        NothingTrustedError, LostRecordError: the log is signed, and none of its checkpoints can be used, or a record
-            cannot be read.
-        MachineTooSmallError: this machine, or its container, has too little memory for the newest checkpoint.
+        StoreReadError: the store could not be read; a retry is safe.
+        NothingTrustedError, LostRecordError: the log is signed, and either no checkpoint is usable or a record cannot
+            be read.
+        MachineTooSmallError: the memory of this machine or its container is too small for the newest checkpoint.
     """
     leads = readers is None or readers.is_leader
     if leads:
@@ -93,7 +93,7 @@ def newest_valid(
             return None
         checkpoint = _at(runlog, int(slot))
         manifest = checkpoint.manifest
-        if own is None:  # Otherwise the index shows which bytes to read.
+        if own is None:  # With `own`, the index shows later which bytes this rank reads.
             refuse_more_than(memory_bytes, manifest.size_bytes, key=f"the checkpoint of step {manifest.step}")
         read = partial(_read, runlog, checkpoint, fast, own=own, memory_bytes=memory_bytes)
         found = patiently(read, what="checkpoint")
@@ -111,15 +111,15 @@ def _adopt(runlog: RunLog, *, epoch: int) -> None:
     try:
         patiently(partial(adopt_last_save, runlog, epoch=epoch), what="saves without a commit")
     except (StoreReadError, StoreWriteError) as error:
-        log.warning("saves that were not committed were not looked for reason=%s", error)
+        log.warning("could not search for saves without a commit reason=%s", error)
 
 
 def _at(runlog: RunLog, slot: int) -> Checkpoint:
-    """The checkpoint that was committed in a slot. Rank 0 chooses the slot for all ranks."""
+    """The checkpoint that was committed in this slot; rank 0 chose the slot for all ranks."""
     for checkpoint in read_history(runlog).checkpoints:
         if checkpoint.ref.slot == slot:
             return checkpoint
-    why = f"rank 0 reads a checkpoint in slot {slot}; this rank finds none there"
+    why = f"rank 0 found a checkpoint in slot {slot}, but this rank finds no checkpoint there"
     raise StoreReadError(url=runlog.store.url, key=keys.log_key(runlog.run_id, slot), why=why)
 
 
@@ -140,7 +140,7 @@ def _read(
 
 
 def _name_damaged_slots(runlog: RunLog, *, epoch: int) -> None:
-    """Give up by name the records that could not be read in any way: later deletes and adoptions depend on it."""
+    """Give up each record that could not be read in any way; pruning and adoption need this."""
     history = read_history(runlog)
     require_whole(runlog, history)
     for damage in history.unread:

@@ -1,4 +1,4 @@
-"""Stored checkpoints as snapshots: the tensors of a manifest, and the expected live state of one rank."""
+"""Reading stored checkpoints as snapshots, and the digests that the live state of one rank must have."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from segue.stores.base import Store
 
 
 def read_checkpoint(store: Store, *, run_id: str, manifest: Manifest, fast: Store | None = None) -> Snapshot:
-    """The snapshot that a manifest names, every byte of it verified; from `fast` if that store has it whole.
+    """The verified snapshot of a manifest, read from `fast` if this store has a valid copy.
 
     Raises:
         MissingShardError, TruncatedShardError, CorruptShardError, MalformedCheckpointError: the checkpoint cannot be
-            used; the message names the damage.
-        StoreReadError: the store could not be read; nothing is known about the checkpoint.
+            used; the message has the reason.
+        StoreReadError: the store could not be read, so the state of the checkpoint is not known.
     """
     tiers = [store] if fast is None else [fast, store]
     return snapshot_of(read_stored(tiers, run_id=run_id, manifest=manifest))
@@ -32,10 +32,10 @@ def read_checkpoint(store: Store, *, run_id: str, manifest: Manifest, fast: Stor
 
 @paused_collector()
 def snapshot_of(stored: Stored) -> Snapshot:
-    """Stored bytes as tensors; only those that were stored in slices are copied.
+    """Stored bytes as tensors; only tensors that were stored in slices are copied.
 
     Raises:
-        MalformedCheckpointError: the state refers to a tensor that is not there.
+        MalformedCheckpointError: the state refers to a missing tensor.
     """
     with untrusted("manifest", what="its state"):
         tensors = _tensors_of(stored)
@@ -60,8 +60,8 @@ def _tensors_of(stored: Stored) -> dict[str, torch.Tensor]:
 
 
 def committed_as(live: Snapshot, stored: Snapshot) -> Digests:
-    """The expected live state of one rank, from a checkpoint that any number of ranks stored."""
-    # Each rank compares its own state; with another number of ranks, some have no streams in the checkpoint.
+    """The digests that the live state of this rank must have, from a checkpoint of any number of ranks."""
+    # Each rank compares its own state. If the number of ranks changed, some ranks have no streams in the checkpoint.
     names = [
         name
         for name in stored.skeletons

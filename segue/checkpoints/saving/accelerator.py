@@ -1,6 +1,6 @@
-"""Copying from accelerators into host memory: on side streams that run beside the computation, into locked pages.
+"""Copying from accelerators into locked host memory, on side streams that run in parallel with the computation.
 
-Staging uses devices only through an `Accelerator`, so `segue.testing.threaded_device` can stand in for one.
+Staging uses devices only through an `Accelerator`, so tests can use `segue.testing.threaded_device` instead.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from segue.clock import SystemClock
 log = logging.getLogger(__name__)
 
 _PIECE_BYTES = 2**27
-"""Pages are locked in pieces: the call holds locks of the driver, and a step launches kernels meanwhile. One copy must
-not reach from one piece into the next, so copies are cut there."""
+"""Pages are locked in pieces of this size, because each call holds locks of the driver while a step launches kernels.
+A copy must not cross the border between two pieces, so copies are cut at the borders."""
 _ALREADY_LOCKED = 712
-"""CUDA's error for memory that is partly locked, or that was unmapped without being unlocked."""
+"""Error code of CUDA for memory that is partly locked, or that was unmapped while it was locked."""
 _WITHOUT_STREAMS = ("mps",)
 
 
 def no_pause(seconds: float) -> None:
-    """Continue at once."""
+    """Return without a pause."""
 
 
 class Copy(Protocol):
-    """A copy that is under way on a device."""
+    """A copy that is running on a device."""
 
     def hold_back_device(self) -> None:
-        """Let later work of the device wait for the copy; the host continues."""
+        """Make later work of the device wait for the copy; the host does not wait."""
         ...
 
     def wait(self) -> None:
@@ -44,69 +44,69 @@ class Copy(Protocol):
 
 
 class Room(Protocol):
-    """Memory of devices for a copy of a state."""
+    """Device memory for a copy of a state."""
 
     def copy(self, live: Sequence[torch.Tensor]) -> list[Copy] | None:
-        """Copy these tensors within their devices, and continue copying from there to the host.
+        """Copy these tensors within their devices, then from there to the host.
 
-        On return the tensors may be changed. None: too little memory is left for the copy, and nothing was copied.
+        After the return, the tensors may be changed. None: too little device memory is free, and nothing was copied.
         """
         ...
 
 
 class Accelerator(Protocol):
-    """The devices beside the processor, as staging uses them."""
+    """The operations of accelerators that staging needs."""
 
     def has(self, tensor: torch.Tensor) -> bool:
         """Whether the tensor is in the memory of one of the devices."""
         ...
 
     def drain(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Block until all work that was queued on the devices of these tensors is done, on every stream."""
+        """Block until all work queued on the devices of these tensors is done, on all streams."""
         ...
 
     def copy(self, pairs: Sequence[Pair]) -> None:
-        """Queue copies of these tensors of the devices, after the work that is queued already."""
+        """Queue copies of these device tensors after the work that is already queued."""
         ...
 
     def copy_aside(self, pairs: Sequence[Pair]) -> list[Copy]:
-        """Start copying these tensors, after the work queued on the current streams and in parallel with later work."""
+        """Start copies that run after the work queued on the current streams and in parallel with later work."""
         ...
 
     def room_for(self, pairs: Sequence[Pair]) -> Room | None:
-        """Device memory for a copy of all these tensors, which continues to the host; None: too little is left.
+        """Allocate device memory for a copy of all these tensors; None if too little memory is free.
 
-        The memory is kept for as long as the room is.
+        The memory is freed together with the returned object.
         """
         ...
 
     def lock_pages(
         self, memory: torch.Tensor, *, device: torch.device, pause: Callable[[float], object] = no_pause
     ) -> bool:
-        """Lock host memory, so that the device copies into it directly; return whether that was possible.
+        """Lock host memory, so that the device can copy into it directly; return whether this was possible.
 
-        It may be called outside the thread that trains; that thread is held up while a piece is being locked: `pause`
-        is called between the pieces, with the seconds that the last one took.
+        This may be called in another thread than the training thread. The training thread is blocked while a piece is
+        being locked, so `pause` is called between the pieces, with the seconds that the last piece took.
         """
         ...
 
     def unlock_pages(self, memory: torch.Tensor) -> None:
-        """Undo `lock_pages`, before the memory is freed: otherwise a device would still write into its former pages.
+        """Undo `lock_pages`. Call this before the memory is freed, or a device would still write into the freed pages.
 
-        Never raises: a device that has failed cannot keep its owner from ending.
+        Never raises, so that a process with a failed device can still end.
         """
         ...
 
 
 class TorchAccelerator:
-    """The functions of `torch.accelerator` for CUDA, XPU and others; pages are locked only for CUDA."""
+    """An `Accelerator` on `torch.accelerator`, for CUDA, XPU and others; pages are locked only for CUDA."""
 
     def __init__(self) -> None:
-        # One for each device: memory that is allocated on a stream stays reserved for it.
+        # One stream per device, because memory that is allocated on a stream stays reserved for this stream.
         self._streams: dict[torch.device, torch.Stream] = {}
         self._streams_lock = threading.Lock()
         self._locked: dict[int, int] = {}
-        """First address and size of each range of memory that is locked."""
+        """Start address and size of each locked range of memory."""
 
     def has(self, tensor: torch.Tensor) -> bool:
         return tensor.device.type not in ("cpu", "meta")
@@ -144,7 +144,7 @@ class TorchAccelerator:
     ) -> bool:
         if device.type != "cuda":
             return False
-        # Each thread has a current device, and a new thread begins with the first device.
+        # The current device is set per thread, and a new thread begins with the first device.
         torch.cuda.set_device(device)
         cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
         locked: list[int] = []
@@ -152,7 +152,7 @@ class TorchAccelerator:
             began = SystemClock().monotonic()
             error = int(cudart.cudaHostRegister(address, size_bytes, 0))
             if error == _ALREADY_LOCKED and int(cudart.cudaHostUnregister(address)) == 0:
-                # The former owner has unmapped this memory without unlocking it. A copy would go into the old pages.
+                # A previous owner unmapped this memory without unlocking it. A copy would go to the old pages.
                 error = int(cudart.cudaHostRegister(address, size_bytes, 0))
                 _clear_error(device)
             if error:
@@ -160,7 +160,8 @@ class TorchAccelerator:
                     cudart.cudaHostUnregister(each)
                 _clear_error(device)
                 log.warning(
-                    "the system refused to lock %d bytes of host memory (CUDA error %d); saves go on, and copy several "
+                    "the system refused to lock %d bytes of host memory (CUDA error %d); saves continue, but copy "
+                    "several "
                     "times slower. Fix: give the machine or container more memory",
                     memory.nbytes,
                     error,
@@ -198,13 +199,13 @@ class TorchAccelerator:
                 part.copy_(source, non_blocking=True)
 
     def _cut(self, view: torch.Tensor, tensor: torch.Tensor) -> Iterator[Pair]:
-        """The same copy in parts, none of which reaches from one locked piece into another."""
+        """The same copy in parts, so that no part crosses the border between two locked pieces."""
         first = view.data_ptr()
         start = next((start for start, size in list(self._locked.items()) if start <= first < start + size), None)
         if start is None or (first - start) // _PIECE_BYTES == (first - start + view.nbytes - 1) // _PIECE_BYTES:
             yield view, tensor
             return
-        # Pieces begin on pages and each destination is aligned to its elements, so none is cut in two.
+        # Pieces begin at pages and each destination is aligned to its element size, so no element is cut in two.
         target, source = view.view(-1), tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1)
         size = view.element_size()
         to_border = (_PIECE_BYTES - (first - start) % _PIECE_BYTES) // size
@@ -215,10 +216,11 @@ class TorchAccelerator:
 
 @dataclass(frozen=True)
 class _OnSideStream:
-    """A copy that a stream of its own makes.
+    """A copy that runs on a separate stream.
 
-    Until it is done it holds its tensors, so that their memory is given to no others. `Tensor.record_stream` would do
-    the same, but torch then records an event if such a tensor is freed, and ends the process if the device has failed.
+    Until the copy is done, this object keeps references to its tensors, so that their memory is not reused.
+    `Tensor.record_stream` would do the same; but when such a tensor is freed, torch records an event, and if the device
+    has failed, this ends the process.
     """
 
     event: torch.Event
@@ -235,7 +237,7 @@ class _OnSideStream:
 
 @dataclass(frozen=True)
 class _Rooms:
-    """Rooms on one or more devices."""
+    """Device memory for copies on one or more devices."""
 
     rooms: Sequence[DeviceRoom]
     copy_aside: Callable[[Sequence[Pair]], list[Copy]]
@@ -251,13 +253,13 @@ class _Rooms:
             filled[-1].record(torch.accelerator.current_stream(room.device))
             copies += self.copy_aside(room.moves)
         for event in filled:
-            event.synchronize()  # Another stream may change the tensors without waiting for this one.
+            event.synchronize()  # Another stream may change the tensors without waiting for this stream.
         return [_FromRoom(copy) for copy in copies]
 
 
 @dataclass(frozen=True)
 class _FromRoom:
-    """A copy from a room, whose memory nothing changes."""
+    """A copy from a `Room`; the device need not wait for it, because no other work changes this memory."""
 
     copy: Copy
 
@@ -269,15 +271,15 @@ class _FromRoom:
 
 
 def _pieces(address: int, size_bytes: int) -> Iterator[tuple[int, int]]:
-    """Addresses and sizes of the pieces of memory in which its pages are locked."""
+    """Addresses and sizes of the pieces in which memory is locked."""
     for start in range(0, size_bytes, _PIECE_BYTES):
         yield address + start, min(_PIECE_BYTES, size_bytes - start)
 
 
 def _clear_error(device: torch.device) -> None:
-    """Clear the error that a refused call leaves behind; otherwise the next kernel would raise it as its own."""
+    """Clear the error state after a refused call; without this, the next kernel would raise this error."""
     try:
         torch.zeros(1, device=device)
         torch.cuda.synchronize(device)
     except RuntimeError as error:
-        log.debug("the error of the refused call is cleared error=%s", error)
+        log.debug("error of the refused call cleared error=%s", error)

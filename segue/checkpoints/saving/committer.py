@@ -1,4 +1,4 @@
-"""The background writer: makes staged states durable, commits, prunes and seals, one job after the other."""
+"""The background writer: it writes staged states, commits, prunes and seals, one job after the other."""
 
 from __future__ import annotations
 
@@ -33,43 +33,43 @@ class Pruning(Protocol):
     """Deletes the checkpoints that retention no longer keeps (`checkpoints.pruning.Pruner`)."""
 
     def prune(self, runlog: RunLog) -> None:
-        """Called after each commit.
+        """Prune; called after each commit.
 
         Raises:
             FencedError: a newer claim exists.
-            StoreWriteError, StoreReadError: the log could not be reached; calling again is safe.
+            StoreWriteError, StoreReadError: the log could not be read or written; a retry is safe.
         """
         ...
 
     def drop_earlier_tries(self, runlog: RunLog, commit: CheckpointRef) -> None:
-        """Called after the commit of a save that was repeated. Raises no error of the store."""
+        """Delete earlier tries; called after the commit of a repeated save. Raises no store errors."""
         ...
 
 
 class IncrementalBase:
-    """The save to which the next one may refer for unchanged tensors; every `full_every`-th save refers to none."""
+    """The save to whose unchanged tensors the next save may refer; every `full_every`-th save stores all tensors."""
 
     def __init__(self, step: int | None = None, *, full_every: int = 1) -> None:
         self.step, self._full_every = step, full_every
 
     def after(self, step: int, written: Written | None) -> None:
-        """Take note of a save, or that a save was not written."""
+        """Record the result of a save; `written` is None if the save was not written."""
         is_base = written is not None and self._full_every > 1 and written.saves_since_full + 1 < self._full_every
         self.step = step if is_base else None
 
 
 @dataclass(frozen=True)
 class Committed:
-    """A save that is in the log."""
+    """A committed save."""
 
     ref: CheckpointRef
     save_seconds: float
-    """The time from the start of its job to its commit, without the wait for its metric."""
+    """Seconds from the start of the job to the commit, without the wait for the metric."""
     size_bytes: int
 
 
 class Writer:
-    """One thread that runs the jobs in order. It retries a failing store for ever, while training continues."""
+    """A thread that runs the jobs in order. While a store fails, it retries without limit and training continues."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class Writer:
         release: Callable[[Staged], None],
         clock: Clock,
     ) -> None:
-        """`release` gets back each staged state once its bytes are no longer needed."""
+        """`release` is called with each staged state when its bytes are no longer needed."""
         self._runlog, self._author, self._shards, self._base = runlog, author, shards, base
         self._pruner, self._release, self._clock = pruner, release, clock
         self._jobs: queue.Queue[SaveJob | SealJob | None] = queue.Queue()
@@ -92,10 +92,10 @@ class Writer:
         self._commits: dict[int, CheckpointRef] = {}
         self._written: tuple[int, Written | None] | None = None
         self.last: Committed | None = None
-        """The newest commit of this attempt, with its cost."""
+        """The newest commit of this attempt, with its time and size."""
         self._failure: Exception | None = None
         self.trouble: str | None = None
-        """Why a save is being retried; None while all is well."""
+        """Reason why a save is being retried; None: no save failed."""
         self._thread = threading.Thread(target=self._work, name="segue-writer", daemon=True)
         self._thread.start()
 
@@ -111,27 +111,27 @@ class Writer:
 
     @property
     def last_save_seconds(self) -> float | None:
-        """How long the newest committed save took; None before the first commit."""
+        """Seconds that the newest committed save took; None before the first commit."""
         last = self.last
         return None if last is None else last.save_seconds
 
     @property
     def last_size_bytes(self) -> int:
-        """New bytes of the newest committed save; 0 before the first commit."""
+        """Number of bytes that the newest committed save added to the store; 0 before the first commit."""
         last = self.last
         return 0 if last is None else last.size_bytes
 
     def submit(self, job: SaveJob | SealJob) -> None:
-        """Queue a job; returns at once."""
+        """Queue a job without waiting for it."""
         with self._idle:
             self._pending += 1
         self._jobs.put(job)
 
     def wait(self, timeout_seconds: float | None = None) -> bool:
-        """Block until all jobs are done; False when time ran out first.
+        """Block until all jobs are done; return False if the timeout ended first.
 
         Raises:
-            FencedError: a newer claim exists; nothing more will be committed.
+            FencedError: a newer claim exists, so this attempt cannot commit any more.
         """
         with self._idle:
             done = self._idle.wait_for(lambda: self._pending == 0 or self._failure is not None, timeout_seconds)
@@ -144,7 +144,7 @@ class Writer:
             raise self._failure
 
     def close(self) -> None:
-        """Stop after the current job, or during it if it takes long. A save that was not committed never existed."""
+        """Stop after the current job, or during it if the job takes too long. Uncommitted saves are lost."""
         self._stopped.set()
         self._jobs.put(None)
         self._shards.stop_waiting()
@@ -152,7 +152,7 @@ class Writer:
         self._shards.close()
 
     def give_up(self) -> None:
-        """Stop at once: the current save cannot become complete. `close` is still due."""
+        """Stop immediately, because the current save cannot be completed. `close` must still be called."""
         self._stopped.set()
         self._shards.close()
 
@@ -161,7 +161,7 @@ class Writer:
             try:
                 self._until_it_works(job)
             except Exception as failure:
-                # Handed to the training loop, which raises it at its next safe point; this thread is done.
+                # The training loop raises this error at its next safe point; this thread ends.
                 with self._idle:
                     self._failure = failure
                     self._idle.notify_all()
@@ -175,7 +175,7 @@ class Writer:
         while True:
             try:
                 if is_repeated:
-                    # The attempt that holds a newer claim may have adopted the first version of a save.
+                    # An attempt with a newer claim may have adopted the first try of this save.
                     self._runlog.require_claim(self._author.epoch)
                 if isinstance(job, SaveJob):
                     self._save(job)
@@ -196,7 +196,7 @@ class Writer:
             started = self._clock.monotonic()
             job.staged.wait()
             if job.staged.is_torn:
-                log.warning("the state changed while it was copied, so this step is not saved step=%d", job.step)
+                log.warning("step not saved, because the state changed during the copy step=%d", job.step)
                 self._shards.give_up(job.step)
             written = None if job.staged.is_torn else self._write(job)
             if written is None or not self._author.commits:
@@ -206,7 +206,7 @@ class Writer:
                 self._release(job.staged)
                 return
             written_seconds = self._clock.monotonic() - started
-            # The bytes are durable, and may be adopted without the metric if this process dies while it is computed.
+            # The bytes are durable. If this process dies before the metric is known, the save is adopted without it.
             job.metric.wait()
             started = self._clock.monotonic()
             commit, size_bytes = self._commit(job, written)
@@ -216,16 +216,16 @@ class Writer:
             own = keys.step_prefix(self._runlog.run_id, self._author.attempt_id, job.step).partition("/")[2]
             if any(shard.key.startswith(own) and keys.is_of_repeated_save(shard.key) for shard in written.shards):
                 self._pruner.drop_earlier_tries(self._runlog, commit)
-        # Otherwise an earlier try committed the save, and failed after that.
+        # Otherwise an earlier try has committed the save and then failed.
         self._pruner.prune(self._runlog)
 
     def _write(self, job: SaveJob) -> Written | None:
-        # Written once: writing other bytes after a commit whose answer was lost would damage that commit.
+        # The save is written only once: if the answer of a commit was lost, other bytes would damage the commit.
         if self._written is None or self._written[0] != job.step:
-            # First: a save that is complete but for its record may be adopted, and its curve must have no gap then.
+            # The curve is written first, because a save may be adopted, and then its curve must have no gap.
             self._put_curve(job)
             is_signed = self._runlog.is_signed
-            # Without facts there is no prepared commit, which another writer of the store could forge.
+            # A signed run has no prepared commits, because others who can write to the store could forge them.
             facts = {} if is_signed else self._facts(job)
             save = Save(
                 self._runlog.run_id,
@@ -240,7 +240,7 @@ class Writer:
         return self._written[1]
 
     def _facts(self, job: SaveJob) -> dict[str, Any]:
-        """The fields of the manifest that do not depend on what is written."""
+        """The fields of the manifest that are known before the write."""
         return {
             "step": job.step,
             "samples_seen": job.samples_seen,
@@ -259,7 +259,7 @@ class Writer:
             facts = {"attempt_id": self._author.attempt_id, "manifest": manifest, "untracked": job.untracked}
             return CommitEntry.model_validate(common | facts)
 
-        # Commit last: a record in the log is the only thing readers look for.
+        # The commit comes last, because for readers a checkpoint exists only if the log has its record.
         with span("commit", step=job.step):
             slot = self._runlog.append(build, epoch=self._author.epoch)
         commit = CheckpointRef(slot=slot.number, step=job.step, attempt_id=self._author.attempt_id)
@@ -277,7 +277,7 @@ class Writer:
     def _seal(self, job: SealJob) -> None:
         ref = self._commits.get(job.step)
         if ref is None:
-            return  # Its checkpoint was never committed, so there is nothing to seal.
+            return  # The checkpoint was never committed, so no seal is written.
 
         def build(stamp: Stamp) -> Entry:
             common = stamp(epoch=self._author.epoch)
@@ -289,5 +289,5 @@ class Writer:
 
 
 def _as_json(metric: float | None) -> float | str | None:
-    """The metric as a record writes it: JSON has no other form for numbers that are not finite."""
+    """The metric in its form for JSON records; numbers that are not finite become text."""
     return metric if metric is None or math.isfinite(metric) else str(metric)

@@ -1,4 +1,4 @@
-"""Copying many tensors at once into prepared memory, with as many threads as torch has."""
+"""Copying many tensors into prepared memory, with as many threads as torch has."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ from itertools import accumulate, pairwise
 import torch
 
 _SHARED_BYTES = 32_768 * 4
-"""From this size on torch itself spreads a copy over its threads (at::internal::GRAIN_SIZE)."""
+"""Smallest size at which torch itself uses several threads for a copy (at::internal::GRAIN_SIZE)."""
 _WORTH_A_THREAD_BYTES = 4 * 2**20
 
 
 class Copier:
-    """Fills the same views again and again.
+    """Copies tensors into the same views, many times.
 
-    Torch copies small tensors one after the other on one thread. This class spreads runs of them over as many threads
-    as torch uses for a large tensor. The runs are planned once: reading the sizes of ten thousand tensors takes as long
-    as copying some of them.
+    Torch copies small tensors one after the other on one thread. This class divides them among as many threads as torch
+    uses for a large tensor. The division is computed once, because reading the sizes of 10,000 tensors takes long.
     """
 
     def __init__(self, views: Sequence[torch.Tensor]) -> None:
@@ -32,7 +31,7 @@ class Copier:
         self._large = (large, [views[number] for number in large])
 
     def copy(self, live: Sequence[torch.Tensor]) -> None:
-        """Copy each tensor into the view at its place; all is done on return."""
+        """Copy each tensor into the view with the same index; on return, all copies are done."""
         if len(self._shares) < 2:
             copy_all(self._views, live)
             return
@@ -46,18 +45,18 @@ class Copier:
             copy(self._shares[0])
             for copied in copying:
                 copied.result()
-        copy(self._large)  # Torch has threads of its own for each of these.
+        copy(self._large)  # Torch itself uses several threads for each of these.
 
 
 @torch.no_grad()
 def copy_all(views: Sequence[torch.Tensor], live: Sequence[torch.Tensor]) -> None:
-    """Copy each tensor into the view at its place, on this thread and torch's threads."""
+    """Copy each tensor into the view with the same index, on this thread and the threads of torch."""
     if live:
         torch._foreach_copy_(list(views), list(live))
 
 
 def _even_runs(numbers: Sequence[int], sizes: Sequence[int], *, count: int) -> list[list[int]]:
-    """Runs of neighbours with about as many bytes each; fewer than `count` if each would be small."""
+    """Divide the numbers into runs of about equal bytes; fewer than `count` runs if runs would be too small."""
     ends = list(accumulate(sizes[number] for number in numbers))
     count = min(count, ends[-1] // _WORTH_A_THREAD_BYTES if ends else 0)
     cuts = [0, *(bisect_left(ends, ends[-1] * number // count) + 1 for number in range(1, count)), len(numbers)]

@@ -1,6 +1,6 @@
-"""Gathering small tensors on their device, so that one copy to the host takes the place of thousands.
+"""Gathering small tensors on their device, so that one copy to the host replaces thousands of copies.
 
-Each copy takes 6 to 10 microseconds to start, in which the link could move half a megabyte.
+Starting a copy takes 6 to 10 microseconds; in this time, the link could transfer half a megabyte.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ from collections.abc import Iterator, Sequence
 import torch
 
 Pair = tuple[torch.Tensor, torch.Tensor]
-"""Destination in host memory, contiguous, and source on a device."""
+"""A contiguous destination in host memory, and a source on a device."""
 
 SMALL_BYTES = 2**20
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _MOST_BYTES = 64 * 2**20
-"""Device memory that a gathered copy takes."""
+"""Device memory in bytes for one gathered copy."""
 
 
 def gathered(pairs: Sequence[Pair]) -> Iterator[Pair]:
-    """Pairs to be copied one after the other, with the same effect as `pairs`.
+    """Fewer pairs to copy in order, with the same effect as `pairs`.
 
-    Small tensors whose destinations are neighbours are copied as one. Start a pair's copy on the current stream before
-    the next pair is drawn: the device memory is then reused.
+    Small tensors with adjacent destinations are gathered into one pair. Start the copy of a pair on the current stream
+    before you take the next pair, because the device memory is reused.
     """
     run: list[Pair] = []
     end = size_bytes = 0
@@ -43,7 +43,7 @@ def gathered(pairs: Sequence[Pair]) -> Iterator[Pair]:
 
 
 def _is_beside(run: Sequence[Pair], tensor: torch.Tensor) -> bool:
-    """Whether it is on the device of `run`. Each destination stays aligned to its elements, from wide to narrow."""
+    """Whether the tensor can join `run`: it is on the same device, and its elements are not wider than the last."""
     return bool(run) and run[0][1].device == tensor.device and run[-1][0].element_size() >= tensor.element_size()
 
 
@@ -55,7 +55,7 @@ def _as_one(run: Sequence[Pair], size_bytes: int) -> Iterator[Pair]:
     try:
         buffer = torch.empty(size_bytes, dtype=torch.uint8, device=run[0][1].device)
     except torch.OutOfMemoryError:
-        yield from run  # Slower, but needs no memory.
+        yield from run  # This is slower, but needs no device memory.
         return
     parts, start = [], 0
     for view, _ in run:
@@ -66,7 +66,7 @@ def _as_one(run: Sequence[Pair], size_bytes: int) -> Iterator[Pair]:
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory as whole numbers: copies of several types at once pass through other types, which lose bits."""
+    """The same memory viewed as integers; a joint copy of different types would convert values and lose bits."""
     tensor = tensor.detach()
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.resolve_conj().resolve_neg()
@@ -74,7 +74,7 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def memory_of(first: torch.Tensor, size_bytes: int) -> torch.Tensor:
-    """`size_bytes` of host memory, from the first byte of this tensor on."""
+    """`size_bytes` bytes of host memory, beginning at the first byte of this tensor."""
     storage = first.untyped_storage()
     memory = torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage, 0, (storage.nbytes(),))  # type: ignore[call-overload]
     start = first.data_ptr() - storage.data_ptr()

@@ -1,7 +1,7 @@
-"""Incremental saves: they refer to unchanged tensors of a committed checkpoint, and do not store them again.
+"""Incremental saves, which refer to unchanged tensors of a committed checkpoint instead of storing them again.
 
-They suit recipes that train a part of the model. The manifest lists every shard it needs, its own and earlier ones, so
-that pruning knows at once which shards are in use, and restoring never follows a chain.
+Incremental saves suit recipes that train only a part of the model. The manifest lists all needed shards, its own and
+earlier shards. So pruning knows directly which shards are in use, and a restore never follows a chain of manifests.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from segue.stores.direct_io import page_buffer
 
 _MOST_KEPT = 2
 _WORTH_SHARE = 0.9
-"""From this share of changed bytes on, everything is stored again: the checkpoint then needs no earlier shard file."""
+"""Smallest share of changed bytes at which all tensors are stored, so that no earlier shard file is needed."""
 
 
 class Bases:
-    """The newest saves, by step: a later save can refer only to these."""
+    """The newest saves by step; a later save can refer only to these saves."""
 
     def __init__(self) -> None:
         self._kept: dict[int, Base] = {}
@@ -31,12 +31,12 @@ class Bases:
             del self._kept[oldest]
 
     def get(self, step: int | None) -> Base | None:
-        """The base of that step; None if it is unknown or not requested: the save is then a full one."""
+        """The base of this step; None if `step` is None or unknown, which leads to a full save."""
         return None if step is None else self._kept.get(step)
 
 
 def unchanged_since(base: Base, tensors: Mapping[str, TensorDigest], shard_layout: ShardLayout) -> frozenset[str]:
-    """Names of the tensors that need not be stored again; none when that would save too little."""
+    """Names of the tensors that need not be stored again; empty if too few bytes would be saved."""
     same = frozenset(name for name, digest in tensors.items() if base.tensors.get(name) == digest)
     same_bytes = sum(shard_layout.placed[name].size_bytes for name in same)
     total_bytes = sum(placed.size_bytes for placed in shard_layout.placed.values())
@@ -44,7 +44,7 @@ def unchanged_since(base: Base, tensors: Mapping[str, TensorDigest], shard_layou
 
 
 def without(names: frozenset[str], shard_file: memoryview, shard_layout: ShardLayout) -> tuple[memoryview, ShardLayout]:
-    """The shard file of the other tensors alone, in memory of its own."""
+    """A copy of the shard file without the tensors in `names`, with its layout."""
     kept = {name: placed for name, placed in shard_layout.placed.items() if name not in names}
     thin_layout = layout_of({name: placed.spec for name, placed in kept.items()})
     thin = page_buffer(thin_layout.size_bytes)

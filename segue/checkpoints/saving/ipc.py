@@ -1,6 +1,7 @@
-"""Messages between the trainer and its writer process: a JSON head, a body of bytes, sometimes a file descriptor.
+"""Messages between the trainer and its writer process.
 
-A message is two lengths, a head in JSON, and a body. There is no pickle, and no other process can reach the socket.
+A message consists of two lengths, a JSON head and a body of bytes; file descriptors may be attached. Pickle is not
+used, and no other process has access to the socket.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _MOST_DESCRIPTORS = 1
 
 
 class Message(NamedTuple):
-    """One message; `descriptors` belong to the receiver."""
+    """One message; the receiver must close the `descriptors`."""
 
     head: dict[str, Any]
     body: bytes
@@ -28,7 +29,7 @@ def send(channel: socket.socket, head: dict[str, Any], body: bytes = b"", *, des
     """Send one whole message.
 
     Raises:
-        OSError: the other side is gone.
+        OSError: the other process has ended.
     """
     text = json.dumps(head).encode()
     lengths = _LENGTHS.pack(len(text), len(body))
@@ -40,7 +41,7 @@ def send(channel: socket.socket, head: dict[str, Any], body: bytes = b"", *, des
 
 
 def receive(channel: socket.socket) -> Message | None:
-    """The next message; None when the other side has ended.
+    """The next message; None if the other process has ended.
 
     Raises:
         OSError: the connection broke in the middle of a message.
@@ -61,7 +62,7 @@ def _exactly(channel: socket.socket, count: int) -> bytes:
     while count:
         block = channel.recv(min(count, 2**20))
         if not block:
-            raise ConnectionResetError("the other side ended in the middle of a message")
+            raise ConnectionResetError("the other process ended in the middle of a message")
         blocks.append(block)
         count -= len(block)
     return b"".join(blocks)

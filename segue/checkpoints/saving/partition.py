@@ -1,7 +1,7 @@
-"""Partitions: they assign tensors and slices to ranks, so that all of the state is stored once.
+"""Partitions: assigning tensors and slices to ranks, so that the whole state is stored once.
 
-Tensors that are the same on every rank are assigned to ranks by size; of a sharded tensor, each rank stores its own
-slice. Any number of ranks can read both kinds back whole.
+Tensors that are equal on all ranks are assigned to ranks by size; of a sharded tensor, each rank stores its own slice.
+Any number of ranks can read the whole state back.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from segue.checkpoints.format.names import is_of_rank, slice_name
 
 @dataclass(frozen=True)
 class RankState:
-    """The part of the state at a safe point that one rank stores."""
+    """The part of the state that one rank stores at a safe point."""
 
     tensors: dict[str, torch.Tensor]
     skeletons: dict[str, Any]
     slices: dict[str, TensorSlice] = field(default_factory=dict)
-    """Which of the tensors are slices of larger ones."""
+    """For each tensor that is a slice, its place in the larger tensor."""
     partition_hash: str = ""
-    """Hash of the assignment of tensors to ranks: ranks with different hashes do not hold the same state."""
+    """Hash of the assignment of tensors to ranks; if two ranks have different hashes, their states do not match."""
 
 
 class Partition:
-    """The share of the state that one rank stores; the whole state if there is only one rank."""
+    """Selects the part of the state that one rank stores; with only one rank, the whole state."""
 
     def __init__(
         self, rank: int = 0, count: int = 1, *, is_same_everywhere: Callable[[str], bool] | None = None
     ) -> None:
-        """`is_same_everywhere`: whether all ranks hold the same values of a tensor, by its name; if not, rank 0
-        stores its own."""
+        """`is_same_everywhere(name)`: whether a tensor has equal values on all ranks; if not, rank 0 stores its own
+        values."""
         self._rank, self._count = rank, count
         self._is_same_everywhere = is_same_everywhere
         self._assigned: tuple[list[tuple[str, int]], frozenset[str], str] | None = None
@@ -47,7 +47,7 @@ class Partition:
         """The part of a state that this rank stores.
 
         Raises:
-            UnsupportedStateError: a tensor is sharded in a way that cannot be stored as slices.
+            UnsupportedStateError: a sharded tensor cannot be stored as slices.
         """
         sharded = {name for name, tensor in live.items() if is_sharded(tensor)} if sharded_types() else set()
         if self._count == 1 and not sharded:
@@ -64,7 +64,7 @@ class Partition:
         if self._rank == 0:
             return RankState(stored, dict(skeletons), slices, partition_hash)
         used = {owner for _, owner in owners(stored, skeletons)}
-        # A component of this rank alone may have no tensor.
+        # A component of this rank alone may have no tensors.
         own_skeletons = {
             name: skeleton for name, skeleton in skeletons.items() if name in used or is_of_rank(name, self._rank)
         }
@@ -80,7 +80,7 @@ class Partition:
         own, loads, hasher = set(), [0] * self._count, xxhash.xxh3_64()
         for name, size_bytes in sorted(sizes, key=lambda item: (-item[1], item[0])):
             if self._is_same_everywhere is not None and self._is_same_everywhere(name):
-                # Only these are hashed: every rank assigns them by itself, and all must come to the same result.
+                # Only these tensors are hashed: each rank computes this assignment, and all must get the same result.
                 rank = min(range(self._count), key=loads.__getitem__)
                 loads[rank] += size_bytes
                 hasher.update(f"{name} {size_bytes} {rank};".encode())

@@ -1,4 +1,4 @@
-"""One checkpoint from several ranks: each rank writes its shard, and rank 0 merges the results of all ranks."""
+"""Writing one checkpoint from several ranks: each rank writes its shard, and rank 0 merges all results."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _POLL_SECONDS = 0.02
 
 
 class Notes(Protocol):
-    """A key-value store that the ranks share."""
+    """A key-value store that all ranks share."""
 
     def put(self, key: str, text: str) -> None: ...
 
@@ -28,7 +28,7 @@ class Notes(Protocol):
 
 
 class RankedWriter:
-    """A shard writer that returns the result of its rank; on rank 0, the merged result of all ranks."""
+    """A shard writer that returns the result of its own rank, or on rank 0 the merged result of all ranks."""
 
     def __init__(self, inner: ShardWriter, *, rank: int, count: int, notes: Notes) -> None:
         self._inner, self._rank, self._count = inner, rank, count
@@ -43,12 +43,12 @@ class RankedWriter:
         self._inner.remember(step, base)
 
     def write(self, staged: Staged, save: Save) -> Written | None:
-        """Block until this rank's shard is durable, and on rank 0 until every rank's is.
+        """Block until the shard of this rank is durable; on rank 0, until the shards of all ranks are durable.
 
-        None when a rank gave the save up: there will be no such checkpoint.
+        None: a rank gave up the save, so there will be no checkpoint.
 
         Raises:
-            RankMismatchError: the ranks do not hold the same state, so their shards do not add up to the whole state.
+            RankMismatchError: the states of the ranks do not match, so the shards are not one whole state.
         """
         step = save.step
         if self._own is None or self._own[0] != step:
@@ -66,7 +66,7 @@ class RankedWriter:
         return merged([own, *others])
 
     def give_up(self, step: int) -> None:
-        """Report that this rank stores nothing for this step."""
+        """Report to the other ranks that this rank stores nothing for this step."""
         self._notes.put(_key(step, self._rank), json.dumps(None))
 
     def stop_waiting(self) -> None:
@@ -88,7 +88,7 @@ class RankedWriter:
         return written
 
     def _written_by(self, rank: int, step: int, partition_hash: str) -> Written | None:
-        # Without a timeout: if that rank is gone, the training loop notices and closes this writer.
+        # There is no timeout: if that rank is lost, the training loop detects this and closes this writer.
         while (note := self._notes.get(_key(step, rank))) is None:
             trouble = self._notes.get(_trouble_key(step, rank))
             if trouble:
@@ -104,7 +104,7 @@ class RankedWriter:
 
 
 def merged(by_rank: Sequence[Written | None]) -> Written | None:
-    """The results of all ranks as one; None if a rank wrote nothing."""
+    """The merged result of all ranks; None if a rank wrote nothing."""
     found = [written for written in by_rank if written is not None]
     if len(found) < len(by_rank):
         return None

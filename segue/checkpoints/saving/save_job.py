@@ -1,4 +1,4 @@
-"""The input of the background writer: the attempt that saves, and the saves and seals themselves."""
+"""The jobs of the background writer: saves and seals, and the attempt that makes them."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from segue.records import CheckpointRef, Environment, Finding, WitnessRow
 
 @dataclass(frozen=True)
 class Author:
-    """The attempt that saves: the facts that all of its commits share."""
+    """The attempt that saves, with the facts that are equal in all of its commits."""
 
     attempt_id: str
     epoch: int
     parent: CheckpointRef | None
     environment: Environment
     commits: bool = True
-    """False: another rank commits the shards that this rank makes durable."""
+    """Whether this rank commits; False: another rank commits the shards that this rank writes."""
     require: Callable[[], None] = lambda: None
-    """Called before each commit, with the log read up to it; an exception from it ends the writer's work."""
+    """Function that is called before each commit, after the log was read; an exception ends the writer."""
 
 
 class CurvePart(Protocol):
-    """A stretch of the loss curve."""
+    """A part of the loss curve."""
 
     @property
     def number(self) -> int: ...
@@ -35,9 +35,9 @@ class CurvePart(Protocol):
 
 
 class Metric:
-    """The user's metric of a save, which may come after its bytes: the commit waits until it is known or given up.
+    """The user's metric of a save. If the metric is pending, the commit waits until it is known or given up.
 
-    Without `is_pending`, no later metric is expected.
+    If `is_pending` is false, no later metric is expected.
     """
 
     def __init__(self, value: float | None = None, *, is_pending: bool = False) -> None:
@@ -51,7 +51,7 @@ class Metric:
         return self._is_known.is_set()
 
     def set(self, value: float) -> None:
-        """Record the metric, unless it was given up before."""
+        """Set the metric, unless it was given up before."""
         if not self.is_known:
             self.value = value
             self._is_known.set()
@@ -67,7 +67,7 @@ class Metric:
 
 @dataclass(frozen=True)
 class SaveJob:
-    """One staged state on its way to a commit."""
+    """A staged state to be written and committed."""
 
     staged: Staged
     step: int
@@ -75,14 +75,14 @@ class SaveJob:
     epoch: int
     metric: Metric
     curve: Sequence[CurvePart]
-    """The parts of the loss curve that are new since the previous save."""
+    """The parts of the loss curve since the previous save."""
     untracked: tuple[Finding, ...] = ()
-    """Findings about state outside the components, each with the save that saw it first."""
+    """Findings about untracked state; each is reported with the save at which it was first found."""
 
 
 @dataclass(frozen=True)
 class SealJob:
-    """Witness rows for the checkpoint at `step`."""
+    """Witness rows that seal the checkpoint at `step`."""
 
     step: int
     rows: tuple[WitnessRow, ...]

@@ -1,4 +1,4 @@
-"""Staging buffers: shared memory that the trainer fills and the writer process reads. No torch here."""
+"""Staging buffers: shared memory that the trainer fills and the writer process reads. Does not import torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import tempfile
 class StagingBuffer:
     """Shared memory for one shard file, identified by a file descriptor that can be sent to another process.
 
-    It has no name in any file system: it is freed when the last process that holds it ends, however that process ends.
+    The memory has no name in a file system, so it is freed when the last process that uses it ends for any reason.
     """
 
     def __init__(self, *, number: int, size_bytes: int) -> None:
@@ -23,11 +23,11 @@ class StagingBuffer:
 
     @property
     def memory(self) -> mmap.mmap:
-        """All of the memory, writable; begins on a page."""
+        """The whole memory, writable and beginning at a page."""
         return self._memory
 
     def close(self) -> None:
-        """Close the descriptor; the memory is freed when its last view is gone."""
+        """Close the descriptor; the memory is freed together with its last view."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1

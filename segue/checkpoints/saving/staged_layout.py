@@ -1,4 +1,4 @@
-"""A state laid out in one staging buffer: the views that a save fills, and how it fills them."""
+"""The layout of a state in one staging buffer, and the views that a save fills."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _dtype_of = operator.attrgetter("dtype")
 
 @dataclass
 class StagedLayout:
-    """A layout in one staging buffer, and the views that fill it."""
+    """A layout in one staging buffer, and one view of the buffer for each tensor."""
 
     staging_buffer: StagingBuffer
     layout: ShardLayout
@@ -34,12 +34,12 @@ class StagedLayout:
     shapes: list[torch.Size]
     dtypes: list[torch.dtype]
     device: torch.device | None
-    """The device of the first tensor that an accelerator holds; None if all are in the host's memory."""
+    """The device of the first tensor on an accelerator; None if all tensors are in host memory."""
     accelerator: Accelerator
     is_locked: bool | None = None
-    """Whether the device copies directly into the staging buffer; None: not tried yet."""
+    """Whether the memory is locked, so that the device copies directly into it; None: not tried yet."""
     room: Room | None = None
-    """Device memory for a copy of the tensors on devices."""
+    """Device memory for copies of the device tensors."""
     under_way: Sequence[Copy] = ()
     _unlock: Callable[[], object] = lambda: None
 
@@ -53,19 +53,19 @@ class StagedLayout:
         )
 
     def fill(self, live: list[torch.Tensor]) -> None:
-        """Copy everything; all is done on return."""
+        """Copy all tensors; on return, all copies are done."""
         if self.device is None:
             self.copier.copy(live)
             return
         with span("wait for the device"):
-            self.accelerator.drain(live)  # Work on other streams may also change the state.
+            self.accelerator.drain(live)  # Work on other streams may change the state too.
         with span("copy", bytes=self.layout.size_bytes, is_locked=self.is_locked):
             copy_now(list(zip(self.views, live, strict=True)), self.accelerator)
 
     def copy_within(self, live: list[torch.Tensor]) -> Sequence[Copy] | None:
-        """Copy everything, tensors on devices within their devices; the returned copies go from there to the host.
+        """Copy all tensors, device tensors within their devices; the returned copies go from there to the host.
 
-        None if a device has too little memory left; nothing was copied then.
+        None if a device has too little free memory; then nothing was copied.
         """
         if self.device is None:
             return None
@@ -76,7 +76,7 @@ class StagedLayout:
         if self.room is None:
             return None
         with span("wait for the device"):
-            self.accelerator.drain(live)  # Work on other streams may also change the state.
+            self.accelerator.drain(live)  # Work on other streams may change the state too.
         with span("copy within the device", bytes=self.layout.size_bytes):
             copies = self.room.copy([live[number] for number in there])
         if copies is None:
@@ -90,31 +90,31 @@ class StagedLayout:
         return copies
 
     def get_ready(self, *, pause: Callable[[float], object]) -> None:
-        """Touch the memory, and lock it if a device copies into it, with pauses in which training continues."""
+        """Touch the memory, and lock it if a device copies into it; training continues during the pauses."""
         memory = torch.frombuffer(self.staging_buffer.memory, dtype=torch.uint8)
         with span("touch memory", bytes=memory.nbytes):
             memory[len(self.layout.head) :].zero_()
         self.lock(pause=pause)
 
     def lock(self, *, pause: Callable[[float], object] = no_pause) -> None:
-        """Lock the memory, unless that was already tried or no device copies into the memory."""
+        """Lock the memory, unless locking was already tried or no device copies into the memory."""
         if self.device is None or self.is_locked is not None:
             return
         memory = torch.frombuffer(self.staging_buffer.memory, dtype=torch.uint8)
         with span("lock memory", bytes=memory.nbytes) as facts:
             self.is_locked = facts["is_locked"] = self.accelerator.lock_pages(memory, device=self.device, pause=pause)
         if self.is_locked:
-            # Memory that is unmapped while it is locked keeps its lock: copies to the memory that is mapped there next
-            # would go to pages that nobody sees. So the last owner of a buffer unlocks it, even if nobody closes this
-            # plan.
+            # If memory is unmapped while it is locked, the lock stays: later copies to the same address would go to the
+            # old pages. So the memory is unlocked together with the end of the buffer, even if this layout was not
+            # closed.
             unlock = weakref.finalize(self.staging_buffer, self.accelerator.unlock_pages, memory)
             unlock.atexit = False
             self._unlock = unlock
 
     def close(self) -> None:
-        """Free the memory, once no device copies into it."""
+        """Wait until no device copies into the memory, then free it."""
         for copy in self.under_way:
-            with suppress(RuntimeError):  # A device that has failed copies nothing more.
+            with suppress(RuntimeError):  # A failed device copies nothing more.
                 copy.wait()
         self.room = None
         self._unlock()
@@ -123,7 +123,7 @@ class StagedLayout:
 
 
 def laid_out(number: int, state: RankState, accelerator: Accelerator) -> StagedLayout:
-    """The layout of this state in a new staging buffer with this number."""
+    """Create a staging buffer with this number, and lay out the state in it."""
     live = state.tensors
     specs = {name: TensorSpec(str(t.dtype).removeprefix("torch."), tuple(t.shape)) for name, t in live.items()}
     layout = replace(layout_of(specs), slices=state.slices)
@@ -149,13 +149,13 @@ def laid_out(number: int, state: RankState, accelerator: Accelerator) -> StagedL
 
 
 def touch(plans: Sequence[StagedLayout], pause: Callable[[float], object]) -> None:
-    """Get the memory of these layouts ready; runs in a thread of its own."""
+    """Prepare the memory of these layouts; runs in a separate thread."""
     for plan in plans:
         plan.get_ready(pause=pause)
 
 
 def copy_now(pairs: Sequence[Pair], accelerator: Accelerator) -> None:
-    """Copy these pairs; all is done on return. The host copies its own tensors while the devices copy theirs."""
+    """Copy these pairs and wait for all copies; the host copies CPU tensors while devices copy their tensors."""
     there = [pair for pair in pairs if accelerator.has(pair[1])]
     here = [pair for pair in pairs if not accelerator.has(pair[1])] if there else pairs
     accelerator.copy(there)

@@ -1,9 +1,9 @@
-"""Staging: copying the state of a safe point into a staging buffer, so that training may continue while it is written.
+"""Staging: copying the state at a safe point into a staging buffer, so that training continues during the write.
 
-If a device has room for a copy of its state, the state is copied there first, and training waits only for this copy.
-Otherwise `take` blocks for about one copy to the host. `begin` blocks only for tensors that a forward pass may change.
-Tensors that only an optimizer changes are copied in the background; before any optimizer's step, `Staged.barrier` waits
-for their copies.
+If a device has enough free memory for a copy of its state, the state is copied there first, and training waits only for
+this copy. If not, `take` blocks for about one copy to the host, and `begin` blocks only for tensors that a forward pass
+may change. Tensors that only an optimizer changes are copied in the background; before each optimizer step,
+`Staged.barrier` waits for their copies.
 """
 
 from __future__ import annotations
@@ -28,29 +28,32 @@ from segue.checkpoints.saving.staged_layout import StagedLayout, copy_now, laid_
 from segue.checkpoints.saving.tracing import span
 
 _LOOKS, _MOST_LOOKED_AT, _MOST_ON_DEVICE = 64, 256, 32
-"""Limits at the barrier: values per tensor, tensors (the largest ones), and tensors on a device (each is a kernel)."""
+"""Limits of the comparison at the barrier: values per tensor, tensors, and device tensors (one kernel for each)."""
 
 
 @dataclass(frozen=True)
 class Late:
-    """A tensor that must not change before the barrier."""
+    """A tensor that must not change between the safe point and the barrier."""
 
     live: torch.Tensor
     version: int
     looks: torch.Tensor | None
-    """A few of its values at the safe point."""
+    """A few values of the tensor at the safe point."""
     is_on_device: bool = False
 
     def has_changed(self) -> bool:
-        """Whether the tensor was changed, judged by its version, which every change known to torch increments, and by a
-        few values for changes through `.data`, which torch does not see. Values on a device are compared later."""
+        """Whether the version or one of the kept values of the tensor has changed.
+
+        Torch increments the version at each change, except at changes through `.data`; for these, a few values are
+        compared. Values on a device are compared later.
+        """
         if self.live._version != self.version:
             return True
         return self.looks is not None and not self.is_on_device and not torch.equal(looks_at(self.live), self.looks)
 
 
 def guarded(tensors: list[torch.Tensor], accelerator: Accelerator) -> list[Late]:
-    """These tensors at the safe point, with a few values of the largest tensors."""
+    """Records of these tensors at the safe point, with a few values of the largest tensors."""
     shown = [tensor for tensor in tensors if tensor.is_contiguous() and not tensor.is_conj()]
     on_device = [accelerator.has(tensor) for tensor in shown]
     largest: set[int] = set()
@@ -61,45 +64,45 @@ def guarded(tensors: list[torch.Tensor], accelerator: Accelerator) -> list[Late]
 
 
 def looks_at(tensor: torch.Tensor) -> torch.Tensor:
-    """A few of the tensor's values, evenly spaced, as bytes."""
+    """A few evenly spaced values of the tensor, as bytes."""
     stride = max(tensor.numel() // _LOOKS, 1)
     return tensor.detach().view(-1)[::stride].clone(memory_format=torch.contiguous_format).view(torch.uint8)
 
 
 @dataclass
 class Staged:
-    """One safe point's state in a staging buffer. Its bytes may be read after `wait`."""
+    """The state of one safe point in a staging buffer; the bytes may be read after `wait`."""
 
     staging_buffer: StagingBuffer
     layout: ShardLayout
     skeletons: dict[str, Json]
     partition_hash: str = ""
-    """Hash of the assignment of tensors to ranks; the same on all ranks that agree on it."""
+    """Hash of the assignment of tensors to ranks, equal on all ranks with the same assignment."""
     is_torn: bool = False
-    """The state changed while it was being copied; it must not be committed."""
+    """Whether the state changed during the copy; then it must not be committed."""
     _late: list[Late] = field(default_factory=list)
     _copied: threading.Event = field(default_factory=threading.Event)
     _passed: threading.Event = field(default_factory=threading.Event)
     _device_copies: Sequence[Copy] = ()
     _device_looks: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
-    """A few values of tensors on a device: at the safe point, and at the barrier."""
+    """A few values of device tensors at the safe point and at the barrier."""
 
     def barrier(self) -> None:
-        """Block until the live tensors are copied; to be called before anything changes them."""
+        """Block until the live tensors are copied; call this before any of them is changed."""
         if self._passed.is_set():
             return
         self._copied.wait()
         for copy in self._device_copies:
             copy.hold_back_device()
         self.is_torn = self.is_torn or any(late.has_changed() for late in self._late)
-        # This look does not wait for a device. Work that the training thread launches later runs after it.
+        # Reading these values does not wait for a device; work that the training thread launches later runs after it.
         on_device = [late for late in self._late if late.is_on_device and not self.is_torn]
         self._device_looks = [(late.looks, looks_at(late.live)) for late in on_device if late.looks is not None]
         self._late = []
         self._passed.set()
 
     def wait(self) -> None:
-        """Block until all is copied and the barrier has decided whether the copy is torn."""
+        """Block until all tensors are copied and it is known whether the state changed during the copy."""
         with span("wait for the copy"):
             self._copied.wait()
             self._passed.wait()
@@ -110,29 +113,29 @@ class Staged:
 
 
 class Encoded(NamedTuple):
-    """A state tree that was encoded in advance; its tensors are the live ones."""
+    """A state tree that was encoded in advance; its tensors are not copied yet."""
 
     skeleton: Json
     tensors: dict[str, torch.Tensor]
 
     @classmethod
     def of(cls, name: str, tree: Any) -> Encoded:
-        """The tree of the component with this name.
+        """Encode the tree of the component with this name.
 
         Raises:
-            UnsupportedStateError: it cannot be stored.
+            UnsupportedStateError: the tree cannot be stored.
         """
         tensors: dict[str, torch.Tensor] = {}
         return cls(encode_tree(tree, path=name, tensors=tensors), tensors)
 
 
 class StagingArea:
-    """One or two staging buffers, laid out for a state, and laid out again when the state gets other tensors."""
+    """One or two staging buffers with the layout of a state; if the state gets other tensors, it is laid out again."""
 
     def __init__(
         self, *, staging_buffers: int = 1, partition: Partition | None = None, accelerator: Accelerator | None = None
     ) -> None:
-        """`partition` selects what this rank stores; without one, everything. `accelerator`: torch's by default."""
+        """`partition` selects the part that this rank stores; None: the whole state."""
         self._partition = partition or Partition()
         self._accelerator = accelerator or TorchAccelerator()
         self._free = list(range(staging_buffers))
@@ -140,7 +143,7 @@ class StagingArea:
         self._lock = threading.Lock()
         self._warming: threading.Thread | None = None
         self._is_awaited = threading.Event()
-        """Set once somebody waits for the memory to be ready: it is then prepared without pauses."""
+        """Set if a thread waits for the memory; the memory is then prepared without pauses."""
 
     @property
     def is_free(self) -> bool:
@@ -149,15 +152,14 @@ class StagingArea:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the memory that `prepare` allocates can be used without waiting."""
+        """Whether the memory from `prepare` can be used without waiting."""
         return self._warming is None or not self._warming.is_alive()
 
     def prepare(self, trees: Mapping[str, Any]) -> None:
-        """Allocate memory for this state in the background: the first touch of memory costs ten times a copy.
+        """Allocate memory for this state in the background, because the first touch of memory takes ten times a copy.
 
         Raises:
-            UnsupportedStateError, StateTooLargeError: the state cannot be stored; this is better known now than at the
-                first save.
+            UnsupportedStateError, StateTooLargeError: the state cannot be stored, so the first save would fail.
         """
         state = self._rank_state(trees)
         plans = [self._plan_for(number, state) for number in self._free]
@@ -168,10 +170,10 @@ class StagingArea:
 
     @paused_collector()
     def take(self, trees: Mapping[str, Any]) -> Staged:
-        """Copy everything now, so that training may continue; a staging buffer must be free.
+        """Copy all tensors before the return; a staging buffer must be free.
 
         Raises:
-            UnsupportedStateError, StateTooLargeError: it cannot be stored; nothing was taken.
+            UnsupportedStateError, StateTooLargeError: the state cannot be stored; nothing was copied.
         """
         staged, plan, live = self._start(trees)
         plan.fill(live)
@@ -179,10 +181,10 @@ class StagingArea:
 
     @paused_collector()
     def begin(self, trees: Mapping[str, Any], *, deferred: frozenset[int]) -> Staged:
-        """Copy all tensors except those at the addresses in `deferred`, which are copied while training continues.
+        """Copy all tensors; tensors at the addresses in `deferred` are copied while training continues.
 
         Raises:
-            UnsupportedStateError, StateTooLargeError: it cannot be stored; nothing was taken.
+            UnsupportedStateError, StateTooLargeError: the state cannot be stored; nothing was copied.
         """
         staged, plan, live = self._start(trees)
         if (copies := plan.copy_within(live)) is not None:
@@ -194,7 +196,7 @@ class StagingArea:
         device = self._accelerator
         if plan.device is not None:
             with span("wait for the device"):
-                device.drain(live)  # Work on other streams may also change the state.
+                device.drain(live)  # Work on other streams may change the state too.
         with span("copy", is_locked=plan.is_locked):
             copy_now(now, device)
         with span("guard"):
@@ -207,7 +209,7 @@ class StagingArea:
         return staged
 
     def release(self, staged: Staged) -> None:
-        """Return the staging buffer once its bytes are no longer needed."""
+        """Give the staging buffer back when its bytes are no longer needed."""
         with self._lock:
             self._free.append(staged.staging_buffer.number)
 
@@ -259,7 +261,7 @@ def _encoded(name: str, tree: Any, live: dict[str, torch.Tensor]) -> Json:
 
 
 def _whole(staged: Staged, copies: Sequence[Copy]) -> Staged:
-    """The staged state, which later changes do not affect; it is whole once these copies are done."""
+    """The staged state, which later changes of the tensors do not affect; it is complete after these copies."""
     staged._device_copies = copies
     staged._copied.set()
     staged._passed.set()

@@ -1,7 +1,7 @@
-"""`SEGUE_TRACE=FILE`: how training processes spend their time, as events that chrome://tracing and Perfetto show.
+"""`SEGUE_TRACE=FILE`: trace events of training processes, for chrome://tracing and Perfetto.
 
-Every process with that variable appends to the file: one event per line, written at once, so that the events of a
-killed process remain. Without the variable nothing is measured.
+If this environment variable is set, each process appends one line per event to the file. Each line is written
+immediately, so that the events of a killed process remain. If the variable is not set, nothing is measured.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _NOTHING: AbstractContextManager[dict[str, object]] = nullcontext({})
 
 
 def span(name: str, **facts: object) -> AbstractContextManager[dict[str, object]]:
-    """A block of code as one event of this thread, with these facts and those that the block adds to the dict."""
+    """Record a block of code as one event of this thread; the block may add facts to the yielded dict."""
     path = os.environ.get(VARIABLE)
     return _NOTHING if not path else _measured(_opened(path), name, facts)
 
@@ -37,12 +37,13 @@ def _measured(descriptor: int, name: str, facts: dict[str, object]) -> Iterator[
 
 
 def _append(descriptor: int, event: dict[str, object]) -> None:
-    os.write(descriptor, json.dumps(event, default=str).encode() + b",\n")  # Whole: the file is opened for appending.
+    # The line is written whole, because the file was opened for appending.
+    os.write(descriptor, json.dumps(event, default=str).encode() + b",\n")
 
 
 @cache
 def _opened(path: str) -> int:
-    """The file, which begins with the bracket of a list; readers of such traces do not ask for the closing one."""
+    """Open the file; a new file begins with "[". Trace viewers do not need the closing bracket."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         os.write(descriptor, b"[\n")

@@ -1,6 +1,6 @@
-"""Copies of state within its device: they take a hundredth of the time of a copy to the host.
+"""Copies of state within its device, which take a hundredth of the time of a copy to the host.
 
-They hold the safe point whatever training does next, so training continues while they are copied to the host.
+Training cannot change these copies, so training continues while they are copied to the host.
 """
 
 from __future__ import annotations
@@ -15,31 +15,31 @@ from segue.checkpoints.saving.gathering import BITS, Pair, bits, memory_of
 
 _ALIGNED_TO = 256
 _LEFT_OF_DEVICE, _LEAST_LEFT = 0.1, 0.05
-"""Share of a device's memory that must be left for later needs of training: to take memory, and to keep it."""
+"""Shares of device memory that must stay free for training: to allocate memory for copies, and to keep it."""
 
 
 @dataclass
 class DeviceRoom:
-    """Memory of one device for a copy of tensors, which continue from there to views of host memory."""
+    """Memory of one device for a copy of tensors, and the copies from there to views of host memory."""
 
     device: torch.device
     memory: torch.Tensor
     moves: list[Pair]
-    """Copies from the device to the host: one for each range of host memory that the tensors fill."""
+    """Copies from the device to the host, one for each contiguous range of host memory."""
     _groups: dict[torch.dtype, tuple[list[int], list[torch.Tensor]]] = field(default_factory=dict)
-    """For each type, the numbers of its tensors and their places."""
+    """For each type, the numbers of its tensors and their places in the device memory."""
 
     @torch.no_grad()
     def fill(self, live: Sequence[torch.Tensor]) -> None:
-        """Queue the copies within the device, on its current stream."""
+        """Queue the copies within the device on the current stream."""
         for dtype, (numbers, parts) in self._groups.items():
             sources = [live[number] for number in numbers]
-            # Other types would be copied by way of another type, which loses bits.
+            # Other types are copied as integers, because torch would convert them to another type and lose bits.
             torch._foreach_copy_(parts, sources if dtype is torch.float32 else list(map(bits, sources)))
 
 
 def room_on(device: torch.device, views: Sequence[torch.Tensor], numbers: Sequence[int]) -> DeviceRoom | None:
-    """Room for the tensors with these numbers, of all that go to `views`; None if the device has too little."""
+    """Device memory for the tensors with these numbers in `views`; None if too little memory is free."""
     starts, ranges, size_bytes = _placed(views, numbers)
     memory = memory_on(device, size_bytes)
     if memory is None:
@@ -55,13 +55,13 @@ def room_on(device: torch.device, views: Sequence[torch.Tensor], numbers: Sequen
 
 
 def is_short(device: torch.device) -> bool:
-    """Whether a device has so little memory left that training should also get the memory of the copies."""
+    """Whether a device has so little free memory that the memory of the copies should be freed for training."""
     free, total = torch.cuda.mem_get_info(device)
     return free < _LEAST_LEFT * total
 
 
 def memory_on(device: torch.device, size_bytes: int) -> torch.Tensor | None:
-    """This much memory of a device, if twice as much is left, and some more for later needs of training."""
+    """Allocate device memory; None if less than twice this size plus a reserve for training is free."""
     if device.type != "cuda" or not size_bytes:
         return None
     free, total = torch.cuda.mem_get_info(device)
@@ -76,9 +76,9 @@ def memory_on(device: torch.device, size_bytes: int) -> torch.Tensor | None:
 def _placed(
     views: Sequence[torch.Tensor], numbers: Sequence[int]
 ) -> tuple[dict[int, int], list[tuple[int, int, int]], int]:
-    """The start of each tensor; the first view, start and size of each range; and the bytes of all ranges.
+    """The start of each tensor; the first view, start and size of each range; and the total bytes of all ranges.
 
-    Neighbours in the host's memory are neighbours here, at the same alignment, so that one copy moves them all.
+    Tensors that are adjacent in host memory are adjacent here too, with the same alignment, so that one copy is enough.
     """
     starts: dict[int, int] = {}
     ranges: list[tuple[int, int, int]] = []

@@ -1,7 +1,7 @@
-"""Writing shards: a checkpoint's bytes in the stores, with a checksum for each chunk; `loading.read` verifies them.
+"""Writing shards to the stores, with a checksum for each chunk; `loading.read` verifies the checksums.
 
-For each rank a checkpoint has one shard file with its tensors and one index: the state without its tensors, and the
-type, shape and digest of each tensor. No torch here: the writer process runs this.
+For each rank, a checkpoint has one shard file with the tensors, and one index with the rest of the state and the type,
+shape and digest of each tensor. This module does not import torch, because the writer process runs it.
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ def write_checkpoint(
     try_number: int = 1,
     partition_hash: str = "",
 ) -> tuple[Written, Base]:
-    """Make a staged state durable in its attempt's folder; returns facts for a manifest and a base for later saves.
+    """Write a staged state to the folder of its attempt; return facts for a manifest and a base for later saves.
 
-    The last of `tiers` is the durable one. Those before it are faster and may fail: such a failure is logged, and the
-    save continues. `skeletons` are JSON. `try_number` counts the writer processes that have tried this save. With
-    `base`, tensors that have not changed since the base are referred to, not written. The returned base may be used
-    once this save is committed. A save with facts also stores, after everything else, the content of its commit record.
-    After a crash before that, the bytes are in the store and nothing refers to them.
+    The last store in `tiers` is the durable store. The stores before it are faster and may fail: a failure is logged,
+    and the save continues. `skeletons` are JSON. `try_number` is the number of writer processes that have tried this
+    save. With `base`, tensors that have not changed since the base are not written but referred to. The returned base
+    may be used after this save is committed. If the save has facts, the content of its commit record is stored last.
+    After a crash before that, the bytes are in the store, but no record refers to them.
 
     Raises:
-        StoreWriteError: the durable tier could not be written; calling again is safe.
+        StoreWriteError: the durable store could not be written; a retry is safe.
     """
     where = save.attempt_id, save.step, rank
     shard_name = keys.shard_name(*where, try_number=try_number)
     with ThreadPoolExecutor(1, thread_name_prefix="segue-digest") as hasher:
-        # In parallel with the write of the shard file, which takes longer: hashing is far faster than any disk.
+        # Hashing runs in parallel with the write of the shard file, which takes longer.
         hashing = hasher.submit(_digests, shard_file, shard_layout, skeletons)
         same: frozenset[str] = frozenset()
         if base is not None:
@@ -91,13 +91,13 @@ def write_checkpoint(
 
 
 def checksums(blob: bytes | memoryview) -> tuple[int, ...]:
-    """crc32c of each chunk."""
+    """The crc32c of each chunk."""
     view = memoryview(blob)
     return tuple(crc32c.crc32c(view[start : start + CHUNK_BYTES]) for start in range(0, len(view), CHUNK_BYTES))
 
 
 def hashes(blob: memoryview) -> tuple[str, ...]:
-    """SHA-256 of each chunk."""
+    """The SHA-256 of each chunk."""
     starts = range(0, len(blob), CHUNK_BYTES)
     return tuple(hashlib.sha256(blob[start : start + CHUNK_BYTES]).hexdigest() for start in starts)
 
@@ -107,7 +107,7 @@ def _put(tiers: Sequence[Store], key: str, data: memoryview) -> None:
         try:
             store.put(key, data)
         except StoreWriteError as error:
-            log.warning("fast tier skipped for this save reason=%s", error)
+            log.warning("fast folder skipped for this save reason=%s", error)
     with span("put", bytes=len(data)):
         tiers[-1].put(key, data)
 

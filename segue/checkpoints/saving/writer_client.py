@@ -1,4 +1,4 @@
-"""Writers of shards: in the calling thread, or in a writer process that is started again when it dies."""
+"""Shard writers: in the calling thread, or in a writer process that is restarted if it dies."""
 
 from __future__ import annotations
 
@@ -34,39 +34,39 @@ log = logging.getLogger(__name__)
 
 _END_SECONDS = 5.0
 _STARTS = 3
-"""Limit on starts of the writer process: if it dies this often before it is ready, the cause repeats."""
+"""Most starts of the writer process; if it dies this often before it is ready, more tries would not help."""
 _NOTICES = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
 class ShardWriter(Protocol):
-    """Makes staged states durable."""
+    """Writes staged states to the stores."""
 
     def wait_until_ready(self) -> None:
         """Block until the writer can write.
 
         Raises:
-            WriterDiedError: it ended before that.
+            WriterDiedError: the writer process ended before it was ready.
         """
         ...
 
     def remember(self, step: int, base: Base) -> None:
-        """Let a save whose `base_step` is `step` refer to a checkpoint that was written elsewhere."""
+        """Add a base for saves whose `base_step` is `step`; another process wrote its checkpoint."""
         ...
 
     def write(self, staged: Staged, save: Save) -> Written | None:
-        """Block until the bytes are durable. Only what changed since the save's base need be written.
+        """Block until the bytes are durable. Tensors that have not changed since the base of the save may be left out.
 
-        None when several ranks save together and one of them gave this save up.
+        None: several ranks save together, and one of the ranks gave up this save.
 
         Raises:
-            StoreWriteError: the durable store could not be written; calling again is safe.
-            WriterDiedError: the writer process is gone; calling again starts another.
-            StateTooLargeError: the state could not be read back; nothing was written.
+            StoreWriteError: the durable store could not be written; a retry is safe.
+            WriterDiedError: the writer process has ended; a retry starts another process.
+            StateTooLargeError: the state is too large to be read back; nothing was written.
         """
         ...
 
     def give_up(self, step: int) -> None:
-        """Record that nothing will be written for this step."""
+        """Report to other ranks that nothing will be written for this step."""
         ...
 
     def stop_waiting(self) -> None:
@@ -74,12 +74,12 @@ class ShardWriter(Protocol):
         ...
 
     def close(self) -> None:
-        """End the writer. A write in progress is abandoned."""
+        """End the writer; a running write is abandoned."""
         ...
 
 
 class InlineWriter:
-    """Writes in the calling thread: for a store that exists only in this process, and for short-lived tools."""
+    """Writes in the calling thread, for a store that exists only in this process and for short-lived tools."""
 
     def __init__(self, tiers: Sequence[Store], *, rank: int = 0) -> None:
         self._tiers, self._rank = tiers, rank
@@ -124,17 +124,18 @@ class ProcessWriter:
         self._process: subprocess.Popen[bytes] | None = None
         self._starts = 0
         self._first_try = (-1, 0)
-        """Step of the newest save, and how many processes had been started at its first try."""
+        """Step of the newest save, and the number of processes that had been started at its first try."""
         self._channel: socket.socket | None = None
         self._known: dict[int, tuple[StagingBuffer, ShardLayout]] = {}
         self._is_ready, self._closed = False, threading.Event()
-        self._folder = Path.cwd()  # A store's folder may be relative, and the program may change its own.
+        # The folder of a store may be relative, and the program may change its working folder.
+        self._folder = Path.cwd()
         self._inherited: tuple[int, Base] | None = None
         self._start()
 
     @property
     def pid(self) -> int:
-        """The process's id."""
+        """The id of the writer process."""
         assert self._process is not None
         return self._process.pid
 
@@ -159,7 +160,7 @@ class ProcessWriter:
         self._inherited = (step, base)
 
     def wait_until_ready(self) -> None:
-        """Block until the process runs and knows its stores; starts it if there is none."""
+        """Start the process if it is not running, and block until it has opened its stores."""
         if self._is_ready:
             return
         if self._closed.is_set():
@@ -190,9 +191,8 @@ class ProcessWriter:
         channel, self._channel = self._channel, None
         if channel is not None:
             with suppress(OSError):
-                channel.shutdown(
-                    socket.SHUT_RDWR
-                )  # The process ends when this end of the socket closes; a thread that waits here wakes up.
+                # If this end of the socket closes, the process ends, and a thread that waits here wakes up.
+                channel.shutdown(socket.SHUT_RDWR)
             channel.close()
         if self._process is not None:
             try:
@@ -204,7 +204,7 @@ class ProcessWriter:
     def _start(self) -> None:
         self._starts += 1
         ours, theirs = socket.socketpair()
-        # The process inherits this mask until it sets its own: a notice may come while it starts.
+        # The process inherits this mask until it sets its own mask, because a notice may come during the start.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _NOTICES)
         try:
             with theirs:
@@ -267,15 +267,15 @@ def _skeletons(staged: Staged) -> dict[str, bytes]:
 
 
 def _address(spec: StoreSpec) -> dict[str, str | None]:
-    """What `open_url` needs; the key is used where records are written."""
+    """The arguments of `open_url`, without the signing key: the writer process signs nothing."""
     return {"url": spec.url, "endpoint_url": spec.endpoint_url, "region": spec.region}
 
 
 def wait_for_writer(shards: ShardWriter) -> None:
-    """Block until the writer can write; a writer process that dies before that is started again, a few times.
+    """Block until the writer can write; if the writer process dies before that, restart it a few times.
 
     Raises:
-        WriterDiedError: it died each time.
+        WriterDiedError: the process died each time.
     """
     for tries_left in reversed(range(_STARTS)):
         try:

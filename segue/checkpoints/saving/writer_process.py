@@ -1,7 +1,7 @@
-"""The writer process: hashes, writes and uploads what the trainer has staged, at low priority and without torch.
+"""The writer process: hashes, writes and uploads staged states, at low priority and without torch.
 
-A thread would slow training down by three to twenty-four times while it writes, because both need the interpreter. This
-process ends as soon as the trainer ends, for whatever reason: a save that is unfinished by then was never committed.
+A thread would slow training down by 3 to 24 times during a write, because both need the interpreter lock. This process
+ends as soon as the trainer ends for any reason; an unfinished save was never committed.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ NOTICES = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 _NICENESS = 10
 _POLL_SECONDS = 0.5
 _TURN_SECONDS = 0.0005
-"""The time after which one thread yields to another. Python's default of 5 ms would be added to each file operation."""
+"""Seconds after which a thread yields to another; Python's default of 5 ms would delay each file operation."""
 
 
 class _Work:
-    """The staging buffers and layouts that are known, and the stores to write to."""
+    """The staging buffers and layouts of the trainer, and the stores."""
 
     def __init__(self, stores: list[Store]) -> None:
         self._stores = stores
@@ -49,7 +49,7 @@ class _Work:
         self._bases = Bases()
 
     def do(self, message: ipc.Message) -> dict[str, Any] | None:
-        """Act on one message; returns the answer, None if the message needs none."""
+        """Process one message; return the answer, or None if the message needs no answer."""
         head = message.head
         number = head.get("staging_buffer", 0)
         match head["kind"]:
@@ -95,11 +95,11 @@ def _slice(tensor: str, shape: list[int], offsets: list[int]) -> TensorSlice:
 
 
 def main() -> None:
-    """Serve the trainer. Arguments: the descriptor of the socket, and the trainer's process id."""
-    # The trainer acts on the notice, and ends this process when the last checkpoint is durable.
+    """Serve the trainer. Command-line arguments: the descriptor of the socket, and the process id of the trainer."""
+    # The trainer handles the notice, and ends this process after the last checkpoint is durable.
     for number in NOTICES:
         signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, NOTICES)  # Signals that came during the start are dropped.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, NOTICES)  # Signals that arrived during the start are dropped.
     os.nice(_NICENESS)
     sys.setswitchinterval(_TURN_SECONDS)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s writer | %(message)s")
@@ -115,7 +115,7 @@ def main() -> None:
     except Exception as error:
         log.exception("the writer process cannot continue")
         _send(channel, {"kind": "broken", "why": repr(error)})
-    # The trainer may still be sending: afterwards it reads the reason, and closes the socket.
+    # The trainer may still be sending; after that, it reads the reason and closes the socket.
     listener.join()
 
 
@@ -133,7 +133,7 @@ def _send(channel: socket.socket, head: dict[str, Any]) -> None:
     try:
         ipc.send(channel, head)
     except OSError:
-        os._exit(0)  # The trainer is gone, and no other process waits for this.
+        os._exit(0)  # The trainer has ended, and no other process waits for the answer.
 
 
 def _listen(channel: socket.socket, inbox: queue.SimpleQueue[ipc.Message]) -> None:
@@ -141,8 +141,8 @@ def _listen(channel: socket.socket, inbox: queue.SimpleQueue[ipc.Message]) -> No
         while (message := ipc.receive(channel)) is not None:
             inbox.put(message)
     finally:
-        # No process is left to commit the bytes that are being written. No clean-up: an upload in flight must not delay
-        # the end.
+        # No process can commit the bytes that are being written. There is no clean-up, so a running upload does not
+        # delay the end.
         os._exit(0)
 
 

@@ -1,4 +1,4 @@
-"""`segue data`: a first suite of expectations, a check of a slot's data without training, and its Data Docs."""
+"""`segue data`: write a first suite of expectations, check a slot's data without training, show its Data Docs."""
 
 from __future__ import annotations
 
@@ -34,24 +34,23 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-Slot = Annotated[str | None, typer.Option(help="Time of the slot, as an ISO time; by default now.")]
+Slot = Annotated[str | None, typer.Option(help="Time of the slot, as an ISO time; the default is now.")]
 
 
 @app.command()
 def profile(
     files: Annotated[
-        list[str], typer.Argument(help="Files, globs, or s3://, gs:// or az:// prefixes of data that is good.")
+        list[str], typer.Argument(help="Good data, as files, globs, or prefixes with s3://, gs:// or az://.")
     ],
     *,
     to: Annotated[Path, typer.Option(help="JSON file of the suite, e.g. expectations/flights.json.")],
     endpoint_url: Annotated[str | None, typer.Option(help="Endpoint of s3:// files; default: AWS.")] = None,
-    reading: Annotated[
-        Path | None, typer.Option(help="retrain.toml whose [data.reading] tells how the files are written.")
-    ] = None,
+    reading: Annotated[Path | None, typer.Option(help="retrain.toml with the file format in [data.reading].")] = None,
 ) -> None:
-    """Write a first suite of Great Expectations that these files meet, for you to correct.
+    """Write a first suite of Great Expectations that these files meet, as a draft for you to correct.
 
-    A file that exists is kept. Exit code 0: it is written. 2: there are no such files, or it exists.
+    A suite that already exists is not overwritten. Exit code 0: the suite is written. 2: there are no such files, or
+    the suite already exists.
     """
     if to.exists():
         raise SpecError(source=COMMAND_LINE, problems=(f"--to: {to} exists; name a new file",))
@@ -85,9 +84,9 @@ def profile(
 
 @app.command()
 def check(file: File = DEFAULT, slot: Slot = None, as_json: Json = False) -> None:
-    """Check the data of a slot as the retraining would. Nothing is trained, and nothing is recorded.
+    """Check the data of a slot as the retraining does, without training and without recording the result.
 
-    Exit code 0: it passes. 1: it is refused. 2: there is no such data.
+    Exit code 0: the data passes. 1: the data is refused. 2: there is no data for the slot.
     """
     from segue.retraining.gate.window_check import check_window
 
@@ -121,9 +120,9 @@ def check(file: File = DEFAULT, slot: Slot = None, as_json: Json = False) -> Non
 @app.command()
 def docs(
     file: File = DEFAULT,
-    slot: Annotated[str | None, typer.Option(help="Time of the slot; the newest one by default.")] = None,
+    slot: Annotated[str | None, typer.Option(help="Time of the slot; the default is the newest slot.")] = None,
     to: Annotated[Path | None, typer.Option(help="Folder to write the pages into, instead of serving them.")] = None,
-    port: Annotated[int, typer.Option(help="Port on 127.0.0.1; 0: any that is free.")] = 0,
+    port: Annotated[int, typer.Option(help="Port on 127.0.0.1; 0 means any free port.")] = 0,
 ) -> None:
     """Serve the Data Docs of a slot's check on this machine until Ctrl-C, or write them into a folder."""
     spec = RetrainSpec.from_toml(file)
@@ -138,11 +137,14 @@ def docs(
         with writing(to):
             console.print(fetch_docs(store, places[-1], to), markup=False, soft_wrap=True)
         return
-    with tempfile.TemporaryDirectory(prefix="segue-docs-") as folder, ends_cleanly(hint="no longer served"):
+    with (
+        tempfile.TemporaryDirectory(prefix="segue-docs-") as folder,
+        ends_cleanly(hint="The Data Docs are no longer served."),
+    ):
         fetch_docs(store, places[-1], Path(folder))
         handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=folder)
         with http.server.ThreadingHTTPServer(("127.0.0.1", port), handler) as serving:
-            errors.print(f"Data Docs: http://127.0.0.1:{serving.server_port}/ ; Ctrl-C ends", markup=False)
+            errors.print(f"Data Docs: http://127.0.0.1:{serving.server_port}/ ; press Ctrl-C to stop", markup=False)
             serving.serve_forever()
 
 

@@ -1,4 +1,4 @@
-"""`segue models`: the versions of the models that schedules train, and which of them is in service."""
+"""`segue models`: list, compare and promote the versions of models that scheduled retrainings train."""
 
 from __future__ import annotations
 
@@ -28,22 +28,29 @@ from segue.stores.base import Store as OpenedStore
 
 app = typer.Typer(
     name="models",
-    help="Versions of the models that schedules train: list, compare, approve, promote, roll back.",
+    help="Versions of the models that scheduled retrainings train: list, compare, approve, promote, roll back.",
     no_args_is_help=True,
 )
 
 Name = Annotated[str, typer.Argument(help="Name of the model, as in retrain.toml.")]
-Version = Annotated[int | None, typer.Option(help="Number of the version; the one in service by default.")]
+Version = Annotated[int | None, typer.Option(help="Number of the version; the default is the version in service.")]
 Why = Annotated[str, typer.Option(help="Reason, for the model's history.")]
 Waiting = Annotated[
-    int | None, typer.Argument(metavar="VERSION", help="Number of the version; the newest one that waits by default.")
+    int | None,
+    typer.Argument(
+        metavar="VERSION", help="Number of the version; the default is the newest version that waits for a decision."
+    ),
 ]
-By = Annotated[str | None, typer.Option(help="Your name, for the model's history; by default the user here.")]
+By = Annotated[
+    str | None, typer.Option(help="Your name, for the model's history; the default is USER@HOST of this machine.")
+]
 
 
 @app.command("ls")
 def list_models(
-    name: Annotated[str | None, typer.Argument(help="Model whose versions are listed; without it, all models.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="Name of a model, to list its versions; without a name, all models are listed.")
+    ] = None,
     store: Store = ".segue/store",
     endpoint_url: Endpoint = None,
     as_json: Json = False,
@@ -70,7 +77,7 @@ def show(
     endpoint_url: Endpoint = None,
     as_json: Json = False,
 ) -> None:
-    """Show the card of a version: data, check, metrics, cost, resumes, hashes, and the checkpoint it comes from."""
+    """Show the card of a version: data, check, metrics, cost, resumes, hashes, and the source checkpoint."""
     models, number = _chosen(name, version, store, endpoint_url)
     if as_json:
         candidate, start = models.version(number), models.slots[models.version(number).slot].start
@@ -95,7 +102,7 @@ def diff(
     endpoint_url: Endpoint = None,
     as_json: Json = False,
 ) -> None:
-    """Show in what two versions differ: data, configuration, code, metrics, cost."""
+    """Show the differences between two versions: data, configuration, code, metrics, cost."""
     models = known_model(store_named(store, endpoint_url=endpoint_url), name)
     named = {"one": f"version {one}", "other": f"version {other}"}
     found = differences(models, one, other)
@@ -111,13 +118,13 @@ def promote(
     store: Store = ".segue/store",
     endpoint_url: Endpoint = None,
 ) -> None:
-    """Put a version into service by hand, whatever its evaluation said."""
+    """Put a version into service by hand, whatever the result of its evaluation was."""
     _choose(store_named(store, endpoint_url=endpoint_url), name, version, why=why)
 
 
 @app.command()
 def rollback(name: Name, why: Why, store: Store = ".segue/store", endpoint_url: Endpoint = None) -> None:
-    """Put the version into service that was there before the present one."""
+    """Put the previous version back into service."""
     place = store_named(store, endpoint_url=endpoint_url)
     models = known_model(place, name)
     if models.before is None:
@@ -135,9 +142,10 @@ def approve(
     store: Store = ".segue/store",
     endpoint_url: Endpoint = None,
 ) -> None:
-    """Promote a candidate that waits for a decision. Of several decisions the first counts.
+    """Promote a candidate that waits for a decision; if several people decide, the first decision counts.
 
-    Exit code 0: it is promoted. 1: somebody has decided otherwise, or it is too late. 2: it does not wait.
+    Exit code 0: the candidate is promoted. 1: somebody has rejected it, or the time for a decision is over. 2: no such
+    candidate waits for a decision.
     """
     place = store_named(store, endpoint_url=endpoint_url)
     _decide(place, name, version, answer="approved", by=by, why=why)
@@ -152,9 +160,9 @@ def reject(
     store: Store = ".segue/store",
     endpoint_url: Endpoint = None,
 ) -> None:
-    """Leave a candidate that waits for a decision as it is, not promoted. Of several decisions the first counts.
+    """Reject a candidate that waits for a decision; if several people decide, the first decision counts.
 
-    Exit code 0: it is not promoted. 1: somebody has approved it. 2: it does not wait.
+    Exit code 0: the candidate is not promoted. 1: somebody has approved it. 2: no such candidate waits for a decision.
     """
     place = store_named(store, endpoint_url=endpoint_url)
     _decide(place, name, version, answer="rejected", by=by, why=why)
@@ -164,11 +172,13 @@ def reject(
 def serve_path(
     name: Name,
     version: Version = None,
-    program: Annotated[bool, typer.Option("--program", help="The program of torch.export, not the weights.")] = False,
+    program: Annotated[
+        bool, typer.Option("--program", help="Print the place of the torch.export program instead of the weights.")
+    ] = False,
     store: Store = ".segue/store",
     endpoint_url: Endpoint = None,
 ) -> None:
-    """Print where the weights of the version in service are: a path or a URL, for the program that serves them."""
+    """Print the path or URL of the weights of a version, for the program that serves the model."""
     models, number = _chosen(name, version, store, endpoint_url)
     candidate = models.version(number)
     if program and candidate.program is None:
@@ -214,11 +224,13 @@ def _user() -> str:
     try:
         return f"{getpass.getuser()}@{socket.gethostname()}"
     except (KeyError, OSError):
-        raise SpecError(source=COMMAND_LINE, problems=("--by: this computer knows no user; give your name",)) from None
+        raise SpecError(
+            source=COMMAND_LINE, problems=("--by: the user name of this machine is unknown; give your name",)
+        ) from None
 
 
 def _follow(models: Models, store: OpenedStore) -> None:
-    """Show a change by a person in the registry and in Prefect. Best effort: if it fails, the next slot does it."""
+    """Publish a person's change to the registry and to Prefect; if this fails, the next slot publishes it."""
     _mirror(models, store)
     if has_server():
         _publish(models)
@@ -235,7 +247,7 @@ def _publish(models: Models) -> None:
     except SILENCE as error:
         reason = type(error).__name__
         errors.print(
-            f"the page in Prefect was not changed: {reason}. Fix: it follows after the next slot.", markup=False
+            f"the page in Prefect was not changed: {reason}. Fix: none needed, the next slot updates it.", markup=False
         )
 
 
@@ -249,7 +261,9 @@ def _mirror(models: Models, store: OpenedStore) -> None:
         mirror(registries[-1], models, store)
     except Exception as error:  # mlflow raises many types; the choice is recorded all the same.
         reason = f"{type(error).__name__}: {error}"
-        errors.print(f"the registry was not changed: {reason}. Fix: it follows after the next slot.", markup=False)
+        errors.print(
+            f"the registry was not changed: {reason}. Fix: none needed, the next slot updates it.", markup=False
+        )
 
 
 def _chosen(name: str, version: int | None, store: str, endpoint_url: str | None) -> tuple[Models, int]:
@@ -291,7 +305,7 @@ def _without_gain(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _numbers(models: Models, number: int) -> dict[str, Any]:
-    """The figures of a version for programs."""
+    """The numbers of a version for JSON output."""
     version = models.version(number)
     first = version.comparisons[0] if version.comparisons else None
     return {

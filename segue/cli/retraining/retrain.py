@@ -1,4 +1,4 @@
-"""`segue retrain`: deploy a scheduled retraining, start or backfill its slots, and show what became of them."""
+"""`segue retrain`: deploy a scheduled retraining, start or backfill its slots, and show their outcomes."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="retrain",
-    help="Scheduled retraining: deploy it, start or backfill slots, show their history.",
+    help="Scheduled retraining: deploy it, start or backfill its slots, show the outcome of each slot.",
     no_args_is_help=True,
 )
 
-File = Annotated[Path, typer.Argument(help="The specification of the retraining.")]
+File = Annotated[Path, typer.Argument(help="Specification of the retraining, in TOML.")]
 DEFAULT = Path("retrain.toml")
 _NEXT = timedelta(days=400)
 _SHOWN_NEXT = 3
@@ -40,13 +40,14 @@ _SHOWN_NEXT = 3
 @app.command()
 def deploy(
     file: File = DEFAULT,
-    paused: Annotated[bool, typer.Option("--paused", help="Create the schedule without starting it.")] = False,
+    paused: Annotated[bool, typer.Option("--paused", help="Create the schedules paused.")] = False,
 ) -> None:
     """Create or update the deployments of a retraining, with their schedules, on the pool `parents`.
 
-    `retrain/NAME` runs its slots; with [trigger] in the file, `watch/NAME` looks for what begins one.
+    The deployment `retrain/NAME` runs the slots. If the file has a [trigger] table, the deployment `watch/NAME` looks
+    for new or drifted data, which begins further slots.
 
-    Flow runs start in this folder: it must exist on the machines of that pool. Exit code 0.
+    Flow runs start in the current folder, so the machines of that pool must have the same folder. Exit code 0.
     """
     spec = _read(file)
     require_prefect("retrain")
@@ -65,7 +66,7 @@ def deploy(
     for tick in ticks_of_the_evening_before(spec, since=now, until=now + _NEXT)[:_SHOWN_NEXT]:
         at = f"{tick.astimezone(spec.zone):%Y-%m-%d %H:%M}"
         why = f"the clock in {spec.timezone} leaves out the hour after midnight"
-        note = f"note: a tick is on the evening before, at {at}, because {why}; a schedule from 1:00 on has none"
+        note = f"note: a slot is on the evening before, at {at}, because {why}; slots from 1:00 on do not move"
         console.print(note, markup=False, soft_wrap=True)
     if spec.trigger is not None:
         causes = [name for name in ("arrival", "drift") if getattr(spec.trigger, name) is not None]
@@ -78,13 +79,14 @@ def deploy(
 def start(
     file: File = DEFAULT,
     slot: Annotated[
-        str | None, typer.Option(help="Time to train for, as an ISO time; without a zone, in that of the schedule.")
+        str | None,
+        typer.Option(help="Time to train for, as an ISO time; a time without a zone is in the schedule's zone."),
     ] = None,
 ) -> None:
-    """Start one slot, by default for now, and follow it to its end. A slot that is done is left as it is.
+    """Start one slot, by default for the current time, and follow it to its end; a finished slot is not run again.
 
-    Exit code 0: it trained a candidate, which may wait for a decision, or was left out. 1: it did not. 2: it could not
-    be started as asked.
+    Exit code 0: the slot trained a candidate (which may wait for a decision), or was left out. 1: the slot failed. 2:
+    the slot could not be started with these options.
     """
     spec = _read(file)
     chosen = moment(slot, spec, option="--slot") if slot is not None else slot_at(SystemClock().now())
@@ -95,11 +97,11 @@ def start(
 def backfill(
     file: File = DEFAULT,
     since: Annotated[str, typer.Option("--from", help="First time, as an ISO date or time.")] = "",
-    until: Annotated[str, typer.Option("--to", help="Last time, as an ISO date or time; included.")] = "",
+    until: Annotated[str, typer.Option("--to", help="Last time, inclusive, as an ISO date or time.")] = "",
 ) -> None:
-    """Run the slots of the schedule between two times, one after the other. Slots that are done are left as they are.
+    """Run the slots of the schedule between two times, one after the other; finished slots are not run again.
 
-    Exit code 0: every slot trained a candidate, now or before. 1: some did not.
+    Exit code 0: every slot has trained a candidate, now or earlier. 1: at least one slot has not.
     """
     spec = _read(file)
     require_prefect("retrain")
@@ -109,14 +111,14 @@ def backfill(
     first, last = (moment(text, spec, option=option) for text, option in ((since, "--from"), (until, "--to")))
     found = ticks(spec, since=first - timedelta(seconds=1), until=min(last, slot_at(SystemClock().now())))
     if not found:
-        problem = f"--from, --to: the schedule {spec.schedule!r} has no slot between them that is not in the future"
+        problem = f"--from, --to: the schedule {spec.schedule!r} has no past slot between these two times"
         raise SpecError(source=COMMAND_LINE, problems=(problem,))
     _run_all(spec, file, list(found))
 
 
 @app.command()
 def slots(file: File = DEFAULT, as_json: Json = False) -> None:
-    """Show what became of every slot of a retraining."""
+    """Show the outcome of every slot of a retraining."""
     spec = RetrainSpec.from_toml(file)
     models = model_or_empty(store_of(spec), spec.name)
     states = models.slots.values()
@@ -152,7 +154,7 @@ def _named(row: dict[str, object]) -> dict[str, object]:
 
 
 def _facts(state: SlotState) -> dict[str, object]:
-    """The facts that have another form for programs than for people."""
+    """The facts of a slot that have a different format in JSON output."""
     outcome = state.end.outcome if state.end is not None else None
     return {"slot": state.slot.isoformat(), "outcome": outcome}
 
@@ -163,7 +165,7 @@ def _run_all(spec: RetrainSpec, file: Path, wanted: list[datetime]) -> None:
 
     failed = 0
     with (
-        ends_cleanly(hint="The slot goes on where a server still runs; start it again otherwise."),
+        ends_cleanly(hint="If a Prefect server still runs, the slot continues there; otherwise start it again."),
         server() as is_local,
         open_client() as client,
     ):
@@ -188,7 +190,7 @@ def _run(client: SyncPrefectClient, spec: RetrainSpec, file: Path, slot: datetim
 
 
 def _read(file: Path) -> RetrainSpec:
-    """The specification, with a program that slots can train and publish."""
+    """Read the specification, and check that slots can train and publish its program, if it has one."""
     spec = RetrainSpec.from_toml(file)
     if "program" in spec.run:
         from segue.retraining.program_check import require_publishable  # It takes seconds to import.
@@ -202,11 +204,11 @@ def moment(text: str, spec: RetrainSpec, *, option: str) -> datetime:
     """The slot that an option names; a time without a zone is in the schedule's zone.
 
     Raises:
-        SpecError: it is no ISO time.
+        SpecError: the text is not an ISO time.
     """
     try:
         found = datetime.fromisoformat(text)
     except ValueError:
-        problem = f"{option}: {text!r} is no ISO time, e.g. 2013-07-01 or 2013-07-01T06:00"
+        problem = f"{option}: {text!r} is not an ISO time, e.g. 2013-07-01 or 2013-07-01T06:00"
         raise SpecError(source=COMMAND_LINE, problems=(problem,)) from None
     return slot_at(found, spec.zone)

@@ -1,1 +1,1 @@
-"""The values that a training loop carries from one iteration to the next: found in its source, without running it."""
+"""Finding the values that a training loop carries from one iteration to the next, from its source code alone."""

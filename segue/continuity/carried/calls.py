@@ -1,4 +1,4 @@
-"""The effect of calls on their arguments, as far as names tell: calls show them, compute with them, or keep them."""
+"""The effect of calls on their arguments, judged by names: a call shows, computes with, or keeps its arguments."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SHOWING_OBJECTS = frozenset(
     | {"pbar", "bar", "progress", "progress_bar", "tqdm", "mlflow", "neptune", "comet", "experiment", "plt", "ax"}
     | {"fig", "axes", "stdout", "stderr", "typer", "click", "rich", "warnings", "tracker"}
 )
-"""Names that programs give to objects that show numbers to people."""
+"""Common names of objects that show numbers to people."""
 
 _BUILT_IN = frozenset(
     {"abs", "all", "any", "bool", "bytes", "complex", "dict", "divmod", "enumerate", "filter", "float", "format"}
@@ -55,7 +55,7 @@ _KEEPING = frozenset(
     }
     | {"set_default_dtype", "set_grad_enabled", "savez_compressed", "to_csv", "to_json", "to_parquet", "system"}
 )
-"""Functions of computing modules that do have an effect."""
+"""Functions of computing modules that have side effects."""
 
 _MUTATING = frozenset(
     {"append", "appendleft", "extend", "extendleft", "add", "update", "insert", "pop", "popleft", "popitem", "remove"}
@@ -90,14 +90,14 @@ _OF_PROCESS = frozenset(
     | {"NamedTemporaryFile", "elapsed_time", "thread_time", "getppid", "urandom", "token_hex", "cpu_percent", "node"}
     | {"memory_allocated", "max_memory_allocated", "virtual_memory", "getloadavg", "default_timer", "timer"}
 )
-"""Functions whose results differ in each process: times, process ids, temporary names."""
+"""Functions whose results differ in each process, such as times, process ids and temporary names."""
 
 
 def words_of(function: ast.expr) -> list[str]:
-    """The parts of a dotted name, from its end: for `self.writer.add_scalar`, the method first."""
+    """The parts of a dotted name in reverse order; for `self.writer.add_scalar`, the method comes first."""
     words: list[str] = []
     if isinstance(function, ast.Subscript):
-        function = function.value  # A generic class, as in `Counter[str]()`.
+        function = function.value  # A generic class, e.g. `Counter[str]()`.
     while isinstance(function, ast.Attribute):
         words.append(function.attr)
         function = function.value
@@ -111,13 +111,13 @@ def words_of(function: ast.expr) -> list[str]:
 
 
 def shows(words: list[str], *, has_arguments: bool) -> bool:
-    """Whether a call shows its arguments to people, and does nothing else with them."""
+    """Whether a call only shows its arguments to people."""
     if not words:
         return False
     if len(words) == 1:
         return words[0] in _SHOWING or words[0] in _SHOWING_OBJECTS
     if words[0] == "log" and (words[-1] in _MODULES or not has_arguments):
-        return False  # The logarithm.
+        return False  # `log` is the logarithm here.
     return words[0] in _SHOWING_METHODS or not _SHOWING_OBJECTS.isdisjoint(words[1:])
 
 
@@ -131,22 +131,22 @@ def computes(words: list[str]) -> bool:
 
 
 def makes_plain(words: list[str]) -> bool:
-    """Whether the result of such a computation is data, and not an object of a library."""
+    """Whether the result of such a call is data, not an object of a library."""
     return computes(words) and _OF_LIBRARIES.isdisjoint(words[1:])
 
 
 def mutates(method: str) -> bool:
-    """Whether a method changes the object, a collection or a tensor, with its arguments."""
+    """Whether a method adds its arguments to its object, which is a collection or a tensor."""
     return method in _MUTATING or (method.endswith("_") and not method.startswith("_"))
 
 
 def overwrites(method: str) -> bool:
-    """Whether a method of a tensor or a generator overwrites everything that the object held."""
+    """Whether a method of a tensor or a generator overwrites the whole content of its object."""
     return method in ("copy_", "zero_", "fill_", "normal_", "uniform_", "random_", "manual_seed", "seed", "setstate")
 
 
 def gives_value(method: str) -> bool:
-    """Whether a method only returns a value that follows from the object and its arguments."""
+    """Whether a method only computes a value from its object and its arguments."""
     return method in _VALUES
 
 

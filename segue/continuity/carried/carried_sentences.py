@@ -1,4 +1,4 @@
-"""Sentences about a loop's carried values: the variable, its change, and the lines that make it part of the state."""
+"""Sentences about values that a loop carries: the variable, its change, and the lines of code that register it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from segue.records import Finding
 
 _ABSENT = object()
 ITERATOR, OF_CODE, KEEPER = "iterator", "code", "keeper"
-"""The kinds of values that no checkpoint can hold."""
+"""The kinds of values that a checkpoint cannot store."""
 _WITHOUT = {
     KEEPER: "such an object: keep what {} holds, or how far it was read, in numbers, lists, dicts and tensors, or "
     "compute it from the number of the step",
@@ -36,11 +36,11 @@ def findings_of(
     session: str,
     taken: Collection[str],
 ) -> tuple[Finding, ...]:
-    """A finding for each of these variables, in their order.
+    """One finding for each of these variables, in the given order.
 
-    `before` and `now` are their marks by path, `kinds` the types of their values, `lasting` are the paths of the
-    variables that the outermost loop carries, `session` is the name of the session in the program, and `taken` are the
-    names of its components.
+    `before` and `now` are the marks of the variables by path; `kinds` are the types of their values; `lasting` are the
+    paths of the variables that the outermost loop carries; `session` is the name of the session in the program; `taken`
+    are the names of the components.
     """
     found = []
     for each in names:
@@ -55,7 +55,7 @@ def findings_of(
 
 
 def unread_ones(names: Sequence[CarriedName], *, types: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """A sentence and a fix for each variable whose value cannot be compared; `types` are their classes by path."""
+    """A sentence and a fix for each variable whose value cannot be compared; `types` has the classes by path."""
     return tuple(
         (
             f"{each.name} ({_place(each)}), a {types[each.path]}, whose state no checkpoint holds",
@@ -92,7 +92,7 @@ def fix_of(
     session: str,
     taken: Collection[str],
 ) -> str:
-    """The lines that make these variables of one function part of the state."""
+    """The lines of code that register these variables of one function."""
     held = [name for name in names if kinds.get(name.path) not in _WITHOUT]
     fixes = [
         f"no checkpoint can hold {_WITHOUT[kind]}".format(name.name)
@@ -127,7 +127,7 @@ def fix_of(
 
 
 def fix_of_globals(names: Sequence[str], *, session: str) -> str:
-    """The line that makes variables of the script part of the state."""
+    """The line of code that registers variables of the script."""
     return f"write `{session}.track_variables(globals(), {', '.join(map(_quoted, names))})` before the training loop"
 
 
@@ -160,7 +160,7 @@ def _first_value(name: CarriedName) -> str:
 
 
 def _group(name: CarriedName, taken: Collection[str]) -> str:
-    """A name for the variables of a loop that is not used for anything else."""
+    """An unused name for the group of variables of a loop."""
     of = re.sub(r"\W", "_", name.function.rpartition(".")[2].strip("<>"))
     known = (f"{of}_carries", f"{of}_carries_in_{name.loop_line}", f"carried_in_{name.loop_line}")
     return next((each for each in known if each not in taken), known[-1])

@@ -1,4 +1,4 @@
-"""What reading the functions of some files gives: flows, calls of methods, and arguments of calls."""
+"""The facts from reading the functions of some files: flows, method calls, and arguments of calls."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ NOTHING: Spots = frozenset()
 
 
 def result_of(function: Function) -> Spot:
-    """The place of a function's return value."""
+    """The place (see flows.py) of the return value of a function."""
     return f"{function.file}|{function.name}|return"
 
 
 def call_of(function: Function) -> Spot:
-    """The place that stands for whether a function is called."""
+    """The place (see flows.py) for the fact that a function is called."""
     return f"{function.file}|{function.name}|()"
 
 
 @dataclass(frozen=True)
 class MethodCall:
-    """A call of a method; the method is the user's if its object is."""
+    """A call of a method; if the object belongs to the user's code, the method does too."""
 
     base: Spots
     given: Spots
@@ -34,23 +34,23 @@ class MethodCall:
 
 @dataclass(frozen=True)
 class Binding:
-    """Arguments of a call, with the parameters of a user's function that it may call."""
+    """The arguments of a call, and the parameters of a function of the user that may be called."""
 
     function: Function
     base: Spots
-    """The object, for a method whose name Python's own collections also have; nothing for other calls."""
+    """The object of the call, if Python's collections have a method of the same name; otherwise empty."""
     given: tuple[tuple[Spot, Spots, Spots], ...]
-    """For each parameter, the places that it follows from, and the places of which it may be another name."""
+    """For each parameter: the places from which its value follows, and the places that may be the same object."""
     conditions: Spots
 
 
 @dataclass
 class Found:
-    """The result of reading the functions of some files."""
+    """The facts from the functions of some files."""
 
     index: Index
     flows: Flows = field(default_factory=Flows)
     method_calls: list[MethodCall] = field(default_factory=list)
     bindings: list[Binding] = field(default_factory=list)
     called: set[str] = field(default_factory=set)
-    """Names of the functions that are called among themselves."""
+    """Names of the functions that these functions call."""

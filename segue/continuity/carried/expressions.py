@@ -1,4 +1,4 @@
-"""Reads the expressions of one function into the graph of flows: their values, and what their calls change."""
+"""Reading the expressions of one function into the graph of flows: values, and changes by calls."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from segue.continuity.carried.source import Function
 
 
 def _attribute_of_call(node: ast.Call) -> ast.Attribute | None:
-    """The attribute that `getattr(x, "name")` reads or `setattr(x, "name", value)` sets, if the name is written out."""
+    """The attribute that `getattr(x, "name")` reads or `setattr(x, "name", value)` sets, if the name is a literal."""
     match node:
         case ast.Call(func=ast.Name(id="getattr" | "setattr"), args=[holder, ast.Constant(value=str(name)), *_]):
             return ast.copy_location(ast.Attribute(holder, name, ast.Load()), node)
@@ -49,12 +49,12 @@ class Expressions:
         self._function, self._found = function, found
         self._index, self._flows, self._called = found.index, found.flows, found.called
         self._filling: set[Spot] = set()
-        """Collections and variables that are filled here because they lack something."""
+        """Collections and variables that the current statement fills, because they lacked a value."""
         self._conditions: list[Spots] = [frozenset({call_of(function)}) if not function.is_module else NOTHING]
 
     @property
     def _now(self) -> Spots:
-        """The places that decide whether this statement is reached."""
+        """The places that decide whether the current statement runs."""
         return frozenset().union(*self._conditions)
 
     def _to(self, sources: Iterable[Spot], target: Spot | None) -> None:
@@ -90,17 +90,17 @@ class Expressions:
     def _mutate(
         self, holder: ast.expr, sources: Spots, *, conditions: Spots | None = None, keeps: bool = False
     ) -> None:
-        """Note a change of an object; `keeps`: the object still holds its earlier content."""
+        """Record a change of an object; `keeps`: the object keeps its earlier content."""
         self._note_change(holder, is_assignment=False)
         for root in self._origins(holder):
             given = self._now if conditions is None else conditions
             given |= {root} if keeps else set()
-            # A result that is kept where no result was before follows from no earlier one.
+            # If there was no earlier result, the stored result does not follow from one.
             given -= {root} if root in self._filling else set()
             self._flows.mutations.append(Mutation(root, sources, given, is_guess=conditions is not None))
 
     def _note_change(self, changed: ast.expr, *, is_assignment: bool) -> None:
-        """Note that an attribute of a name's object is assigned, or changed in place."""
+        """Record that an attribute of a variable's object is assigned or changed in place."""
         while isinstance(changed, ast.Subscript):
             changed = changed.value
         if not isinstance(changed, ast.Attribute) or (holder := self._place_of(changed.value)) is None:
@@ -125,7 +125,7 @@ class Expressions:
         return isinstance(node, ast.Name) and node.id in (*first, "self", "cls")
 
     def _origins(self, node: ast.expr) -> set[Spot]:
-        """The places of which an expression may give an object that is not new; UNKNOWN: an object of a library."""
+        """The places whose existing object an expression may return; UNKNOWN: an object of a library."""
         match node:
             case ast.Name():
                 spot = spot_of(self._function, node.id)
@@ -202,7 +202,7 @@ class Expressions:
     def _name(self, node: ast.Name) -> Spots:
         for each in self._index.functions(node.id):
             if self._function.home_of(node.id) is not None:
-                self._flows.add([result_of(each)], USED)  # It is passed to code that may call it.
+                self._flows.add([result_of(each)], USED)  # The function is passed to code that may call it.
         spot = spot_of(self._function, node.id)
         return frozenset({spot}) if spot is not None else NOTHING
 
@@ -226,7 +226,7 @@ class Expressions:
         if not words or not isinstance(node.func, (ast.Name, ast.Attribute)):
             self._flows.add(given, USED)
             return given | self._reads(node.func)
-        is_own = len(words) == 1 and bool(self._index.functions(words[0]))  # A function `log` of the user's own.
+        is_own = len(words) == 1 and bool(self._index.functions(words[0]))  # E.g. a function `log` of the user.
         if not is_own and shows(words, has_arguments=bool(node.args or node.keywords)):
             return NOTHING
         attribute = _attribute_of_call(node)
@@ -278,7 +278,7 @@ class Expressions:
         if self._is_self(node.func.value) and own:
             return base | own_results
         if self._index.functions(name) and isinstance(node.func.value, ast.Name):
-            self._called.add(name)  # Perhaps it belongs to a module of the user's.
+            self._called.add(name)  # The method may be a function of a module of the user.
             for function in self._index.functions(name):
                 self._bind(function, node, skip=0)
             own_results |= frozenset(map(result_of, self._index.functions(name)))
@@ -288,7 +288,7 @@ class Expressions:
             )
         elif not gives_value(name):
             if not own and not self._is_self(node.func.value):
-                # Its arguments may change its object; times among them do not make the object a time.
+                # The arguments may change the object; but if an argument is a time, the object does not become a time.
                 self._mutate(
                     node.func.value, NOTHING, conditions=base | given | (self._now if is_statement else NOTHING)
                 )
@@ -296,7 +296,7 @@ class Expressions:
         return (NOTHING if overwrites(name) else base) | given | own_results
 
     def _bind(self, function: Function, node: ast.Call, *, skip: int, base: Spots = NOTHING) -> None:
-        """Connect the arguments of a call with the parameters of a function of the user's."""
+        """Connect the arguments of a call with the parameters of a function of the user."""
         names = function.parameters[skip if function.in_class else 0 :]
         given: list[tuple[str, ast.expr]] = []
         for number, value in enumerate(node.args):

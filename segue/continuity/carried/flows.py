@@ -1,8 +1,8 @@
-"""How values flow through the user's functions, and which of them reach more than the output that people are shown.
+"""The flow of values through the user's functions, and whether values affect more than output for people.
 
-A graph of places (variables, attributes by their names, results of functions), without an order of statements: an edge
-leads from a place that an assignment, a condition or a call reads to a place that it changes. Code that is not
-understood counts as a use.
+The flow is a graph of places: variables, attributes (by name) and results of functions. The order of statements is
+ignored. An edge leads from a place that an assignment, a condition or a call reads to a place that it changes. Code
+that is not understood counts as a use.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from dataclasses import dataclass, replace
 from segue.continuity.carried.source import Function, functions_of
 
 Spot = str
-"""A place of values: `file|function|name` of a variable, `.name` of an attribute."""
+"""A place of values: `file|function|name` for a variable, `.name` for an attribute."""
 USED: Spot = "used"
-"""The place to which all values lead that decide what is trained, saved or returned to a library."""
+"""The place that all values reach that affect training, saved results, or a library."""
 PROCESS: Spot = "process"
-"""The source of times, process ids and temporary names."""
+"""The place of times, process ids and temporary names."""
 COLLECTION: Spot = "collection"
-"""The source of Python's own collections."""
+"""The place of Python's built-in collections."""
 UNKNOWN: Spot = "unknown"
-"""The source of an object of a library: a change of the object may change training."""
+"""The place of objects of libraries; a change of such an object may change training."""
 
 
 def spot_of(function: Function, name: str) -> Spot | None:
-    """The place of a variable by its name in a function; None for one of Python's own."""
+    """The place of the variable with this name in a function; None for a built-in name."""
     home = function.home_of(name)
     return None if home is None else f"{home.file}|{home.name}|{name}"
 
@@ -38,44 +38,44 @@ class Mutation:
     root: Spot
     """The name by which the object is changed."""
     sources: frozenset[Spot]
-    """The places from which the change follows."""
+    """The places that determine the change."""
     conditions: frozenset[Spot]
     is_guess: bool
-    """Whether the change is the call of an unknown method."""
+    """Whether the change is a call of an unknown method."""
 
 
 @dataclass(frozen=True)
 class AttributeChange:
-    """A statement that assigns an attribute of a name's object, or changes the attribute in place."""
+    """A statement that assigns an attribute of a variable's object, or changes the attribute in place."""
 
     holder: Spot
     attribute: str
     name: str
-    """As `variable.attribute`; empty if the holder is itself an attribute."""
+    """The attribute as `variable.attribute`; empty if the object is itself an attribute."""
     function: Function
     line: int
     is_assignment: bool
     is_first: bool
-    """Whether the statement is reached only as long as the attribute is None or lacks something."""
+    """Whether the statement runs only if the attribute is None or lacks a value."""
 
 
 class Flows:
-    """The graph. Built once, from whole files."""
+    """The graph of flows, built once from whole files."""
 
     def __init__(self) -> None:
         self._to: defaultdict[Spot, set[Spot]] = defaultdict(set)
         self._from: defaultdict[Spot, set[Spot]] = defaultdict(set)
         self.aliases: defaultdict[Spot, set[Spot]] = defaultdict(set)
-        """For each name, the places of which it may be another name."""
+        """For each place, the places that may be the same object."""
         self.mutations: list[Mutation] = []
         self._computed: defaultdict[Spot, set[Spot]] = defaultdict(set)
-        """The edges without those of conditions."""
+        """The edges without the edges from conditions."""
         self.same: defaultdict[Spot, set[Spot]] = defaultdict(set)
-        """For each name, the names from which it is assigned, or for which it is passed: all are the same object."""
+        """For each name, the other names of the same object, by assignment or by passing as an argument."""
         self._both: defaultdict[Spot, set[Spot]] | None = None
         self.changes: list[AttributeChange] = []
         self._direct: list[tuple[frozenset[Spot], Spot, frozenset[Spot]]] = []
-        """The edges that are no changes of objects: from which places, to which, on which conditions."""
+        """The edges that are not changes of objects: sources, target and conditions."""
         self._used: frozenset[Spot] | None = None
         self._of_process: set[Spot] | None = None
         self._named: defaultdict[str, list[Spot]] | None = None
@@ -93,20 +93,20 @@ class Flows:
             self._from[target].add(source)
 
     def add_same(self, name: Spot | None, other: Spot | None) -> None:
-        """Note that a name is bound to the object of another name."""
+        """Record that a name is bound to the object of another name."""
         if name is not None and other is not None:
             self.same[name].add(other)
 
     def settle(self) -> None:
-        """Let changes of objects reach all other names of these objects."""
+        """Extend each change of an object to all other names of the object."""
         for each in self.mutations:
             for spot in self._all_names_of(each.root):
                 self._link(each.sources, USED if spot == UNKNOWN else spot, each.conditions)
 
     def of_data_without(self, names: Collection[Spot]) -> Flows:
-        """The same graph without these places of data, as if nothing was changed through them.
+        """The same graph without these places, which hold plain data, as if nothing was changed through them.
 
-        Data has no methods that change it unseen.
+        Plain data has no methods that change it unseen.
         """
         left = Flows()
         left.aliases = self.aliases
@@ -126,7 +126,7 @@ class Flows:
         return left
 
     def names_of_same(self, spot: Spot) -> frozenset[Spot]:
-        """The places that hold the same object as this one, as far as one place is assigned from the other."""
+        """The places that hold the same object as this place, because one was assigned from the other."""
         if self._both is None:
             self._both = defaultdict(set)
             for name, others in self.same.items():
@@ -139,22 +139,22 @@ class Flows:
         return _reached(root, self.aliases) | {root}
 
     def is_used(self, spot: Spot) -> bool:
-        """Whether its value may reach more than the output that people are shown."""
+        """Whether the value of the place may affect more than output for people."""
         if self._used is None:
             self._used = frozenset(_reached(USED, self._from))
         return spot in self._used
 
     def computed_from(self, source: Spot) -> set[Spot]:
-        """The places whose values are computed from this one, without conditions; they include the place itself."""
+        """The places whose values are computed from this place, without conditions, including the place itself."""
         return _reached(source, self._computed) | {source}
 
     def is_written(self, spot: Spot) -> bool:
-        """Whether the place gets values that are computed from other values and are not always the same."""
+        """Whether the place gets computed values, not only constants."""
         sources = (source for source, targets in self._computed.items() if spot in targets and source != spot)
         return any(source in self._from or UNKNOWN in self._all_names_of(source) for source in sources)
 
     def named(self, name: str) -> list[Spot]:
-        """The places of this name: attributes, and variables of whatever function."""
+        """All places of this name: attributes, and variables of all functions."""
         if self._named is None:
             self._named = defaultdict(list)
             for spot in sorted(self._to.keys() | self._from.keys()):
@@ -162,9 +162,10 @@ class Flows:
         return self._named.get(name, [])
 
     def depends_on_itself(self, spot: Spot) -> bool:
-        """Whether its next value follows from the one before, and not only through objects of libraries.
+        """Whether the next value of the place follows from its previous value, not only through objects of libraries.
 
-        A loss changes a model, from which the next loss follows: the model holds this state, and is tracked or named.
+        For example, a loss changes a model, and the next loss follows from the model. This state is in the model, which
+        is tracked or reported itself.
         """
         found: set[Spot] = set()
         waiting = [spot]
@@ -177,7 +178,7 @@ class Flows:
         return spot in found
 
     def follows_from_process(self, spot: Spot) -> bool:
-        """Whether its values are computed from times, process ids and the like."""
+        """Whether the values of the place are computed from times, process ids and similar values."""
         if self._of_process is None:
             self._of_process = self.computed_from(PROCESS)
         return spot in self._of_process
@@ -195,17 +196,17 @@ def _reached(start: Spot, edges: defaultdict[Spot, set[Spot]]) -> set[Spot]:
 
 
 def _is_of(function: Function, only: Collection[tuple[str, str]]) -> bool:
-    """Whether it is one of these functions, or encloses one: the outer one assigns names that the inner one reads."""
+    """Whether it is one of these functions or encloses one; an outer function assigns names that an inner one reads."""
     start = f"{function.name}.<locals>."
     names = {name for file, name in only if file == function.file}
     return function.is_module or function.name in names or any(name.startswith(start) for name in names)
 
 
 class Index:
-    """The functions of some files, by the names that call them."""
+    """The functions of some files, by the names under which they are called."""
 
     def __init__(self, files: Iterable[str], *, only: Collection[tuple[str, str]] | None = None) -> None:
-        """`only` these functions, by file and qualified name."""
+        """`only` limits the index to these functions, by file and qualified name; None: all functions."""
         found = (function for file in dict.fromkeys(files) for function in functions_of(file))
         self.all = [each for each in found if only is None or _is_of(each, only)]
         self._functions: defaultdict[str, list[Function]] = defaultdict(list)
@@ -226,11 +227,11 @@ class Index:
         return self._methods.get(name, [])
 
     def properties(self, name: str) -> list[Function]:
-        """The methods that a read of an attribute calls."""
+        """The methods that are called if an attribute of this name is read."""
         return [each for each in self._methods.get(name, []) if each.is_property]
 
     def setters(self, name: str) -> list[Function]:
-        """The methods that an assignment of an attribute calls."""
+        """The methods that are called if an attribute of this name is assigned."""
         return [each for each in self._methods.get(name, []) if each.is_setter]
 
     def classes_with(self, method: str) -> Iterator[str]:

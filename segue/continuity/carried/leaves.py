@@ -1,4 +1,4 @@
-"""What becomes of the values that a walk over the user's objects has found: whether they decide what follows."""
+"""Whether the values found in the user's objects affect later steps."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from segue.continuity.object_walk import STREAMS
 from segue.continuity.untracked.place import MODULE_VARIABLE, Leaf, ValuePlace
 
 _OF_CODE = ("closure variable", MODULE_VARIABLE, "default argument", "function attribute", "class attribute")
-"""Places whose names appear in the code that was read; otherwise nothing is known of them."""
+"""Kinds of places whose names appear in the code that was read."""
 
 
 class UseOfLeaves:
-    """Finds the places of values in the graph of flows, by the last name of their paths that the code has."""
+    """Finds the places of values in the graph of flows, by the last name in the path that the code contains."""
 
     def __init__(
         self,
@@ -33,25 +33,27 @@ class UseOfLeaves:
         is_made_anew: Callable[[str], bool] = lambda _: False,
         is_of_framework: bool = False,
     ) -> None:
-        """`modules` are the components that are modules: their plain attributes are in no state_dict. `is_made_anew`
-        knows attributes that the loop assigns in each step before it reads them. With `is_of_framework`, a framework
-        runs the loop and saves its state: nothing counts as carried."""
+        """`modules` are the components that are torch modules, whose plain attributes are in no state_dict.
+
+        `is_made_anew` tells whether the loop assigns an attribute in each step before it reads the attribute. With
+        `is_of_framework`, a framework runs the loop and saves its state, so no value counts as carried.
+        """
         self._flows, self._modules, self._is_made_anew = flows, modules, is_made_anew
         self._is_of_framework = is_of_framework
 
     def is_carried(self, leaf: Leaf) -> bool:
-        """Whether its next value follows from the one before, and affects more than the output that people are shown.
+        """Whether the next value follows from this value and affects more than output for people.
 
-        A value of a component with a state_dict of its own may come back from the state_dict in another form.
+        If a component has its own state_dict, its values may be stored there in another form.
         """
         if self._is_of_framework or (leaf.is_registered and leaf.root not in self._modules):
             return False
         if leaf.at is None or (leaf.root in self._modules and _is_within_package(leaf.at)):
-            return False  # Not there in this process; or a value that a library, such as FSDP, keeps in a module.
+            return False  # The value does not exist in this process, or a library such as FSDP keeps it in a module.
         return any(self._is_carried(leaf, spot) for spot in (*self._spots_of(leaf), *self._spots_of_list(leaf)))
 
     def is_shown(self, leaf: Leaf) -> bool:
-        """Whether the value does not matter: it is only shown to people, not used at all, or replaced in each step."""
+        """Whether the value has no effect on training: it is only shown to people, unused, or replaced in each step."""
         spots = self._spots_of(leaf)
         if self._is_made_anew(leaf.path.rpartition(".")[2]) and not self.is_carried(leaf):
             return True
@@ -62,11 +64,11 @@ class UseOfLeaves:
             return False
         value = _value_of(leaf)
         if isinstance(value, STREAMS):
-            return not self._flows.is_written(spot)  # Otherwise the generator is seeded for each use.
+            return not self._flows.is_written(spot)  # If it is written, the generator is seeded again for each use.
         return is_iterator(value) or self._flows.depends_on_itself(spot)
 
     def _spots_of_list(self, leaf: Leaf) -> list[Spot]:
-        """The places of the collection of objects that holds the value: it grows even if no object in it changes."""
+        """The places of the collection with the value; a collection may grow while its objects stay unchanged."""
         names = leaf.path.split(".")
         found = (number for number, name in enumerate(names) if number and name.isdigit())
         at = next((number for number in found if not _is_module(leaf, ".".join(names[:number]))), 0)
@@ -78,11 +80,13 @@ class UseOfLeaves:
             found = self._flows.named(name)
             if number == 0 and leaf.place == MODULE_VARIABLE:
                 of_module = [spot for spot in found if f"|{MODULE}|" in spot]
-                found = of_module or [spot for spot in found if "|" not in spot]  # Of another module: its attribute.
+                found = of_module or [
+                    spot for spot in found if "|" not in spot
+                ]  # The variable belongs to another module, so it is an attribute of that module.
             elif number == 0 and leaf.place == "closure variable":
                 found = [spot for spot in found if "|" in spot and f"|{MODULE}|" not in spot]
             elif number == 0 and ("attribute" in leaf.place or not leaf.place):
-                # A value without a place was there only in an earlier attempt, most often as an attribute.
+                # A value without a place existed only in an earlier attempt, most often as an attribute.
                 found = [spot for spot in found if "|" not in spot] or ([] if leaf.place else found)
             if found or leaf.place in _OF_CODE:
                 return found
@@ -90,23 +94,23 @@ class UseOfLeaves:
 
 
 def _is_module(leaf: Leaf, path: str) -> bool:
-    """Whether a module is at this path around the value: the numbers below it are those of its layers."""
+    """Whether the object at this path is a torch module; the numbers below it are then layer numbers."""
     place = leaf.at
     while place is not None and place.path != path:
         place = place.outer
     try:
         return place is not None and isinstance(place.get(), nn.Module)
-    except Exception:  # It is gone, or an object of the user's raises when it is looked at.
+    except Exception:  # The object no longer exists, or the user's code raises when it is read.
         return False
 
 
 def _is_within_package(place: ValuePlace) -> bool:
-    """Whether an object of an installed package, which is no layer, holds the value."""
+    """Whether the value is inside an object of an installed package that is not a layer."""
     outer = place.outer
     while outer is not None:
         try:
             holder = outer.get()
-        except Exception:  # It is gone, or an object of the user's raises when it is looked at.
+        except Exception:  # The object no longer exists, or the user's code raises when it is read.
             return False
         file = getattr(sys.modules.get(type(holder).__module__), "__file__", None) or ""
         is_installed = file.startswith(_INSTALLED) and not isinstance(holder, (nn.Module, torch.Tensor))
@@ -122,12 +126,12 @@ _INSTALLED = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
 def _value_of(leaf: Leaf) -> Any:
     try:
         return leaf.get()
-    except Exception:  # It is gone, or an object of the user's raises when it is looked at.
+    except Exception:  # The object no longer exists, or the user's code raises when it is read.
         return None
 
 
 def use_by(functions: Iterable[FunctionType]) -> UseOfLeaves:
-    """The use of values by the code of these functions alone."""
+    """The `UseOfLeaves` for the code of these functions alone."""
     codes = [function.__code__ for function in functions]
     known = {(code.co_filename, code.co_qualname) for code in codes}
     return UseOfLeaves(flows_of(dict.fromkeys(file for file, _ in sorted(known)), only=known))

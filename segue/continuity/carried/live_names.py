@@ -1,7 +1,7 @@
-"""Names that a loop writes, and reads before it writes them: their values live from one iteration to the next.
+"""Finding names that a loop writes, but reads before it writes them; their values last to the next iteration.
 
-Plain dataflow over the statements of one function, backwards: a name is live at a point if it may be read after that
-before it is written.
+This is a backward dataflow analysis of the statements of one function: a name is live at a point if, after this point,
+it may be read before it is written.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _Comprehension = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
 
 
 def loops_at(function: Function, line: int) -> list[Loop]:
-    """The loops of a function whose header or body is at this line, the outermost first."""
+    """The loops of a function that contain this line, the outermost loop first."""
     loops = (node for node in own_nodes(function.node) if isinstance(node, Loop))
     return [loop for loop in loops if loop.lineno <= line <= (loop.body[-1].end_lineno or 0)]
 
@@ -31,16 +31,16 @@ def targets_of(loop: Loop) -> Names:
 
 
 def live_in(function: Function, loop: Loop) -> Names:
-    """Names that may be read before they are written, at the start of an iteration of the loop.
+    """Names that are live at the start of an iteration: they may be read before they are written.
 
-    A `for` within it counts as a loop that makes at least one iteration: it runs over micro-batches, samples or
-    parameters. Otherwise its assignments would be taken for values that an earlier step has left.
+    A `for` loop inside is assumed to make at least one iteration, because it runs over micro-batches, samples or
+    parameters. Without this assumption, the names that it assigns would seem to keep values of an earlier step.
     """
     return _Liveness(function).where_an_iteration_begins(loop)
 
 
 def live_at_entry(function: Function, *, at_end: str = "") -> Names:
-    """Names that a call of the function may read before it writes them, if `at_end` is read after it has returned."""
+    """Names that are live at the start of the function, if `at_end` is read after the function has returned."""
     after = frozenset({at_end} if at_end else ())
     return _Liveness(function, after).where_the_function_begins()
 
@@ -52,7 +52,7 @@ def bound_before(function: Function, loop: Loop) -> Names:
 
 
 def written_in(function: Function, loop: Loop) -> dict[str, int]:
-    """Names that an iteration may write, each with the line that first writes it."""
+    """Names that an iteration may write, each with the first line that writes it."""
     inner = _inner_functions(function)
     found: dict[str, int] = {}
     used: list[str] = []
@@ -83,13 +83,13 @@ def _writes(node: ast.AST) -> Iterator[tuple[str, int]]:
 
 
 def _writes_outside(nested: Function) -> Iterator[tuple[str, int]]:
-    """The names of the enclosing function that a function defined within it writes."""
+    """The names of the enclosing function that a nested function writes."""
     for node in own_nodes(nested.node):
         yield from ((name, line) for name, line in _writes(node) if name in nested.elsewhere)
 
 
 def _of_name(node: ast.expr) -> str:
-    """`variable.attribute`, the name by which an attribute is followed in one function; empty for anything else."""
+    """The name `variable.attribute` for an attribute of a variable; empty for other expressions."""
     return (
         f"{node.value.id}.{node.attr}" if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) else ""
     )
@@ -102,7 +102,7 @@ def _inner_functions(function: Function) -> dict[str, Function]:
 
 @dataclass(frozen=True)
 class _After:
-    """The names that are live after a statement, by the way in which it is left."""
+    """The names that are live after a statement, for each way in which the statement can be left."""
 
     end: Names = _NONE
     broken: Names = _NONE
@@ -116,10 +116,10 @@ class _Liveness:
     _at_end: Names = _NONE
     """The names that are read after the function."""
     _targets: dict[int, Names] = field(default_factory=dict)
-    """For each loop that was passed, by its id: the names that are live at the start of an iteration."""
+    """For each analysed loop, by id: the names that are live at the start of an iteration."""
     _inner: dict[str, Names] = field(default_factory=dict)
     _methods: set[str] = field(default_factory=set)
-    """Names of the methods of the file's classes."""
+    """Names of all methods of the classes in the file."""
     _attributes: set[str] = field(default_factory=set)
     """The attributes that the function assigns, as `variable.attribute`."""
 
@@ -223,7 +223,7 @@ class _Liveness:
         return self._block(node.body, whole) | caught
 
     def _assigned(self, targets: Iterable[ast.expr], live: Names) -> Names:
-        """The names that are live before these are assigned; an assignment to a part of an object reads the object."""
+        """The names that are live before these assignments; an assignment to a part of an object reads the object."""
         targets = list(targets)
         nodes = [node for target in targets for node in ast.walk(target)]
         stored = {node.id for node in nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)}
@@ -261,7 +261,7 @@ class _Liveness:
             found |= self._inner.get(node.id, _NONE)
         elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and _of_name(node):
             found.add(_of_name(node))
-            if node.attr in self._methods:  # It may read any attribute.
+            if node.attr in self._methods:  # The method may read any attribute of the object.
                 found |= {name for name in self._attributes if name.startswith(_of_name(node).partition(".")[0] + ".")}
         inside: set[str] = set()
         for child in ast.iter_child_nodes(node):
@@ -270,7 +270,7 @@ class _Liveness:
 
 
 def _with_called(name: str, reads: Mapping[str, Names]) -> Names:
-    """The outer names that a function reads, with those that the functions it calls read."""
+    """The outer names that a function reads, directly or through the functions that it calls."""
     found: set[str] = set()
     waiting = [name]
     while waiting:
@@ -281,7 +281,7 @@ def _with_called(name: str, reads: Mapping[str, Names]) -> Names:
 
 
 def _read_from_around(nested: Function) -> Names:
-    """Names of the enclosing function that a function reads when it is called."""
+    """Names of the enclosing function that a nested function reads when it is called."""
     loads = (node for node in ast.walk(nested.node) if isinstance(node, ast.Name))
     own = nested.bound - nested.elsewhere.keys()
     return frozenset(node.id for node in loads if isinstance(node.ctx, ast.Load) or node.id in nested.elsewhere) - own

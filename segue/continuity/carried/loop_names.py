@@ -1,4 +1,4 @@
-"""The variables that running loops carry from one iteration to the next, from the frames that run them."""
+"""Finding the variables that running loops carry from one iteration to the next, from their stack frames."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LONGEST = 40
 
 @dataclass(frozen=True)
 class Running:
-    """A function of the user's that is running, and its current place."""
+    """A running function of the user, with its current line."""
 
     file: str
     name: str
@@ -25,42 +25,42 @@ class Running:
 
 @dataclass(frozen=True)
 class CarriedName:
-    """A variable that is live from one iteration to the next."""
+    """A variable whose value lasts from one iteration to the next."""
 
     name: str
     function: str
-    """Qualified name; `<module>` outside of functions."""
+    """Qualified name of the function; `<module>` outside of functions."""
     file: str
     line: int
-    """Line of the first statement in the loop that writes it; the loop's line if it is only changed in place."""
+    """Line of the first statement in the loop that assigns it; the line of the loop if it is only changed in place."""
     loop_line: int
-    """Line of the outermost loop that carries it."""
+    """Line of the outermost loop that carries the variable."""
     is_rebound: bool
-    """Whether the loop assigns it. Otherwise it is carried if its value changes in place."""
+    """Whether the loop assigns the variable; if not, it is carried only if its value is changed in place."""
     is_used: bool
-    """Whether it reaches more than the output that people are shown."""
+    """Whether the variable affects more than output for people."""
     is_of_process: bool
-    """Whether it follows from times and the like."""
+    """Whether the variable is computed from times and similar values of the process."""
     is_bound: bool
-    """Whether it has a value before the loop."""
+    """Whether the variable has a value before the loop."""
     is_global: bool
-    """Whether it is a variable of the script or of a module, and not of a function."""
+    """Whether it is a variable of the script or of a module, not of a function."""
     initial: str = ""
-    """The expression that it is assigned before the loop, as written."""
+    """Source text of the expression that is assigned before the loop."""
     is_constant: bool = False
-    """Whether that expression is a constant, such as a number or a string."""
+    """Whether this expression is a constant, e.g. a number or a string."""
     derives_from: frozenset[str] = frozenset()
-    """Names from which it is computed before the loop."""
+    """Names in this expression."""
     is_of_namespace: bool = False
-    """Whether it is an attribute of a namespace that functions change under names of their own."""
+    """Whether it is an attribute of a namespace that several functions change, each under its own variable name."""
     is_change_known: bool = True
-    """Whether a statement was found that changes it."""
+    """Whether a statement that changes the variable was found."""
     bare_line: int = 0
-    """Line of an assignment whose target cannot be an attribute (`:=`, or a name in a `case`); 0: there is none."""
+    """Line of an assignment whose target cannot be an attribute (`:=`, or a name in a `case`); 0: no such line."""
 
     @property
     def path(self) -> str:
-        """The key by which a later attempt knows the variable."""
+        """The key of the variable, equal in later attempts."""
         return f"{self.function}:{self.name}"
 
     @property
@@ -70,18 +70,18 @@ class CarriedName:
 
 @dataclass(frozen=True)
 class LoopNames:
-    """The variables of one function's running loops."""
+    """The variables of the running loops of one function."""
 
     carried: dict[str, CarriedName]
-    """By name."""
+    """The carried variables by name."""
     fresh: frozenset[str]
-    """Those that each iteration makes anew; attributes as `variable.attribute`."""
+    """Variables that each iteration assigns before it reads them; attributes as `variable.attribute`."""
     line: int
-    """Line of the outermost of the loops."""
+    """Line of the outermost loop."""
 
 
 def names_in_loops(running: Running, flows: Flows) -> LoopNames | None:
-    """The variables of the loops that a function is in; None: it is in no loop, or its source cannot be read."""
+    """The variables of the running loops of a function; None: no loop is running, or the source cannot be read."""
     function = function_at(running.file, running.name, running.first_line)
     loops = loops_at(function, running.line) if function is not None else []
     if function is None or not loops:
@@ -95,7 +95,7 @@ def names_in_loops(running: Running, flows: Flows) -> LoopNames | None:
 
 
 def _carried_by(function: Function, loops: Sequence[Loop], flows: Flows) -> Iterator[CarriedName]:
-    """`loops` are the outermost first."""
+    """The carried variables; `loops` begins with the outermost loop."""
     lives = [live_in(function, loop) for loop in loops]
     writes = [written_in(function, loop) for loop in loops]
     for name in sorted(frozenset().union(*lives)):
@@ -124,7 +124,7 @@ def _carried_by(function: Function, loops: Sequence[Loop], flows: Flows) -> Iter
 
 
 def _bare_line(function: Function, name: str, *, since: int) -> int:
-    """The first line of the loop that assigns it and allows only a plain name as its target; 0: there is none."""
+    """The first line in the loop that assigns the variable by a statement without attribute targets; 0: none."""
     found = [
         node.lineno
         for node in own_nodes(function.node)
@@ -135,7 +135,7 @@ def _bare_line(function: Function, name: str, *, since: int) -> int:
 
 
 def _with_initial(found: CarriedName, function: Function, *, before: int) -> CarriedName:
-    """The variable with the value that the function assigns to it before the loop."""
+    """The variable, completed with the value that the function assigns before the loop."""
     values = [
         (node.lineno, node.value)
         for node in own_nodes(function.node)

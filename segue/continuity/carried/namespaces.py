@@ -1,7 +1,7 @@
-"""The attributes of a namespace that functions change, as variables that a loop carries.
+"""Treating the attributes of a namespace that functions change as variables that a loop carries.
 
-An `argparse.Namespace` or a `SimpleNamespace` goes by many names: each function that gets it has one. In the graph of
-flows, all parts of such an object follow from one another; here each attribute is followed by its own name.
+An `argparse.Namespace` or a `SimpleNamespace` has another variable name in each function that gets it. In the graph of
+flows, all attributes of such an object depend on each other; here, each attribute is analysed separately.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from segue.continuity.carried.source import Function, function_at, functions_of
 
 
 class NamespaceFlows:
-    """Which attributes of the namespaces that variables hold are carried. Reads each namespace's graph once."""
+    """Finds the carried attributes of namespaces; the graph of each namespace is built once."""
 
     def __init__(self, flows: Flows) -> None:
         self._flows = flows
         self._of: dict[frozenset[Spot], _Namespace] = {}
 
     def carried(self, running: Running, variable: str, attributes: Collection[str]) -> Iterator[CarriedName]:
-        """Those attributes of a variable of this function whose values may last from one iteration to the next.
+        """The attributes of a variable of this function whose values may last from one iteration to the next.
 
-        If no statement is found that changes an attribute, it is assumed to last.
+        If no statement that changes an attribute is found, its value is assumed to last.
         """
         place = self._place(running, variable)
         if place is None:
@@ -51,7 +51,7 @@ class NamespaceFlows:
                 )
 
     def makes_anew(self, running: Running, variable: str, attribute: str) -> bool:
-        """Whether functions give this attribute a value in each iteration before it is read."""
+        """Whether each iteration assigns this attribute before it is read."""
         place = self._place(running, variable)
         if place is None:
             return False
@@ -59,7 +59,7 @@ class NamespaceFlows:
         return found.is_made_anew(attribute, function, loops)
 
     def _place(self, running: Running, variable: str) -> tuple[_Namespace, Function, list[Loop]] | None:
-        """The namespace that a variable holds, the function, and the loops around it; None if it is in no loop."""
+        """The namespace in a variable, the function, and the running loops; None if no loop is running."""
         function = function_at(running.file, running.name, running.first_line)
         loops = loops_at(function, running.line) if function is not None else []
         holder, _, attribute = variable.rpartition(".")
@@ -74,7 +74,7 @@ class NamespaceFlows:
 
 
 class _Namespace:
-    """The uses of one namespace by the functions, under all of its names."""
+    """The uses of one namespace in all functions, under all of its names."""
 
     def __init__(self, flows: Flows, names: frozenset[Spot]) -> None:
         self._all, self._names = flows, names
@@ -86,11 +86,11 @@ class _Namespace:
 
     @cached_property
     def flows(self) -> Flows:
-        """The graph in which nothing flows through the namespace as a whole."""
+        """The graph without flows through the namespace as a whole."""
         return self._all.of_data_without(self._names)
 
     def lasts(self, attribute: str, function: Function, loops: list[Loop]) -> bool:
-        """Whether it may have a value of an earlier iteration, within one function or across several."""
+        """Whether the attribute may have a value of an earlier iteration, in one function or across functions."""
         changes = self.changes.get(attribute, ())
         if not changes:
             return self.flows.is_used(f".{attribute}")
@@ -99,17 +99,17 @@ class _Namespace:
         return self._is_read_later(attribute, function, loops) and self.flows.depends_on_itself(f".{attribute}")
 
     def is_made_anew(self, attribute: str, function: Function, loops: list[Loop]) -> bool:
-        """Whether functions always assign it first, and no function reads a value that another has assigned."""
+        """Whether each function assigns the attribute before reading it, so that no function reads another's value."""
         changes = self.changes.get(attribute, ())
         is_assigned = any(each.is_assignment for each in changes) and not any(map(_may_keep, changes))
         return is_assigned and not self._is_read_later(attribute, function, loops)
 
     def _is_from_training(self, change: AttributeChange) -> bool:
-        """Whether the change is more than a constant that is made when it is first needed."""
+        """Whether the change is more than creating a constant at its first use."""
         return not change.is_first or self.flows.is_written(f".{change.attribute}")
 
     def _is_read_later(self, attribute: str, function: Function, loops: list[Loop]) -> bool:
-        """Whether a function that has not assigned it reads it; assumed if the namespace is an attribute."""
+        """Whether a function reads the attribute without assigning it; assumed if the namespace is an attribute."""
         if any(name.startswith(".") for name in self._names):
             return True
         for each, variables in self._functions.items():
@@ -122,7 +122,7 @@ class _Namespace:
 
     @cached_property
     def _functions(self) -> dict[Function, list[str]]:
-        """The functions that have a name for the namespace."""
+        """The functions with a variable for the namespace, and the names of the variables."""
         of_places: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
         for spot in sorted(self._names):
             if "|" in spot:
@@ -143,7 +143,7 @@ def _named(file: str, name: str) -> Iterator[Function]:
 
 
 def _may_keep(change: AttributeChange) -> bool:
-    """Whether its function may read the earlier value before it assigns a new one, or may keep the earlier value."""
+    """Whether the function may read the earlier value before the assignment, or may keep the earlier value."""
     if not change.is_assignment or change.function.is_module or not change.name:
         return False
     return change.name in live_at_entry(change.function, at_end=change.name)

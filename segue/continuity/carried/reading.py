@@ -1,4 +1,4 @@
-"""Reads the user's functions into the graph of flows: each statement is visited once, and nothing is run."""
+"""Reading the user's functions into the graph of flows; each statement is visited once, and no code is run."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from segue.continuity.carried.source import Definition, Function
 log = logging.getLogger(__name__)
 
 _SHOWN_BY = frozenset({"__repr__", "__str__", "__format__", "state_dict", "extra_repr"})
-"""The methods that Python calls to show an object, and those that save its state: no training uses their results."""
+"""Methods that show an object or save its state; training does not use their results."""
 
 
 def flows_of(files: Iterable[str], *, only: Collection[tuple[str, str]] | None = None) -> Flows:
-    """The graph of all functions in these files, or `only` of these by file and qualified name."""
+    """The graph of all functions in these files, or of the functions in `only` (file and qualified name)."""
     found = Found(Index(files, only=only))
     for function in found.index.all:
         try:
             _Statements(function, found).read()
-        except Exception:  # Nothing that only looks may end an attempt; what the function does is then not known.
-            log.warning("not followed function=%s file=%s", function.name, function.file, exc_info=True)
+        except Exception:  # An analysis must never end an attempt; the effects of this function stay unknown.
+            log.warning("function not analysed function=%s file=%s", function.name, function.file, exc_info=True)
     _bind(found)
     for function in found.index.all:
         _connect_with_callers(function, found)
@@ -39,9 +39,9 @@ def flows_of(files: Iterable[str], *, only: Collection[tuple[str, str]] | None =
 
 
 def _bind(found: Found) -> None:
-    """Let arguments reach the parameters of the user's functions to which they are passed.
+    """Connect arguments with the parameters of the user's functions that are called.
 
-    If an object is made as a dict, and nowhere as an object of the class, a method such as `update` is the dict's own.
+    If an object is created as a dict and never as an object of the class, a method such as `update` is that of dict.
     """
     collections = found.flows.computed_from(COLLECTION)
     objects = {name: found.flows.computed_from(f"class {name}") for name in found.index.classes}
@@ -56,7 +56,7 @@ def _bind(found: Found) -> None:
 
 
 def _connect_with_callers(function: Function, found: Found) -> None:
-    """If no other function calls a function, a library passes its arguments and gets its result."""
+    """Connect functions that no other function calls with a library, which passes arguments and gets the result."""
     name = function.name.rpartition(".")[2]
     if function.is_module or name in found.called or name in _SHOWN_BY:
         return
@@ -68,7 +68,7 @@ def _connect_with_callers(function: Function, found: Found) -> None:
 
 
 def _unresolved(found: Found) -> Iterator[MethodCall]:
-    """The calls of methods of libraries' objects: for the user's objects, arguments and results are known."""
+    """The method calls on objects of libraries; for objects of the user, arguments and results are known."""
     objects = {name: found.flows.computed_from(f"class {name}") for name in found.index.classes}
     for call in list(found.method_calls):
         own = found.index.classes_with(call.method)
@@ -100,7 +100,7 @@ class _Statements(Expressions):
         self._conditions.pop()
 
     def _lacking(self, test: ast.expr) -> set[Spot]:
-        """The places that a condition such as `key not in known` or `known is None` finds without a value."""
+        """The places that lack a value if a condition such as `key not in known` or `known is None` is true."""
         match test:
             case ast.BoolOp(op=ast.Or()):
                 found = [self._lacking(each) for each in test.values]
@@ -121,7 +121,7 @@ class _Statements(Expressions):
                 return set()
 
     def _decide(self) -> None:
-        """From here on, the function's effects depend on the conditions in it."""
+        """Record that all later effects of the function depend on the current conditions."""
         self._flows.add(frozenset().union(*self._conditions[1:]), USED)
 
     def _block(self, statements: Sequence[ast.stmt]) -> None:
@@ -138,7 +138,7 @@ class _Statements(Expressions):
             case ast.AugAssign():
                 sources = self._reads(node.value) | self._reads(node.target)
                 self._store(node.target, sources)
-                self._mutate(node.target, sources)  # A tensor or a list changes in place, under every name that it has.
+                self._mutate(node.target, sources)  # A tensor or a list changes in place, under all of its names.
             case ast.Return():
                 self._to(self._reads(node.value), result_of(self._function))
                 self._decide()
@@ -186,7 +186,7 @@ class _Statements(Expressions):
                 return
 
     def _take_item(self, target: ast.expr, items: ast.expr, source: Spots) -> None:
-        """Store an item of the object over which a loop iterates; with `zip`, each item comes from its own object."""
+        """Store an item of the iterated object; with `zip`, each item comes from its own object."""
         parts = items.args if isinstance(items, ast.Call) and words_of(items.func) == ["zip"] else []
         if isinstance(target, ast.Tuple) and len(target.elts) == len(parts):
             for each, part in zip(target.elts, parts, strict=True):

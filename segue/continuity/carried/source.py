@@ -1,4 +1,4 @@
-"""The source of the user's functions, as syntax trees with the scope of each name."""
+"""The source code of the user's functions as syntax trees, with the scope of each name."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _MOST_BYTES = 1_000_000
 
 @dataclass(eq=False)
 class Function:
-    """One function of a file, or all the code of the file outside of functions."""
+    """One function of a file, or the code of the file outside of functions."""
 
     file: str
     name: str
-    """Its qualified name, as in Python; the name of the file's own code is `<module>`."""
+    """The qualified name, as in Python; `<module>` for the code outside of functions."""
     node: Definition | ast.Module
     parent: Function | None
-    """The function or the file around it; not the class."""
+    """The enclosing function or file, not the class."""
     in_class: str = ""
-    """The class of which it is a method."""
+    """The class of a method; empty for other functions."""
     bound: set[str] = field(default_factory=set)
     elsewhere: dict[str, bool] = field(default_factory=dict)
     """Names declared `global` (True) or `nonlocal` (False)."""
@@ -44,12 +44,12 @@ class Function:
 
     @property
     def is_property(self) -> bool:
-        """Whether a read of an attribute calls it."""
+        """Whether the function is called if an attribute is read."""
         return bool({"property", "cached_property"} & self._decorators)
 
     @property
     def is_setter(self) -> bool:
-        """Whether an assignment of an attribute calls it."""
+        """Whether the function is called if an attribute is assigned."""
         return "setter" in self._decorators
 
     @property
@@ -62,7 +62,7 @@ class Function:
         return self.parent is None
 
     def home_of(self, name: str) -> Function | None:
-        """The scope to which a name belongs here; None for one of Python's own names."""
+        """The scope of a name in this function; None for a built-in name."""
         if self.elsewhere.get(name):
             return self._module
         scope: Function | None = self if name not in self.elsewhere else self.parent
@@ -84,13 +84,13 @@ class Function:
 
 @lru_cache(maxsize=256)
 def functions_of(file: str) -> tuple[Function, ...]:
-    """The functions of a file, its own code first; none if the file cannot be read or is not Python."""
+    """The functions of a file, beginning with `<module>`; empty if the file cannot be read or is not Python."""
     try:
         source = Path(file).read_bytes()
         if len(source) > _MOST_BYTES:
             return ()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Its import gives them.
+            warnings.simplefilter("ignore")  # The import of the file shows these warnings.
             tree = ast.parse(source)
     except (OSError, SyntaxError, ValueError, RecursionError):
         return ()
@@ -100,7 +100,7 @@ def functions_of(file: str) -> tuple[Function, ...]:
 
 
 def calls_method(file: str, name: str, method: str) -> bool:
-    """Whether the code of a file anywhere calls this method of a variable or an attribute of that name."""
+    """Whether the code of a file calls this method on a variable or attribute of this name."""
     nodes = (node for function in functions_of(file)[:1] for node in ast.walk(function.node))
     called = (node.func for node in nodes if isinstance(node, ast.Call))
     return any(
@@ -122,7 +122,7 @@ def _within(node: ast.AST, parent: Function, *, prefix: str, in_class: str) -> I
 
 
 def _bind(scope: Function) -> None:
-    """Fill in the names that belong to the scope itself."""
+    """Fill in the names that belong to the scope."""
     scope.bound.update(scope.parameters)
     if not isinstance(scope.node, ast.Module):
         scope.bound.update(each.arg for each in (scope.node.args.vararg, scope.node.args.kwarg) if each is not None)
@@ -142,7 +142,7 @@ def _bind(scope: Function) -> None:
 
 
 def own_nodes(node: ast.AST) -> Iterator[ast.AST]:
-    """The nodes of a function. Functions and classes in it are given themselves, but not the nodes within them."""
+    """The nodes of a function. Nested functions and classes are included, but not the nodes inside them."""
     for child in ast.iter_child_nodes(node):
         yield child
         if not isinstance(child, _SCOPES):

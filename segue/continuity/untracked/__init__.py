@@ -1,1 +1,1 @@
-"""State outside every component: values that training changes and no state_dict holds."""
+"""Finding untracked state: values that training changes and that are in no component."""

@@ -1,4 +1,4 @@
-"""Advice about a value that no component holds: the line of code that registers it, as data and in words."""
+"""Advice about untracked state: the line of code that registers a value, as data and in words."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ from segue.user_objects.variables import CODE, is_registrable
 log = logging.getLogger(__name__)
 
 _OF_RECIPE = "recipe."
-"""The beginning of expressions that start with the object that `build` returns."""
+"""Prefix of expressions that start with the object that `build` returns."""
 
 
 class Advice(NamedTuple):
-    """The registration of a value: under a name, by an expression of the user's code, if the expression is known."""
+    """The registration of a value: a component name and, if known, an expression in the user's code."""
 
     component: str
     expression: str
-    """Empty: no line of code can register the value."""
+    """The expression; empty: no line of code can register the value."""
     place: str
     """Path of the object to register."""
     kind: str = ""
     """Class of the object to register; for variables, the class of the object whose attributes they are."""
     imports: str = ""
-    """The module that the expression needs."""
+    """The module that must be imported for the expression."""
     names: tuple[str, ...] = ()
-    """Variables of their holder `expression`; none if the object itself is registered."""
+    """The variables of the holder `expression`; empty if the object itself is registered."""
 
     @property
     def value(self) -> str:
@@ -50,7 +50,7 @@ class Advice(NamedTuple):
         return f"segue.Variables({self.expression}, {', '.join(map(repr, self.names))})".replace("'", '"')
 
     def together_with(self, others: Iterable[Advice], *, taken: Collection[str]) -> Advice:
-        """One registration for all these variables of one holder, under a name that is not taken."""
+        """One registration for all these variables of one holder, under an unused name."""
         names = tuple(dict.fromkeys(name for each in (self, *others) for name in each.names))
         return self._replace(names=names, component=_free_name(self, taken))
 
@@ -69,26 +69,26 @@ BY_ADDRESS = "dict by id"
 
 
 class Known(NamedTuple):
-    """The known facts about the objects and the code around a value."""
+    """Facts about the objects and the code around a value."""
 
     is_owned: Callable[[Any], bool]
-    """Whether an object belongs to a component already."""
+    """Whether an object already belongs to a component."""
     is_address: Callable[[Any], bool]
-    """Whether a key of a dict is the id of such an object."""
+    """Whether a key of a dict is the id of an object of a component."""
     is_assigned: Callable[[ValuePlace], bool]
-    """Whether code assigns another object to the variable at a place: the object that it first holds is soon gone."""
+    """Whether code assigns another object to the variable at a place, so that its first object is soon replaced."""
     sizes: dict[int, int | None]
-    """Bytes of the values that were tried so far, by their ids; None for values that no checkpoint can hold."""
+    """Sizes in bytes of the values that were tested so far, by id; None if a checkpoint cannot store the value."""
 
 
 def advice_for(leaf: Leaf, known: Known) -> Advice:
-    """How to register the value at this leaf: by the outermost registrable object around it, or as a variable."""
+    """How to register the value of a leaf: by the outermost registrable object around it, or as a variable."""
     outermost: Advice | None = None
     for place in _outermost_first(leaf):
         try:
             found = _of_place(place, leaf, known)
-        except Exception as error:  # The object cannot be looked at: another one around it may be registered.
-            log.debug("no advice at path=%s error=%s", place.path, type(error).__name__)
+        except Exception as error:  # The object cannot be read; an object around it may be registered instead.
+            log.debug("no advice for value path=%s error=%s", place.path, type(error).__name__)
             continue
         if found is not None and (found.expression or found.kind == BY_ADDRESS):
             return found
@@ -115,7 +115,7 @@ def _of_place(place: ValuePlace, leaf: Leaf, known: Known) -> Advice | None:
     is_whole = is_stateful or is_registrable(value)
     if isinstance(value, Dataset) or not _can_be_stored(value, leaf, path=place.path, known=known):
         return None
-    if place.what in _OF_ATTRIBUTES:  # Another object may be assigned to the attribute, often a list or a tensor.
+    if place.what in _OF_ATTRIBUTES:  # The attribute may get another object, often a list or a tensor.
         is_stable = is_stateful or isinstance(value, STREAMS) or not _is_collection(value)
     else:
         is_item_of_other = place.what == "item" and not (place.outer and isinstance(place.outer.get(), tuple))
@@ -134,7 +134,7 @@ _OF_ATTRIBUTES = ("attribute", "class attribute", "function attribute", "default
 
 
 def _module_in(place: ValuePlace) -> str:
-    """The module with which an expression begins, if the module has to be imported."""
+    """The module at the start of an expression, if it must be imported."""
     first = place
     while first.outer is not None:
         first = first.outer
@@ -147,7 +147,7 @@ def _is_collection(value: Any) -> bool:
 
 
 def _can_be_stored(value: Any, leaf: Leaf, *, path: str, known: Known) -> bool:
-    """Whether a checkpoint can hold the whole value, and no part belongs to a component or is large and unchanged."""
+    """Whether a checkpoint can store the whole value, and no part is in a component or is large and unchanged."""
     if id(value) not in known.sizes:
         known.sizes[id(value)] = _stored_bytes(value, path=path, is_owned=known.is_owned)
     size, changed = known.sizes[id(value)], _value_at(leaf)
@@ -162,35 +162,36 @@ def _stored_bytes(value: Any, *, path: str, is_owned: Callable[[Any], bool]) -> 
         if number > _MOST_PARTS or (number and is_owned(part)):
             return None
         if has(part, "state_dict", "load_state_dict"):
-            return 0  # Its state is not read here, because that may change it: a loader begins a pass.
+            return 0  # Its state is not read, because this may change it: a loader would start an epoch.
     tensors: dict[str, torch.Tensor] = {}
     try:
         encode_tree(tree_of(value, path=path), path=path, tensors=tensors)
-    except Exception:  # The value is no data, or an object that cannot be looked at.
+    except Exception:  # The value is not data, or cannot be read.
         return None
     return sum(tensor.nbytes for tensor in tensors.values())
 
 
 _MOST_BYTES, _MOST_TIMES = 1 << 20, 8
-"""How much an object may hold besides the changed values to be stored whole: a table of samples is not stored whole."""
+"""Most bytes besides the changed values with which an object is stored whole; a table of samples is not."""
 _MOST_PARTS = 5_000
 
 
 def fix_of(leaf: Leaf, advice: Advice, *, is_program: bool, value: Any = None) -> str:
     """The fix in words."""
     if leaf.root == SURROUNDINGS:
-        return "a resume may find another value there: keep what training changes in registered state"
+        return "a resume may find another value there: keep values that training changes in registered state"
     inner = leaf.path.rpartition(".")[2]
     if not advice.expression:
         return _without_code(leaf, advice, value, is_program=is_program)
     code = advice.code(is_program=is_program)
     if _is_of_sampler(leaf):
         return (
-            f"the order of an epoch follows from what its sampler holds then: change it in on_epoch alone, and {code}"
+            "the order of an epoch depends on the sampler's values at its start: change them only in on_epoch, "
+            f"and {code}"
         )
     if leaf.is_registered and leaf.root != "model":
         return (
-            f"return {inner} from state_dict() of {leaf.root} and take it back in load_state_dict(), or register it: "
+            f"return {inner} from state_dict() of {leaf.root} and restore it in load_state_dict(), or register it: "
             f"{code}"
         )
     is_tensor = isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter)
@@ -212,19 +213,17 @@ def _without_code(leaf: Leaf, advice: Advice, value: Any, *, is_program: bool) -
     name = advice.component
     if advice.kind == BY_ADDRESS:
         if leaf.root.startswith("optimizer"):
-            return f"an id is another number in each process: keep what {name} holds in self.state[p] of the optimizer"
-        return f"an id is another number in each process: let {name} have names as its keys, and register it"
+            return f"an id differs in each process: keep the values of {name} in self.state[p] of the optimizer"
+        return f"an id differs in each process: use names as the keys of {name}, and register it"
     if isinstance(value, list) and leaf.place == "item":
-        return (
-            f"an object is another one in each process: let a dict with names as its keys hold {name}, and register it"
-        )
+        return f"an object differs in each process: keep {name} in a dict with names as keys, and register this dict"
     if is_iterator(value):
         return (
-            f"no checkpoint can hold a generator: give what makes {name} a class with __next__ and attributes for what "
-            "changes, and register its object"
+            f"a checkpoint cannot store a generator: make {name} an object of a class that has __next__ and keeps its "
+            "changing values in attributes, and register this object"
         )
     line = Advice("state", "state", "").code(is_program=is_program)
-    return f'keep it in a dict and register that: state = {{"{name}": ...}}, and {line}'
+    return f'keep it in a dict and register the dict: state = {{"{name}": ...}}, and {line}'
 
 
 def _free_name(advice: Advice, taken: Collection[str]) -> str:
@@ -237,12 +236,12 @@ def _free_name(advice: Advice, taken: Collection[str]) -> str:
 def _value_at(place: ValuePlace | Leaf) -> Any:
     try:
         return place.get()
-    except Exception:  # It is gone, or cannot be looked at.
+    except Exception:  # The value no longer exists or cannot be read.
         return None
 
 
 def _name(path: str) -> str:
-    """The last part of a path that can be the name of a variable."""
+    """The last part of a path that is a valid variable name."""
     left_out = ("self", "hook", "value", "__self__")
     parts = [part for part in path.split(".") if part.isidentifier() and part not in left_out]
     name = re.sub(r"\W", "_", parts[-1].strip("_")) if parts else ""

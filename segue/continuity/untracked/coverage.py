@@ -1,4 +1,4 @@
-"""The values that the components of a state hold, so that the same values elsewhere need no registration."""
+"""The values in the components of a state; equal values elsewhere need no registration."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ _MOST_ITEMS = 10_000
 
 @dataclass
 class Coverage:
-    """The contents of captured state trees, by component."""
+    """The values of captured state trees, by component."""
 
     leaves: Iterable[Leaf] = ()
-    """All values; their names distinguish the entries of a state_dict."""
+    """All values; names distinguish the entries of a state_dict."""
     _places: set[int] = field(default_factory=set)
-    """Addresses of the memory of all captured tensors and arrays."""
+    """Memory addresses of all captured tensors and arrays."""
     _contents: list[Any] = field(default_factory=list)
-    """Arrays and collections that no query has needed yet."""
+    """Arrays and collections that are not indexed yet, because no query needed them."""
     _unmarked: dict[Any, list[Any]] = field(default_factory=lambda: defaultdict(list))
-    """The other values, by properties that values with equal marks share: a mark reads the contents, which takes a
-    second for a state of gigabytes on a device. Most marks are never needed."""
+    """The indexed values, by properties that are equal if the marks are equal. Most marks are never computed, because a
+    mark reads the content, which takes a second for gigabytes on a device."""
     _marks: dict[Any, set[Mark]] = field(default_factory=lambda: defaultdict(set))
     _values: dict[str, dict[str, list[Any]]] = field(default_factory=dict)
-    """Plain values by component and name."""
+    """The plain values, by component and name."""
 
     def __post_init__(self) -> None:
         self._known = {(leaf.root, _bare(leaf.path.rpartition(".")[2])) for leaf in self.leaves}
@@ -46,7 +46,7 @@ class Coverage:
     def add(self, component: str, tree: Any) -> None:
         """Add the values that one component captured."""
         values = self._values.setdefault(component, {})
-        # In a model, the names of modules and their versions say nothing about values.
+        # In the state of a model, the names and versions of modules are not values.
         is_model = isinstance(tree, Mapping) and tree.keys() >= {"state", "metadata"}
         for name, value in _nodes(tree["state"] if is_model else tree, ""):
             if isinstance(value, ARRAYS):
@@ -56,11 +56,11 @@ class Coverage:
             values.setdefault(_bare(name), []).append(value)
 
     def has_memory_of(self, value: Any) -> bool:
-        """Whether a component captured this very tensor or array."""
+        """Whether a component captured this same tensor or array."""
         return isinstance(value, ARRAYS) and (_address(value) or -1) in self._places
 
     def holds(self, name: str, value: Any) -> bool:
-        """Whether a component captured this value under this name, or an array or a collection of this content."""
+        """Whether a component captured this value under this name, or an array or a collection with equal content."""
         if isinstance(value, ARRAYS):
             return self._has_array(value)
         if isinstance(value, _COLLECTIONS):
@@ -69,11 +69,11 @@ class Coverage:
             return self._has_content(value)
         named = (self._values.get(name, {}).values(), *([v.get(_bare(name), ())] for v in self._values.values()))
         same = (held for values in named for each in values for held in each if type(held) is type(value))
-        # By marks: whether two objects are equal may depend on the user's code, or be undecidable.
+        # Marks are compared, because `==` may call the user's code or not return a truth value.
         return (mark := mark_of(value)) != UNREADABLE and any(mark_of(held) == mark for held in same)
 
     def has(self, leaf: Leaf, value: Any) -> bool:
-        """Whether a component captured this value: the same memory, the same content, or its owner's entry of it."""
+        """Whether a component captured this value: with the same memory, equal content, or as an entry of its owner."""
         if isinstance(value, STREAMS):
             return self._has_content(state_of_stream(value))
         if (position := position_of(value)) is not None:
@@ -88,10 +88,10 @@ class Coverage:
         if isinstance(value, _COLLECTIONS):
             return self._has_all_arrays_of(value) or self._has_content(value)
         if not isinstance(value, (int, float, str, bytes)) or isinstance(value, bool) or value in (0, 1):
-            return False  # Values as common as these are equal to others by chance.
+            return False  # Such common values may be equal to others by chance.
         if not leaf.root.startswith("extra."):
             return False
-        # Under another name, unless that name belongs to another value there.
+        # The value may have another name there, but not a name that belongs to another value.
         others = (held for other, held in captured.items() if (leaf.root, other) not in self._known)
         return any(type(found) is type(value) and found == value for held in others for found in held)
 
@@ -108,18 +108,18 @@ class Coverage:
         return form in self._marks and mark_of(value) in self._marks[form]
 
     def _has_all_arrays_of(self, collection: Any) -> bool:
-        """Whether all arrays of a collection are held, whatever kind of collection a component returns in its place."""
+        """Whether all arrays of a collection are captured; the component may use another kind of collection."""
         items = list(collection.values() if isinstance(collection, Mapping) else collection)[:_MOST_ITEMS]
         return bool(items) and all(map(self._has_array, items))
 
 
 _OF_OBJECTS = frozenset({"", "attribute", "attribute of this thread", "item", "setting", "state"})
-"""Kinds of places within an object; values that its code reaches, such as a hook's variables, are not in its
+"""Kinds of places inside an object. Values that only its code reaches, e.g. variables of a hook, are not in its
 state_dict."""
 
 
 def _is_of_root(leaf: Leaf) -> bool:
-    """Whether a value lies within the object of its root, which may have an entry of it in its state_dict."""
+    """Whether a value is inside its root object, so that the state_dict of the root may contain it."""
     place = leaf.at
     while place is not None and place.what in _OF_OBJECTS:
         place = place.outer
@@ -127,7 +127,7 @@ def _is_of_root(leaf: Leaf) -> bool:
 
 
 def _is_entry(held: Any, value: Any) -> bool:
-    """Whether an entry of a state_dict can be this value. One of another type may be the same value in another form."""
+    """Whether an entry of a state_dict may be this value; an entry of another type may be another form of the value."""
     if type(held) is not type(value) or not isinstance(value, _COMPARED):
         return True
     return mark_of(held) == mark_of(value)
@@ -138,7 +138,7 @@ _COLLECTIONS = (Mapping, list, tuple, set, frozenset, deque)
 
 
 def _form(value: Any) -> Any:
-    """The properties that two values with the same mark share, and that are known without reading them."""
+    """Properties of a value that are known without reading its content; equal marks imply equal properties."""
     if isinstance(value, torch.Tensor):
         tensor = local_tensor(value)
         return str(tensor.dtype), tuple(tensor.shape)
@@ -152,7 +152,7 @@ def _form(value: Any) -> Any:
 
 
 def _nodes(tree: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """Every value of a state tree with its name, collections before their items."""
+    """All values of a state tree with their names; a collection comes before its items."""
     yield name, tree
     if isinstance(tree, Mapping):
         for key, value in list(tree.items())[:_MOST_ITEMS]:

@@ -1,4 +1,4 @@
-"""Objects of Python's standard library whose state no checkpoint holds, and the parts that can be compared."""
+"""Objects of Python's standard library whose state cannot be stored, and their parts that can be compared."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import io
 from typing import Any
 
 _HASHES = frozenset({"_hashlib", "_blake2", "_md5", "_sha1", "_sha2", "_sha3"})
-"""Modules of objects that hash."""
+"""Modules of hash objects."""
 _READERS = frozenset({("_csv", "reader"), ("csv", "DictReader")})
 _HELD = frozenset({("collections", "UserDict"), ("collections", "UserList"), ("collections", "UserString")})
 _CHAIN = ("collections", "ChainMap")
@@ -19,23 +19,23 @@ to people."""
 
 
 def keeps_state(value: Any) -> bool:
-    """Whether the value is such an object. Only files that are read count: written files are most often for people."""
+    """Whether the value is such an object. Files that are written are excluded, because they are usually for people."""
     if isinstance(value, io.IOBase):
         try:
             is_text = isinstance(value, (io.StringIO, io.BytesIO))
             return not value.closed and value.readable() and (is_text or not value.writable())
-        except Exception:  # A class of the user's may raise whatever it likes.
+        except Exception:  # A class of the user may raise any exception.
             return False
     kind = _kind_of(value)
     return kind[0] in _HASHES or kind in _READERS or kind in _HELD or kind in _UNREAD or kind == _CHAIN
 
 
 def state_of(value: Any) -> Any:
-    """The part of the object that can be compared: its content, or how far it was read.
+    """The part of the object that can be compared: its content or its read position.
 
     Raises:
         TypeError: no part can be compared.
-        OSError: a text file does not tell where it is while it is iterated.
+        OSError: a text file has no position while it is iterated.
     """
     kind = _kind_of(value)
     if isinstance(value, (io.StringIO, io.BytesIO)):
@@ -52,5 +52,5 @@ def state_of(value: Any) -> Any:
 
 
 def _kind_of(value: Any) -> tuple[str, str]:
-    """The module and name of its class. A class that inherits from it is the user's, and treated as such."""
+    """The module and name of the class. A subclass counts as a class of the user."""
     return (type(value).__module__, type(value).__qualname__)

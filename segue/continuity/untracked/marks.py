@@ -1,4 +1,4 @@
-"""Marks of values: equal marks in two processes mean equal values. Nothing of the user's is called."""
+"""Marks of values: equal marks in two processes mean equal values. No code of the user is called."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from segue.continuity.streams import state_of_stream
 from segue.continuity.untracked.keepers import keeps_state, state_of
 
 Mark = bool | int | float | str | None
-"""A plain value itself, or the hash of anything larger."""
+"""A plain value itself, or the hash of a larger value."""
 
 ARRAYS = (torch.Tensor, np.ndarray, bytearray, memoryview, array)
 _WHOLE, _SAMPLED = 1 << 20, 1 << 16
-"""Elements of an array that are read: all elements of a smaller array, evenly spaced ones of a larger array."""
+"""Most elements of an array that are read; of a larger array, evenly spaced elements are read."""
 _MOST_ITEMS = 4096
 _MOST_DEPTH = 4
 _LONGEST = 100
@@ -53,7 +53,7 @@ def mark_of(value: Any) -> Mark:
         if isinstance(value, CONSTANTS) and len(text := str(value)) <= _LONGEST:
             return text
         _feed(value, hasher, 0)
-    except Exception:  # The object cannot be looked at, which must not end an attempt.
+    except Exception:  # The object cannot be read; this must not end an attempt.
         return UNREADABLE
     return f"#{hasher.hexdigest()}"
 
@@ -83,7 +83,7 @@ def _feed(value: Any, hasher: Any, depth: int) -> None:
 
 def _feed_items(value: Any, hasher: Any, depth: int) -> None:
     if isinstance(value, (dict, types.MappingProxyType)):
-        # In one order: the order of a set would differ in each process.
+        # Sorted, because the order of a set differs in each process.
         items = sorted(((_name(key), item) for key, item in islice(list(value.items()), _MOST_ITEMS)), key=_first)
         hasher.update(b"{")
         for name, item in items:
@@ -92,7 +92,7 @@ def _feed_items(value: Any, hasher: Any, depth: int) -> None:
     elif isinstance(value, (set, frozenset)):
         hasher.update(",".join(sorted(_name(item) for item in islice(list(value), _MOST_ITEMS))).encode())
     else:
-        # By content alone: a state_dict may return a deque's content as a list.
+        # Only the content is hashed, because a state_dict may return the content of a deque as a list.
         hasher.update(f"[{len(value)}".encode())
         for item in islice(list(value), 0, None, max(len(value) // _MOST_ITEMS, 1)):
             _feed_within(item, hasher, depth)
@@ -157,7 +157,7 @@ def _feed_array(value: np.ndarray[Any, Any], hasher: Any, depth: int) -> None:
 
 
 def is_table(value: Any) -> bool:
-    """Whether the value is a table, a column or a set of labels of pandas."""
+    """Whether the value is a DataFrame, a Series or an Index of pandas."""
     pandas = sys.modules.get("pandas")
     return is_frame(value) or (pandas is not None and isinstance(value, pandas.Index))
 
@@ -170,7 +170,7 @@ def _feed_frame(value: Any, hasher: Any, depth: int) -> None:
 
 
 def _position(value: Any) -> str:
-    """How far an iterator has come."""
+    """The position of an iterator."""
     if isinstance(value, types.GeneratorType):
         frame = value.gi_frame
         if frame is None:
@@ -192,9 +192,9 @@ def _is_position(item: Any) -> bool:
 
 
 def _reduced(value: Any) -> str:
-    """For iterators that Python can copy: their number, or the number of items that are left."""
+    """The position of an iterator that Python can copy: its count, or the number of remaining items."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Later versions will not allow copies of some iterators.
+        warnings.simplefilter("ignore")  # Later versions of Python cannot copy some iterators.
         try:
             parts = value.__reduce__()
         except TypeError:

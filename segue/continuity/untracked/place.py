@@ -1,4 +1,4 @@
-"""Places of values: the path of each, how to read it again, and how the user's own code would write it."""
+"""Places of values: the path, a function that reads the value again, and the expression in the user's code."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ Get = Callable[[], Any]
 
 
 class Leaf(NamedTuple):
-    """One value, and how to read it again."""
+    """A value, with a function that reads it again."""
 
     path: str
     place: str
-    """The kind of place that holds it: a closure variable, an attribute, ..."""
+    """The kind of the place, e.g. closure variable or attribute."""
     root: str
-    """The component or the field of the recipe from which it was reached first."""
+    """The component or the recipe field from which the value was first reached."""
     get: Get
     is_registered: bool = False
     """Whether the root is a component."""
     at: ValuePlace | None = None
-    """Its place, with the places around it; None for a value that this process has not reached."""
+    """The place of the value, with the places around it; None if this process did not reach the value."""
 
 
 def fetched(function: str, name: str) -> str:
-    """How code writes a variable of a function if the function has no name at the place where the recipe is made."""
+    """The expression for a variable of a function; empty if the function has no expression."""
     return f'segue.Variables({function}, "{name}").get("{name}")' if function else ""
 
 
@@ -32,21 +32,21 @@ MODULE_VARIABLE = "module variable"
 
 
 class ValuePlace(NamedTuple):
-    """The place of a value, as far as it is known during the walk."""
+    """The place of a value, as known during the walk."""
 
     path: str
     what: str
     get: Get
     expression: str = ""
-    """How code of the user's writes the value here; empty if it has no name for it."""
+    """The expression for the value in the user's code; empty if there is no expression."""
     holder: str = ""
-    """How that code writes the holder of the variable `name`: a function, a module, a class, an object."""
+    """The expression for the holder of the variable `name`: a function, a module, a class or an object."""
     name: str = ""
-    """Name of the variable within its holder."""
+    """Name of the variable in its holder."""
     outer: ValuePlace | None = None
 
     def part(self, name: str, what: str, get: Get, *, expression: str = "", holder: str | None = None) -> ValuePlace:
-        """The place of a part of this object, which is the part's holder unless another holder is given."""
+        """The place of a part of this object; the holder of the part is this object, unless `holder` is given."""
         return ValuePlace(
             f"{self.path}.{name}" if self.path else name,
             what,
@@ -58,11 +58,11 @@ class ValuePlace(NamedTuple):
         )
 
     def within(self, get: Get, expression: str) -> ValuePlace:
-        """The place of the object that this object wraps, under the same path."""
+        """The place of the wrapped object, with the same path as its wrapper."""
         return self._replace(get=get, expression=expression)
 
     def dotted(self, name: str) -> str:
-        """How code writes an attribute of this object."""
+        """The expression for an attribute of this object."""
         if not self.expression:
             return ""
         return f"{self.expression}.{name}" if name.isidentifier() else f'{self.expression}.get_submodule("{name}")'

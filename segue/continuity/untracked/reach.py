@@ -1,6 +1,6 @@
-"""Everything that the user's functions and objects reach: each value with its path, and a way to read it again.
+"""Finding all values that the user's functions and objects reach, with paths and functions that read them again.
 
-Read-only: it calls nothing of the user's, fetches no sample and draws no random number.
+The walk only reads: it calls no code of the user, fetches no sample and draws no random number.
 """
 
 from __future__ import annotations
@@ -51,34 +51,34 @@ _DEEPEST = 12
 _MOST_OBJECTS = 20_000
 _MOST_LEAVES = 20_000
 _LONG_ITEMS = 64
-"""A collection with more items is one value."""
+"""Number of items above which a collection is one value."""
 
 
 @dataclass
 class Reach:
-    """The values that some roots can reach; `home` is the top package of the recipe, whose code is the user's."""
+    """The values that some roots can reach; `home` is the top package of the recipe and counts as the user's code."""
 
     home: str
     leaves: dict[str, Leaf] = field(default_factory=dict)
     functions: list[types.FunctionType] = field(default_factory=list)
-    """The user's functions among the reached values."""
+    """The functions of the user that were reached."""
     files: list[str] = field(default_factory=list)
-    """Paths that were found as values."""
+    """Paths of the values that were found."""
     _seen: dict[int, Any] = field(default_factory=dict)
-    """Visited objects by id; held, because a new object could get the id of a freed one."""
+    """Visited objects by id; kept alive, because a new object could get the id of a freed object."""
     _owned: dict[int, tuple[str, Any]] = field(default_factory=dict)
     registered: set[str] = field(default_factory=set)
     """Names of the components."""
     scopes: tuple[types.CodeType, ...] = ()
-    """The functions in which the recipe is made, or the loop stands: their variables can be named there."""
+    """The functions that build the recipe or contain the loop; code there can use their variables by name."""
     rebound: set[str] = field(default_factory=set)
-    """Names of variables to which a function of the user's assigns another object."""
+    """Names of variables to which a function of the user assigns another object."""
     _variables: set[tuple[int, str]] = field(default_factory=set)
-    """The registered variables, by their holder and their name there."""
+    """The registered variables, by holder and name."""
     _root: str = ""
 
     def own(self, root: str, objects: Iterable[Any]) -> None:
-        """Note that these objects belong to this root, a component, even if other paths also reach them."""
+        """Record that these objects belong to this component, even if they are also reached by other paths."""
         for found in objects:
             if isinstance(found, Variables):
                 self._variables.update(found.places())
@@ -88,9 +88,9 @@ class Reach:
     def add(
         self, root: str, get: Get, *, path: str = "", expression: str = "", holder: str = "", of: Any = None
     ) -> None:
-        """Follow one more object; `get` returns it. Its values are at the path of the root, or at this one.
+        """Follow one more object, which `get` returns. Its values get the given path, or the path of the root.
 
-        With `of`, the object is an attribute of the object `of`, which code writes as `holder`.
+        With `of`, the object is an attribute of the object `of`, and `holder` is the expression for `of`.
         """
         self._root = root
         name = root.rpartition(".")[2] if holder else ""
@@ -103,7 +103,7 @@ class Reach:
         return id(value) in self._owned or (isinstance(value, torch.Tensor) and id(value) in self._tensors_owned)
 
     def is_address(self, key: Any) -> bool:
-        """Whether a key is the id of something that belongs to a component, and so differs in each process."""
+        """Whether a key is the id of an object of a component; such keys differ in each process."""
         return type(key) is int and (key in self._owned or key in self._tensors_owned)
 
     @cached_property
@@ -115,13 +115,13 @@ class Reach:
         return {id(tensor) for tensor in (*held, *(each for group in groups for each in group["params"]))}
 
     def release(self) -> None:
-        """Keep only the ways to the values, and the objects of components, so that other objects can be freed."""
+        """Keep only the functions that read values, and the objects of components; other objects can be freed."""
         self._seen, self.functions = {}, []
 
     def _take(self, place: ValuePlace, depth: int) -> None:
         try:
             self._follow(place, depth)
-        except Exception as error:  # The object cannot be looked at, which must not end an attempt.
+        except Exception as error:  # The object cannot be read; this must not end an attempt.
             log.debug("value not followed path=%s error=%s", place.path, type(error).__name__)
 
     def _follow(self, place: ValuePlace, depth: int) -> None:
@@ -147,7 +147,7 @@ class Reach:
                 self._take(inner, depth + 1)
 
     def _is_segues(self, value: Any) -> bool:
-        """Whether the value belongs to segue, which hooks itself into torch."""
+        """Whether the value belongs to segue, which adds hooks to torch."""
         owner = value if isinstance(value, (type, types.FunctionType)) else type(value)
         module = str(owner.__module__)
         return module.startswith("segue.") and not module.startswith(("segue.testing", f"{self.home}."))
@@ -160,7 +160,7 @@ class Reach:
             self.files.append(value)
 
     def _is_value(self, value: Any) -> bool:
-        """Whether it is a single value that is not taken apart."""
+        """Whether the value is a single value whose parts are not followed."""
         if isinstance(value, (*ARRAYS, *STREAMS)) or is_table(value) or is_iterator(value):
             return True
         if is_named_values(value):
@@ -172,7 +172,7 @@ class Reach:
         return False
 
     def _within(self, place: ValuePlace, value: Any) -> Iterator[ValuePlace]:
-        """The parts that an object reaches."""
+        """The places of the parts of an object."""
         if isinstance(value, _SKIPPED) or _is_of_one_process(value):
             return
         if is_torchs_own(value):
@@ -189,7 +189,7 @@ class Reach:
             yield from within_module(place, value)
             yield self._class_of(place, value)
         elif id(value) in self._owned and type(value).__module__.startswith("torch."):
-            yield from functions_within(place, value)  # The rest is in its state_dict.
+            yield from functions_within(place, value)  # Its other values are in its state_dict.
             if isinstance(value, torch.optim.Optimizer):
                 yield from put_on_optimizer(place, value)
         elif _is_of_trainer(value):
@@ -199,7 +199,7 @@ class Reach:
             yield self._class_of(place, value)
 
     def _has_users(self, place: ValuePlace) -> bool:
-        """Whether the place holds an object of the user's, or a collection of such objects."""
+        """Whether the place contains an object of a class of the user, or a collection of such objects."""
         value = place.get()
         items = islice(value.values() if isinstance(value, dict) else value, _LONG_ITEMS) if _is_items(value) else ()
         return any(is_users(type(each), home=self.home) for each in (value, *items))
@@ -211,7 +211,7 @@ class Reach:
     def _within_function(self, place: ValuePlace, function: types.FunctionType) -> Iterator[ValuePlace]:
         place = place._replace(expression=name_of_definition(function, self.scopes) or place.expression)
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-            if id(cell) not in self._seen:  # A variable that several functions share has one name.
+            if id(cell) not in self._seen:  # A variable that several functions share is followed once.
                 self._seen[id(cell)] = cell
                 is_here = is_variable_of(function, name, self.scopes)
                 expression = name if is_here else fetched(place.expression, name)
@@ -243,7 +243,7 @@ class Reach:
 
 
 _PLAIN = (*PLAIN, complex, Decimal, Fraction, PurePath, range, slice, Enum)
-"""Single values. Dates belong to the process; devices and the like are settings."""
+"""Types of single values; dates belong to the process, and devices and similar values are settings."""
 _SKIPPED = (
     types.ModuleType,
     logging.Logger,
@@ -265,8 +265,8 @@ _OF_ONE_PROCESS |= {"queue", "_queue"}  # The content of a queue depends on thre
 _OF_TRAINERS = frozenset(
     {"lightning", "lightning_fabric", "pytorch_lightning", "accelerate", "transformers", "ignite", "deepspeed"}
 )
-"""Packages whose objects run the loop and count its work; their checkpoints, or segue's callbacks, hold these
-counts."""
+"""Packages whose objects run the loop and count its steps; these counts are in their checkpoints or in callbacks of
+segue."""
 
 
 def _is_of_trainer(value: Any) -> bool:
@@ -291,5 +291,5 @@ def _is_simple(item: Any, depth: int = 0) -> bool:
 
 
 def is_named_values(value: Any) -> bool:
-    """Whether the value is a dict with names as keys, the form in which programs keep their state."""
+    """Whether the value is a dict with names as keys; programs often keep state in such a dict."""
     return type(value) is dict and 0 < len(value) <= _LONG_ITEMS and all(type(key) is str for key in list(value))

@@ -1,4 +1,4 @@
-"""Names of values at the place where a recipe is made, or where the loop is, from code objects alone."""
+"""Finding the names of values at the place where a recipe is built or the loop is, from code objects alone."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _LOCAL = ".<locals>."
 
 
 def name_of_definition(found: types.FunctionType | type, scopes: Iterable[types.CodeType]) -> str:
-    """The name of a function or class that one of these functions defines, or their module; empty otherwise."""
+    """The name of a function or class, if one of these functions or their module defines it; empty otherwise."""
     known: dict[str, Any]
     if isinstance(found, types.FunctionType):
-        # The name in its code: a decorator gives a function the name of another function.
+        # The name in the code object is used, because a decorator may give a function the name of another function.
         full, known = found.__code__.co_qualname, found.__globals__
         file: Any = found.__code__.co_filename
     else:
@@ -33,7 +33,7 @@ def name_of_definition(found: types.FunctionType | type, scopes: Iterable[types.
 
 
 def is_variable_of(function: types.FunctionType, name: str, scopes: Iterable[types.CodeType]) -> bool:
-    """Whether a closure variable of a function belongs to one of these functions, and not to a function in between."""
+    """Whether a closure variable of a function belongs to one of these functions, not to a function in between."""
     for scope in scopes:
         if name not in scope.co_cellvars or function.__code__.co_filename != scope.co_filename:
             continue
@@ -48,7 +48,7 @@ def is_variable_of(function: types.FunctionType, name: str, scopes: Iterable[typ
 
 @lru_cache(maxsize=4096)
 def names_rebound(code: types.CodeType) -> frozenset[str]:
-    """Variables outside a function to which it, or a function within it, assigns."""
+    """Outer variables to which a function, or a function inside it, assigns."""
     return frozenset(
         str(each.argval)
         for inner in codes_of(code)

@@ -1,4 +1,4 @@
-"""Sentences about state outside every component: what it is, and how it changed. Pure."""
+"""Sentences about untracked state: its path, its kind and its change. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ABSENT = object()
 def finding_of(
     leaves: Sequence[Leaf], advice: Advice, *, fix: str, before: Mapping[str, Any], now: Mapping[str, Mark]
 ) -> Finding:
-    """The finding about the changed values to which one piece of advice applies."""
+    """The finding about all changed values with the same advice."""
     first, owner = leaves[0], owner_of(leaves[0], advice)
     changes = [_change(leaf, owner, before, now) for leaf in leaves[:_SHOWN]]
     more = f" and {len(leaves) - _SHOWN} more" if len(leaves) > _SHOWN else ""
@@ -32,7 +32,7 @@ def finding_of(
 
 
 def owner_of(leaf: Leaf, advice: Advice) -> str:
-    """The path that is named for a value: of the object to register, or of the object whose attribute it is."""
+    """The path in the sentence about a value: of the object to register, or of the object with this attribute."""
     if not advice.names:
         return advice.place
     holder = leaf.at
@@ -50,7 +50,7 @@ def _change(leaf: Leaf, owner: str, before: Mapping[str, Any], now: Mapping[str,
 
 
 def changed_in_words(old: Any, new: Any, *, absent: object) -> str:
-    """How a value changed, by its marks; `absent` stands for a value that is not there."""
+    """The change of a value in words, from its marks; `absent` is the mark of a missing value."""
     if _is_hash(old) or _is_hash(new):
         return "changed"
     old, new = (_ABSENT if mark is absent else mark for mark in (old, new))

@@ -1,4 +1,4 @@
-"""Watches the values outside every component that training changes, from the build of a recipe on."""
+"""Watching for values outside all components that training changes, from the build of the recipe on."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ Walk = Callable[[], Reach]
 
 
 class Use(Protocol):
-    """Knows how the code uses values."""
+    """Tells how the training code uses a value."""
 
     def is_carried(self, leaf: Leaf) -> bool:
-        """Whether the next value follows from this one and affects more than the output that people are shown."""
+        """Whether the next value follows from this value and affects more than output for people."""
         ...
 
     def is_shown(self, leaf: Leaf) -> bool:
@@ -43,30 +43,30 @@ _YEAR_2001, _DECIMALS_OF_SETTINGS = 1e9, 5
 
 
 _OF_SESSIONS = ("progress", "epoch", "folder", "gradients", "modes", "buffers", "batches")
-"""Names that a program cannot give to the objects that it tracks."""
+"""Names that a program cannot use for tracked objects."""
 
 
 class Watch:
-    """The marks of everything that a recipe reaches: as built, and at each save."""
+    """The marks of all values that a recipe reaches, at the build and at each save."""
 
     def __init__(self, walk: Walk, *, use: Use, is_program: bool = False) -> None:
-        """`walk` follows the objects of the training code; it is called now, and again at some of the saves."""
+        """`walk` follows the objects of the training code; it is called immediately, and again at some saves."""
         self._walk, self._use, self._is_program = walk, use, is_program
         self._reach: Reach | None = None
         self._leaves: dict[str, Leaf] = {}
         self._built: dict[str, Mark] = {}
         self._changed: dict[str, Leaf] = {}
-        """The values that training has changed and no component holds."""
+        """The paths of the values that training has changed and that are in no component."""
         self._reported: set[str] = set()
         self._walk_again()
         self._built = {path: mark for path, (_, mark) in self._read(self._leaves.values()).items()}
 
     def known_before(self, paths: Iterable[str]) -> None:
-        """Note that an earlier attempt has reported the values at these paths."""
+        """Record that an earlier attempt has already reported the values at these paths."""
         self._reported |= set(paths)
 
     def look(self, trees: Mapping[str, Any]) -> tuple[Finding, ...]:
-        """Findings about values that were changed and are in none of these captured components, each value once."""
+        """Findings about changed values that are in none of these captured components; each value is reported once."""
         self._walk_again()
         coverage = _coverage(self._leaves.values(), trees)
         found = self._read(self._leaves.values(), is_known=coverage.has_memory_of)
@@ -80,18 +80,18 @@ class Watch:
         return self._findings(decisive, self._built, marks, are_known_left_out=True)
 
     def changed(self) -> dict[str, Mark]:
-        """The marks of the values that training has changed and no component holds, by path."""
+        """The marks of the values that training has changed and that are in no component, by path."""
         return {path: mark for path, (_, mark) in self._read(list(self._changed.values())[:_MOST_KEPT]).items()}
 
     def marks_of(self, paths: Iterable[str]) -> dict[str, Mark]:
-        """The marks that these values have now; missing values are left out."""
+        """The current marks of the values at these paths; missing values are left out."""
         leaves = [self._leaves[path] for path in paths if path in self._leaves]
         return {path: mark for path, (_, mark) in self._read(leaves).items()}
 
     def changed_and_unknown(self, trees: Mapping[str, Any], *, beneath: str, known: Collection[str]) -> dict[str, str]:
-        """The values that are not as built and are in none of these captured components, in words.
+        """The values that changed since the build and are in none of these captured components, in words, by path.
 
-        Only values `beneath` this path count, and not those at the `known` paths.
+        Only values below the path `beneath` are included, except those at the `known` paths.
         """
         leaves = [leaf for path, leaf in self._leaves.items() if path.startswith(f"{beneath}.")]
         coverage = _coverage(leaves, trees)
@@ -104,7 +104,7 @@ class Watch:
         }
 
     def of_process(self, roots: tuple[str, ...]) -> list[str]:
-        """Values that these fields of the recipe reach and that differ in each process: times, system randomness."""
+        """Values of these recipe fields that differ in each process: times and system randomness."""
         found: list[str] = []
         for leaf in self._leaves.values():
             if leaf.root in roots and len(found) < _MOST_SHOWN:
@@ -122,7 +122,7 @@ class Watch:
         return self._findings(leaves, before, self.marks_of(paths), are_known_left_out=False)
 
     def _missing(self, path: str) -> Leaf:
-        """A value that this process has not reached, in the collection that held it, if that is there."""
+        """A leaf for a value that this process did not reach, placed in its collection if the collection exists."""
         around = path
         while around := around.rpartition(".")[0]:
             if (held := self._leaves.get(around)) is not None:
@@ -132,7 +132,7 @@ class Watch:
     def _findings(
         self, leaves: Sequence[Leaf], before: Mapping[str, Any], now: Mapping[str, Mark], *, are_known_left_out: bool
     ) -> tuple[Finding, ...]:
-        """One finding for each object or holder that is to be registered."""
+        """One finding for each object or holder to register."""
         assert self._reach is not None
         known = Known(self._reach.is_owned, self._reach.is_address, self._is_assigned, {})
         groups: dict[tuple[str, ...], list[tuple[Leaf, Advice]]] = {}
@@ -158,7 +158,7 @@ class Watch:
         return tuple(found)
 
     def _is_assigned(self, place: ValuePlace) -> bool:
-        """Whether a variable no longer holds the object that it held as built, as far as code and marks show."""
+        """Whether a variable may have another object than at the build, judged by code and marks."""
         assert self._reach is not None
         is_by_code = place.what in ("closure variable", MODULE_VARIABLE) and place.name in self._reach.rebound
         return is_by_code or self._built.get(place.path, UNREADABLE) is None
@@ -171,7 +171,7 @@ class Watch:
 
     @staticmethod
     def _key(leaf: Leaf, advice: Advice) -> str:
-        """The key under which a finding is made once: an object that is to be registered whole, or one variable."""
+        """The key by which findings are grouped: an object that is registered whole, or one variable."""
         return leaf.path if advice.names else advice.place
 
     def _walk_again(self) -> None:
@@ -182,7 +182,7 @@ class Watch:
     def _read(
         self, leaves: Iterable[Leaf], *, is_known: Callable[[Any], bool] = lambda _: False
     ) -> dict[str, tuple[Any, Mark]]:
-        """The values and their marks, without those that are known to be in a component."""
+        """The values and their marks, without values that are known to be in a component."""
         found: dict[str, tuple[Any, Mark]] = {}
         for leaf in leaves:
             try:
@@ -190,7 +190,7 @@ class Watch:
                 if is_known(value):
                     continue
                 mark = mark_of(value)
-            except Exception as error:  # It is gone, another thread changes it, or it cannot be looked at.
+            except Exception as error:  # The value no longer exists, is changed by another thread, or cannot be read.
                 log.debug("value not read path=%s error=%s", leaf.path, type(error).__name__)
                 continue
             if mark != UNREADABLE and _counts(leaf.path, value, mark):
@@ -213,19 +213,19 @@ def _is_plain(mark: Mark) -> bool:
 def _value_of(leaf: Leaf) -> Any:
     try:
         return leaf.get()
-    except Exception:  # It is gone, or cannot be looked at.
+    except Exception:  # The value no longer exists or cannot be read.
         return None
 
 
 def _is_read_from_clock(path: str, value: float) -> bool:
-    """Whether a number is named as a time, and has the digits of a clock: a setting in seconds has few decimals."""
+    """Whether a number has the name of a time and the many decimals of a clock; settings have few decimals."""
     return not is_telling(path, value) and (abs(value) >= _YEAR_2001 or value != round(value, _DECIMALS_OF_SETTINGS))
 
 
 def _counts(path: str, value: Any, mark: Mark) -> bool:
-    """Whether a change of the value means anything: not for times, addresses and generated names.
+    """Whether a change of the value is relevant; False for times, addresses and generated names.
 
-    Credentials are left out: values stand in the log and in messages as they are.
+    Also False for credentials, because values appear in the log and in messages.
     """
     if isinstance(value, str) and (names_secret(path) or redacted(value) != value):
         return False

@@ -1,4 +1,4 @@
-"""Whether a run can be paid, before anything is bought."""
+"""Checks whether a budget pays for a run, before any capacity is bought."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from segue.spec import RunSpec
 
 
 def refuse_cost(runlog: RunLog | None, spec: RunSpec, history: History, *, clock: Clock) -> None:
-    """Return only if the prices of the run are known, and its budget pays for a start. Nothing is written.
+    """Check that the prices of the run are known and that its budget pays for a start; nothing is written.
 
-    A run that continues is not judged by its budget here: its next decision does that, and may end the run. Without a
-    log the store is new, so nothing was spent.
+    The budget of a run that continues is not checked here: the next decision checks it, and may end the run. If there
+    is no log, the store is new and nothing was spent.
 
     Raises:
-        PriceSourceError: no prices of the run are known, and their source does not give them.
-        BudgetError: the run begins, or begins again, and its budget pays for no attempt, or not for the run.
+        PriceSourceError: no prices of the run are known, and the source of prices fails.
+        BudgetError: the run begins, or begins again, and its budget does not pay for one attempt, or for the run.
     """
     history = with_prices_to_start(spec, history, clock=clock)
     has_begun = any(entry.action == "run" for entry in history.decisions) and not history.is_over

@@ -1,4 +1,4 @@
-"""Costs that count against a run's budget and are not in its own log: other runs of the store, and its standbys."""
+"""Costs that count against a run's budget but are not in its log: other runs of the store, and the run's standbys."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from segue.spec import RunSpec
 from segue.stores.base import Store
 
 _OLD_SECONDS = 60.0
-"""How old the sum over a store's runs may be: attempts that fail at once must not each read all logs."""
+"""Greatest age of the sum over a store's runs; without it, each of several quick failures would read all logs."""
 
 
 def charges_in_store(runlog: RunLog, history: History) -> list[Charge]:
-    """All that a run has cost so far: its attempts, the one that trains now, and its standbys.
+    """The costs of a run so far: its attempts, including the attempt that trains now, and its standbys.
 
     Raises:
         StoreReadError: the store could not be read.
@@ -55,7 +55,7 @@ def standby_charges(store: Store, run_id: str, spec: RunSpec, history: History) 
 
 
 def with_spending_to_start(runlog: RunLog, spec: RunSpec, history: History, *, clock: Clock) -> History:
-    """The history of a run that is about to start, with what others have spent; unchanged without a budget.
+    """The history of a run that is about to start, with the spending of others; unchanged if the run has no budget.
 
     Raises:
         StoreReadError: the store could not be read.
@@ -67,7 +67,7 @@ def with_spending_to_start(runlog: RunLog, spec: RunSpec, history: History, *, c
 
 
 def refresh_spending(runlog: RunLog, spec: RunSpec, history: History, *, clock: Clock) -> bool:
-    """Log what others have spent, unless that was just done or nothing has changed; returns whether it was done.
+    """Log the spending of others if the last record of it is old and differs; return whether a record was written.
 
     Raises:
         StoreWriteError, StoreReadError: a retry is safe.
@@ -78,7 +78,7 @@ def refresh_spending(runlog: RunLog, spec: RunSpec, history: History, *, clock: 
     if known is not None and (clock.now() - known.written_at).total_seconds() < _OLD_SECONDS:
         return False
     facts = _facts(runlog, spec, history, clock)
-    # Without a cap for all runs, most runs have nothing to put there.
+    # If no budget covers all runs of the store, most runs have no spending of others to record.
     before = {} if known is None else {name: getattr(known, name) for name in facts}
     is_nothing = known is None and not (facts["standby_cost"] or facts["standby_month_cost"])
     if spec.budget.per_month is None and (is_nothing or facts == before):

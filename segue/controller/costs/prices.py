@@ -1,8 +1,8 @@
 """Current prices from the source that a run spec names: a file, a command, or the price history of AWS.
 
-A file and a command give TOML or JSON with the price per hour by deployment. The answers are put into the run's log,
-so that decisions depend on the log alone. Without any known prices a failing source is an error; later the last known
-prices remain in force.
+A file and a command give TOML or JSON with the price per hour of each deployment. The prices are recorded in the run's
+log, so that decisions depend on the log alone. If the source fails and no prices are known yet, this is an error; later
+the last known prices stay in force.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from segue.spec.pool_prices import PoolSpec, PriceSource
 log = logging.getLogger(__name__)
 
 _LAST_CHARACTERS, _LAST_BYTES = 200, 64 * 1024
-"""How much of a failed command's message is shown, and how much is read: it is redacted before it is cut."""
+"""How much of a failed command's message is shown, and how much is read; the message is redacted before the cut."""
 
 
 class CommandFailedError(Exception):
-    """The command gave no usable output. Its message is in the reason, without secrets."""
+    """The command gave no usable output; the reason contains the command's message without secrets."""
 
     def __init__(self, why: str) -> None:
         self.why = why
@@ -46,14 +46,14 @@ class CommandFailedError(Exception):
 
 
 def output_of(command: str, *, timeout_seconds: float, most_bytes: int) -> bytes:
-    """The first bytes that a shell command prints. All of its processes are gone when this returns.
+    """The first bytes that a shell command prints; all processes of the command have ended when this returns.
 
     Raises:
-        CommandFailedError: it cannot be started, ends with another code than 0, or takes longer.
+        CommandFailedError: the command cannot be started, ends with a code other than 0, or takes too long.
     """
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
         try:
-            # Files, not pipes: a process that the command leaves behind would hold a pipe open for ever.
+            # The output goes to files: a process that the command leaves behind would hold a pipe open for ever.
             process = subprocess.Popen(
                 ["/bin/sh", "-c", command],
                 stdin=subprocess.DEVNULL,
@@ -92,9 +92,9 @@ _SHAPE = 'it must be TOML or JSON with a price for each deployment, as in {"segm
 
 
 def read_prices(pools: PoolSpec) -> dict[str, float]:
-    """The current price per hour of each deployment; empty without a source of prices.
+    """The current price per hour of each deployment; empty if the spec has no source of prices.
 
-    A command has 30 s. AWS knows no on-demand prices: `on_demand_price` is used.
+    A command may take 30 s. AWS gives no on-demand prices, so `on_demand_price` of the spec is used.
 
     Raises:
         PriceSourceError: the source fails, does not answer in time, or gives no price for one of the deployments.
@@ -111,7 +111,7 @@ def read_prices(pools: PoolSpec) -> dict[str, float]:
 
 
 def at_current_prices(spec: RunSpec) -> RunSpec:
-    """The spec with its pools at the prices that their source gives now; the same one without a source.
+    """The spec with the current prices of its pools; unchanged if the spec has no source of prices.
 
     Raises:
         PriceSourceError: as for `read_prices`.
@@ -134,9 +134,9 @@ def with_prices_to_start(spec: RunSpec, history: History, *, clock: Clock) -> Hi
 
 
 def refresh_prices(runlog: RunLog, spec: RunSpec, history: History, *, clock: Clock) -> bool:
-    """Put current prices into the log if the known ones are old; returns whether the log has changed.
+    """Record current prices in the log if the known prices are old; return whether the log has changed.
 
-    A source that fails leaves the last known prices, with the reason in the log.
+    If the source fails, the last known prices stay in force, and the reason is recorded.
 
     Raises:
         PriceSourceError: no prices are known, and the source fails.
@@ -152,11 +152,11 @@ def refresh_prices(runlog: RunLog, spec: RunSpec, history: History, *, clock: Cl
 
 
 def append_at(runlog: RunLog, history: History, build: Callable[[Stamp], Entry]) -> bool:
-    """Append a record if the log is as in `history`; True either way: the log has changed."""
+    """Append a record if nobody has written since `history`; always True, because the log has changed in both cases."""
     try:
         runlog.append(build, at=history.next_slot)
     except LogMovedError:
-        read_history(runlog)  # Another process came first: its records count.
+        read_history(runlog)  # Another process wrote first: its records count.
     return True
 
 
@@ -164,7 +164,7 @@ def _renewed(spec: RunSpec, known: PricesEntry, now: datetime) -> dict[str, Any]
     try:
         return _facts(spec, now)
     except PriceSourceError as error:
-        log.warning("prices not renewed, those of %s stay in force reason=%s", known.taken_at.isoformat(), error)
+        log.warning("new prices not read, keeping the prices of %s reason=%s", known.taken_at.isoformat(), error)
         facts = {"source": known.source, "prices": known.prices, "taken_at": known.taken_at}
         return facts | {"problem": error.why}
 
@@ -209,13 +209,13 @@ def _text(data: bytes, pools: PoolSpec) -> str:
 def _parsed(text: str, pools: PoolSpec) -> Mapping[str, Any]:
     try:
         found = json.loads(text) if text.lstrip().startswith("{") else tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # Both parsers raise ValueErrors.
+    except (ValueError, RecursionError) as error:  # The parsers of TOML and of JSON raise ValueError.
         raise _error(pools, f"the answer {redacted(text)[:60]!r} cannot be read ({error})", _SHAPE + ".") from None
     return cast("Mapping[str, Any]", found)
 
 
 def _checked(given: Mapping[str, Any], pools: PoolSpec) -> dict[str, float]:
-    """The prices of these pools among those given; other deployments may be listed too."""
+    """The given prices of these pools; `given` may list other deployments too."""
     missing = [name for name in pools.deployments if name not in given]
     if missing:
         there = f"it has {', '.join(map(repr, given))}" if given else "it is empty"

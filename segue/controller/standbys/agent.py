@@ -1,4 +1,4 @@
-"""Standby agent: reports that it has a machine, boots on command, and takes the plan that names it."""
+"""The agent of a standby: it reports that it has a machine, boots on command, and takes the plan that names it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.25
 _PATIENCE_TIMEOUTS = 10
-"""Heartbeat timeouts that a standby waits for a silent parent: longer than Prefect's client waits for a server."""
+"""How long a standby waits for a silent parent, in heartbeat timeouts; Prefect's client waits less for a server."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Left:
 
 
 class StandbyAgent:
-    """One standby, on its machine. Reads the run's log and never writes to it."""
+    """One standby on its machine; it reads the run's log and never writes to it."""
 
     def __init__(
         self,
@@ -64,9 +64,9 @@ class StandbyAgent:
         self._was_named = False
 
     def serve(self, is_called_off: Callable[[], str | None]) -> Taken | Left:
-        """Block until there is a plan for this standby, or a reason to leave; `is_called_off` gives the reason.
+        """Block until there is a plan for this standby, or a reason to leave, which `is_called_off` may give.
 
-        Waits while the store is unreachable. Without a plan, the trainer is gone when this returns.
+        It keeps waiting while the store is unreachable. If no plan came, the trainer has ended when this returns.
         """
         outcome: Taken | Left | None = None
         try:
@@ -84,7 +84,7 @@ class StandbyAgent:
         try:
             return self._look()
         except (StoreReadError, StoreWriteError) as error:
-            log.warning("standby cannot use the store reason=%s", error)
+            log.warning("standby cannot read or write the store reason=%s", error)
             return None
 
     def _look(self) -> Taken | Left | None:
@@ -121,12 +121,12 @@ class StandbyAgent:
         return plan if plan is not None and plan.standby == self._standby else None
 
     def _why_outdated(self, history: History) -> str | None:
-        """Why it must not train, whatever is planned: it booted with the run spec of its submission."""
+        """The reason why the standby must not train: it booted with an older run spec. None if it may train."""
         is_old = history.spec is not None and history.spec != self._spec
         return "the run spec has changed" if is_old else None
 
     def _why_no_plan_can_come(self, history: History, plan: SegmentPlan | None) -> str | None:
-        """The reason why no plan can come for this standby; None while one may."""
+        """The reason why no plan can come for this standby any more; None while a plan may come."""
         if plan is not None:
             return None
         if history.is_over:
@@ -166,9 +166,9 @@ class StandbyAgent:
         log.info("standby leaves standby=%s reason=%s", self._standby, why)
         self._phase = "gone"
         try:
-            self._beat(note=why)  # Checked first: a machine that is taken back leaves little time.
+            self._beat(note=why)  # The status comes first: a machine that is taken back leaves little time.
         except StoreWriteError as error:
-            log.warning("standby status not written while leaving reason=%s", error)
+            log.warning("standby leaves, but could not write its status reason=%s", error)
         if self._trainer is not None:
             self._trainer.kill()
             self._trainer.wait()

@@ -1,4 +1,4 @@
-"""Standby manager: submits a standby while on-demand trains, commands it, and hands the run over to it."""
+"""The manager of standbys: while on-demand trains, it submits and commands a standby, and hands the run over."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 _ASK_POOL_SECONDS = 5.0
 _SEND_AGAIN_SECONDS = 10.0
-"""Delay before a submission is retried when the orchestrator did not answer."""
+"""Delay in seconds before a submission is retried, if the orchestrator did not answer."""
 
 
 @dataclass
@@ -46,7 +46,7 @@ class _Sent:
     asked_at: float
     commanded_at: float
     sent_at: float | None
-    """None for an adopted standby: how long it had waited is not known."""
+    """None for a standby that an earlier parent submitted: the time of its submission is not known."""
     ended_as: str | None = None
     seen_at: float | None = None
 
@@ -56,9 +56,9 @@ class _Sent:
 
 
 class StandbyManager:
-    """Manages the standbys of one attempt on on-demand. Whatever happens to them, the attempt continues to train.
+    """Manages the standbys of one attempt on on-demand; a failure of a standby does not disturb the attempt.
 
-    Keeps no state that a restart could lose: a parent that is started again adopts the submitted standby.
+    The manager keeps no state that a restart could lose: a parent that is restarted adopts the submitted standby.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class StandbyManager:
         self._unused = 0
 
     def look(self, history: History, here: Situation) -> bool:
-        """Do what the standby needs now, while the attempt trains; return whether to recall the attempt for it.
+        """Submit or command the standby if that is due, while the attempt trains; return whether to recall the attempt.
 
         Raises:
             StoreReadError, StoreWriteError: a retry is safe.
@@ -97,7 +97,7 @@ class StandbyManager:
         return False
 
     def close(self) -> None:
-        """Release the standby, unless the run is handed over to it. Does not wait for an unreachable store."""
+        """Release the standby if the run was not handed over to it; does not wait for an unreachable store."""
         sent = self._sent
         if sent is None:
             return
@@ -105,14 +105,14 @@ class StandbyManager:
             if read_history(self._runlog).handover_of(self._plan.segment, self._plan.attempt) is None:
                 self._release(sent, "on-demand has ended", is_here=False)
         except (StoreReadError, StoreWriteError) as error:
-            log.warning("standby not released; it will leave by itself standby=%s reason=%s", sent.name, error)
+            log.warning("could not release the standby; it will leave by itself standby=%s reason=%s", sent.name, error)
 
     def _send_if_due(self, history: History, here: Situation, at: float) -> None:
         command = self._next or self._next_command(history, here, at)
         self._next, is_out = command, command.counter > 0
         if not is_out and (at < self._next_at or not is_worth_a_standby(here)):
             return
-        # The command is written first: if this parent is killed here, the next one finds the standby's number there.
+        # The command is written first: if this parent is killed now, the next parent reads the standby's number in it.
         put_command(self._runlog.store, self._runlog.run_id, command)
         handle = self._orchestrator.submit_standby(self._spec, command.standby, deployment=command.deployment)
         if handle is None:
@@ -123,14 +123,14 @@ class StandbyManager:
         self._sent, self._next = _Sent(handle, command, heartbeat, at, at, sent_at=None if is_out else at), None
 
     def _next_command(self, history: History, here: Situation, at: float) -> StandbyCommand:
-        """The command of the standby that is already submitted, or else of the next one."""
+        """The command of the submitted standby if there is one, otherwise the command of the next standby."""
         newest = newest_standby(self._runlog.store, self._runlog.run_id)
         last = None if newest is None else command_of(self._runlog.store, self._runlog.run_id, keys.standby_id(newest))
         if last is not None and last.action != "leave" and not _has_been_used(history, last.standby):
             numbers = {"segment": self._plan.segment, "attempt": self._plan.attempt}
             return last.model_copy(update={"counter": last.counter + 1} | numbers)
         if last is not None and not self._unused and (last.segment, last.attempt) == self._numbers:
-            self._pause(here, at)  # This parent was restarted: its predecessor submitted standbys for this attempt.
+            self._pause(here, at)  # This parent was restarted: the earlier parent submitted standbys for this attempt.
         return StandbyCommand(
             standby=keys.standby_id(0 if newest is None else newest + 1),
             counter=0,
@@ -158,7 +158,7 @@ class StandbyManager:
         return f"its flow run ended as {sent.ended_as}" if sent.ended_as is not None and is_silent else None
 
     def _answer(self, sent: _Sent, status: StandbyStatus, history: History, here: Situation, at: float) -> bool:
-        """Command a live standby; True to hand over to it."""
+        """Command a live standby; return whether to hand the run over to it."""
         sent.seen_at = at if sent.seen_at is None else sent.seen_at
         reject = None
         if status.phase == "ready" and permits(here):
@@ -178,7 +178,7 @@ class StandbyManager:
         return False
 
     def _is_spot_wanted(self, sent: _Sent, history: History, here: Situation, *, up_seconds: float) -> bool:
-        from segue.policy.outlook import wants_spot  # Imported here, because it loads NumPy.
+        from segue.policy.outlook import wants_spot  # Imported here, because the import loads NumPy.
 
         now, pool = self._clock.now(), sent.command.deployment
         return wants_spot(self._spec, history, here, up_seconds=up_seconds, now=now, deployment=pool)
@@ -210,14 +210,14 @@ class StandbyManager:
         sent.command, sent.commanded_at = made, at
 
     def _repeat_command(self, sent: _Sent, at: float) -> None:
-        # A standby whose command does not change declares its parent dead.
+        # The counter must change: a standby whose command does not change takes its parent for dead.
         if at - sent.commanded_at >= self._spec.liveness.heartbeat_timeout_seconds / 2:
             self._command(sent, sent.command.action, sent.command.why, at)
 
     def _release(self, sent: _Sent, why: str, *, is_here: bool) -> None:
         self._command(sent, "leave", why, self._clock.monotonic())
         if not is_here:
-            # A standby that has a machine reads its command, and can report why it left.
+            # A standby with a machine reads its command, and can report why it left.
             self._orchestrator.cancel_standby(sent.handle, why)
         log.info("standby released standby=%s reason=%s", sent.name, why)
         self._sent = None
@@ -228,10 +228,10 @@ class StandbyManager:
 
 
 def release_leftover(runlog: RunLog, spec: RunSpec, *, orchestrator: Orchestrator) -> None:
-    """Cancel the standby of a run that is over, if a killed parent left one on the pool.
+    """Cancel the standby of a run that is over, if a killed parent left a standby on the pool.
 
     Raises:
-        StoreReadError, StoreWriteError: a retry is safe; the standby also leaves by itself, once it starts.
+        StoreReadError, StoreWriteError: a retry is safe. The standby also leaves by itself after its start.
     """
     newest = newest_standby(runlog.store, runlog.run_id)
     command = None if newest is None else command_of(runlog.store, runlog.run_id, keys.standby_id(newest))
@@ -246,7 +246,7 @@ def release_leftover(runlog: RunLog, spec: RunSpec, *, orchestrator: Orchestrato
 
 
 class _TooLateError(Exception):
-    """Cancels an append: the attempt has ended, or is already handed over."""
+    """Cancels an append, because the attempt has ended or was already handed over."""
 
 
 def _has_been_used(history: History, standby: str) -> bool:

@@ -1,7 +1,7 @@
 """Status and command: two small objects in the store by which a standby and the run's parent communicate.
 
 The standby overwrites its status, and the parent overwrites its command. Decisions that must not be made twice are in
-the run's log instead, so a lost status or command costs a standby, never the run.
+the run's log instead, so the loss of a status or command can cost a standby, but never the run.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ Action = Literal["wait", "boot", "leave"]
 
 
 class StandbyStatus(Record):
-    """A standby's heartbeat. A changing counter, not a timestamp, shows that it is alive."""
+    """A standby's heartbeat; a changing counter shows that the standby is alive."""
 
     standby: str = Field(alias="spare")
     counter: int = Field(ge=0)
-    phase: Phase = Field(description="`here`: it has a machine; `ready`: it has booted; `gone`: it has left.")
+    phase: Phase = Field(description="`here`: has a machine; `booting`; `ready`: has booted; `gone`: has left.")
     note: str | None = Field(None, description="Reason for leaving.")
     flow_run_id: str | None = None
-    held_seconds: float = Field(0.0, ge=0, description="Paid seconds since it got its machine.")
+    held_seconds: float = Field(0.0, ge=0, description="Paid seconds since the standby got its machine.")
     beat_at: AwareDatetime
 
 
 class StandbyCommand(Record):
-    """The parent's command to a standby, repeated as long as the parent is alive."""
+    """The parent's command to a standby; the parent repeats it as long as the parent is alive."""
 
     standby: str = Field(alias="spare")
     counter: int = Field(ge=0)
@@ -48,14 +48,14 @@ def put_status(store: Store, run_id: str, status: StandbyStatus) -> None:
     """Overwrite a standby's status.
 
     Raises:
-        StoreWriteError: it was not stored.
+        StoreWriteError: the status was not stored.
     """
     key = keys.standby_status_key(run_id, status.standby)
     store.put(key, status.model_dump_json().encode(), durable=False)
 
 
 def status_of(store: Store, run_id: str, standby: str) -> StandbyStatus | None:
-    """A standby's newest status; None when there is none that can be read.
+    """A standby's newest status; None if there is no readable status.
 
     Raises:
         StoreReadError: the store could not be read.
@@ -70,13 +70,13 @@ def put_command(store: Store, run_id: str, command: StandbyCommand) -> None:
     """Overwrite the command of a standby.
 
     Raises:
-        StoreWriteError: it was not stored.
+        StoreWriteError: the command was not stored.
     """
     store.put(keys.standby_command_key(run_id, command.standby), command.model_dump_json().encode())
 
 
 def command_of(store: Store, run_id: str, standby: str) -> StandbyCommand | None:
-    """A standby's command; None when there is none that can be read.
+    """A standby's command; None if there is no readable command.
 
     Raises:
         StoreReadError: the store could not be read.
@@ -88,7 +88,7 @@ def command_of(store: Store, run_id: str, standby: str) -> StandbyCommand | None
 
 
 def newest_standby(store: Store, run_id: str) -> int | None:
-    """The number of the last standby that was commanded for a run; None when there was none.
+    """The number of the last standby of a run that got a command; None if there was none.
 
     Raises:
         StoreReadError: the store could not be read.
@@ -98,7 +98,7 @@ def newest_standby(store: Store, run_id: str) -> int | None:
 
 
 class HeldStandby(NamedTuple):
-    """A standby that holds a machine, or held one until it left or took over the run."""
+    """A standby that holds a machine, or that held a machine until it left or took over the run."""
 
     deployment: str
     began_at: datetime
@@ -106,7 +106,7 @@ class HeldStandby(NamedTuple):
 
 
 def held_standbys(store: Store, run_id: str) -> list[HeldStandby]:
-    """The standbys of a run that had a machine, in their order.
+    """The standbys of a run that had a machine, in the order of their numbers.
 
     Raises:
         StoreReadError: the store could not be read.
@@ -122,7 +122,7 @@ def held_standbys(store: Store, run_id: str) -> list[HeldStandby]:
 
 
 def held_by_standbys(store: Store, run_id: str) -> dict[str, float]:
-    """Seconds for which the standbys of a run have held a machine, by pool, until they left or took over the run.
+    """Seconds for which the standbys of a run held machines, by pool, until they left or took over the run.
 
     Raises:
         StoreReadError: the store could not be read.

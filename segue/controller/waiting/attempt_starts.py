@@ -1,12 +1,11 @@
-"""The starts of one attempt: usually one, and another beside it if the first takes longer than usual on its pool.
+"""The starts of one attempt: usually one; another start is requested if the first is slower than usual on its pool.
 
-Why another start of the same attempt, and not another attempt: an attempt can be claimed once. Whichever start claims
-it first in the run's log trains it; every other one finds the claim and ends without changing anything, whenever it
-comes, even if this parent is dead by then. So nothing has to be assumed about the slow start: it may be alive, and it
-may be impossible to stop. It is given up if another start has claimed the attempt, and continues if it is first. A
-second attempt instead would need two open plans at a time, and a decision about which of them counts. The log keeps
-only the facts that another parent has to know: that a start was slow, so that a further one exists under its number,
-and how each start ended.
+The further start is one of the same attempt, because an attempt can be claimed only once. The start that claims the
+attempt first in the run's log trains it. Every other start finds the claim and ends without changing anything, even if
+it comes late and this parent is dead. So the slow start may be alive, and may be impossible to stop: it continues if it
+claims the attempt first, and is given up if another start does. A second attempt would need two open plans at the same
+time, and a decision about which plan counts. The log keeps only the facts that another parent has to know: which start
+was slow, so that a further start with the next number exists, and how each start ended.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ class _Living:
 
 
 class Starts:
-    """The starts of a submitted attempt that may still claim it; after the claim, the start that claimed it."""
+    """The starts that may still claim a submitted attempt; after the claim, only the start that claimed it."""
 
     def __init__(self, runlog: RunLog, spec: RunSpec, submitted: Submitted, *, clock: Clock) -> None:
         self._runlog, self._spec, self._clock = runlog, spec, clock
@@ -63,12 +62,12 @@ class Starts:
         self._ended: list[_Living] = []
         self._has_waited = self._is_settled = False
         self.slow: str | None = None
-        """Why another start was asked for; None: no other start was."""
+        """Why another start was requested; None if no other start was requested."""
 
-    # What is asked of the attempt concerns all of its starts.
+    # The following methods concern all starts of the attempt.
 
     def state(self) -> str | None:
-        """Name of the final state of the attempt's last living start; None while one of them may still claim it."""
+        """Name of the final state of the last start; None as long as one start may still claim the attempt."""
         name = None
         for each in list(self._living):
             found = self.orchestrator.state(each.handle)
@@ -83,14 +82,14 @@ class Starts:
 
     @property
     def is_starting(self) -> bool:
-        """Whether a worker has taken it, or a machine runs it: it no longer needs capacity."""
+        """Whether a worker has taken the attempt or a machine runs it, so that it no longer waits for capacity."""
         return any(self.orchestrator.starting_seconds(each.handle) is not None for each in self._living)
 
     def why_waiting(self) -> str | None:
         return self.orchestrator.why_waiting(self._living[0].handle)
 
     def queues(self, spec: RunSpec) -> Queues | None:
-        """The queues of the slots that it waits for, if they decide when spot is given up."""
+        """The queues in which the attempt waits, if they decide when the attempt gives up spot."""
         is_asked = spec.deadline is not None and self.plan.capacity is Capacity.SPOT
         return self.orchestrator.queues(spec, self._living[0].handle) if is_asked else None
 
@@ -111,7 +110,7 @@ class Starts:
     # Slow starts.
 
     def look(self, history: History, here: Situation) -> str | None:
-        """Ask for another start if that is due, or give one up; return why the attempt itself is given up, if it is.
+        """Request another start or give one up, if that is due; return the reason if the attempt itself is given up.
 
         Raises:
             StoreReadError, StoreWriteError: a retry is safe.
@@ -134,7 +133,7 @@ class Starts:
         return None
 
     def settle(self, claim: ClaimEntry) -> None:
-        """The attempt is claimed: the start that claimed it continues, the others are given up.
+        """After the claim of the attempt, keep the start that claimed it, and give up the others.
 
         Raises:
             StoreReadError, StoreWriteError: a retry is safe.
@@ -147,7 +146,7 @@ class Starts:
             if claim.flow_run_id is not None and self.orchestrator.flow_run_id(each.handle) == claim.flow_run_id:
                 winner = each
         seconds = self.orchestrator.starting_seconds(winner.handle)
-        # Without flow runs there is no start on a pool; a kept machine was started for an earlier attempt.
+        # Without flow runs, there is no start on a pool. A kept machine was started for an earlier attempt.
         if claim.flow_run_id is not None and self._has_waited and seconds:
             self._note(winner, "claimed", seconds)
         for each in [*self._living, *self._ended]:
@@ -164,7 +163,7 @@ class Starts:
 
     def _seen(self, each: _Living) -> Start:
         handle = each.handle
-        # A trainer on a cluster has a queue of its own: its segment runs, and nothing is known of its start.
+        # A trainer on a cluster waits in the cluster's queue: its segment runs, and the trainer's start is not known.
         is_elsewhere = self._spec.trains_elsewhere and self.orchestrator.is_running(handle)
         seconds = None if is_elsewhere else self.orchestrator.starting_seconds(handle)
         waited = self._clock.monotonic() - each.asked_at
@@ -175,7 +174,7 @@ class Starts:
         return starts.limit_of(known, spec=self._spec, changeover_seconds=here.changeover_seconds)
 
     def _left_seconds(self, here: Situation) -> float | None:
-        """The time in which another start has to be asked for, so that the deadline is met with it."""
+        """Seconds in which another start has to be requested, so that the run still meets the deadline with it."""
         if here.remaining_seconds is None or here.work_seconds is None:
             return None
         if self.plan.capacity is Capacity.SPOT:
@@ -193,7 +192,7 @@ class Starts:
         handle = self._submit_again(number)
         if handle is None:
             return
-        # The start comes before its record: its key gives the same start again if the record cannot be written now.
+        # The start comes before its record: if the record cannot be written now, the same number gives the same start.
         self._note(self._living[-1], "slow", slow.seconds, why)
         log.warning("slow start segment=%d attempt=%d: %s", self.plan.segment, self.plan.attempt, why)
         self._add(number, handle, why)
@@ -216,7 +215,7 @@ class Starts:
         self.orchestrator.cancel(oldest.handle, why, reason=StopReason.START_FAILED)
 
     def _find_those_of_the_log(self, history: History) -> None:
-        """Find the starts that a parent before this one has asked for."""
+        """Find the starts that an earlier parent has requested."""
         known = history.starts_of(self.plan.segment, self.plan.attempt)
         for entry in known:
             if entry.outcome == "slow" and entry.number + 1 > self._asked:
@@ -250,7 +249,7 @@ class Starts:
 
 
 class _KnownError(Exception):
-    """Cancels an append: the log has it already."""
+    """Cancels an append, because the log already has the record."""
 
 
 def _unless_known(append: Callable[[], object]) -> None:

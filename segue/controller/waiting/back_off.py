@@ -19,10 +19,10 @@ _POLL_SECONDS = 2.0
 
 
 def back_off(runlog: RunLog, plan: SegmentPlan, *, clock: Clock, show: Show = lambda _: None) -> None:
-    """Block until the plan's delay since its decision has passed, or the run is stopped.
+    """Block until the plan's delay, counted from its decision, has passed or the run is stopped.
 
-    A parent that is started again waits only for the rest of the delay, and not at all for an attempt that has begun.
-    `show` is called with the refusals that the delay follows, and with None at its end.
+    A restarted parent waits only for the rest of the delay, and not at all if the attempt has begun. If refusals are
+    the reason for the delay, `show` is called with them at the beginning, and with None at the end.
     """
     if not plan.delay_seconds:
         return
@@ -31,7 +31,7 @@ def back_off(runlog: RunLog, plan: SegmentPlan, *, clock: Clock, show: Show = la
         return
     decided_at = next((entry.written_at for entry in reversed(history.decisions) if entry.plan == plan), clock.now())
     passed = (clock.now() - decided_at).total_seconds()
-    # At most the whole delay, even if the clock was set back.
+    # The wait is never longer than the whole delay, even if the clock was set back.
     ends_at = clock.monotonic() + min(plan.delay_seconds - passed, plan.delay_seconds)
     if ends_at > clock.monotonic():
         log.info("waiting before the next attempt segment=%d delay_seconds=%.0f", plan.segment, plan.delay_seconds)

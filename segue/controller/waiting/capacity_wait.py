@@ -1,4 +1,4 @@
-"""The wait of an attempt for a machine: how long it has lasted, when it is given up, and what is shown of it."""
+"""The wait of an attempt for a machine: its duration, its end, and the text that is shown about it."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from segue.spec import RunSpec
 log = logging.getLogger(__name__)
 
 _SHOW_SECONDS = 10.0
-"""How long an attempt may take to start before its wait is shown."""
+"""Seconds that an attempt may take to start before its wait is shown."""
 
 _ROUNDING_SECONDS = 1e-3
 
 Show = Callable[[str | None], None]
-"""Called with what an attempt without a machine waits for, and with None once it has a machine."""
+"""Called with the reason why an attempt waits for a machine, and with None when it has a machine."""
 
 
 class CapacityWait:
@@ -42,7 +42,7 @@ class CapacityWait:
         self._is_behind = False
 
     def show(self, history: History, *, is_claimed: bool) -> None:
-        """Show what the attempt waits for, when that has changed."""
+        """Show the reason why the attempt waits, if the reason has changed."""
         text = refused = blocker = None
         has_machine = False
         if not is_claimed:
@@ -55,14 +55,14 @@ class CapacityWait:
                 text = f"{doing} ({self._plan.deployment})" + (f": {blocker}" if blocker else "")
         if text != self._shown:
             self._shown = text
-            # The decision has warned of refusals; a warning here would come with each attempt.
+            # The decision has already warned of refusals; a warning here would be repeated with each attempt.
             if text is not None and not (refused and text.endswith(refused)):
                 is_slow_start = self._is_starting() and blocker in (None, self._starts.slow)
                 _log(text, is_slow_start=is_slow_start)
             self._show(text)
 
     def why_give_up(self, history: History) -> tuple[StopReason, str] | None:
-        """Reason and note with which the wait ends now; None while it continues."""
+        """Stop reason and note if the wait ends now; None if it continues."""
         if history.stop is not None:
             return StopReason.CANCELLED, history.stop.reason
         if self._boots_for_too_long():
@@ -79,12 +79,13 @@ class CapacityWait:
         return StopReason.NO_CAPACITY, why
 
     def seconds_left(self, history: History) -> float:
-        """Seconds until the wait ends; infinite for a request that stays queued.
+        """Seconds until the wait ends; infinite for a request that stays in its queue.
 
-        It ends by the plan, or earlier if other runs in spot's queue will also need on-demand. An attempt that starts
-        no longer waits for capacity: only the deadline ends its start, if that can be said. If there is no other spot
-        pool, a request keeps its place in a queue until the deadline requires on-demand: a new request would be the
-        last again. Once the request has left the queue, it has the time of the plan to claim the run.
+        The plan gives the end of the wait; it is earlier if other runs in the spot queue will also need on-demand. An
+        attempt that is starting no longer waits for capacity: only the deadline ends its start, if there is one. If
+        there is no other spot pool, a request keeps its place in a queue until the deadline requires on-demand,
+        because a new request would be the last one in the queue. After the request has left the queue, it has the time
+        of the plan to claim the run.
         """
         self._is_behind = False
         patience = self._plan.start_within_seconds
@@ -122,19 +123,19 @@ class CapacityWait:
         return replace(here, spot_queue_seconds=queues.spot_seconds(now), crowd_seconds=crowd)
 
     def _keeps_its_place(self, here: Situation, *, patience_seconds: float) -> bool:
-        """Whether the plan's time is the capacity timeout, and no other spot pool could be tried after it."""
+        """Whether the plan waits for the whole capacity timeout, and no other spot pool could be tried afterwards."""
         longest = self._spec.liveness.start_seconds + here.changeover_seconds + self._plan.delay_seconds
         return len(self._spec.pools.spot) == 1 and patience_seconds >= longest - _ROUNDING_SECONDS
 
     def _was_kept_in_queue(self, history: History, *, patience_seconds: float) -> bool:
-        """Whether an earlier parent waited for longer than the plan says, because the attempt was in a queue."""
+        """Whether an earlier parent waited longer than the plan's time, because the attempt was in a queue."""
         decision = history.decision_of(self._plan.segment, self._plan.attempt)
         was_queued = decision is not None and decision.numbers.get(queueing.SPOT_NUMBER, 0.0) > 0
         here = self._clock.monotonic() - self._started_at
         return was_queued and self._waited_seconds(history) - here >= patience_seconds
 
     def _boots_for_too_long(self) -> bool:
-        """Whether a cluster's machine has run the attempt for longer than any boot takes: it may be dead or hung."""
+        """Whether a cluster's machine has run the attempt for longer than any boot takes; it may be dead or hung."""
         if not self._spec.trains_elsewhere or not self._has_machine():
             self._running_since = None
             return False
@@ -147,13 +148,13 @@ class CapacityWait:
         return limit_of((), spec=self._spec, changeover_seconds=0.0).longest_seconds
 
     def _has_machine(self) -> bool:
-        """Whether the attempt has a machine. A segment that submits its trainer elsewhere has one without it."""
+        """Whether the attempt has its machine; a segment may run while its trainer waits for a machine elsewhere."""
         return self._queue.why is None and self._starts.is_running()
 
     def _is_starting(self) -> bool:
-        """Whether the attempt has what it waited for, and only has to start."""
+        """Whether the attempt has its capacity, and only has to start."""
         if self._plan.standby is not None or self._queue.why is not None:
-            return False  # A booted standby claims at once or not at all.
+            return False  # A booted standby claims the run at once or not at all.
         return self._starts.is_running() or self._starts.is_starting
 
     @property
@@ -164,7 +165,7 @@ class CapacityWait:
         here = self._clock.monotonic() - self._started_at
         if self._spec.deadline is None:
             return here
-        # An earlier parent may have waited for this plan and died; that time counts too.
+        # The time for which an earlier, dead parent waited for this plan counts too.
         decision = history.decision_of(self._plan.segment, self._plan.attempt)
         if decision is None or decision.plan != self._plan:
             return here
@@ -179,12 +180,12 @@ def _log(text: str, *, is_slow_start: bool) -> None:
 
 
 def _seconds_to_deadline(here: Situation) -> float | None:
-    """How long a spot attempt may wait until the deadline requires on-demand; None if it never does."""
+    """Seconds that a spot attempt may wait until the deadline requires on-demand; None if it never does."""
     left, spare = clamp.seconds_to_claim(here), clamp.spare_on_spot_seconds(here)
     return left if left is None or spare is None else max(left, spare)
 
 
 def _repeats_a_failure(history: History) -> bool:
-    """Whether the recipe raised in the last attempt: this one shows whether it does so again, whatever the time."""
+    """Whether the recipe raised in the last attempt; if so, this attempt must show whether the recipe raises again."""
     last = history.fresh_reports[-1] if history.fresh_reports else None
     return last is not None and last.is_own_fault

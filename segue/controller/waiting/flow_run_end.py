@@ -1,4 +1,4 @@
-"""Whether the orchestrator shows an attempt as ended. A report may still arrive a little later."""
+"""Asks whether the orchestrator shows an attempt as ended; the attempt's report may arrive a little later."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ _LATE_REPORT_SECONDS = 5.0
 
 
 class FlowRunEnd:
-    """The end of an attempt's flow runs, as far as the orchestrator shows it."""
+    """The end of an attempt's flow runs, as the orchestrator shows it."""
 
     def __init__(self, spec: RunSpec, starts: Starts, *, clock: Clock, ask_seconds: float) -> None:
         self._starts, self._clock, self._ask_seconds = starts, clock, ask_seconds
         self.late_report_seconds = max(_LATE_REPORT_SECONDS, 3 * spec.liveness.heartbeat_seconds)
-        """How long a report may still arrive after the end."""
+        """Seconds after the end in which a report may still arrive."""
         self.state_name: str | None = None
-        """Name of the final state; None while the end is not known."""
+        """Name of the final state; None as long as no end is known."""
         self._ended_at = self._asked_at = clock.monotonic()
 
     def ask(self) -> None:
-        """Ask, if that is due."""
+        """Ask the orchestrator, if that is due."""
         at = self._clock.monotonic()
         if self.state_name is not None or at - self._asked_at < self._ask_seconds:
             return
@@ -32,5 +32,5 @@ class FlowRunEnd:
 
     @property
     def is_final(self) -> bool:
-        """Whether it ended so long ago that no report will arrive any more."""
+        """Whether the flow runs ended so long ago that no report will arrive any more."""
         return self.state_name is not None and self._clock.monotonic() - self._ended_at > self.late_report_seconds

@@ -1,4 +1,4 @@
-"""When a wait reads the store next. A remote store is read rarely, because each read costs time and money."""
+"""Decides when a wait reads the store next; a remote store is read rarely, because reads cost time and money."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class LookSchedule:
 
     @contextmanager
     def looking(self) -> Iterator[None]:
-        """One look. After one that raises, the next is due at once."""
+        """A block that is one look; if the look raises, the next look is due at once."""
         at, self._pause_seconds = self._clock.monotonic(), self._period_seconds
         yield
         self._next_at = at + self._pause_seconds
 
     def within(self, seconds: float) -> None:
-        """Let the next look come within this time, because something is due then."""
+        """Let the next look come within `seconds`, because an action is due then."""
         self._pause_seconds = min(self._pause_seconds, max(seconds, 0.0))

@@ -1,7 +1,7 @@
-"""The wait of an attempt in a queue behind its segment: the segment has a process, but its trainer has no machine yet.
+"""The wait of a trainer in the queue of a cluster: its segment has a process, but the trainer has no machine yet.
 
-The segment overwrites a small object in the store as long as that lasts. Its parent then does not take the attempt for
-a booting one, and shows what it waits for. The loss of an object costs only this.
+During the wait, the segment overwrites a small object in the store. The object tells the parent that the attempt is not
+booting yet, and why it waits. The loss of an object has no other effect.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _PERIOD_SECONDS = 10.0
 
 
 class QueueStatus(Record):
-    """A report of what the trainer of an attempt waits for. A changing counter shows that its segment is alive."""
+    """A report of the reason why a trainer waits; a changing counter shows that the segment is alive."""
 
     counter: int = Field(ge=0)
-    why: str | None = Field(description="What it waits for; None once it has its machines.")
+    why: str | None = Field(description="Reason for the wait; None after the trainer got its machines.")
 
 
 class QueueReporter:
-    """The segment's side: reports what its trainer waits for."""
+    """The segment's side: reports the reason why the trainer waits."""
 
     def __init__(self, spec: RunSpec, plan: SegmentPlan, *, clock: Clock) -> None:
         self._spec, self._plan, self._clock = spec, plan, clock
@@ -43,7 +43,7 @@ class QueueReporter:
         self._report_at = float("-inf")
 
     def look(self, why: str | None) -> None:
-        """Report the wait, if that is due. Without a wait nothing is ever written."""
+        """Report the wait, if that is due; if there is no wait, nothing is ever written."""
         at = self._clock.monotonic()
         is_changed = why != self._reported
         if why is None and not is_changed:
@@ -59,13 +59,13 @@ class QueueReporter:
             key = keys.queue_key(self._spec.run_id, self._plan.segment, self._plan.attempt)
             self._store.put(key, status.model_dump_json().encode(), durable=False)
         except StoreWriteError as error:
-            log.warning("the wait in the queue is not reported reason=%s", error)
+            log.warning("could not report the wait in the queue reason=%s", error)
             return
         self._reported = why
 
 
 class QueueWatch:
-    """The parent's side: reads what an attempt waits for before it claims the run."""
+    """The parent's side: reads the reason why an attempt waits before its claim."""
 
     def __init__(self, store: Store, spec: RunSpec, plan: SegmentPlan, *, clock: Clock) -> None:
         self._store, self._clock = store, clock
@@ -75,7 +75,7 @@ class QueueWatch:
         self._why: str | None = None
 
     def look(self) -> None:
-        """Read what the segment reports; if the store fails, what was known remains."""
+        """Read the segment's report; if the store fails, the last report stays in force."""
         if not self._is_asked:
             return
         try:
@@ -88,5 +88,5 @@ class QueueWatch:
 
     @property
     def why(self) -> str | None:
-        """What it waits for; None when it does not wait, or its segment reports nothing any more."""
+        """Reason for the trainer's wait; None if it does not wait, or if its segment no longer reports."""
         return None if self._alive.is_expired else self._why

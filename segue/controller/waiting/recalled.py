@@ -1,4 +1,4 @@
-"""An attempt that was asked to commit and stop, until it does, or is declared lost."""
+"""An attempt that was asked to commit and stop, until it stops or is declared lost."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from segue.policy.estimates import Situation
 from segue.records import Heartbeat
 
 _MARGIN_SECONDS = 1.0
-"""A recalled attempt is declared lost this long before it is too late for on-demand."""
+"""Seconds before the latest start on on-demand at which a recalled attempt is declared lost."""
 
 
 class Recalled:
-    """A recall that has been sent."""
+    """A recall that was sent to an attempt."""
 
     def __init__(self, here: Situation, *, timeout_seconds: float) -> None:
         """`here` is the situation at the recall; an answer is expected within `timeout_seconds`."""
         self._is_in_time = not clamp.is_late(here, in_seconds=_MARGIN_SECONDS)
-        # Counted like a heartbeat timeout, because the attempt cannot answer while the store is unreachable.
+        # The time is counted like a heartbeat timeout: while the store is unreachable, the attempt cannot answer.
         self._silence = HeartbeatTimeout(timeout_seconds)
 
     def why_lost(self, here: Situation, beat: Heartbeat | None, *, at: float, is_urgent: bool) -> str | None:
-        """Why the attempt is declared lost now; None while it may still end by itself.
+        """Why the attempt is declared lost now; None as long as it may end by itself.
 
-        `is_urgent`: the attempt that follows needs the time. Otherwise the last checkpoint is waited for.
+        If `is_urgent`, the next attempt needs the time; otherwise the wait includes the last checkpoint.
         """
         self._silence.update(0, at=at)
         waited, timeout_seconds = self._silence.unchanged_seconds, self._silence.heartbeat_timeout_seconds
@@ -32,6 +32,6 @@ class Recalled:
             return f"no answer to a recall for {timeout_seconds:g} s"
         if is_urgent and self._is_in_time and clamp.is_late(here, in_seconds=_MARGIN_SECONDS):
             return "it was recalled and did not end in time for on-demand to meet the deadline"
-        # Declaring it lost costs its uncommitted work. Waiting longer than this work took would cost more.
+        # Declaring the attempt lost costs its uncommitted work. A wait longer than this work took would cost more.
         patience = timeout_seconds + here.answer_seconds + here.at_risk_seconds
         return f"it was recalled and did not end within {patience:.0f} s" if waited > patience else None

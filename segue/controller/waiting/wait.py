@@ -1,4 +1,4 @@
-"""Waiting for the end of an attempt, by the log, the heartbeat and the orchestrator, in this order of precedence."""
+"""Waits for the end of an attempt; the log takes precedence over the heartbeat, and that over the orchestrator."""
 
 from __future__ import annotations
 
@@ -34,23 +34,23 @@ log = logging.getLogger(__name__)
 _STORE_RETRY_SECONDS = 0.5
 _ENOUGH_STEPS = 5
 _ENOUGH_SECONDS = 30.0
-"""Training after which a running attempt's own step time is used: the first steps are not representative."""
+"""Steps and seconds after which the step time of a running attempt is used; the first steps are not typical."""
 
 
 @dataclass(frozen=True)
 class Period:
-    """The periods at which a wait polls."""
+    """The polling periods of a wait, in seconds."""
 
     poll_seconds: float = 0.5
-    """Period of looks at the time, and of reads of the run's log and the heartbeat in a store on this machine.
+    """Period at which a wait checks the time, and reads log and heartbeat if the store is on this machine.
 
-    A remote store is read every `liveness.remote_look_seconds`, when something is due, and when the orchestrator shows
-    that the attempt has ended.
+    A remote store is read every `liveness.remote_look_seconds`, and also when an action is due or the orchestrator
+    shows that the attempt has ended.
     """
     ask_seconds: float = 2.0
     """Period of requests to the orchestrator."""
     patience_seconds: float | None = None
-    """Longest wait for a store that cannot be used; None: no limit, because the attempt runs elsewhere."""
+    """Longest wait for a store that cannot be used; None for no limit, because the attempt runs elsewhere."""
 
 
 USUAL_PERIOD = Period()
@@ -66,17 +66,17 @@ def await_report(
     period: Period = USUAL_PERIOD,
     show: Show = lambda _: None,
 ) -> SegmentReport:
-    """Block until a submitted attempt has a report; declare it lost when it can no longer write one.
+    """Block until a submitted attempt has a report; declare the attempt lost if it can no longer write one.
 
-    Waits while the orchestrator or the store does not answer, because the attempt continues without them; it waits for
-    a store no longer than the period's patience. On spot, an attempt so far behind that a preemption would cost the
-    deadline is recalled: it commits and stops. On on-demand, with `with_standbys`, a standby waits for spot; when it is
-    ready to take over, the attempt is recalled. An attempt is declared lost in spite of its heartbeat if it has nothing
-    to commit yet, does not answer a recall within the heartbeat timeout, or saves for so long that on-demand could
-    hardly finish in time.
+    The wait continues while the orchestrator or the store does not answer, because the attempt continues without them;
+    for a store it lasts at most `period.patience_seconds`. A spot attempt that is so late that one preemption would
+    make the run miss its deadline is recalled: it commits and stops. With `with_standbys`, a standby waits for spot
+    while on-demand trains; when the standby is ready to take over, the attempt is recalled. An attempt is declared lost
+    in spite of its heartbeat in three cases: it has nothing to commit yet, it does not answer a recall within the
+    heartbeat timeout, or its save takes so long that on-demand could hardly finish in time.
 
-    `show` is called with the new reason whenever an attempt without a machine waits for another reason than before, and
-    with None once it has a machine.
+    If an attempt has no machine, `show` is called with the reason each time the reason changes, and with None as soon
+    as the attempt has a machine.
 
     Raises:
         StoreReadError, StoreWriteError: the store could not be used for longer than `period.patience_seconds`.
@@ -105,7 +105,7 @@ def _wait(waiting: _AttemptWait, clock: Clock, period: Period) -> SegmentReport:
             failing_since = clock.monotonic() if failing_since is None else failing_since
             if period.patience_seconds is not None and clock.monotonic() - failing_since > period.patience_seconds:
                 raise
-            log.warning("the wait cannot use the store reason=%s", error)
+            log.warning("waiting for the attempt, but the store cannot be used reason=%s", error)
             waiting.note_outage(is_write=isinstance(error, StoreWriteError))
             report, pause = None, max(pause, _STORE_RETRY_SECONDS)
         if report is not None:
@@ -114,10 +114,10 @@ def _wait(waiting: _AttemptWait, clock: Clock, period: Period) -> SegmentReport:
 
 
 class _AttemptWait:
-    """The wait for one attempt: what its log, its heartbeat and its flow run show, and what follows from that.
+    """The wait for one attempt: reads its log, its heartbeat and its flow run, and acts on them.
 
-    Whether it still waits for a machine, trains or has ended is read again at each look. Only a recall has to be
-    remembered.
+    Each look reads again whether the attempt waits for a machine, trains, or has ended. The only state that is kept
+    between looks is a recall.
     """
 
     def __init__(
@@ -144,17 +144,17 @@ class _AttemptWait:
         self._recalled: Recalled | None = None
 
     def note_outage(self, *, is_write: bool) -> None:
-        """Count the heartbeat timeout from now: while the store failed, the attempt could not write a heartbeat.
+        """Count the heartbeat timeout from now, because the attempt could not write a heartbeat while the store failed.
 
-        After a failed write, writes are tried until one succeeds: reads do not show the end of such an outage. A read
-        that failed after the heartbeat was read is no outage for the attempt.
+        After a failed write, writes are tried until one succeeds, because reads do not show the end of such an outage.
+        A read that fails after the heartbeat was read does not count as an outage.
         """
         if is_write or not self._has_read_heartbeat:
             self._heartbeat = HeartbeatTimeout(self._spec.liveness.heartbeat_timeout_seconds)
         self._probes = self._probes or is_write
 
     def look(self) -> SegmentReport | None:
-        """Read the store, if that is due; return the report of the attempt once it has one."""
+        """Read the store, if that is due; return the attempt's report, or None if there is none yet."""
         if not self._looks.is_due:
             self._flow_run.ask()
             if self._flow_run.state_name is None:
@@ -191,7 +191,7 @@ class _AttemptWait:
         self, history: History, attempt_id: str, beat: Heartbeat | None, at: float
     ) -> SegmentReport | None:
         if self._flow_run.is_final and self._heartbeat.unchanged_seconds > self._flow_run.late_report_seconds:
-            # The heartbeat must have stopped too: orchestrators sometimes report live runs as crashed.
+            # The heartbeat must have stopped too, because orchestrators sometimes report live runs as crashed.
             return self._ended_without_report()
         if self._heartbeat.is_expired:
             return self._lost(f"no heartbeat for {self._spec.liveness.heartbeat_timeout_seconds:g} s")
@@ -207,13 +207,13 @@ class _AttemptWait:
         if self._recalled is None:
             return None
         self._looks.within(self._spec.liveness.heartbeat_seconds)
-        # After a stop no attempt follows that would need the time.
+        # After a stop, no other attempt follows that would need the time.
         here, is_urgent = self._situation_with(beat, history), history.stop is None
         why = self._recalled.why_lost(here, beat, at=at, is_urgent=is_urgent)
         return self._lost(why) if why is not None else None
 
     def _with_its_cause(self, report: SegmentReport) -> SegmentReport:
-        """The report, as `cancelled` if its notice was the end of a flow run that a person cancelled."""
+        """The report; with the reason `cancelled` if its notice came from a person's cancellation of the flow run."""
         if report.stop_reason is not StopReason.NOTICE or not self._starts.was_cancelled():
             return report
         return declare_as(self._runlog, self._plan, StopReason.CANCELLED, why=CANCELLED)
@@ -221,7 +221,7 @@ class _AttemptWait:
     def _is_standby_due(self, manager: StandbyManager, history: History, beat: Heartbeat | None) -> bool:
         is_named = history.handover_of(self._plan.segment, self._plan.attempt) is not None
         if beat is None or (beat.phase != "training" and not is_named):
-            return False  # The attempt does not train yet, or ends by itself.
+            return False  # The attempt does not train yet, or is about to end by itself.
         if not is_named and not may_come_back(self._spec, history):
             return False
         return manager.look(history, self._situation_with(beat, history))
@@ -232,7 +232,7 @@ class _AttemptWait:
         return declare_lost(self._runlog, self._plan, why=why, reason=reason)
 
     def _refused(self) -> SegmentReport | None:
-        """The report of an attempt that its pool could not start; None when it was started, or that is not known."""
+        """The report of an attempt that its pool could not start; None if it was started, or if this is not known."""
         why = self._starts.refusal()
         if why is None:
             return None
@@ -246,7 +246,7 @@ class _AttemptWait:
             self._looks.within(left if left > 0 else self._spec.liveness.heartbeat_seconds)
             return None
         reason, why = found
-        # The report first: an attempt that starts later finds it in the log and ends.
+        # The report is written first: an attempt that starts later finds the report in the log and ends.
         was_refused = reason is StopReason.START_FAILED
         report = declare_lost(
             self._runlog, self._plan, why=why, reason=reason, got_capacity=False, was_refused=was_refused
@@ -275,7 +275,7 @@ class _AttemptWait:
         return beat.step_seconds if is_enough else 0.0
 
     def _situation_with(self, beat: Heartbeat | None, history: History) -> Situation:
-        """The situation, with the step time of the running attempt."""
+        """The situation, with the running attempt's own step time."""
         return self._situation(history, slowest_step_seconds=self._own_step_seconds(beat))
 
     def _situation(self, history: History, *, slowest_step_seconds: float = 0.0) -> Situation:
@@ -299,10 +299,10 @@ class _AttemptWait:
 
 
 def _retries_a_failure(history: History, beat: Heartbeat | None) -> bool:
-    """Whether the attempt before this one failed at a step that this one has not passed yet.
+    """Whether the previous attempt failed at a step that this attempt has not passed yet.
 
-    This attempt is a retry on the same capacity, which the clamp does not restrict: recalling it would buy on-demand
-    for a bug.
+    This attempt is then a retry on the same capacity, which the safety clamp permits: a recall would buy on-demand for
+    a bug.
     """
     last = history.fresh_reports[-1] if history.fresh_reports else None
     has_failed = last is not None and last.is_own_fault

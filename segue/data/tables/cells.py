@@ -1,4 +1,4 @@
-"""Cells of CSV as values: cells are text, and a column's type is the first of a list that fits all of its cells."""
+"""Converts CSV cells from text to values; a column gets the first type of a list that fits all of its cells."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from segue.spec import Reading
 
 MOST_EXACT = 2**53
-"""Whole numbers up to this are exact as a number with a fraction."""
+"""Limit up to which floating point represents every whole number exactly."""
 CANDIDATES: tuple[pa.DataType, ...] = (
     pa.int64(),
     pa.uint64(),
@@ -22,7 +22,7 @@ CANDIDATES: tuple[pa.DataType, ...] = (
     pa.timestamp("us", "UTC"),
     pa.timestamp("ns", "UTC"),
 )
-"""The types of a column, in the order in which they are tried. A column of another type is text."""
+"""The possible types of a column, in the order in which they are tried; if none fits, the column is text."""
 NUMBER = r"^\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*$"
 TIME = r"^\s*\d{4}-\d{2}-\d{2}([ T]\d{2}.*)?\s*$"
 OTHER_NUMBER = r"^\s*[+-]?(\d{1,3}([. ']\d{3})+(,\d+)?|\d+,\d+|\d{1,3}(,\d{3})+(\.\d+)?)\s*$"
@@ -32,14 +32,14 @@ NULL_WORDS = (
     *("", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "<NA>", "N/A"),
     *("NA", "NULL", "NaN", "None", "n/a", "nan", "null"),
 )
-"""Cells without a value in columns that are not text."""
+"""Words that mean a missing value in columns that are not text."""
 
 
 def values_of(cells: pa.Array, kind: pa.DataType, reading: Reading) -> pa.Array:
-    """Cells as values of a type. Digits that a number with a fraction cannot hold are lost.
+    """Convert cells to values of a type; digits that floating point cannot hold are lost.
 
     Raises:
-        pyarrow.ArrowInvalid: a cell is no such value.
+        pyarrow.ArrowInvalid: a cell is not a value of this type.
     """
     if pa.types.is_string(kind):
         return cells
@@ -55,10 +55,10 @@ def values_of(cells: pa.Array, kind: pa.DataType, reading: Reading) -> pa.Array:
 
 
 def exact_values_of(cells: pa.Array, kind: pa.DataType, reading: Reading) -> pa.Array:
-    """The same values without loss: otherwise ids would turn into other ids.
+    """Like `values_of`, but without loss of digits, because a loss would change ids.
 
     Raises:
-        pyarrow.ArrowInvalid: a cell is no such value, or has too many digits for it.
+        pyarrow.ArrowInvalid: a cell is not a value of this type, or has too many digits.
     """
     if pa.types.is_floating(kind):
         _refuse_inexact(cells)
@@ -66,7 +66,7 @@ def exact_values_of(cells: pa.Array, kind: pa.DataType, reading: Reading) -> pa.
 
 
 def first_refused(cells: pa.Array, cast: Callable[[pa.Array], object]) -> int:
-    """The number of the first cell for which `cast` raises; for all of them together it does raise."""
+    """The index of the first cell for which `cast` raises; `cast` must raise for the whole array."""
     begin, end = 0, len(cells)
     while end - begin > 1:
         middle = (begin + end) // 2
@@ -80,7 +80,7 @@ def first_refused(cells: pa.Array, cast: Callable[[pa.Array], object]) -> int:
 
 
 def matching(cells: pa.Array, patterns: tuple[str, ...]) -> Iterator[tuple[int, int | None]]:
-    """By pattern: how many cells match it, and the number of the first one that does not; None if all do."""
+    """For each pattern: the number of cells that match, and the index of the first other cell, or None if all match."""
     counted = pc.value_counts(pc.drop_null(cells))
     values, counts = counted.field("values"), counted.field("counts")
     for pattern in patterns:
@@ -100,7 +100,7 @@ def _cast(cells: pa.Array, kind: pa.DataType, reading: Reading) -> pa.Array:
 
 
 def _as_numbers(cells: pa.Array, reading: Reading) -> pa.Array:
-    """The same numbers with a point and without groups of digits."""
+    """The numbers, rewritten with a decimal point and without separators between groups of digits."""
     if reading.decimal == "." and reading.thousands is None:
         return cells
     sign, digits = re.escape(reading.decimal), r"\d+"

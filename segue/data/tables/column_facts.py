@@ -1,4 +1,4 @@
-"""Facts about the columns of a file; for CSV from every cell, in batches, so that no part of a file decides alone."""
+"""Facts about the columns of a file; for CSV, they come from every cell, not only from a part of the file."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ class ColumnFacts(NamedTuple):
     """Facts about the content of a column of a file."""
 
     kind: pa.DataType | None
-    """None if no row has a value."""
+    """The type; None if no row has a value."""
     nulls: int
     is_exact: bool = True
-    """Whether its whole numbers keep their values as numbers with a fraction."""
+    """Whether the column's whole numbers keep their exact values in floating point."""
     has_negatives: bool = True
-    """Whether some of its whole numbers are negative, or may be."""
+    """Whether some of the column's whole numbers are negative, or may be negative."""
     is_words: bool = False
-    """Whether all its cells are words such as NA: in a column of text they are text, otherwise they are no value."""
+    """Whether all cells are words such as NA, which are text in a column of text, and missing values in others."""
     problem: str | None = None
-    """Why its type is not certain, in words."""
+    """The reason why the type is not certain, in words."""
     fix: str = ""
-    """The setting that retrain.toml can have in that case; `{setting}` is the type of the column there."""
+    """The settings in retrain.toml that solve the problem; `{setting}` stands for the setting of the column's type."""
 
 
 class FileFacts(NamedTuple):
@@ -42,11 +42,11 @@ class FileFacts(NamedTuple):
 
 
 def csv_facts(path: Path, *, name: str, reading: Reading) -> FileFacts:
-    """Facts about a CSV file. Columns with a declared type are not examined.
+    """Facts about a CSV file; columns with a declared type are not examined.
 
     Raises:
         DataContentError: a row breaks a rule of the reader.
-        DataUnreadableError: it could not be read.
+        DataUnreadableError: the file could not be read.
     """
     names, batches = read_cells(path, name=name, reading=reading)
     columns = [_Column(reading) for _ in names]
@@ -61,7 +61,7 @@ def csv_facts(path: Path, *, name: str, reading: Reading) -> FileFacts:
 
 @dataclass
 class _Pattern:
-    """The number of cells of a column in one notation, and the first cell that is not."""
+    """The number of a column's cells in one notation, and the first cell that is not in this notation."""
 
     regex: str
     words: str
@@ -72,7 +72,7 @@ class _Pattern:
 
 @dataclass
 class _Column:
-    """The type of the cells so far: it only ever widens to a type that also holds all earlier cells."""
+    """The type of a column's cells so far; it only changes to a wider type, which also holds all earlier cells."""
 
     reading: Reading
     kind: pa.DataType | None = None
@@ -90,7 +90,7 @@ class _Column:
     )
 
     def add(self, cells: pa.Array, *, begin: int) -> None:
-        """Take in the next cells; the first of them is in the row `begin`."""
+        """Add the next cells; the first of these cells is in row `begin`."""
         if cells.null_count == len(cells):
             self.nulls += len(cells)
             return
@@ -129,7 +129,7 @@ class _Column:
         yield pa.string()
 
     def _take(self, cells: pa.Array, values: pa.Array, kind: pa.DataType, begin: int) -> None:
-        if values.null_count == len(values):  # Words such as NA alone show no type.
+        if values.null_count == len(values):  # If all cells are words such as NA, they show no type.
             self.has_words = True
             self.nulls += len(values)
             return
@@ -157,7 +157,7 @@ class _Column:
                 pattern.other = begin + row, cells[row].as_py()
 
     def _problem(self) -> dict[str, Any]:
-        """Why a column of text may be meant to have another type: most of its cells are of that type."""
+        """Why a column of text was perhaps meant to have another type: most of its cells are of that type."""
         if self.kind is None or not pa.types.is_string(self.kind):
             return {}
         mostly = max(self.patterns, key=lambda pattern: pattern.count)
@@ -167,7 +167,7 @@ class _Column:
         if mostly.other is not None and mostly.count < self.present:
             others = f", and others are text, e.g. {mostly.other[1][:40]!r} in row {mostly.other[0]}"
         elif mostly.words == "numbers":
-            others = ", and no type of numbers holds all their digits"
+            others = ", and no type of numbers can hold all their digits"
         problem = f"{mostly.count} of {self.present} cells are {mostly.words}{others}"
         return {"problem": problem, "fix": mostly.fix}
 

@@ -1,4 +1,4 @@
-"""One type for each column of a window, from the content of all of its files, and the conflicts between them. Pure."""
+"""One type for each column of a window, from the content of all files, and the conflicts between the files. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from segue.errors.data import printable
 from segue.spec import Reading
 
 NULLABLE: Mapping[str, pa.DataType] = {"Int64": pa.int64(), "UInt64": pa.uint64(), "boolean": pa.bool_()}
-"""pandas types for types that have no missing values in numpy."""
+"""pandas types for the types that cannot have missing values in numpy."""
 _DECLARED = {"text": pa.string(), "integer": pa.int64(), "number": pa.float64(), "boolean": pa.bool_()}
 _SIMPLE = {
     str(kind): kind
@@ -30,13 +30,13 @@ class Layout(NamedTuple):
     """The columns of a window."""
 
     columns: dict[str, str]
-    """Their types, by name, in the order of the first file: types of Arrow, or nullable types of pandas."""
+    """The type of each column, in the order of the first file: a type of Arrow, or a nullable type of pandas."""
     unlike: tuple[str, ...]
     """Conflicts between the files, in sentences."""
 
 
 def layout_of(files: Sequence[tuple[str, FileFacts]], reading: Reading) -> Layout:
-    """The types in which every reader takes the columns of these files, whichever of them it reads."""
+    """The types of the columns over all of these files; every reader uses them, even if it reads only some files."""
     names = dict.fromkeys(name for _, facts in files for name in facts.columns)
     columns, unlike = {}, list[str]()
     for name in names:
@@ -60,7 +60,7 @@ def layout_of(files: Sequence[tuple[str, FileFacts]], reading: Reading) -> Layou
 
 
 def arrow_type(name: str) -> pa.DataType | None:
-    """The type of a column of a layout; None for a column that keeps the type of its file, such as a list."""
+    """The Arrow type of a column of a layout; None for a column that keeps the type of its file, such as a list."""
     stamp = _TIMESTAMP.fullmatch(name)
     return pa.timestamp(stamp[1], stamp[2]) if stamp else NULLABLE.get(name) or _SIMPLE.get(name)
 
@@ -83,9 +83,9 @@ def _declared(reading: Reading, name: str, held: Sequence[tuple[str, ColumnFacts
 
 
 def _joined(held: Sequence[tuple[str, ColumnFacts]]) -> pa.DataType:
-    """The narrowest type that holds all values. If they do not fit together, it is text where possible."""
+    """The narrowest type that holds all values; text, if possible, for values that do not fit together."""
     kinds = [facts.kind for _, facts in held if facts.kind is not None]
-    if pa.uint64() in kinds:  # Numbers without a sign fit either type.
+    if pa.uint64() in kinds:  # Numbers that are not negative fit both types.
         fits = [facts.kind == pa.int64() and not facts.has_negatives for _, facts in held if facts.kind is not None]
         kinds = [pa.uint64() if fit else kind for kind, fit in zip(kinds, fits, strict=True)]
     kinds = list(dict.fromkeys(kinds))
@@ -121,7 +121,7 @@ def _is_number(kind: pa.DataType) -> bool:
 
 
 def _for_frames(kind: pa.DataType, held: Sequence[ColumnFacts], *, is_everywhere: bool, is_declared: bool) -> str:
-    """The type with room for missing values, if the window has any, so that a part of the window has the same type."""
+    """The type for frames; if the window has missing values, a nullable type, so that all parts have the same type."""
     is_missing = not is_everywhere or any(facts.nulls for facts in held)
     if is_missing and pa.types.is_boolean(kind):
         return "boolean"
@@ -157,7 +157,7 @@ def _problems(name: str, held: Sequence[tuple[str, ColumnFacts]]) -> Iterator[st
 
 
 def _in_words(kind: pa.DataType) -> str:
-    """The type of a column, as far as a difference matters: the width of its numbers does not matter."""
+    """The type of a column in words, without the width of its numbers, which makes no difference."""
     if _is_number(kind):
         return "a number"
     if pa.types.is_string(kind):

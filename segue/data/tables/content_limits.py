@@ -1,4 +1,4 @@
-"""Content that no file may hold: far more than its size, and columns that their names do not distinguish."""
+"""Refuses files that hold far more data than their size, and files with columns of missing or equal names."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from segue.errors import DataContentError, DataUnreadableError
 
 LEAST_LIMIT_BYTES = 2**30
 MOST_EXPANSION = 200
-"""A file may hold so many times its own bytes, and at least the limit above. Text compresses to about a tenth."""
+"""A file may hold this many times its own bytes, and at least the limit above; text compresses to about a tenth."""
 
 
 def refuse_more(size_bytes: int, *, path: Path, name: str) -> None:
@@ -19,7 +19,7 @@ def refuse_more(size_bytes: int, *, path: Path, name: str) -> None:
     most_bytes = max(LEAST_LIMIT_BYTES, MOST_EXPANSION * path.stat().st_size)
     if size_bytes > most_bytes:
         why = f"it holds more than {most_bytes / 1e9:.1f} GB, far more than a file of its size"
-        raise DataUnreadableError(path=name, why=why, fix="check where it comes from; if it is right, divide it.")
+        raise DataUnreadableError(path=name, why=why, fix="check the origin of the file; if it is correct, divide it.")
 
 
 def refuse_names(names: tuple[str, ...], *, name: str) -> None:

@@ -20,9 +20,9 @@ from segue.errors import DataContentError, DataUnreadableError
 from segue.spec import Reading
 
 _BLOCK_BYTES = 2**20
-"""A row must fit into a block. With larger blocks, the threads that read files at once hold much more memory."""
+"""Size of a block, and so the largest size of a row; larger blocks would need much more memory in reading threads."""
 _HEAD_BYTES = 2**20
-"""The header must end within so many bytes."""
+"""The header must end within this number of bytes."""
 _CHUNK_BYTES = 2**20
 _TAIL_BYTES = 16
 _DELIMITERS = (",", ";", "\t", "|")
@@ -35,7 +35,7 @@ _MARKS = (
 )
 
 _UNEVEN = re.compile(r"Row #(\d+): Expected (\d+) columns, got (\d+)")
-"""pyarrow's message about such a row. Its handler of invalid rows fails at rows in another encoding."""
+"""pyarrow's message about an invalid row; pyarrow's own handler of invalid rows fails for other encodings."""
 
 
 class _Dialect(NamedTuple):
@@ -43,18 +43,18 @@ class _Dialect(NamedTuple):
     delimiter: str
     names: tuple[str, ...]
     given: tuple[str, ...]
-    """The names as the file has them: a column without a name has an empty one."""
+    """The names in the file; a column without a name has an empty name."""
     has_rows: bool
 
 
 def read_cells(
     path: Path, *, name: str, reading: Reading
 ) -> tuple[tuple[str, ...], Generator[pa.RecordBatch, None, None]]:
-    """The names of the columns, and the rows in batches of text. Null is any text in `reading.nulls`, or an empty cell.
+    """The names of the columns, and the rows in batches of text; empty cells and texts in `reading.nulls` are null.
 
     Raises:
-        DataContentError: it is empty, its header has no names, or a row breaks a rule.
-        DataUnreadableError: it could not be read.
+        DataContentError: the file is empty, its header has no names, or a row breaks a rule.
+        DataUnreadableError: the file could not be read.
     """
     dialect = _dialect_of(path, name=name, reading=reading)
     return dialect.names, _batches(path, dialect, name=name, reading=reading)
@@ -79,7 +79,7 @@ def _batches(path: Path, dialect: _Dialect, *, name: str, reading: Reading) -> G
 
 def _opened(stream: Any, dialect: _Dialect, reading: Reading, kind: pa.DataType) -> Iterator[pa.RecordBatch]:
     options = {
-        # An error has the number of its row only without threads.
+        # pyarrow gives the row number in an error only if it uses no threads.
         "read_options": pa.csv.ReadOptions(block_size=_BLOCK_BYTES, use_threads=False),
         "parse_options": _parse_options(dialect.delimiter, reading),
         "convert_options": pa.csv.ConvertOptions(
@@ -112,14 +112,14 @@ def _dialect_of(path: Path, *, name: str, reading: Reading) -> _Dialect:
         raise DataContentError(path=name, rule=rule, fix="deliver it again, or remove it.")
     if "\0" in text:
         fix = "if it is UTF-16, set data.reading.encoding = 'utf-16-le'; otherwise write it again."
-        raise DataContentError(path=name, rule=f"it holds NUL characters, so it is no text in {encoding}", fix=fix)
+        raise DataContentError(path=name, rule=f"it holds NUL characters, so it is not text in {encoding}", fix=fix)
     delimiter = reading.delimiter or _delimiter_of(text, name=name, quote=reading.quote)
     given = _header_of(text, delimiter, name=name, reading=reading)
     if any("\ufffd" in each for each in given):
         raise DataContentError(path=name, rule=f"the header is not text in {encoding}", fix=_encoding_fix(head[:200]))
     names = tuple(each or f"Unnamed: {number}" for number, each in enumerate(given))
     refuse_names(names, name=name)
-    # pyarrow refuses a header without a line break behind it.
+    # pyarrow refuses a header without a line break at its end.
     has_rows = len(head) == _HEAD_BYTES or re.search(r"[\r\n]", text.strip("\r\n")) is not None
     return _Dialect(encoding, delimiter, names, given, has_rows)
 
@@ -145,12 +145,12 @@ def _header_of(text: str, delimiter: str, *, name: str, reading: Reading) -> tup
 
 
 def _no_csv(error: pa.ArrowInvalid, delimiter: str, *, name: str, reading: Reading) -> DataContentError:
-    rule = f"it is no CSV with the delimiter {delimiter!r} and the quote {reading.quote!r}: {error}"
-    return DataContentError(path=name, rule=rule, fix="correct the file, or set them by data.reading.")
+    rule = f"it is not CSV with the delimiter {delimiter!r} and the quote {reading.quote!r}: {error}"
+    return DataContentError(path=name, rule=rule, fix="correct the file, or set delimiter and quote in data.reading.")
 
 
 def _delimiter_of(text: str, *, name: str, quote: str) -> str:
-    """The only one of the usual delimiters in the header, outside of quotes."""
+    """The delimiter of the header, which must have only one of the usual delimiters outside of quotes."""
     q = re.escape(quote)
     plain = re.sub(rf"{q}(?:[^{q}]|{q}{q})*{q}", "x", text.lstrip("\r\n"))
     header = re.split(r"[\r\n]", plain, maxsplit=1)[0]
@@ -165,12 +165,12 @@ def _delimiter_of(text: str, *, name: str, quote: str) -> str:
 def _explained(
     error: pa.ArrowInvalid, path: Path, dialect: _Dialect, *, name: str, reading: Reading
 ) -> DataContentError:
-    """The known cause of an error: the row and the column at fault."""
+    """An error with the known cause: the wrong row and column."""
     uneven = _UNEVEN.search(str(error))
     if uneven:
         rule = f"it has {uneven[3]} cells, and the header of this CSV file has {uneven[2]}"
         fix = "quote cells that hold the delimiter, and give every row all cells."
-        # The header is number 1.
+        # The header has the number 1.
         return DataContentError(path=name, row=int(uneven[1]) - 2, rule=rule, fix=fix)
     if "straddling" in str(error):
         rule = f"a row is longer than {_BLOCK_BYTES / 2**20:.0f} MiB, or a quote is never closed"
@@ -208,7 +208,7 @@ def _encoding_fix(some: bytes) -> str:
 def _refuse_open_quote(
     last: pa.RecordBatch | None, tail: bytes, dialect: _Dialect, *, name: str, reading: Reading
 ) -> None:
-    """pyarrow reads a quote that is never closed to the end of the file, and every row after it is lost."""
+    """Refuse a quote that is never closed, because pyarrow would read the rest of the file as one cell."""
     cell = last.column(last.num_columns - 1)[-1].as_py() if last is not None else None
     if cell is None or not re.search(r"[\r\n]", cell):
         return
@@ -219,25 +219,25 @@ def _refuse_open_quote(
 
 
 class _Native(NamedTuple):
-    """A file as Arrow reads it natively."""
+    """A file in a form that Arrow can read without calling Python."""
 
     stream: Any
     """A path or a stream of Arrow's own."""
     tail: bytes
-    """The last bytes of its text."""
+    """The last bytes of the file's text."""
 
 
 @contextmanager
 def _native(path: Path, encoding: str, *, name: str) -> Iterator[_Native]:
-    """The text of a file in UTF-8, decompressed if needed, without any call of Python in Arrow's threads.
+    """The text of a file in UTF-8, decompressed if needed, so that Arrow's threads do not call Python.
 
-    Arrow reads ahead in threads of its own, also after an error. A process that ends while such a thread calls Python
-    aborts, or hangs. So bytes are counted and text is decoded before, in this thread.
+    Arrow reads ahead in its own threads, even after an error. If the process ends while such a thread calls Python, the
+    process aborts or hangs. So this thread counts the bytes and decodes the text before Arrow reads it.
 
     Raises:
-        DataUnreadableError: it holds far more than a file of its size, or its text does not fit into the temporary
-            folder.
-        UnicodeDecodeError: it is not text in this encoding.
+        DataUnreadableError: the file holds far more than a file of its size, or its text does not fit into the
+            temporary folder.
+        UnicodeDecodeError: the file is not text in this encoding.
     """
     if encoding != "utf-8":
         with tempfile.NamedTemporaryFile(prefix="segue-", suffix=".csv") as file:
@@ -257,7 +257,7 @@ def _native(path: Path, encoding: str, *, name: str) -> Iterator[_Native]:
 
 
 def _decoded(path: Path, encoding: str, file: Any, *, name: str) -> bytes:
-    """Write the text of a file into another one, in UTF-8; returns its last bytes."""
+    """Write the text of a file to another file, in UTF-8; return the last bytes of the text."""
     decoder, tail = codecs.getincrementaldecoder(encoding)(), b""
     for data in itertools.chain(_chunks(path, name=name), (None,)):
         text = decoder.decode(b"", final=True) if data is None else decoder.decode(data)
@@ -266,7 +266,7 @@ def _decoded(path: Path, encoding: str, file: Any, *, name: str) -> bytes:
             file.write(written)
             file.flush()
         except OSError as error:
-            with suppress(OSError):  # It would write the rest again.
+            with suppress(OSError):  # Closing the file would try to write the rest again.
                 file.close()
             why = f"its text could not be written in UTF-8 to {tempfile.gettempdir()} ({error.strerror})"
             fix = "make room there, set TMPDIR to a folder with room for the file's text, or write the file as UTF-8."

@@ -1,4 +1,4 @@
-"""Parquet files: the types and content of their columns, and their columns as tables. Nothing in a file is run."""
+"""Parquet files: facts about their columns, and their columns as tables; no code in a file is run."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from segue.data.tables.column_facts import ColumnFacts, FileFacts
 from segue.data.tables.content_limits import refuse_more, refuse_names
 
 _INDEX = re.compile(r"__index_level_\d+__")
-"""Columns in which pandas keeps an index without a name. It is no data."""
+"""Names of columns in which pandas stores an index without a name; such a column is not data."""
 
 
 def parquet_facts(path: Path, *, name: str) -> FileFacts:
-    """Facts about a file, from its metadata if they suffice.
+    """Facts about a file, from its metadata if that is enough.
 
     Raises:
         DataContentError: two columns have the same name.
-        DataUnreadableError: it holds far more than its own size.
+        DataUnreadableError: the file holds far more than its own size.
     """
     with pq.ParquetFile(path) as file:
         found = file.metadata
         groups = [found.row_group(number) for number in range(found.num_row_groups)]
-        # Rows that are all equal take no space in the file, and 8 bytes a column in memory.
+        # Rows that are all equal take no space in the file, but 8 bytes for each column in memory.
         size_bytes = max(sum(group.total_byte_size for group in groups), 8 * found.num_rows * found.num_columns)
         refuse_more(size_bytes, path=path, name=name)
         leaves = _leaves(file.schema_arrow)
@@ -44,16 +44,16 @@ def parquet_names(path: Path) -> tuple[str, ...]:
 
 
 def parquet_columns(path: Path, names: Collection[str]) -> tuple[int, dict[str, pa.ChunkedArray]]:
-    """The number of rows, and these columns as the file has them; columns that the file lacks are left out."""
+    """The number of rows, and these columns in the types of the file; columns that the file lacks are left out."""
     with pq.ParquetFile(path) as file:
         wanted = [field.name for field, _ in _leaves(file.schema_arrow) if field.name in names]
-        # A name stands for everything whose path begins with it, such as a column called NAME.x.
+        # A name also selects every column whose path begins with it, such as a column called NAME.x.
         table = file.read(columns=wanted)
         return file.metadata.num_rows, {name: table.column(table.schema.get_field_index(name)) for name in wanted}
 
 
 def as_type(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
-    """The values as those of a common type.
+    """Convert the values to a common type.
 
     Raises:
         pyarrow.ArrowInvalid: a value is not of that type.
@@ -66,12 +66,12 @@ def as_type(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     if pa.types.is_string(kind) or pa.types.is_large_string(column.type):
-        column.validate(full=True)  # Writers may put any bytes into text.
+        column.validate(full=True)  # Other programs may write invalid bytes into text.
     return column if column.type == kind else column.cast(kind)
 
 
 def common_type(kind: pa.DataType) -> pa.DataType:
-    """The type of a column, reduced to what readers distinguish."""
+    """The type of a column, reduced to the types that readers distinguish."""
     if isinstance(kind, pa.BaseExtensionType):
         return common_type(kind.storage_type)
     if pa.types.is_dictionary(kind):
@@ -90,7 +90,7 @@ def common_type(kind: pa.DataType) -> pa.DataType:
 
 
 def _leaves(schema: pa.Schema) -> list[tuple[pa.Field, int | None]]:
-    """The columns of data, each with the number of its leaf in the file; None if it is nested."""
+    """The data columns, each with the number of its leaf in the file; the number is None for a nested column."""
     found, number = [], 0
     for field in schema:
         count = _count_leaves(field.type)
@@ -140,7 +140,7 @@ def _read_facts(file: pq.ParquetFile, name: str, kind: pa.DataType) -> ColumnFac
         try:
             limits = pc.min_max(as_type(column, kind)).as_py()
             is_exact = all(abs(limit) <= MOST_EXACT for limit in limits.values())
-        except pa.ArrowInvalid:  # A decimal of more digits than a whole number of 64 bits; reading names its row.
+        except pa.ArrowInvalid:  # A decimal has more digits than a 64-bit integer holds; a later read names its row.
             is_exact = False
     return ColumnFacts(
         kind=kind if column.null_count < len(column) else None, nulls=column.null_count, is_exact=is_exact

@@ -1,4 +1,4 @@
-"""Rows of a file in the types of a layout. A value that is not of its column's type is named by its row."""
+"""Reads rows of a file in the types of a layout; an error about a wrong value names the row."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from segue.spec import Reading
 
 
 def parquet_tables(path: Path, *, name: str, types: Mapping[str, str]) -> Iterator[pa.Table]:
-    """The columns of `types` in these types, as one table; a column that the file lacks has no values.
+    """The columns of `types`, in these types, as one table; a column that the file lacks has only nulls.
 
     Raises:
         DataContentError: a value is not of its column's type.
@@ -37,7 +37,7 @@ def parquet_tables(path: Path, *, name: str, types: Mapping[str, str]) -> Iterat
 
 
 def csv_tables(path: Path, *, name: str, types: Mapping[str, str], reading: Reading) -> Iterator[pa.Table]:
-    """The same columns of a CSV file, as one table for each batch of rows.
+    """The columns of `types` of a CSV file, in these types, as one table for each batch of rows.
 
     Raises:
         DataContentError: a row breaks a rule, or a value is not of its column's type.
@@ -73,5 +73,5 @@ def _converted(
         rule = f"{repr(held[row].as_py())[:60]} is not of the type {kind}"
         fix = f"correct the value, or set {setting(column)} = 'text' in retrain.toml."
     except UnicodeDecodeError:
-        rule, fix = "the text is not UTF-8", "write it as UTF-8, or the column as binary."
+        rule, fix = "the text is not UTF-8", "write the text as UTF-8, or the column as binary."
     raise DataContentError(path=file, column=column, row=begin + row, rule=rule, fix=fix) from None

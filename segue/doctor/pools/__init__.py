@@ -1,1 +1,1 @@
-"""Pools of a run, as a Prefect server shows them, and whether segments can run there."""
+"""Checks of a run's pools, from the facts that the Prefect server shows."""

@@ -1,4 +1,4 @@
-"""The process that a segment's command starts: an engine that gets SIGTERM itself, or another one before it. Pure."""
+"""Find out if the process that a segment's command starts is an engine, which then receives SIGTERM itself. Pure."""
 
 from __future__ import annotations
 
@@ -9,29 +9,30 @@ from itertools import pairwise
 from pathlib import PurePosixPath
 
 ENGINES = ("prefect.engine", "prefect.flow_engine", "segue.flows.prefect_engine")
-"""Modules whose process gets SIGTERM itself, so that a segment sees it. Prefect's starter does not pass it on."""
+"""Modules of engines, in which a segment receives SIGTERM; Prefect's starter does not pass SIGTERM on to them."""
 _SHELLS = ("sh", "bash", "dash", "ash", "zsh", "ksh")
 _BECOME = ("bash", "zsh", "ksh")
-"""Shells that become the command if a script is one simple command. Measured with bash 5.2; dash does not."""
+"""Shells that replace themselves by the command if a script has only one simple command. Measured with bash 5.2; dash
+does not do this."""
 _PASS_ON = ("env", "exec", "nice", "ionice", "numactl", "tini", "dumb-init", "catatonit", "timeout")
-"""Programs that become what they start, or hand SIGTERM on to it."""
+"""Programs that replace themselves by their command, or that pass SIGTERM on to it."""
 _PYTHON = re.compile(r"python[\d.]*")
 _ASSIGNMENT = re.compile(r"\w+=.*")
 _RUNNER = re.compile(r"\bprefect\b.*\bflow-run\s+execute\b")
-"""Prefect's own starter, also with options between its words."""
+"""The command of Prefect's own starter, possibly with options between its words."""
 _OPERATORS = frozenset("();<>|&")
-"""Characters of a shell's operators: with one of them bash stays the parent of a command. Measured with bash 5.2."""
+"""Characters of shell operators; if a command has one, bash stays its parent process. Measured with bash 5.2."""
 _ENDS = (";", "&&")
-"""The operators that end a command of a script before the last command."""
+"""The operators that separate the commands of a script."""
 
 
 def starts_runner(command: str) -> bool:
-    """Whether this command is Prefect's own starter, which decides by itself what SIGTERM does."""
+    """True if this command is Prefect's own starter, which handles SIGTERM in its own way."""
     return _RUNNER.search(command) is not None
 
 
 def starts_engine(command: str) -> bool | None:
-    """Whether SIGTERM to the process that this command starts reaches an engine; None if that cannot be known."""
+    """True if SIGTERM to the process of this command reaches an engine, False if not, None if unknown."""
     try:
         return _is_engine(shlex.split(command))
     except ValueError:  # A quote that is not closed.
@@ -53,7 +54,7 @@ def _is_engine(words: Sequence[str]) -> bool | None:
         module = next((name for option, name in pairwise(words) if option == "-m"), None)
         if module == "prefect":
             return False
-        return True if module in ENGINES else None  # Others may become the engine, such as `python -m coverage run`.
+        return True if module in ENGINES else None  # Other modules may start the engine: `python -m coverage run`.
     if program in _SHELLS:
         return _is_engine_of_script(_script_of(words), becomes_one=program in _BECOME)
     return False if program == "prefect" else None
@@ -64,18 +65,18 @@ def _is_known(program: str) -> bool:
 
 
 def _script_of(words: Sequence[str]) -> str | None:
-    """The script in the words of a shell; None for one in a file."""
+    """The script in the arguments of a shell; None if the script is in a file."""
     return next((script for option, script in pairwise(words) if re.fullmatch(r"-[a-z]*c", option)), None)
 
 
 def _is_engine_of_script(script: str | None, *, becomes_one: bool) -> bool | None:
-    """Whether the last command of a script replaces the shell by an engine: any other shell keeps the signal."""
+    """True if the script's last command replaces the shell by an engine; otherwise the shell keeps the signal."""
     commands = _commands(script) if script is not None else []
     if not commands:
         return None
     last = commands[-1]
     is_plain = not any(set(word) <= _OPERATORS for word in last)
-    if "||" in last:  # What follows is for a command that could not be started.
+    if "||" in last:  # The words after it are for the case that the command could not be started.
         last = last[: last.index("||")] or [""]
     if last[0] == "exec" and not {"|", "&", "|&", "(", ")"} & set(last):
         return _is_engine(last[1:])
@@ -84,7 +85,7 @@ def _is_engine_of_script(script: str | None, *, becomes_one: bool) -> bool | Non
         return found
     if not is_plain:
         return False
-    # After other commands it depends on the shell and its version.
+    # If other commands come first, the result depends on the shell and its version.
     return True if becomes_one and len(commands) == 1 else None
 
 

@@ -1,4 +1,4 @@
-"""Judgement of the job of a segment: what it starts, its grace period, retries, memory, nodes, store. Pure."""
+"""Judgement of the job of a segment: its command, grace period, retries, memory, nodes, store. Pure."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ _COMMAND = "set the job variable `command` to `python -m segue.flows.prefect_eng
 
 
 def sigterm(state: PoolState, needs: Needs) -> Result:
-    """Whether a segment hears SIGTERM, and Prefect starts no flow run again behind segue's back."""
+    """Check that a segment receives SIGTERM, and that Prefect does not restart its flow run at SIGTERM."""
     job = state.job
     if job is None or not job.is_known:
         return _of_other_job(state)
     if job.starts_engine or (job.command is None and not job.is_container):  # A worker for processes starts the engine.
-        return ok(f"{state.deployment}: the engine hears SIGTERM itself")
+        return ok(f"{state.deployment}: the engine receives SIGTERM itself")
     starter = f"`{job.command}`" if job.command else "Prefect's default command"
     if job.starts_engine is None:
         return warn(
-            f"{state.named} starts {starter}, and it is not known whether SIGTERM reaches the engine behind that",
+            f"{state.named} starts {starter}; it is not known if SIGTERM then reaches the engine",
             fix=f"{_COMMAND}, or end the script with `exec python -m segue.flows.prefect_engine`.",
         )
     if not job.is_container:
@@ -47,14 +47,14 @@ def sigterm(state: PoolState, needs: Needs) -> Result:
 
 
 def retries(state: PoolState, needs: Needs) -> Result:
-    """Whether the platform would start a segment again by itself."""
+    """Check that the platform does not start an ended segment again by itself."""
     job = state.job
     if job is None or job.type != KUBERNETES:
         return _of_other_job(state)
     if job.retries != 0:
         return fail(
-            f"{state.named} has backoffLimit {job.retries}: Kubernetes starts a preempted segment again, besides the "
-            "one that segue starts",
+            f"{state.named} has backoffLimit {job.retries}: Kubernetes starts a preempted segment again, and so "
+            "does segue",
             fix="set backoffLimit to 0 in the template (`backoff_limit: 0` as a job variable).",
         )
     if job.restart_policy != "Never":
@@ -66,7 +66,7 @@ def retries(state: PoolState, needs: Needs) -> Result:
 
 
 def pod_replacement(state: PoolState, needs: Needs) -> Result:
-    """Whether a pod that still saves counts as running. https://kubernetes.io/docs/concepts/workloads/controllers/job/"""
+    """Check that a pod which still saves counts as running (kubernetes.io/docs/concepts/workloads/controllers/job/)."""
     job = state.job
     if job is None or job.type != KUBERNETES:
         return _of_other_job(state)
@@ -80,18 +80,18 @@ def pod_replacement(state: PoolState, needs: Needs) -> Result:
 
 
 def kept_seconds(state: PoolState) -> float | None:
-    """The grace period that the platform gives a job of this pool; None if that is not known."""
+    """Seconds of grace period that the platform gives a job of this pool; None if unknown."""
     job = state.job
     return None if job is None or job.grace_seconds is None else min(job.grace_seconds, _most_seconds(job)[0])
 
 
 def _most_seconds(job: PoolJob) -> tuple[float, str]:
-    """The longest grace period that the platform gives such a job by default, and the platform."""
+    """Longest grace period in seconds that the platform gives such a job by default, and the name of the platform."""
     return (_MOST_STOP_SECONDS, "ECS") if job.type == ECS else most_grace_seconds(job.node_needs)
 
 
 def grace_period(state: PoolState, needs: Needs) -> Result:
-    """Whether the platform's grace period is as long as the one that the run counts on."""
+    """Check that the platform's grace period is at least the grace_seconds of the run."""
     job = state.job
     if job is None or job.grace_seconds is None:
         return _of_other_job(state)
@@ -109,7 +109,7 @@ def grace_period(state: PoolState, needs: Needs) -> Result:
     other = f", or raise {name} in the template" if needs.grace_seconds + SIGTERM_SECONDS <= most else ""
     result = fail if given < needs.grace_seconds else warn
     return result(
-        f"{state.named} kills {duration(kept)} after SIGTERM ({why}), and the run counts on grace_seconds = "
+        f"{state.named} kills {duration(kept)} after SIGTERM ({why}), but the run expects grace_seconds = "
         f"{needs.grace_seconds:g}",
         fix=f"lower grace_seconds of the run to {kept - SIGTERM_SECONDS:g} ({duration(SIGTERM_SECONDS)} less, because "
         f"SIGTERM reaches the trainer late){other}.",
@@ -117,10 +117,10 @@ def grace_period(state: PoolState, needs: Needs) -> Result:
 
 
 def _of_other_job(state: PoolState) -> Result:
-    """The result of a check that says nothing about the jobs of this type of pool."""
+    """The result of a check that does not apply to the jobs of this type of pool."""
     if state.job is None or not state.job.is_known:
         return skipped(f"the jobs of {state.named} are not known (type {state.job.type if state.job else 'unknown'})")
-    return skipped(f"it does not concern a pool of type {state.job.type}")
+    return skipped(f"the check does not apply to a pool of type {state.job.type}")
 
 
 def shared_memory(state: PoolState, needs: Needs) -> Result:
@@ -130,8 +130,8 @@ def shared_memory(state: PoolState, needs: Needs) -> Result:
     if job.has_shared_memory:
         return ok(f"{state.deployment}: /dev/shm is an emptyDir in memory")
     return warn(
-        f"{state.named} mounts nothing at /dev/shm, so containers have 64 MB there: workers of a data loader and NCCL "
-        "die where it is full",
+        f"{state.named} mounts nothing at /dev/shm, so containers have 64 MB there: data loader workers and NCCL "
+        "die if it is full",
         fix="mount an emptyDir with medium: Memory at /dev/shm in the template.",
     )
 
@@ -149,20 +149,20 @@ def finished_jobs(state: PoolState, needs: Needs) -> Result:
 
 
 def nodes(state: PoolState, needs: Needs) -> Result:
-    """Whether a node has the labels that the template asks for. An autoscaler may start one that is not there yet."""
+    """Check that a node has the labels that the template requires; an autoscaler may start such a node later."""
     job = state.job
     if job is None or job.type != KUBERNETES:
         return _of_other_job(state)
     if not job.node_needs:
-        return ok(f"{state.deployment}: any node will do")
+        return ok(f"{state.deployment}: the template requires no labels of nodes")
     if state.nodes is None:
         return skipped(f"the nodes of the cluster are not known here: {state.why_no_nodes}")
     fitting = [labels for labels in state.nodes if job.node_needs.fit(labels)]
     if fitting:
         return ok(f"{state.deployment}: {len(fitting)} of {len(state.nodes)} nodes have {job.node_needs}")
     return warn(
-        f"no node of the cluster that is reached from here has the labels of {state.named} ({job.node_needs}): without "
-        "an autoscaler that starts such nodes, a segment waits for ever",
+        f"no node of the current cluster has the labels that {state.named} requires ({job.node_needs}): without an "
+        "autoscaler that starts such nodes, a segment waits for ever",
         fix="correct nodeSelector or nodeAffinity in the template, or label the nodes.",
     )
 
@@ -178,13 +178,13 @@ def container_memory(state: PoolState, needs: Needs) -> Result:
 
 
 def store_reach(state: PoolState, needs: Needs) -> Result:
-    """Whether a store that is a folder can be reached from containers."""
+    """Check that the store is in a bucket, or in a folder that all machines of the pools can share."""
     if needs.is_store_remote is None:
         return skipped(needs.why_unknown)
     if needs.is_store_remote:
         return ok("the store is in a bucket")
     if state.job is None or not state.job.is_container:
-        return ok("the store is a folder, and so must be reached by that path on every machine of the pools")
+        return ok("the store is a folder, so every machine of the pools must have the same folder at this path")
     return warn(
         f"the store is a folder, and {state.named} runs containers: each would have a folder of its own",
         fix="use a store in a bucket, or mount the same volume at that path in every container.",

@@ -1,6 +1,6 @@
-"""Whether segments can run on the pools of a run: all checks of a pool. Pure.
+"""All checks that segments can run on the pools of a run. Pure.
 
-`segue doctor` shows all of these checks. A run makes them before its first segment, and is refused if one fails.
+`segue doctor` shows all of these checks. A run makes them before its first segment; if one fails, the run is refused.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ JUDGES: Mapping[str, Judge] = MappingProxyType(
 )
 """Every check of a pool, by its name."""
 OF_PARENTS = ("pool.queue", "pool.paused", "pool.workers", "pool.limits", "pool.job-variables")
-"""Checks that also matter for the pool of the parents."""
+"""Names of the checks that also apply to the pool of the parents."""
 _OF_TYPES: Mapping[str, Sequence[str]] = MappingProxyType(
     {
         "pool.backoff-limit": (KUBERNETES,),
@@ -47,13 +47,13 @@ _OF_TYPES: Mapping[str, Sequence[str]] = MappingProxyType(
         "pool.nodes": (KUBERNETES,),
     }
 )
-"""Types of pools that a check concerns, if it does not concern all."""
+"""Types of pools to which a check applies; a check that is not listed applies to all types."""
 _OF_BLOCKERS = ("pool.queue", "pool.paused", "pool.workers")
-"""The checks whose warning is the reason why nothing starts now."""
+"""Names of the checks whose warning means that no flow run starts now."""
 
 
 def judge(name: str, segments: Sequence[PoolState], parents: Sequence[PoolState], needs: Needs) -> Result:
-    """One check of the pools of segments and parents: the worst result, with the reasons of those pools."""
+    """Make one check for the pools of segments and parents; return the worst result with its reasons."""
     concerned = [state for state in segments if _concerns(name, state.job)]
     if segments and not concerned:
         return skipped(f"no pool is of type {' or '.join(_OF_TYPES[name])}")
@@ -64,23 +64,23 @@ def judge(name: str, segments: Sequence[PoolState], parents: Sequence[PoolState]
 
 
 def _concerns(name: str, job: PoolJob | None) -> bool:
-    """Whether a check concerns a pool with such jobs; a pool whose jobs are not known is not left out silently."""
+    """True if a check applies to a pool with such jobs; it also applies if the jobs are not known."""
     return job is None or not job.is_known or job.type in _OF_TYPES.get(name, (job.type,))
 
 
 def refusals(states: Sequence[PoolState], needs: Needs) -> list[Result]:
-    """Why no segment can run on these pools as it must. Obstacles that may pass (a paused pool) are left out."""
+    """The failed checks that keep segments from running correctly; a paused pool only causes a warning."""
     return _results(states, needs, tuple(JUDGES), CheckOutcome.FAIL)
 
 
 def warnings(states: Sequence[PoolState], needs: Needs) -> list[Result]:
-    """The warnings about a run on these pools. `PoolState.blocker` is the reason why nothing starts now."""
+    """The warnings about a run on these pools, except those that only delay the start (see `PoolState.blocker`)."""
     names = [name for name in JUDGES if name not in _OF_BLOCKERS]
     return list(dict.fromkeys(_results(states, needs, names, CheckOutcome.WARN)))
 
 
 def refusals_of_parents(states: Sequence[PoolState]) -> list[Result]:
-    """The refusals of pools of parents, which train nothing."""
+    """The failures of pools of parents, which train nothing."""
     return _results(states, Needs(), OF_PARENTS, CheckOutcome.FAIL)
 
 

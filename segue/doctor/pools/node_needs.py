@@ -1,6 +1,6 @@
-"""Which nodes of a Kubernetes cluster a pod may run on, by its nodeSelector and required nodeAffinity. Pure.
+"""The nodes of a Kubernetes cluster on which a pod may run, by its nodeSelector and required nodeAffinity. Pure.
 
-Also, how long a pod has on such a node when the node is taken back, whatever the pod's template says.
+The module also knows the grace period of pods on spot nodes, which overrides the pod's template.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Requirement(NamedTuple):
         return f"{self.key} {self.operator}{values}"
 
     def is_met(self, labels: Mapping[str, str]) -> bool:
-        """Whether a node with these labels meets it. An operator that is not known here counts as met."""
+        """True if a node with these labels meets the requirement; an unknown operator counts as met."""
         match self.operator:
             case "In":
                 return labels.get(self.key) in self.values
@@ -39,7 +39,7 @@ class Requirement(NamedTuple):
 
 @dataclass(frozen=True)
 class NodeNeeds:
-    """The labels that a pod asks of its node.
+    """The labels that a pod requires on its node.
 
     Source: Kubernetes, "Assigning Pods to Nodes". A node must have the labels of nodeSelector, and meet all
     requirements of one of the terms of requiredDuringSchedulingIgnoredDuringExecution.
@@ -57,20 +57,20 @@ class NodeNeeds:
         return ", ".join([*selected, *([terms] if terms else [])])
 
     def ask_for(self, key: str, value: str) -> bool:
-        """Whether only nodes with this label will do."""
+        """True if the pod can only run on nodes with this label."""
         if self.labels.get(key) == value:
             return True
         asked = Requirement(key, "In", (value,))
         return bool(self.terms) and all(asked in term for term in self.terms)
 
     def fit(self, labels: Mapping[str, str]) -> bool:
-        """Whether a node with these labels may run the pod, as far as labels decide that."""
+        """True if the labels of a node permit the pod; other conditions of the node are not checked."""
         is_affine = not self.terms or any(all(one.is_met(labels) for one in term) for term in self.terms)
         return is_affine and self.labels.items() <= labels.items()
 
 
 def node_needs(pod: Mapping[str, Any]) -> NodeNeeds:
-    """The needs in a pod's spec. A spec that is not as Kubernetes writes it raises an AttributeError or TypeError."""
+    """The node requirements of a pod's spec; a malformed spec raises an AttributeError or TypeError."""
     required: Any = pod.get("affinity") or {}
     for name in ("nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution"):
         required = required.get(name) or {}
@@ -87,13 +87,13 @@ def _requirement(given: Mapping[str, Any]) -> Requirement:
 
 
 class SpotLabel(NamedTuple):
-    """A label of nodes that a platform takes back."""
+    """A label of spot nodes, which a platform may take back."""
 
     key: str
     value: str
     platform: str
     most_seconds: float
-    """Time from SIGTERM to the end of the machine."""
+    """Seconds from SIGTERM to the end of the machine."""
 
 
 _SPOT_LABELS = (
@@ -109,7 +109,7 @@ _SPOT_LABELS = (
 
 
 def most_grace_seconds(needs: NodeNeeds) -> tuple[float, str]:
-    """The most time that a spot node gives its pods, and the kind of node in words; infinite for other nodes."""
+    """Longest grace period in seconds on nodes that fit, and the kind of node; inf if they are not spot nodes."""
     for label in _SPOT_LABELS:
         if needs.ask_for(label.key, label.value):
             return label.most_seconds, label.platform

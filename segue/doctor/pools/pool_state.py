@@ -1,4 +1,4 @@
-"""The state of a deployment's pool, as Prefect shows it, and the needs of a run."""
+"""The state of a deployment's pool, from Prefect, and the needs of a run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Limited = Literal["pool", "queue", "deployment"]
 
 @dataclass(frozen=True)
 class PoolState:
-    """A deployment's work pool and queue, as the server shows them."""
+    """The state of a deployment's work pool and queue, from the server."""
 
     deployment: str
     pool: str
@@ -22,29 +22,29 @@ class PoolState:
     is_paused: bool = False
     is_queue_paused: bool = False
     is_queue_polled: bool = True
-    """Whether a worker takes flow runs from it: workers may be limited to other queues. True if none is online."""
+    """True if a worker takes flow runs from the queue, or if no worker is online; workers may be limited to queues."""
     limit: int | None = None
-    """Flow runs that may run at once: the smallest limit of pool, queue and deployment; None without one."""
+    """Number of flow runs that may run at once: the smallest limit of pool, queue and deployment; None for none."""
     pool_limit: int | None = None
     """The limit of the pool alone."""
     queue_limit: int | None = None
     """The limit of the queue alone."""
     workers: int | None = None
-    """Workers online; None for a pool that needs none."""
+    """Number of online workers; None for a pool that needs no worker."""
     known_workers: int | None = None
-    """Workers that the pool ever had, as far as the server knows; None for a pool that needs none."""
+    """Number of all workers of the pool that the server knows, also offline; None for a pool that needs no worker."""
     unknown_variables: tuple[str, ...] = ()
     """Job variables of the deployment that the pool's template does not have."""
     job: PoolJob | None = None
-    """The job of a segment there; None if the template does not describe one."""
+    """The job of a segment on this pool; None if the template does not describe it."""
     nodes: Sequence[Mapping[str, str]] | None = None
-    """Labels of each node of the cluster; None if that is not known."""
-    why_no_nodes: str = "nobody has asked its cluster"
-    """Why the nodes are not known."""
+    """Labels of each node of the cluster; None if unknown."""
+    why_no_nodes: str = "its cluster was not asked"
+    """Reason why the nodes are not known."""
 
     @property
     def blocker(self) -> str | None:
-        """Why flow runs of the deployment do not start now; None if they start as soon as there is a machine."""
+        """Reason why flow runs of the deployment do not start now; None if they start once there is a machine."""
         if self.is_paused:
             return f"the pool {self.pool} is paused"
         if self.is_queue_paused:
@@ -68,7 +68,7 @@ class PoolState:
 
 
 def of_limit(owner: Limited, state: PoolState) -> tuple[str, str]:
-    """The name of the part that has a limit, and how to raise the limit."""
+    """The name of the part that has a limit, and the command or setting that raises the limit."""
     match owner:
         case "pool":
             return f"pool {state.pool}", f"`prefect work-pool set-concurrency-limit {state.pool} N`"
@@ -81,14 +81,14 @@ def of_limit(owner: Limited, state: PoolState) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class Needs:
-    """The needs of a run that concern its pools."""
+    """The requirements of a run for its pools."""
 
     grace_seconds: float | None = None
-    """The grace period that it counts on; None if no run is known."""
+    """The run's grace_seconds; None if no run is known."""
     parent_pool: str | None = None
-    """The pool on which the run's parent runs; None if that is not known."""
+    """The pool on which the run's parent runs; None if unknown."""
     parent_queue: str | None = None
     """The queue of that pool in which the parent runs."""
     is_store_remote: bool | None = None
-    """Whether its store is in a bucket; None if no run is known."""
+    """True if the run's store is in a bucket; None if no run is known."""
     why_unknown: str = "no run is known"

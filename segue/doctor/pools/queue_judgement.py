@@ -1,4 +1,4 @@
-"""Judgement of the parts that hand out flow runs: queues, workers, limits, job variables. Pure."""
+"""Judgement of the parts of Prefect that start flow runs: queues, workers, limits, job variables. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from segue.doctor.pools.pool_state import Limited, Needs, PoolState, of_limit
 
 
 def queue(state: PoolState, needs: Needs) -> Result:
-    """Whether the deployment's queue hands out its flow runs; a queue that does not exist is a QueueMissingError."""
+    """Check that a worker takes flow runs from the deployment's queue, and that the queue is not paused."""
     if state.is_queue_paused:
         reason = f"the queue {state.queue} of the pool {state.pool} is paused"
         return warn(reason, fix=f"`prefect work-queue resume {state.queue} --pool {state.pool}`.")
@@ -26,17 +26,19 @@ def paused(state: PoolState, needs: Needs) -> Result:
 
 
 def workers(state: PoolState, needs: Needs) -> Result:
-    """Whether there is a worker. One that went offline may come back, with its machine."""
+    """Check that the pool has a worker; offline workers only cause a warning, because they may come back."""
     fix = f"start one with `prefect worker start --pool {state.pool}`."
     if state.known_workers == 0:
         return fail(f"{state.named} has no worker and never had one", fix=fix)
     if state.workers == 0:
-        return warn(f"no worker of the pool {state.pool} is online; it had {state.known_workers}", fix=fix)
+        return warn(
+            f"no worker of the pool {state.pool} is online; workers known to the server: {state.known_workers}", fix=fix
+        )
     return ok(f"{state.pool}: needs no worker" if state.workers is None else f"{state.pool}: {state.workers} online")
 
 
 def limits(state: PoolState, needs: Needs) -> Result:
-    """Whether the limits let a segment run. The parent holds a slot of its pool and queue as long as its run lasts."""
+    """Check that the concurrency limits permit a segment beside the parent, which uses a slot until its run ends."""
     shared = _shared_limit(state, needs)
     owner, how = of_limit(shared or state.limited, state)
     reason = f"{state.named} runs at most {state.limit} flow runs at once"
@@ -51,7 +53,7 @@ def limits(state: PoolState, needs: Needs) -> Result:
 
 
 def _shared_limit(state: PoolState, needs: Needs) -> Limited | None:
-    """The pool or queue with room only for the parent, so that no segment would ever start; None if neither is."""
+    """The pool or queue whose limit the parent alone uses up, so that no segment would start; None if there is none."""
     if state.pool != needs.parent_pool:
         return None
     if state.pool_limit is not None and state.pool_limit < 2:
@@ -68,4 +70,4 @@ def job_variables(state: PoolState, needs: Needs) -> Result:
             f"({names})",
             fix="correct their names in prefect.yaml, or give the pool the template of `segue init`.",
         )
-    return ok(f"{state.deployment}: all are in the template of {state.pool}")
+    return ok(f"{state.deployment}: the template of {state.pool} has all of its job variables")

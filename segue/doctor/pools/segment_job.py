@@ -1,7 +1,7 @@
-"""A segment's job, as a pool's template and a deployment's variables make it: command, environment, grace, retries.
+"""A segment's job, from a pool's template and a deployment's variables: command, environment, grace period, retries.
 
-Read from the job configuration of Prefect's workers: process (Prefect 3.8), kubernetes (prefect-kubernetes 0.8), ecs
-(prefect-aws 0.7), with all variables filled in. Pure.
+The input is the job configuration of Prefect's workers with all variables filled in: process (Prefect 3.8), kubernetes
+(prefect-kubernetes 0.8), ecs (prefect-aws 0.7). Pure.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ CONTAINERS = (KUBERNETES, ECS)
 
 SIGTERM_VARIABLE = "PREFECT_FLOW_RUN_EXECUTE_SIGTERM_BEHAVIOR"
 SIGTERM_SECONDS = 1
-"""Time that SIGTERM may take from the first process of a container to the trainer: a run counts on the grace period of
-its pool less this time."""
+"""Longest delay of SIGTERM between a container's first process and the trainer; a run's grace_seconds may be at most
+the pool's grace period minus this delay."""
 _KUBERNETES_GRACE_SECONDS, _KUBERNETES_RETRIES, _ECS_GRACE_SECONDS = 30.0, 6, 30.0
-"""The settings of Kubernetes and ECS if a template does not have them."""
+"""The defaults of Kubernetes and ECS, for templates without these settings."""
 _RUNNER = "prefect flow-run execute"
-"""The command that the workers of containers start by default."""
+"""The default command of the workers that start containers."""
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108 - a mount of containers
 
 
@@ -36,23 +36,23 @@ class PoolJob:
     type: str
     """Type of the pool, as Prefect names it."""
     command: str | None = None
-    """All words, with those of the container before it; None: the worker's default."""
+    """The whole command, including the container's entry point; None for the worker's default command."""
     environment: Mapping[str, str | None] = field(default_factory=dict)
     grace_seconds: float | None = None
-    """Seconds from SIGTERM to SIGKILL; None if the type of pool does not say."""
+    """Seconds from SIGTERM to SIGKILL; None if this type of pool does not define them."""
     retries: int | None = None
-    """How often the platform starts a job again; None if it does not."""
+    """Number of times that the platform starts a failed job again; None if it never does."""
     restart_policy: str | None = None
     counts_ending_pods_as_failed: bool = False
-    """Whether a pod that got SIGTERM counts as failed before it has ended."""
+    """True if a pod counts as failed at SIGTERM, before it has ended."""
     keeps_finished: bool = False
-    """Whether jobs that have ended stay for ever."""
+    """True if ended jobs are never removed."""
     has_shared_memory: bool | None = None
-    """Whether /dev/shm is larger than a container's default; None if that is not known."""
+    """True if /dev/shm is larger than the default of containers; None if unknown."""
     memory: str | None = None
     """Memory of the container."""
     node_needs: NodeNeeds = field(default_factory=NodeNeeds)
-    """The labels that it asks of its node."""
+    """The labels that the job's node must have."""
 
     @property
     def is_container(self) -> bool:
@@ -64,17 +64,17 @@ class PoolJob:
 
     @property
     def starts_runner(self) -> bool:
-        """Whether the command is Prefect's own starter, which decides by itself what SIGTERM does."""
+        """True if the command is Prefect's own starter, which handles SIGTERM in its own way."""
         return self.command is None or starts_runner(self.command)
 
     @property
     def starts_engine(self) -> bool | None:
-        """Whether the command is an engine itself; None if that cannot be known."""
+        """True if the command is an engine itself; None if unknown."""
         return False if self.command is None else starts_engine(self.command)
 
 
 def job_of(pool_type: str, configuration: Mapping[str, Any]) -> PoolJob:
-    """The job that a filled-in job configuration describes; settings that it lacks are the platform's."""
+    """The job of a filled-in job configuration; the platform's defaults replace missing settings."""
     if pool_type == KUBERNETES:
         return _kubernetes(configuration)
     if pool_type == ECS:
@@ -104,7 +104,7 @@ def _kubernetes(configuration: Mapping[str, Any]) -> PoolJob:
 
 
 def _has_memory_volume(pod: Mapping[str, Any], container: Mapping[str, Any]) -> bool:
-    """Whether an emptyDir in memory is mounted at /dev/shm."""
+    """True if an emptyDir in memory is mounted at /dev/shm."""
     mounts = container.get("volumeMounts") or ()
     names = {mount.get("name") for mount in mounts if mount.get("mountPath") == _SHARED_MEMORY}
     in_memory = (each for each in pod.get("volumes") or () if _at(each, "emptyDir").get("medium") == "Memory")
@@ -112,7 +112,7 @@ def _has_memory_volume(pod: Mapping[str, Any], container: Mapping[str, Any]) -> 
 
 
 def _in_container(entry_point: Any, arguments: Any) -> str | None:
-    """The words of a container's process; None if they are the worker's default, `prefect flow-run execute`."""
+    """The command line of a container's process; None for the worker's default, `prefect flow-run execute`."""
     first = _list(entry_point)
     return _words([*first, *(_list(arguments) or shlex.split(_RUNNER))]) if first else _words(arguments)
 
@@ -158,7 +158,7 @@ def _words(value: Any) -> str | None:
 
 
 def _number(value: Any, default: float) -> float:
-    """A number, also one that a template has as text."""
+    """Read a number, which a template may contain as text."""
     try:
         return float(value)
     except (TypeError, ValueError):
@@ -166,7 +166,7 @@ def _number(value: Any, default: float) -> float:
 
 
 def _environment(given: Any) -> dict[str, str | None]:
-    """Variables, as a mapping or as Kubernetes's and ECS's lists of name and value."""
+    """Read environment variables from a mapping, or from a list of names and values as in Kubernetes and ECS."""
     if isinstance(given, Mapping):
         return {str(name): value for name, value in given.items()}
     pairs = given if isinstance(given, Sequence) and not isinstance(given, str) else ()

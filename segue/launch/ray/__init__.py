@@ -1,1 +1,1 @@
-"""Ray: a trainer is a placement group of actors on a Ray cluster, which a driver process starts and watches."""
+"""Ray: a trainer is a placement group of actors on a Ray cluster; a driver process starts and watches the actors."""

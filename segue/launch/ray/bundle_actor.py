@@ -1,9 +1,9 @@
-"""The actor of one bundle: it starts the ranks of its bundle as processes of their own, and answers at once.
+"""The actor of one bundle: it starts the bundle's ranks as separate processes, and answers each call immediately.
 
-A trainer needs a main thread for its signals, so that it cannot run in an actor. When the actor's process ends, for
-whatever reason, its ranks are orphans: they commit their last step and end. Ray does not end it when its raylet is lost
-or the head restarts: its ranks then train on, until the next attempt fences them or, after a minute in which no driver
-has asked it, the actor ends by itself.
+A trainer needs a main thread for its signals, so it cannot run inside an actor. If the actor's process ends for any
+reason, its ranks are orphans: they commit their last step and end. Ray does not end the actor if its raylet is lost or
+the head restarts. The ranks then continue to train until the next attempt fences them, or until the actor ends itself
+because no driver has called it for a minute.
 """
 
 from __future__ import annotations
@@ -32,28 +32,28 @@ from segue.launch.rendezvous import LaunchFolder
 
 _MOST_LINES = 2_000
 _UNASKED_SECONDS = 60.0
-"""An actor ends if no driver has asked it for this long."""
+"""Seconds without a call of a driver after which an actor ends."""
 _LEAVES_CHILDREN = {"env_vars": {"RAY_kill_child_processes_on_worker_exit": "0"}}
-"""Without it, an actor's process that Ray ends would kill its ranks before they have committed their last step.
-Source: Ray's documentation of the lifetimes of user-spawned processes."""
+"""Keeps the ranks alive if Ray ends the actor's process, so that they can commit their last step. Source: Ray's
+documentation of the lifetimes of user-spawned processes."""
 _NOT_PASSED_ON = ("RAY_", "CUDA_", "NVIDIA_", "LD_", "OMP_", "SLURM_")
-"""The prefixes of variables that are a node's own."""
+"""Prefixes of variables that are specific to a node."""
 
 
 class RanksAnswer(BaseModel):
-    """The report of an actor about its ranks."""
+    """The actor's answer about its ranks."""
 
     code: int | None
-    """The trainer's exit code, once its ranks have ended."""
+    """Exit code of the trainer; None until its ranks have ended."""
     have_left: bool
-    """Whether they have ended by themselves; torchrun may still wait for those of other bundles."""
+    """Whether the ranks have ended by themselves; torchrun may still wait for ranks of other bundles."""
     lines: tuple[str, ...]
-    """What they have written since the last answer."""
+    """Lines of output since the last answer."""
     was_out_of_memory: bool = False
 
 
 def facts_here(folder: str) -> NodeFacts:
-    """The facts about this process; also called as a task of its own."""
+    """Collect the facts about this process. Ray also calls it as a task."""
     import ray
 
     try:
@@ -71,12 +71,12 @@ def facts_here(folder: str) -> NodeFacts:
 
 
 def shared_variables(variables: Mapping[str, str]) -> dict[str, str]:
-    """The environment variables of a segment's process that its ranks get if their node has no others."""
+    """Return the segment's environment variables that ranks get, unless their node sets the variables itself."""
     return {name: value for name, value in variables.items() if not name.startswith(_NOT_PASSED_ON)}
 
 
 class BundleActor:
-    """The ranks of one bundle. No call of this actor waits for the ranks."""
+    """Starts and controls the ranks of one bundle. No call waits for the ranks."""
 
     def __init__(self) -> None:
         self._trainer: ProcessTrainer | RanksTrainer | None = None
@@ -89,18 +89,18 @@ class BundleActor:
         return facts_here(folder)
 
     def free_port(self) -> int:
-        """A port of this node on which nothing listens."""
+        """Return a free port of this node."""
         return free_port()
 
     def start(self, assignment: str, nodes: Nodes, *, folder: str, variables: Mapping[str, str]) -> None:
-        """Start the ranks; `nodes` is the place of this bundle among all."""
+        """Start the ranks; `nodes` has the number of this bundle and the meeting point."""
         given = Assignment.model_validate_json(assignment)
         assert given.spec.ranks is not None
         assert given.spec.ray is not None
         count = given.spec.ranks // nodes.how_many
         for name, value in variables.items():
             os.environ.setdefault(name, value)
-        # Ray's own value is for the whole bundle.
+        # Ray's own value applies to the whole bundle.
         os.environ["OMP_NUM_THREADS"] = str(given.spec.ray.cpus_per_rank)
         os.chdir(folder)
         self._asked_at = self._clock.monotonic()
@@ -112,7 +112,7 @@ class BundleActor:
         self._trainer = RanksTrainer(LaunchFolder.make(given), count, on_line=self._keep, env=env, nodes=nodes)
 
     def look(self) -> RanksAnswer:
-        """The state of the ranks."""
+        """Return the state of the ranks."""
         assert self._trainer is not None, "it was started"
         self._asked_at = self._clock.monotonic()
         self._kills.look(self._asked_at)
@@ -124,7 +124,7 @@ class BundleActor:
         return RanksAnswer(code=code, have_left=have_left, lines=lines, was_out_of_memory=is_memory)
 
     def tell(self, what: str, number: int = 0) -> None:
-        """Pass on what the segment asks for: the name of a method of `Trainer`, with the signal of a notice."""
+        """Pass an order to the ranks: `what` is a method of `Trainer`, and `number` is the signal of a notice."""
         if self._trainer is None:
             return
         if what == "give_notice":
@@ -147,5 +147,5 @@ class BundleActor:
 
 
 def remote_class(ray: Any) -> Any:
-    """The actor as Ray starts it: once, and never again. Its end does not end its ranks."""
+    """Make the class of the actor, which Ray starts once and never restarts. The actor's end does not end its ranks."""
     return ray.remote(max_restarts=0, max_task_retries=0, runtime_env=_LEAVES_CHILDREN)(BundleActor)

@@ -1,4 +1,4 @@
-"""A Ray cluster: the connection to it, its nodes, placement groups, and what it lacks for a run. Imports Ray."""
+"""A Ray cluster: connection, nodes, placement groups, and problems for a run. Imports Ray."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from segue.spec import RunSpec
 log = logging.getLogger(__name__)
 
 _PROBE_SECONDS = 30.0
-"""How long each node may take to say what it has; `segue doctor` gives the whole check 90 s."""
+"""Longest wait for the facts of each node, in seconds; `segue doctor` gives the whole check 90 s."""
 
 
 def connect(address: str) -> bool:
-    """Connect this process as a driver; False if no cluster answers. May block for minutes.
+    """Connect this process as a driver; return False if no cluster answers. May block for minutes.
 
     Raises:
-        RaySetupError: the cluster refuses this process, for its version of Ray or Python.
+        RaySetupError: the cluster refuses this process because of its version of Ray or Python.
     """
     try:
         ray.init(address=address, log_to_driver=False, configure_logging=False, namespace="segue")
@@ -54,7 +54,7 @@ def connect(address: str) -> bool:
 
 
 def nodes() -> list[Node]:
-    """The nodes that run."""
+    """Return the running nodes."""
     known: Any = state  # Ray types few of its calls.
     free, draining = known.available_resources_per_node(), draining_nodes()
     return [
@@ -70,16 +70,16 @@ def nodes() -> list[Node]:
 
 
 def draining_nodes() -> dict[str, float | None]:
-    """The nodes that are being drained, and when each is gone, in seconds of the wall clock; None: not known.
+    """Return the draining nodes with the wall-clock time of their end, in seconds; None if that time is unknown.
 
-    Ray has no public call for this outside of Ray Train (2.60).
+    Ray 2.60 has no public call for this outside of Ray Train.
     """
     found: dict[str, int] = state.get_draining_nodes()
     return {node: deadline_ms / 1000 if deadline_ms else None for node, deadline_ms in found.items()}
 
 
 class Drains:
-    """The newest answer of `draining_nodes`, which a thread repeats: the call waits for a head that is away."""
+    """Repeats `draining_nodes` in a thread and keeps the newest answer, because the call blocks if the head is away."""
 
     def __init__(self, *, period_seconds: float, clock: Clock) -> None:
         self.found: dict[str, float | None] = {}
@@ -93,12 +93,12 @@ class Drains:
 
 
 def has_autoscaler() -> bool:
-    """Whether nodes that are not known yet may still come."""
+    """Whether the cluster has an autoscaler, which may add further nodes."""
     return state.get_cluster_config() is not None
 
 
 def ask_for(count: int, bundle: Resources) -> PlacementGroup:
-    """A placement group on as few nodes as possible. It is removed when this process ends."""
+    """Request a placement group on as few nodes as possible. Ray removes it when this process ends."""
     group: PlacementGroup = placement_group([dict(bundle)] * count, strategy="PACK")
     return group
 
@@ -108,7 +108,7 @@ def give_back(group: PlacementGroup) -> None:
 
 
 def problems_of(spec: RunSpec) -> list[Problem]:
-    """The problems of the cluster for a run: resources, versions, the folder of its code."""
+    """Return the cluster's problems for a run: resources, versions, the folder with the code."""
     here = nodes()
     # With an autoscaler, a resource that no node has now may come with the next one.
     found = [] if has_autoscaler() else resource_problems(spec, here)
@@ -120,7 +120,7 @@ def problems_of(spec: RunSpec) -> list[Problem]:
 
 
 def _facts_of(node_ids: list[str], folder: str) -> tuple[list[NodeFacts], list[Problem]]:
-    """The facts of each node; a problem for each node on which segue cannot be imported, or that does not answer."""
+    """Return the facts of each node, and a problem for each node that does not answer or cannot import segue."""
     ask: Any = ray.remote(num_cpus=0, max_retries=0)(facts_here)
     asked = {
         ask.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False)).remote(folder): node_id

@@ -1,11 +1,11 @@
-"""The driver of one attempt on a Ray cluster: `python -m segue.launch.ray.driver FOLDER`.
+"""The driver process of one attempt on a Ray cluster: `python -m segue.launch.ray.driver FOLDER`.
 
-The first line of its standard input is the assignment; each further line is an order to the ranks. It is
-a process of its own because Ray ends its driver, without an exception, when the cluster's head restarts. Actors and
-placement group belong to the driver: a cluster that works ends them with the driver. Their ranks are then orphans,
-which commit their last step and end.
+The first line of standard input is the assignment; each further line is an order to the ranks. The driver is a separate
+process because Ray ends its driver, without an exception, when the cluster's head restarts. Actors and placement group
+belong to the driver, and a working cluster ends them together with the driver. Then the ranks are orphans: they commit
+their last step and end.
 
-Ray itself retries nothing: the run decides about lost attempts.
+Ray itself retries nothing; the run decides about lost attempts.
 """
 
 from __future__ import annotations
@@ -36,18 +36,19 @@ log = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 0.3
 _DRAIN_SECONDS = 1.0
-"""Time between two looks at which nodes are being drained."""
+"""Seconds between two checks for draining nodes."""
 _ROOM_SECONDS = 5.0
-"""Time between two looks at how much room there is, and between two tries to connect."""
+"""Seconds between two checks for free resources, and between two attempts to connect."""
 _GROW_SECONDS = 180.0
-"""The longest time that an autoscaler gets to start nodes for all ranks that the run permits; then fewer will do."""
+"""Seconds for an autoscaler to start nodes for all permitted ranks; after that, fewer ranks are enough.
+enough."""
 _OTHERS_SECONDS = 60.0
-"""How long ranks may continue after others have ended, beyond the grace period: they notice these ends themselves."""
+"""Seconds for which ranks may continue after other ranks have ended, in addition to the grace period."""
 _NOTICES = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
 class Commands:
-    """The orders of the segment, read in a thread. Until ranks are started, a notice ends the driver at once."""
+    """Reads the segment's orders in a thread. Before the ranks are started, a notice ends the driver immediately."""
 
     def __init__(self, folder: StatusFolder) -> None:
         self._folder, self._parent = folder, Parent()
@@ -56,32 +57,33 @@ class Commands:
         threading.Thread(target=self._read, name="segue-ray-commands", daemon=True).start()
 
     def hold(self) -> None:
-        """Keep the orders that come from now on for `take`: ranks are about to start."""
+        """Keep later orders for `take`, because the ranks are about to start."""
         with self._lock:
             self._is_held = True
 
     def take(self) -> tuple[str, int] | None:
-        """The next order, if there is one."""
+        """Return the next order; None if there is none."""
         try:
             return self._asked.get_nowait()
         except queue.Empty:
             return None
 
     def put_notice(self, number: int) -> None:
-        """Treat a signal to this process as a notice. For signal handlers."""
+        """Add a signal to this process as a notice. For signal handlers."""
         self._asked.put(("give_notice", number))
 
     def _read(self) -> None:
         for line in iter(sys.stdin.buffer.readline, b""):
             what, _, number = line.decode().strip().partition(" ")
             self._hear(what, int(number or 0))
-        # The segment has ended, as far as can be told from here: a process that it forked may hold the pipe open.
+        # The end of standard input means that the segment has ended, unless a process that it forked holds the pipe
+        # open.
         self._hear("give_notice", int(signal.SIGTERM))
 
     def _hear(self, what: str, number: int) -> None:
         with self._lock:
             if not self._is_held and what in ("give_notice", "kill"):
-                ended = "it was ended before there was room for it on the Ray cluster"
+                ended = "it was ended before the Ray cluster had room for it"
                 try:
                     self._folder.write(DriverStatus(code=ExitCode.NOTICE, ended=ended))
                 finally:
@@ -90,7 +92,7 @@ class Commands:
 
 
 class Driver:
-    """One attempt, from the connection to the end of its ranks."""
+    """Runs one attempt, from the connection to the end of its ranks."""
 
     def __init__(self, assignment: Assignment, folder: StatusFolder, commands: Commands, *, clock: Clock) -> None:
         self._assignment, self._spec, self._plan = assignment, assignment.spec, assignment.plan
@@ -102,10 +104,10 @@ class Driver:
         self._drains: cluster.Drains | None = None
 
     def run(self) -> DriverStatus:
-        """Train the attempt; returns how it ended.
+        """Train the attempt; return its final status.
 
         Raises:
-            RaySetupError: the cluster cannot run it.
+            RaySetupError: the cluster cannot run the attempt.
         """
         self._connect()
         self._refuse_problems()
@@ -127,7 +129,7 @@ class Driver:
     def _connect(self) -> None:
         assert self._spec.ray is not None
         address = self._spec.ray.address
-        self._wait_for("its Ray driver connects")
+        self._wait_for("its Ray driver is connecting")
         while not cluster.connect(address):
             # The head may be restarting: requests that would wait for ever were refused before the first segment.
             self._wait_for(f"the Ray cluster ({address}) does not answer")
@@ -137,15 +139,15 @@ class Driver:
             signal.signal(number, lambda signum, _: self._commands.put_notice(signum))
 
     def _refuse_problems(self) -> None:
-        """Made only at first: a resource that no node has later is expected to come back.
+        """Check the cluster only in the first attempt, because a resource that is missing later may come back.
 
-        The parts that the run's start could not check were logged then, and are checked once the ranks have nodes.
+        The start of the run has logged the parts that it could not check; they are checked once the ranks have nodes.
         """
         if (self._plan.segment, self._plan.attempt) == (0, 1):
             _refuse([problem for problem in cluster.problems_of(self._spec) if problem.is_certain])
 
     def _placed(self) -> Gang:
-        """The actors, once there is room for enough of them."""
+        """Wait until the cluster has room for enough actors, and return them."""
         bundle, group, asked, seen = bundle_of(self._spec, self._plan.capacity), None, 0, 0
         grows_until = self._clock.monotonic() + (self._grow_seconds if cluster.has_autoscaler() else 0.0)
         while group is None or not group.wait(_ROOM_SECONDS):
@@ -158,24 +160,25 @@ class Driver:
                     cluster.give_back(group)
                 group, asked = cluster.ask_for(seen, bundle), seen
                 self._wait_for(f"its placement group of {in_words(seen, bundle)} waits for room on the Ray cluster")
-        log.info("the placement group is there bundles=%d", asked)
+        log.info("the placement group is ready bundles=%d", asked)
         return Gang(group, bundle, asked)
 
     @property
     def _grow_seconds(self) -> float:
-        """How long an autoscaler has for all ranks; most of the time until this attempt is given up is for fewer."""
+        """Seconds for an autoscaler to provide nodes for all ranks; the rest of the attempt's waiting time is for fewer
+        ranks."""
         patience = self._plan.start_within_seconds
         return _GROW_SECONDS if patience is None else min(_GROW_SECONDS, patience / 3)
 
     def _meet(self, gang: Gang) -> None:
         facts = gang.meet(self._here)
         _refuse(node_problems(facts_here(self._here), facts, folder=self._here))
-        log.info("ranks start on %s", ", ".join(dict.fromkeys(each.in_words for each in facts)))
+        log.info("starting ranks on %s", ", ".join(dict.fromkeys(each.in_words for each in facts)))
 
     def _start(self, gang: Gang) -> None:
         assert self._spec.ray is not None
         ranks = gang.count * self._spec.ray.ranks_per_bundle
-        log.info("%d ranks start", ranks)
+        log.info("starting %d ranks", ranks)
         spec = self._spec.model_copy(update={"ranks": ranks})
         made = self._assignment.model_copy(update={"spec": spec})
         self._commands.hold()
@@ -183,7 +186,7 @@ class Driver:
         gang.start(made, folder=self._here, variables=shared_variables(os.environ))
 
     def _follow(self, gang: Gang) -> None:
-        """Pass on the orders that come, until all ranks have ended."""
+        """Pass orders to the ranks until all ranks have ended."""
         give_up_at: float | None = None
         self._drains = cluster.Drains(period_seconds=_DRAIN_SECONDS, clock=self._clock)
         while not gang.has_ended:
@@ -200,26 +203,28 @@ class Driver:
             if gang.is_ending and give_up_at is None:
                 give_up_at = at + self._spec.grace_seconds + _OTHERS_SECONDS
             if give_up_at is not None and at > give_up_at:
-                log.warning("killing ranks that do not end although other ranks have ended")
+                log.warning("killing the remaining ranks, because other ranks have ended")
                 gang.tell("kill")
                 give_up_at = at + _OTHERS_SECONDS
             self._clock.sleep(_LOOK_SECONDS)
 
     def _look_for_losses(self, gang: Gang) -> None:
-        """The ranks of an actor that is gone may train on, and cannot be reached: they end with the others."""
+        """Give all ranks a notice if an actor is lost or the segment has ended; ranks of a lost actor cannot be
+        reached."""
         is_segment_lost = not self._parent.is_alive()
         if (is_segment_lost and not self._is_orphan) or (gang.lost and not self._has_lost_actors):
             gang.tell("give_notice", signal.SIGTERM)
         self._is_orphan, self._has_lost_actors = is_segment_lost, bool(gang.lost)
 
     def _look_for_drains(self, gang: Gang, draining: Mapping[str, float | None]) -> None:
-        """A node that is being drained is a notice, a grace period before its deadline; at once without a deadline."""
+        """Give all ranks a notice one grace period before a draining node's deadline, or immediately if it has no
+        deadline."""
         for node_id, deadline in draining.items():
             if node_id in self._told_of or not gang.is_on(node_id):
                 continue
             left = 0.0 if deadline is None else deadline - self._clock.now().timestamp() - self._spec.grace_seconds
             if left <= 0:
-                log.warning("a node is being drained, all ranks get a notice node=%s", node_id[:8])
+                log.warning("a node is draining, sending a notice to all ranks node=%s", node_id[:8])
                 self._told_of.add(node_id)
                 gang.tell("give_notice", signal.SIGTERM)
 
@@ -242,7 +247,7 @@ def _ended(code: int) -> str:
 
 
 def main() -> int:
-    """Run the assignment on standard input; return the exit code."""
+    """Run the assignment from standard input; return the exit code."""
     folder, clock = StatusFolder(Path(sys.argv[1])), SystemClock()
     assignment = Assignment.model_validate_json(sys.stdin.buffer.readline())
     name = f"{assignment.spec.run_id} seg{assignment.plan.segment} a{assignment.plan.attempt} driver"
@@ -254,14 +259,14 @@ def main() -> int:
     except RaySetupError as error:
         status = DriverStatus(code=ExitCode.USAGE, problems=error.problems)
     except Exception as error:
-        # Any exception: Python's own end would wait for a cluster that may be away.
+        # Catch any exception, because the normal end of Python would wait for a cluster that may be away.
         log.exception("the Ray driver failed")
         ended = f"its Ray driver failed ({type(error).__name__})"
         status = folder.read().model_copy(update={"code": -signal.SIGKILL, "ended": ended})
     folder.write(status)
     assert status.code is not None
     sys.stdout.flush()
-    # Exit without Ray's own clean-up, which would wait for a cluster that may be away; the cluster cleans up itself.
+    # Exit without Ray's clean-up, which would wait for a cluster that may be away; the cluster cleans up by itself.
     os._exit(status.code if status.code >= 0 else 1)
 
 

@@ -1,4 +1,4 @@
-"""A driver's report to the process that started it: a file in a folder that only they use."""
+"""The status of a driver for the process that started it: a file in a folder that only they use."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ _NAME = "status.json"
 
 
 class DriverStatus(BaseModel):
-    """How far a driver is."""
+    """The state of a driver."""
 
     model_config = ConfigDict(frozen=True)
 
     why_waiting: str | None = None
-    """What the attempt waits for before its ranks start."""
+    """Reason why the ranks have not started yet; None if nothing delays them."""
     has_started: bool = False
-    """Whether its ranks were started."""
+    """Whether the driver has started its ranks."""
     code: int | None = None
-    """The trainer's exit code, once it has ended; negative: the signal that killed it."""
+    """Exit code of the trainer; None before its end. A negative number is the signal that killed it."""
     ended: str = ""
-    """What ended, and how."""
+    """A description of the end."""
     was_out_of_memory: bool = False
     was_refused: bool = False
-    """Whether its ranks could not be started although there was room; the next try comes after a pause."""
+    """Whether the start of the ranks failed although there was room; the next attempt to start comes after a pause."""
     problems: tuple[tuple[str, str], ...] = ()
-    """Why the cluster cannot run it, with the fix of each."""
+    """The problems because of which the cluster cannot run the attempt, each with its fix."""
 
     @property
     def ending(self) -> Ending:
-        """The end that it reports."""
+        """The end of the trainer according to this status."""
         refusal = RaySetupError(problems=self.problems) if self.problems else None
         words = f"it was not started on Ray: {refusal}" if refusal is not None else self.ended
         return Ending(
@@ -51,7 +51,7 @@ class DriverStatus(BaseModel):
 
 
 class StatusFolder:
-    """The folder of one driver. If the driver is killed, the last complete status remains."""
+    """The folder of one driver. If the driver is killed, its last complete status remains."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -61,18 +61,19 @@ class StatusFolder:
         return cls(Path(tempfile.mkdtemp(prefix="segue-ray-")))
 
     def write(self, status: DriverStatus) -> None:
-        """Write the status. Safe from several threads. Has no effect if the process that reads it has ended."""
+        """Write the status. Safe from several threads. Does nothing after the reading process has removed the
+        folder."""
         half = self.path / f".{_NAME}-{threading.get_ident()}"
         with suppress(FileNotFoundError):  # The folder was removed.
             half.write_text(status.model_dump_json())
             half.rename(self.path / _NAME)
 
     def read(self) -> DriverStatus:
-        """The status that was written last."""
+        """Return the newest status."""
         try:
             return DriverStatus.model_validate_json((self.path / _NAME).read_bytes())
         except (FileNotFoundError, ValidationError):
-            return DriverStatus(why_waiting="its Ray driver starts")
+            return DriverStatus(why_waiting="its Ray driver is starting")
 
     def remove(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)

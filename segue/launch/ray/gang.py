@@ -23,9 +23,9 @@ log = logging.getLogger(__name__)
 
 
 class Orders:
-    """Orders that an actor passes on to its ranks. An order may be heard twice, but never before an earlier one.
+    """Sends orders to an actor for its ranks. An order may arrive twice, but never before an earlier order.
 
-    Every order may come twice without harm, as notices do.
+    A repeated order does no harm.
     """
 
     def __init__(self, actor: Any) -> None:
@@ -34,7 +34,7 @@ class Orders:
         self._asked: Any = None
 
     def give(self, what: str, number: int) -> None:
-        """Send this order, at once unless an earlier one is on its way. Does not block."""
+        """Send this order immediately, or after earlier orders that are still on their way. Does not block."""
         if self._left and self._left[-1] == (what, number):
             return  # An order is on its way, or will be sent again.
         self._left.append((what, number))
@@ -42,18 +42,18 @@ class Orders:
             self._send()
 
     def look(self) -> None:
-        """Repeat an order that was not heard, or send the next one. Does not block."""
+        """Repeat an order that did not arrive, or send the next order. Does not block."""
         if self._asked is None or not ray.wait([self._asked], timeout=0)[0]:
             return
         try:
             ray.get(self._asked)
         except ray.exceptions.ActorUnavailableError:
-            # The connection to it broke; whether it has heard is not known.
+            # The connection to the actor broke, so it is unknown whether the order has arrived.
             log.warning("repeating an order that a Ray actor may have missed order=%s", self._left[0][0])
             self._send()
             return
         except ray.exceptions.RayError as error:
-            log.warning("a Ray actor was not told what=%s reason=%s", self._left[0][0], type(error).__name__)
+            log.warning("a Ray actor missed an order what=%s reason=%s", self._left[0][0], type(error).__name__)
         self._left.popleft()
         self._asked = None
         if self._left:
@@ -64,26 +64,26 @@ class Orders:
 
 
 _BOOT_SECONDS = 300.0
-"""Longest time in which the processes of all actors must be there."""
+"""Longest wait for the processes of all actors, in seconds."""
 
 
 class ActorLostError(Exception):
-    """An actor is gone, or did not come."""
+    """An actor was lost or did not start."""
 
 
 @dataclass
 class _Member:
-    """One actor."""
+    """One actor, with its state."""
 
     number: int
     actor: Any
     orders: Orders
     facts: NodeFacts | None = None
     asked: Any = None
-    """The answer that the actor still has to give."""
+    """The pending answer of the actor."""
     code: int | None = None
     lost: str | None = None
-    """Why the actor is gone."""
+    """Reason for the loss of the actor; None if it is not lost."""
     have_left: bool = False
     was_out_of_memory: bool = False
 
@@ -93,10 +93,10 @@ class _Member:
 
 
 class Gang:
-    """One actor on each bundle of a placement group; the actor of rank 0 has number 0."""
+    """The actors of a placement group, one for each bundle; actor 0 has rank 0."""
 
     def __init__(self, group: PlacementGroup, bundle: Resources, count: int) -> None:
-        """Begin to start the actors."""
+        """Start the actors without waiting for them."""
         cls, rest = remote_class(ray), {name: value for name, value in bundle.items() if name not in ("CPU", "GPU")}
         self._members = []
         for number in range(count):
@@ -109,21 +109,21 @@ class Gang:
             self._members.append(_Member(number, actor, Orders(actor)))
 
     def meet(self, folder: str) -> list[NodeFacts]:
-        """The facts of each of their nodes. Blocks until all have answered.
+        """Wait for all actors, and return the facts of each actor's node.
 
         Raises:
-            ActorLostError: one of them cannot answer, or not within five minutes.
-            RaySetupError: segue cannot be imported on one of them.
+            ActorLostError: an actor cannot answer, or does not answer within five minutes.
+            RaySetupError: an actor's node cannot import segue.
         """
         for member, facts in zip(self._members, self._ask_all("facts", folder), strict=True):
             member.facts = facts
         return [member.facts for member in self._members if member.facts is not None]
 
     def start(self, assignment: Assignment, *, folder: str, variables: dict[str, str]) -> None:
-        """Start their ranks.
+        """Start the ranks of all actors.
 
         Raises:
-            ActorLostError: an actor did not start them.
+            ActorLostError: an actor did not start its ranks.
         """
         (port,) = self._of([self._members[0].actor.free_port.remote()])
         first = self._members[0].facts
@@ -138,7 +138,8 @@ class Gang:
         )
 
     def look(self, *, wait_seconds: float) -> list[str]:
-        """Ask for the state of the ranks, and wait this long for answers; returns the lines that they have written."""
+        """Ask all actors for the state of their ranks, and wait for at most `wait_seconds`; return the new lines of
+        output."""
         for member in self._members:
             member.orders.look()
             if not member.has_ended and member.asked is None:
@@ -148,13 +149,13 @@ class Gang:
         return [line for ref in done for line in self._take(owed[ref])]
 
     def tell(self, what: str, number: int = 0) -> None:
-        """Ask each actor that is not gone to pass this on; `look` repeats an order that was not heard."""
+        """Send an order to every running actor; `look` repeats an order that did not arrive."""
         for member in self._members:
             if not member.has_ended:
                 member.orders.give(what, number)
 
     def is_on(self, node_id: str) -> bool:
-        """Whether ranks that still train are on this node."""
+        """Whether ranks on this node still train."""
         return any(
             member.facts is not None and member.facts.node_id == node_id and not member.has_ended
             for member in self._members
@@ -170,18 +171,18 @@ class Gang:
 
     @property
     def is_ending(self) -> bool:
-        """Whether the ranks of one actor have ended, or the actor is lost: the others soon end by themselves."""
+        """Whether one actor is lost or its ranks have ended, so that the other ranks will soon end."""
         return any(member.has_ended for member in self._members)
 
     @property
     def waits_for_the_lost(self) -> bool:
-        """Whether all ranks that are left have ended, and torchrun waits, for minutes, for those of a lost actor."""
+        """Whether all other ranks have ended and torchrun only waits, for minutes, for the ranks of a lost actor."""
         left = [member for member in self._members if not member.has_ended]
         return self.lost is not None and bool(left) and all(member.have_left for member in left)
 
     @property
     def lost(self) -> str | None:
-        """Which actors are gone, in words."""
+        """Description of the lost actors; None if there are none."""
         gone = [member for member in self._members if member.lost is not None]
         if not gone:
             return None
@@ -194,7 +195,7 @@ class Gang:
 
     @property
     def code(self) -> int | None:
-        """The trainer's exit code, which is that of rank 0; None if its actor is gone."""
+        """Exit code of the trainer: that of rank 0; None if the actor of rank 0 is lost."""
         codes = [member.code for member in self._members]
         return ExitCode.USAGE if ExitCode.USAGE in codes else codes[0]
 
@@ -237,7 +238,7 @@ def _where(member: _Member) -> str:
 
 
 def _cause(error: Exception) -> str:
-    """The line of Ray's error that says why, and not which actor with its many numbers."""
+    """The line of Ray's error message with the cause, without the lines that identify the actor."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     told = [
         line

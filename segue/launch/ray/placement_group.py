@@ -1,4 +1,4 @@
-"""The request of an attempt to a Ray cluster: its bundles, and how many of them have room. Pure."""
+"""An attempt's resource request to a Ray cluster: its bundles, and the number of bundles that fit. Pure."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from segue.spec import RunSpec
 Resources = Mapping[str, float]
 
 _MARK = 0.001
-"""How much a bundle takes of the resource that marks a node as spot or on-demand: almost nothing."""
+"""Amount that a bundle takes of the resource that marks a node as spot or on-demand: almost nothing."""
 _UNITS = 10_000
-"""Ray counts resources in ten-thousandths."""
+"""Number of units in one whole resource, because Ray counts in ten-thousandths."""
 
 
 @dataclass(frozen=True)
 class Node:
-    """One node of a cluster that runs."""
+    """One running node of a cluster."""
 
     node_id: str
     total: Resources
@@ -27,13 +27,13 @@ class Node:
 
 
 def mark_of(spec: RunSpec, capacity: Capacity) -> str:
-    """The resource that marks the nodes of a capacity."""
+    """Name of the resource that marks the nodes of this capacity."""
     assert spec.ray is not None
     return spec.ray.spot if capacity is Capacity.SPOT else spec.ray.on_demand
 
 
 def bundle_of(spec: RunSpec, capacity: Capacity) -> dict[str, float]:
-    """The resources of one bundle."""
+    """Resources of one bundle."""
     assert spec.ray is not None
     each = spec.ray.ranks_per_bundle
     gpus = {"GPU": float(spec.ray.gpus_per_rank * each)} if spec.ray.gpus_per_rank else {}
@@ -41,14 +41,14 @@ def bundle_of(spec: RunSpec, capacity: Capacity) -> dict[str, float]:
 
 
 def bundle_counts(spec: RunSpec) -> tuple[int, int]:
-    """The fewest and the most bundles with which an attempt starts."""
+    """Smallest and largest number of bundles with which an attempt may start."""
     assert spec.ray is not None
     assert spec.ranks is not None
     return (spec.ray.min_ranks or spec.ranks) // spec.ray.ranks_per_bundle, spec.ranks // spec.ray.ranks_per_bundle
 
 
 def room(nodes: Iterable[Resources], bundle: Resources) -> int:
-    """How many bundles fit on nodes with these resources."""
+    """Number of bundles that fit on nodes with these resources."""
     return sum(_fits(node, bundle) for node in nodes)
 
 
@@ -58,9 +58,10 @@ def _fits(node: Resources, bundle: Resources) -> int:
 
 
 def bundles_now(spec: RunSpec, capacity: Capacity, nodes: Iterable[Node], *, may_grow: bool = False) -> int:
-    """How many bundles to ask for now: all that there is room for, within the run's limits.
+    """Number of bundles to request now: as many as fit, within the limits of the run.
 
-    With `may_grow`, as many as the run permits: an autoscaler starts nodes only for bundles that are asked for.
+    With `may_grow`, the largest number that the run permits, because an autoscaler starts nodes only for requested
+    bundles.
     """
     fewest, most = bundle_counts(spec)
     if may_grow:
@@ -70,16 +71,16 @@ def bundles_now(spec: RunSpec, capacity: Capacity, nodes: Iterable[Node], *, may
 
 
 def is_to_ask(seen: int, *, seen_before: int, asked: int) -> bool:
-    """Whether to ask for the `seen` bundles that there is room for, in the place of the `asked` ones (0: none yet).
+    """Whether to request the `seen` bundles that fit now, instead of the `asked` bundles (0: none requested yet).
 
-    Only if two looks in a row agree: while a placement group is made, its own bundles are no longer free, and one
-    look sees too little room. By the second look the group is complete.
+    The number must be equal in two checks: while a placement group is created, its own bundles are no longer free, so
+    the first check sees too little room. At the second check the group is complete.
     """
     return asked == 0 or (seen != asked and seen == seen_before)
 
 
 def in_words(count: int, bundle: Resources) -> str:
-    """A placement group for a message: `2 bundles of 1 CPU on nodes with spot`."""
+    """A placement group as text, for example `2 bundles of 1 CPU on nodes with spot`."""
     amounts = [f"{amount:g} {name}" for name, amount in bundle.items() if amount != _MARK]
     marks = [name for name, amount in bundle.items() if amount == _MARK]
     return f"{count} bundle{'s' if count != 1 else ''} of {' and '.join(amounts)} on nodes with {', '.join(marks)}"

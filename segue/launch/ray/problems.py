@@ -1,4 +1,4 @@
-"""Problems of a run's `[ray]` table on a cluster that was looked at. Pure."""
+"""Finds problems of a run's `[ray]` table from the facts about a cluster. Pure."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from segue.records import Capacity
 from segue.spec import RunSpec
 
 REQUIREMENT = "ray>=2.60,<3"
-"""As in pyproject.toml."""
+"""Required version of Ray, as in pyproject.toml."""
 
 
 class NodeFacts(BaseModel):
-    """The facts about a process on a node on which the ranks of an attempt must agree."""
+    """Facts about a process on a node that must be equal for all ranks of an attempt."""
 
     model_config = ConfigDict(frozen=True)
 
     node_id: str
     address: str
-    """The address at which other nodes reach it."""
+    """Address of the node for other nodes."""
     python: str
     torch: str | None
-    """None: not installed."""
+    """Version of torch; None if it is not installed."""
     segue: str
     has_folder: bool
-    """Whether the segment's working folder is there."""
+    """Whether the node has the segment's working folder."""
 
     @property
     def in_words(self) -> str:
@@ -36,7 +36,7 @@ class NodeFacts(BaseModel):
 
 
 def resource_problems(spec: RunSpec, nodes: Sequence[Node]) -> list[Problem]:
-    """The problems of resources that no node has, or that all nodes together could never provide."""
+    """Return problems with resources that no node has, or that all nodes together cannot provide."""
     assert spec.ray is not None
     found = []
     for name, capacity in {"spot": Capacity.SPOT, "on_demand": Capacity.ON_DEMAND}.items():
@@ -48,16 +48,16 @@ def resource_problems(spec: RunSpec, nodes: Sequence[Node]) -> list[Problem]:
             fix = f"start nodes with --resources='{{\"{mark}\": 1}}', or set ray.{name} to a resource that they have"
             found.append(Problem(what=f"no node of the Ray cluster has the resource {mark!r}", fix=fix))
         elif holds < fewest:
-            what = f"{in_words(fewest, bundle)} can never be placed: the nodes of the Ray cluster hold {holds}"
+            what = f"{in_words(fewest, bundle)} can never be placed: the nodes of the Ray cluster have room for {holds}"
             fix = f"set ranks, or ray.min_ranks, to {holds * spec.ray.ranks_per_bundle} or less, or start more nodes"
             if not holds:
-                fix = "set ray.cpus_per_rank, ray.gpus_per_rank or ray.ranks_per_bundle to what one node has"
+                fix = "set ray.cpus_per_rank, ray.gpus_per_rank or ray.ranks_per_bundle to values that one node has"
             found.append(Problem(what=what, fix=fix))
     return found
 
 
 def node_problems(here: NodeFacts, nodes: Iterable[NodeFacts], *, folder: str) -> list[Problem]:
-    """The problems of nodes on which a trainer would differ from one on the segment's machine."""
+    """Return problems with nodes on which a trainer would differ from a trainer on the segment's machine."""
     found: dict[Problem, None] = {}
     for node in nodes:
         if _minor(node.python) != _minor(here.python):
@@ -70,25 +70,25 @@ def node_problems(here: NodeFacts, nodes: Iterable[NodeFacts], *, folder: str) -
             what = f"{node.in_words} has segue {node.segue}, and this machine {here.segue}"
             found[Problem(what=what, fix="install the same segue on both")] = None
         elif not node.has_folder:
-            fix = "give all nodes the recipe's code at the path that it has here"
+            fix = "copy the recipe's code to the same path on all nodes"
             found[Problem(what=f"{node.in_words} has no folder {folder}", fix=fix)] = None
     return list(found)
 
 
 def is_of_import(error: Exception) -> bool:
-    """Whether a process on a node failed because it lacks a package."""
+    """Whether a process on a node failed because a package is missing."""
     # Not any ImportError: a node that is out of memory raises that as well.
     return any(words in str(error) for words in ("ModuleNotFoundError", "cannot import name"))
 
 
 def not_importable(where: str, why: str) -> Problem:
-    """The problem that segue, or what it needs, is not installed on a node."""
+    """Make the problem that segue, or a package that it needs, is not installed on a node."""
     what = f"segue cannot be imported on {where} ({why})"
     return Problem(what=what, fix="install segue with the same packages on all nodes")
 
 
 def version_refusal(text: str, *, address: str) -> Problem | None:
-    """Why Ray itself refuses to connect, from its error; None if the error is no refusal of a version."""
+    """Make the problem of a version mismatch from Ray's error; None if the error has another cause."""
     if "Version mismatch" not in text:
         return None
     versions = [
@@ -101,25 +101,23 @@ def version_refusal(text: str, *, address: str) -> Problem | None:
 
 
 def not_checked(where: str, why: str) -> Problem:
-    """The problem of a node not looked at. Each attempt looks at its own nodes before it starts its ranks there."""
+    """Make the problem of an unchecked node. Each attempt checks its own nodes before it starts its ranks there."""
     return Problem(
         what=f"the versions of {where} are not checked: {why}",
-        fix="`ray status` shows the nodes; an attempt checks those on which it starts ranks",
+        fix="`ray status` shows the nodes; each attempt checks its own nodes before its ranks start",
         is_certain=False,
     )
 
 
 def unreachable(address: str, *, seconds: float | None = None) -> Problem:
-    """The problem that no cluster has answered, for so long; None: Ray itself has given up."""
-    where = (
-        "this machine is no node of a Ray cluster that answers" if address == "auto" else f"{address} does not answer"
-    )
-    fix = "start one with `ray start --address=HEAD:PORT --num-cpus=0`, and set ray.address where there are several"
+    """Make the problem that no cluster answers within `seconds`; None means that Ray itself has given up."""
+    where = "this machine is in no Ray cluster that answers" if address == "auto" else f"{address} does not answer"
+    fix = "start one with `ray start --address=HEAD:PORT --num-cpus=0`, and set ray.address if there are several"
     return Problem(what=where if seconds is None else f"{where} within {seconds:g} s", fix=fix)
 
 
 def failed_check(code: int, output: str) -> Problem:
-    """The problem that the process that checks the cluster failed, with its exit code and its output."""
+    """Make the problem that the checking process has failed, from its exit code and its output."""
     if code < 0:  # The last lines are a stack.
         fix = "try again: Ray aborts its processes while the cluster's head restarts"
         return Problem(what=f"the check of the Ray cluster was killed by signal {-code}", fix=fix)
@@ -133,5 +131,5 @@ def _minor(version: str) -> str:
 
 
 def _release(version: str | None) -> str | None:
-    """The release of a version, without the build: `+cpu`, `+cu130`."""
+    """The release part of a version, without the build, such as `+cpu` or `+cu130`."""
     return None if version is None else version.partition("+")[0]

@@ -1,7 +1,7 @@
-"""Problems of a run's `[ray]` table, found before anything is started: `python -m segue.launch.ray.ray_problems`.
+"""Finds problems of a run's `[ray]` table before the start: `python -m segue.launch.ray.ray_problems`.
 
-A connection to a cluster that is away may block for minutes, and ends its process when the head restarts.
-So a separate process looks, and this one waits for that process for a limited time.
+A connection to a cluster that is away may block for minutes, and it ends its process when the head restarts. So a
+separate process makes the check, and this process waits for it for a limited time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from segue.spec import RunSpec
 log = logging.getLogger(__name__)
 
 _NO_ANSWER = 3
-"""The exit code of a check without an answer from any cluster. Python's own is 1."""
+"""Exit code of a check to which no cluster has answered; Python itself uses exit code 1."""
 _LONGEST_SECONDS = 120.0
 _PROBLEMS = TypeAdapter(list[Problem])
 NOT_INSTALLED = Problem(
@@ -31,15 +31,15 @@ NOT_INSTALLED = Problem(
 
 
 def has_ray() -> bool:
-    """Whether Ray is installed here."""
+    """Whether Ray is installed on this machine."""
     return importlib.util.find_spec("ray") is not None
 
 
 def ray_problems(spec: RunSpec, *, longest_seconds: float = _LONGEST_SECONDS) -> list[Problem]:
-    """The problems that would keep the trainers of a run from running on its cluster as it is now, and the parts of it
-    that were not looked at; empty without a `[ray]` table.
+    """Return problems that prevent trainers from running on the cluster, and unchecked parts; empty without `[ray]`.
+    table.
 
-    Blocks until the cluster has answered, for `longest_seconds` at most.
+    Waits for the cluster's answer for at most `longest_seconds`.
     """
     if spec.ray is None:
         return []
@@ -66,10 +66,10 @@ def ray_problems(spec: RunSpec, *, longest_seconds: float = _LONGEST_SECONDS) ->
 
 
 def require_ray(spec: RunSpec) -> None:
-    """Refuse a run whose trainers could not run.
+    """Refuse a run whose trainers cannot run on the Ray cluster.
 
     Raises:
-        RaySetupError: with every problem and its fix.
+        RaySetupError: there are problems; the message has each problem and its fix.
     """
     problems = refusals(ray_problems(spec))
     if problems:
@@ -77,7 +77,7 @@ def require_ray(spec: RunSpec) -> None:
 
 
 def main() -> int:
-    """Write the problems of the run spec on standard input; return the exit code."""
+    """Read a run spec from standard input and write its problems; return the exit code."""
     spec = RunSpec.model_validate_json(sys.stdin.buffer.read())
     assert spec.ray is not None
     from segue.launch.ray.cluster import connect, problems_of

@@ -1,4 +1,4 @@
-"""A trainer on a Ray cluster, as the segment sees it: the driver process that starts and watches its actors."""
+"""A trainer on a Ray cluster, for the segment: a driver process starts and watches the trainer's actors."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from segue.launch.ray.driver_status import DriverStatus, StatusFolder
 from segue.launch.ray.ray_problems import NOT_INSTALLED, has_ray
 
 _KILL_SECONDS = 30.0
-"""How long a driver may take to kill its ranks: a driver that waits for a cluster that is away hears no order."""
+"""Seconds for a driver to kill its ranks; a driver that waits for an absent cluster cannot receive the order."""
 
 
 class RayTrainer:
     """The trainer of an assignment, on a Ray cluster. Implements `segue.launch.launcher.Trainer`."""
 
     def __init__(self, assignment: Assignment, *, on_line: OnLine | None = None) -> None:
-        """Start its driver; returns at once."""
+        """Start the driver; returns immediately."""
         self._folder = StatusFolder.make()
         self._code: int | None = None
         self._kill_later: threading.Timer | None = None
@@ -39,7 +39,7 @@ class RayTrainer:
 
     @property
     def pid(self) -> int:
-        """The driver's process id."""
+        """Process id of the driver."""
         return self._child.process.pid
 
     @property
@@ -105,7 +105,7 @@ class RayTrainer:
 
 
 def _last_status(status: DriverStatus, code: int) -> DriverStatus:
-    """The last report of a driver that has ended; a driver that reported no end was killed."""
+    """Return the final status of an ended driver; a driver without a reported end was killed."""
     if status.code is not None:
         return status
     how = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"

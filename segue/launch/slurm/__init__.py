@@ -1,1 +1,1 @@
-"""Slurm: a trainer is a job that the segment submits to a partition, and watches."""
+"""Slurm: a trainer is a job; the segment submits the job to a partition and watches it."""

@@ -1,4 +1,5 @@
-"""Slurm's commands, and what their answers mean. A controller that is away answers nothing for about ten seconds."""
+"""Slurm's commands, and the meaning of their answers. If the controller is away, a command blocks for about ten
+seconds."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from segue.credentials import redacted
 from segue.launch.slurm.job import SlurmJob, job_accounted, job_completed, job_shown
 
 _LONGEST_SECONDS = 60.0
-"""A command is ended after this time, and counts as one that the controller did not answer."""
+"""Longest time of a command, in seconds; after this time, the controller counts as not answering."""
 _SILENCE = re.compile(
     r"unable to contact slurm controller|socket timed out|connection refused|connection timed out|zero bytes were"
     r"|controller in standby mode|slurm temporarily unable|transport endpoint|unexpected message received"
@@ -24,14 +25,15 @@ _UNKNOWN_JOB = re.compile(r"invalid job id", re.IGNORECASE)
 _TIME_LIMIT = re.compile(r"time[ -]?limit|wall ?time|--time\b", re.IGNORECASE)
 _ENDED_JOB = re.compile(r"already completing or completed|job/step already", re.IGNORECASE)
 _OF_A_JOB = ("SLURM_", "SBATCH_", "SALLOC_", "SRUN_", "SCANCEL_", "SQUEUE_", "SINFO_", "SACCT_")
-"""Variables that change what a command does: those of a job in which this process runs, and the defaults of a site."""
+"""Prefixes of variables that change the effect of a command: variables of the surrounding job, and defaults of a
+site."""
 _KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT", "SBATCH_ACCOUNT", "SBATCH_QOS", "SBATCH_RESERVATION")
-"""The variables that say where the cluster is, and under which account, QOS and reservation a user's jobs run."""
+"""Variables that are kept: they name the cluster, and the account, QOS and reservation of a user's jobs."""
 
 
 @dataclass(frozen=True)
 class CommandResult:
-    """The output and the exit code of a command."""
+    """Output and exit code of a command."""
 
     code: int
     output: str
@@ -39,22 +41,22 @@ class CommandResult:
 
     @property
     def is_silence(self) -> bool:
-        """Whether the controller did not answer, so that nothing is known."""
+        """Whether the controller did not answer, so that the result is unknown."""
         return self.code != 0 and _SILENCE.search(self.trouble) is not None
 
     @property
     def is_refusal(self) -> bool:
-        """Whether the controller answered, and did not do what was asked."""
+        """Whether the controller answered and refused the request."""
         return self.code != 0 and not self.is_silence
 
     @property
     def names_time_limit(self) -> bool:
-        """Whether a refusal speaks of time limits. A site's own plugin may say it in any words."""
+        """Whether a refusal is about time limits. A site's own plugin may use any words."""
         return self.is_refusal and _TIME_LIMIT.search(self.trouble) is not None
 
     @property
     def was_heard(self) -> bool:
-        """Whether the controller took scancel's order to a job, or no longer has such a job."""
+        """Whether the controller has accepted scancel's order, or no longer has the job."""
         return self.code == 0 or self.is_unknown_job or _ENDED_JOB.search(self.trouble) is not None
 
     @property
@@ -63,7 +65,7 @@ class CommandResult:
 
     @property
     def why(self) -> str:
-        """The reason of a failure in one line."""
+        """The cause of a failure, in one line."""
         lines = [line.strip() for line in self.trouble.splitlines() if line.strip()]
         # sbatch says first that it failed, and then why.
         text = "; ".join(re.sub(r"^\w+: (error: )?|^allocation failure: ", "", line) for line in lines)
@@ -71,7 +73,7 @@ class CommandResult:
 
 
 def ask(command: Sequence[str], *, given: str = "", longest_seconds: float = _LONGEST_SECONDS) -> CommandResult:
-    """Run a command of Slurm. Blocks for ten seconds if the controller is away."""
+    """Run a Slurm command. Blocks for about ten seconds if the controller is away."""
     try:
         done = subprocess.run(
             command,
@@ -96,16 +98,18 @@ def _environment() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Sighting:
-    """One look at a job."""
+    """The result of one check of a job."""
 
     job: SlurmJob | None = None
-    """None: it was not seen."""
+    """The job; None if it was not found."""
     is_silence: bool = False
-    """Whether the controller did not answer. Otherwise it does not know the job, which need not have ended."""
+    """Whether the controller did not answer. If it answered and `job` is None, it does not know the job, which may
+    still run.
+    run."""
 
 
 def look_at(job_id: str, *, name: str) -> Sighting:
-    """The job with this id and name: as the controller has it, then from accounting, then from the completion file."""
+    """Find the job with this id and name: from the controller, then from accounting, then from the completion file."""
     answer = ask(["scontrol", "--all", "show", "job", job_id])
     if answer.code and not answer.is_unknown_job:
         return Sighting(is_silence=True)
@@ -114,19 +118,19 @@ def look_at(job_id: str, *, name: str) -> Sighting:
 
 
 def find_jobs(name: str) -> tuple[CommandResult, list[str]]:
-    """The ids of the jobs of this name that the controller has."""
+    """Ids of the jobs with this name that the controller knows."""
     answer = ask(["squeue", "--all", "--noheader", "--states=all", "--format=%i", f"--name={name}"])
     return answer, answer.output.split() if answer.code == 0 else []
 
 
 def submitted_id(output: str) -> str | None:
-    """The id of the job in the output of `sbatch --parsable`, even if a site prints other lines; None without an id."""
+    """The job's id in the output of `sbatch --parsable`, even if a site prints other lines; None if there is no id."""
     found = re.search(r"^(\d+)(?:;\S+)?\s*$", output, re.MULTILINE)
     return found[1] if found is not None else None
 
 
 def waiting_jobs() -> str:
-    """The ids and names of this user's waiting jobs, one per line; none if the controller does not answer."""
+    """Ids and names of this user's waiting jobs, one job per line; empty if the controller does not answer."""
     return ask(["squeue", "--all", "--noheader", "--states=PENDING", f"--user={os.getuid()}", "--format=%i %j"]).output
 
 
@@ -137,7 +141,7 @@ def _accounted(job_id: str, name: str) -> SlurmJob | None:
 
 
 def _completed(name: str) -> SlurmJob | None:
-    """The job in the file in which the controller records ended jobs, if it has one and this machine can read it."""
+    """Find the job in the controller's file of ended jobs, if this file exists and is readable on this machine."""
     settings = ask(["scontrol", "show", "config"])
     is_file = re.search(r"^JobCompType\s*=\s*jobcomp/filetxt", settings.output, re.MULTILINE)
     place = re.search(r"^JobCompLoc\s*=\s*(/\S+)", settings.output, re.MULTILINE)

@@ -1,4 +1,4 @@
-"""Slurm's answers about a job, and their meaning for a trainer. Pure."""
+"""Parses Slurm's answers about a job, and gives their meaning for a trainer. Pure."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ ENDS = frozenset(
         "TIMEOUT",
     }
 )
-"""The states in which a job has ended. Source: squeue's documentation of job state codes."""
+"""States of an ended job. Source: squeue's documentation of job state codes."""
 _BY_A_SIGNAL = 128
-"""A shell's exit code for a command that a signal ended is this plus the signal's number."""
+"""If a signal ends a command, a shell's exit code is this number plus the signal's number."""
 _NO_OUTPUT = 53
-"""The signal that Slurm reports for a job whose output file could not be opened. Measured with 22.05."""
+"""Signal that Slurm reports for a job whose output file could not be opened. Measured with version 22.05."""
 _TAKEN_AWAY = frozenset({"CANCELLED", "DEADLINE"})
 
 
 @dataclass(frozen=True)
 class SlurmJob:
-    """One job as Slurm showed it."""
+    """The state of one job, as reported by Slurm."""
 
     state: str
-    """`RUNNING`, `NODE_FAIL`, ..."""
+    """Slurm's state of the job, for example `RUNNING` or `NODE_FAIL`."""
     reason: str = ""
-    """Why it waits: `Resources`, `Priority`, ..."""
+    """Slurm's reason why the job waits, for example `Resources` or `Priority`."""
     exit_code: int = 0
     signal: int = 0
     has_started: bool = True
-    """Whether nodes were chosen for it; they may still have to boot."""
+    """Whether the job has been given nodes, which may still have to boot."""
 
     @property
     def is_waiting(self) -> bool:
-        """Whether it waits for nodes."""
+        """Whether the job waits for nodes."""
         return self.state in _WAITS
 
     @property
@@ -58,21 +58,21 @@ class SlurmJob:
         return self.state == "OUT_OF_MEMORY"
 
     def had_nodes(self, before: SlurmJob | None) -> bool:
-        """Whether it ran at all, once it has ended; `before` is the previous look, if there was one."""
+        """Whether an ended job ever ran on its nodes; `before` is the previous state of the job, if known."""
         # Nodes of a cloud that do not come up fail while they boot.
         failed_to_boot = self.state == "NODE_FAIL" and before is not None and before.is_waiting
         return self.has_started and self.state != "BOOT_FAIL" and not failed_to_boot
 
     @property
     def was_taken_away(self) -> bool:
-        """Whether someone, or a rule of the cluster, took it out of the queue."""
+        """Whether a person or a rule of the cluster removed the job from the queue."""
         return not self.has_started and self.state in _TAKEN_AWAY
 
     @property
     def trainer_code(self) -> int:
-        """The exit code of the trainer of a job that has ended; negative: the signal that killed it.
+        """Exit code of the trainer of an ended job; a negative number is the signal that killed it.
 
-        Only a job that ended by itself has the trainer's exit code. Otherwise Slurm took the machine away.
+        Only a job that ended by itself has the trainer's exit code; otherwise Slurm has taken the machine away.
         """
         if self.state == "COMPLETED":
             return 0
@@ -84,7 +84,7 @@ class SlurmJob:
 
     @property
     def in_words(self) -> str:
-        """How it ended: `ended as FAILED with exit code 1`."""
+        """Description of the end, for example `ended as FAILED with exit code 1`."""
         if self.state not in ("FAILED", "COMPLETED"):
             return f"ended as {self.state}"
         if self.signal == _NO_OUTPUT and not self.exit_code:
@@ -94,9 +94,9 @@ class SlurmJob:
 
 
 def job_shown(text: str, *, name: str) -> SlurmJob | None:
-    """The job in the output of `scontrol show job`; None if it shows another job, or none that can be read.
+    """Parse the output of `scontrol show job`; None if it shows another job or cannot be parsed.
 
-    A controller that was killed before it had saved a job forgets it, and gives its id to another one.
+    If a controller is killed before it has saved a job, it forgets the job and gives the id to another job.
     """
     found = re.search(r"^\s*JobState=([A-Z_]+)(?: Reason=(\S*))?", text, re.MULTILINE)
     named = re.search(r"^JobId=\d+.*? JobName=(\S+)", text, re.MULTILINE)
@@ -115,7 +115,7 @@ def job_shown(text: str, *, name: str) -> SlurmJob | None:
 
 
 def job_accounted(text: str, *, name: str) -> SlurmJob | None:
-    """The job in `sacct --parsable2 --noheader --format=JobName,State,ExitCode,NodeList`; None if there is none."""
+    """Parse `sacct --parsable2 --noheader --format=JobName,State,ExitCode,NodeList`; None if the job is not in it."""
     for line in text.splitlines():
         fields = line.split("|")
         if len(fields) == 4 and fields[0] == name and fields[1].strip():
@@ -127,7 +127,7 @@ def job_accounted(text: str, *, name: str) -> SlurmJob | None:
 
 
 def job_completed(text: str, *, name: str) -> SlurmJob | None:
-    """The job in a job completion file (`jobcomp/filetxt`); None if there is none. The newest line counts."""
+    """Find the job in a job completion file (`jobcomp/filetxt`), from its newest line; None if it is not there."""
     for line in reversed(text.splitlines()):
         words = dict(word.split("=", 1) for word in line.split() if "=" in word)
         if words.get("Name") == name and words.get("JobState"):

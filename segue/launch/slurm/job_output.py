@@ -1,4 +1,4 @@
-"""The output of a job: a file that grows, and whose lines are passed on."""
+"""The output of a job: a growing file, whose lines are passed on."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from segue.launch.output import OnLine, Relay
 _POLL_SECONDS = 0.5
 _CHUNK_BYTES = 1 << 16
 _BY_SLURM = ("srun: ", "slurmstepd: ")
-"""The beginnings of Slurm's own lines in the output of a job."""
+"""Prefixes of Slurm's own lines in the output of a job."""
 _OF_MEMORY = re.compile(r"out of memory|oom[-_ ]kill", re.IGNORECASE)
 
 
 class Complaints(NamedTuple):
-    """The lines that Slurm itself wrote into the output of a job."""
+    """Slurm's own messages in the output of a job."""
 
     last: str | None = None
-    """Why a step did not start, or how it ended; None if it wrote nothing."""
+    """Slurm's last message, about a failed start or the end of a step; None if there is no message."""
     is_memory: bool = False
-    """Whether a process was out of memory. The job's state says so only for the batch script itself."""
+    """Whether a message reports lack of memory. The job's state shows this only for the batch script itself."""
 
 
 def complaints_in(path: Path) -> Complaints:
-    """Slurm's own lines at the end of this file."""
+    """Find Slurm's own messages at the end of this file."""
     try:
         with path.open("rb") as file:
             file.seek(max(path.stat().st_size - _CHUNK_BYTES, 0))
@@ -40,7 +40,7 @@ def complaints_in(path: Path) -> Complaints:
 
 
 class OutputTail:
-    """Passes the lines of a growing file on, from a thread of its own; the file need not exist yet."""
+    """Passes on the lines of a growing file in a separate thread; the file may not exist yet."""
 
     def __init__(self, path: Path, on_line: OnLine) -> None:
         self._path = path
@@ -51,7 +51,7 @@ class OutputTail:
         self._thread.start()
 
     def close(self) -> None:
-        """Pass on what there is, and stop."""
+        """Pass on the remaining lines, and stop."""
         self._stop.set()
         self._thread.join()
         self._relay.close()

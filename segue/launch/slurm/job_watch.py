@@ -1,4 +1,4 @@
-"""The findings of the looks at a job, and when they mean the end of its trainer."""
+"""Collects the results of job checks, and decides when they mean the end of the trainer."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ from segue.launch.slurm.submission import End
 log = logging.getLogger(__name__)
 
 _COMPLETING_SECONDS = 120.0
-"""How long a job that ended and is being cleaned up is watched, beyond the grace period in which its trainer saves."""
+"""Seconds for which a completing job is still watched, in addition to the grace period in which its trainer saves."""
 _UNKNOWN_SECONDS = 15.0
-"""How long a job must be unknown until it counts as ended, once it was asked to end."""
+"""Seconds for which a job must be unknown to count as ended, after it was asked to end."""
 _FORGOTTEN_SECONDS = 60.0
-"""After this time an unknown job does not wait in a queue any more. A job that was seen in the queue is gone; a job
-that was never seen may train."""
+"""Seconds after which an unknown job no longer waits in a queue. If the job was seen in the queue, it is gone; if it
+was never seen, it may be training."""
 
 
 class JobWatch:
-    """One job, as Slurm showed it from look to look: unknown, waiting, running, being cleaned up, ended."""
+    """Follows the states of one job: unknown, waiting, running, completing, ended."""
 
     def __init__(self, orders: Orders, *, output: Path, grace_seconds: float) -> None:
         self._orders, self._output = orders, output
         self._completing_seconds = grace_seconds + _COMPLETING_SECONDS
         self.job: SlurmJob | None = None
-        """The job as it was last seen; None: never."""
+        """The newest known state of the job; None if it was never seen."""
         self._unknown_since: float | None = None
         self._completing_since: float | None = None
 
     def is_forgotten(self, at: float) -> bool:
-        """Whether Slurm has not known it for so long that it waits in no queue any more."""
+        """Whether the job has been unknown for so long that it no longer waits in a queue."""
         return self._unknown_since is not None and at - self._unknown_since >= _FORGOTTEN_SECONDS
 
     def ended(self, job_id: str, job: SlurmJob) -> End:
-        """The end of the trainer of a job that has ended."""
+        """Return the end of the trainer of an ended job."""
         found = complaints_in(self._output) if job.state == "FAILED" else Complaints()
         words = f"its Slurm job {job_id} {job.in_words}" + (f" ({found.last})" if found.last else "")
         ending = Ending(
@@ -51,7 +51,7 @@ class JobWatch:
         return End(job.trainer_code, ending)
 
     def seen(self, job_id: str, job: SlurmJob, *, at: float) -> End | None:
-        """Note a job that has not ended; returns its end if its nodes have been cleaned up for too long."""
+        """Record a job that has not ended; return its end if it has been completing for too long."""
         self._unknown_since = None
         if self.job is None or self.job.state != job.state:
             log.info("Slurm job %s: %s %s", job_id, job.state, job.reason)
@@ -63,16 +63,17 @@ class JobWatch:
         return End(-signal.SIGKILL, Ending(words, complaints_in(self._output).is_memory))
 
     def unknown(self, job_id: str, *, at: float) -> End | None:
-        """Note that Slurm does not know it; returns its end, unless a controller may have forgotten a training job."""
+        """Record that Slurm does not know the job; return its end, unless the controller may have forgotten a training
+        job."""
         if self._unknown_since is None:
             self._unknown_since = at
-            log.warning("Slurm does not know the job job=%s; its trainer's heartbeat decides", job_id)
+            log.warning("Slurm does not know the job job=%s; the heartbeat of its trainer decides", job_id)
         was_waiting = self.job is not None and self.job.is_waiting
         if self.is_forgotten(at) and was_waiting:
             words = f"Slurm has forgotten its job {job_id}, which waited in the queue"
             return End(-signal.SIGKILL, Ending(words, had_machine=False, was_refused=not self._orders.to_end))
         if self._orders.were_heard and at - self._unknown_since >= _UNKNOWN_SECONDS:
             has_run = self.job is not None and not was_waiting
-            words = f"its Slurm job {job_id} is not known to Slurm any more"
+            words = f"its Slurm job {job_id} is no longer known to Slurm"
             return End(-signal.SIGKILL, Ending(words, had_machine=has_run))
         return None

@@ -1,4 +1,4 @@
-"""The job of an attempt: its name, the options of sbatch, and its script. Pure."""
+"""The Slurm job of an attempt: its name, its sbatch options, and its script. Pure."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ from segue.records import Capacity
 from segue.spec import RunSpec
 
 _BOOT_SECONDS, _BOOT_SHARE = 600.0, 0.1
-"""The time that a job may run beyond its attempt's training: seconds, and a share of the training for long attempts."""
+"""Extra time of a job beyond its attempt's training: in seconds, or as a share of the training if that is longer."""
 _EARLY_SECONDS = 60.0
-"""How much earlier than requested Slurm may send a signal. Source: sbatch's documentation of --signal."""
+"""Slurm may send a signal earlier than requested by up to this many seconds. Source: sbatch's documentation of
+--signal."""
 _END_OF_INPUT = "END_OF_THE_ASSIGNMENT"
 
 
 def job_name(assignment: Assignment, *, key: str) -> str:
-    """The name of an attempt's job. With `key`, which is made for each launch, no other job has it."""
+    """Name of an attempt's job. `key` is new for each launch, so that no other job has the same name."""
     plan = assignment.plan
     return f"segue-{assignment.spec.run_id}-seg{plan.segment}-a{plan.attempt}-{_store_key(assignment.spec)}{key}"
 
 
 def older_jobs(shown: str, assignment: Assignment) -> list[str]:
-    """The ids of jobs of earlier attempts of the same run, in lines of ids and names."""
+    """Find the ids of jobs of earlier attempts of the same run, in lines with ids and names."""
     head, store = re.escape(f"segue-{assignment.spec.run_id}-seg"), _store_key(assignment.spec)
     found = re.findall(rf"^(\d+) {head}(\d+)-a(\d+)-{store}\w+$", shown, re.MULTILINE)
     own = assignment.plan.segment, assignment.plan.attempt
@@ -36,28 +37,28 @@ def older_jobs(shown: str, assignment: Assignment) -> list[str]:
 
 
 def _store_key(spec: RunSpec) -> str:
-    """Runs of the same name in other stores are other runs."""
+    """A hash of the store, because runs with the same name in different stores are different runs."""
     url = spec.store.url
     where = url if "://" in url else str(Path(url).absolute())
     return hashlib.sha256(f"{where} {spec.store.endpoint_url}".encode()).hexdigest()[:6]
 
 
 def partition_of(spec: RunSpec, capacity: Capacity) -> str:
-    """The partition for a capacity."""
+    """Name of the partition for a capacity."""
     assert spec.slurm is not None
     return spec.slurm.spot if capacity is Capacity.SPOT else spec.slurm.on_demand
 
 
 def ahead_seconds(spec: RunSpec) -> int:
-    """How long before the end of a job its trainer hears of it, by SIGUSR1."""
+    """Seconds before the end of a job at which its trainer gets SIGUSR1."""
     return math.ceil(spec.liveness.usr1_seconds or spec.grace_seconds)
 
 
 def limit_minutes(seconds: float, spec: RunSpec, *, longest_minutes: int | None = None) -> int:
-    """The time limit of a job whose attempt trains for so long, in minutes; no longer than the partition permits.
+    """Time limit in minutes of a job whose attempt trains for `seconds`; at most the partition's limit.
 
-    Slurm sends SIGUSR1 up to a minute early, and the attempt's own end has to come before that. Slurm holds without end
-    a job that asks for more than its partition permits.
+    Slurm may send SIGUSR1 up to a minute early, and the attempt must end before that. If a job asks for more time than
+    its partition permits, Slurm holds it for ever.
     """
     before_the_end = ahead_seconds(spec) + _EARLY_SECONDS
     minutes = math.ceil((seconds + max(_BOOT_SECONDS, _BOOT_SHARE * seconds) + before_the_end) / 60)
@@ -65,7 +66,7 @@ def limit_minutes(seconds: float, spec: RunSpec, *, longest_minutes: int | None 
 
 
 def shape_options(spec: RunSpec, *, partition: str) -> list[str]:
-    """The options of sbatch that decide whether a cluster can run the jobs of a run."""
+    """Options of sbatch that decide whether the cluster can run the jobs of a run."""
     assert spec.slurm is not None
     shape = [f"--partition={partition}", f"--nodes={spec.slurm.nodes}", "--ntasks-per-node=1"]
     return [*shape, *spec.slurm.options]
@@ -74,10 +75,10 @@ def shape_options(spec: RunSpec, *, partition: str) -> list[str]:
 def sbatch_command(
     assignment: Assignment, *, name: str, output: Path, partition: Partition, wants_time_limit: bool = False
 ) -> list[str]:
-    """The command that submits an attempt; its standard input is the job's script.
+    """Command that submits an attempt; the job's script goes to its standard input.
 
-    Ahead of the end Slurm sends SIGUSR1 to the trainer, not to the shell (no `B:`): at a time limit, and at a
-    preemption if the cluster has `preempt_send_user_signal`. Without that setting, the trainer gets SIGTERM at once at
+    Slurm sends SIGUSR1 to the trainer and not to the shell (no `B:`). It does so before the time limit, and before a
+    preemption if the cluster has `preempt_send_user_signal`. Without that setting, the trainer gets SIGTERM directly at
     a preemption.
     """
     spec, plan = assignment.spec, assignment.plan
@@ -98,9 +99,9 @@ def sbatch_command(
 
 
 def time_limit(spec: RunSpec, seconds: float | None, partition: Partition, *, is_wanted: bool = False) -> list[str]:
-    """The option with the time limit of a job whose attempt trains for so long (None: as long as it may).
+    """Option with the time limit of a job whose attempt trains for `seconds`; None means as long as possible.
 
-    `is_wanted` is whether the cluster refuses jobs without one.
+    `is_wanted` tells if the cluster refuses jobs without a time limit.
     """
     longest = partition.longest_minutes
     if seconds is not None:
@@ -117,10 +118,10 @@ def _names_environment(spec: RunSpec) -> bool:
 
 
 def batch_script(assignment: Assignment, *, python: str = sys.executable) -> str:
-    """The script of an attempt's job: one task on each node, all with the assignment as their input.
+    """Script of an attempt's job: one task on each node, each with the assignment as its input.
 
-    The shell outlives srun in spite of signals, so that the job's exit code is the trainer's. A task that ends does not
-    end the others: they may have a report to write.
+    The shell ignores signals and ends after srun, so that the job has the trainer's exit code. The end of one task does
+    not end the other tasks, because they may still have to write a report.
     """
     given = assignment.model_dump_json()
     return f"""#!/bin/bash

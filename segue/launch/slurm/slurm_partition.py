@@ -1,4 +1,4 @@
-"""A partition as `scontrol show partition` shows it. Pure."""
+"""A Slurm partition, parsed from `scontrol show partition`. Pure."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Partition:
-    """The limits on the jobs of a partition."""
+    """A partition's limits on its jobs."""
 
     name: str
     nodes: int
     most_nodes: int | None
-    """Most nodes of one job; None: no limit."""
+    """Largest number of nodes for one job; None if there is no limit."""
     longest_minutes: int | None
-    """Longest time limit of a job; None: no limit."""
+    """Longest permitted time limit of a job, in minutes; None if there is no limit."""
     has_default_time: bool = False
-    """Whether a job that does not ask for a time limit gets a shorter one than the longest."""
+    """Whether a job without a time limit of its own gets less than the longest permitted time."""
     grace_seconds: int = 0
-    """How long a preempted job may continue; KillWait, a setting of the cluster, is added to it."""
+    """Seconds for which a preempted job may continue; the cluster's setting KillWait is added."""
     preemption: str = ""
-    """What becomes of preempted jobs: `CANCEL`, `REQUEUE`, `SUSPEND`, or `OFF`, if none are preempted."""
+    """Slurm's treatment of preempted jobs: `CANCEL`, `REQUEUE`, `SUSPEND`, or `OFF` if jobs are not preempted."""
 
 
 def partition_shown(text: str) -> Partition | None:
-    """The partition in this output; None if there is none that can be read."""
+    """Parse the partition in this output; None if it cannot be parsed."""
     words = dict(re.findall(r"(\w+)=(\S*)", text))
     if not words.get("PartitionName") or not words.get("TotalNodes", "").isdigit():
         return None
@@ -42,9 +42,9 @@ def partition_shown(text: str) -> Partition | None:
 
 
 def priority_kill_wait(text: str) -> int | None:
-    """KillWait, the seconds from SIGTERM to SIGKILL, in `scontrol show config`.
+    """Read KillWait, the seconds from SIGTERM to SIGKILL, from the output of `scontrol show config`.
 
-    None if partitions do not decide on preemptions: with `preempt/qos`, GraceTime is a setting of the QOS.
+    Return None if preemptions do not depend on partitions: with `preempt/qos`, GraceTime is a setting of the QOS.
     """
     if re.search(r"^PreemptType\s*=\s*preempt/partition_prio", text, re.MULTILINE) is None:
         return None
@@ -53,7 +53,7 @@ def priority_kill_wait(text: str) -> int | None:
 
 
 def minutes_of(text: str) -> int | None:
-    """Minutes of a time as Slurm writes it (`1-02:30:00`, `01:00:00`, `30:00`); None for `UNLIMITED`."""
+    """Parse a time in Slurm's format (`1-02:30:00`, `01:00:00`, `30:00`) into minutes; None for `UNLIMITED`."""
     found = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", text)
     if found is None:
         return None

@@ -1,4 +1,4 @@
-"""Problems of a run's `[slurm]` table, found before anything is submitted."""
+"""Finds problems of a run's `[slurm]` table before a job is submitted."""
 
 from __future__ import annotations
 
@@ -20,15 +20,17 @@ log = logging.getLogger(__name__)
 
 _COMMANDS = ("sbatch", "scontrol", "scancel", "squeue")
 _PERHAPS_LATER = re.compile(r"requested node configuration is not available|node.* not available|busy|down", re.I)
-"""Answers of `sbatch --test-only` also while nodes are drained or a partition is down. Measured with 22.05."""
+"""Answers of `sbatch --test-only` that may be temporary, while nodes are drained or a partition is down. Measured with
+22.05."""
 
 _LIMIT = re.compile(r"violates accounting/qos|qosmax|qosgrp|assoc\w*limit|assocmax|assocgrp|maxsubmit", re.I)
-"""Answers of `sbatch --test-only` about limits, including those on the number of jobs of a user at a time."""
+"""Answers of `sbatch --test-only` about limits, for example on the number of a user's jobs."""
 _NO_RIGHTS = re.compile(r"not permitted to use this partition|access/permission denied", re.I)
 _NO_PARTITION = re.compile(r"not found|invalid partition", re.I)
 
 _USABLE = [["up", state] for state in ("idle", "alloc", "mix", "comp", "plnd")]
-"""Availability of the partition and state of the node, in sinfo's short form; other states are `drain` and `down*`."""
+"""Partition availability and node state of usable nodes, in sinfo's short form; other states are `drain` and
+`down*`."""
 
 
 def has_slurm() -> bool:
@@ -37,9 +39,10 @@ def has_slurm() -> bool:
 
 
 def slurm_problems(spec: RunSpec) -> list[Problem]:
-    """The problems that would keep a run's jobs from running, and the parts not checked; empty without `[slurm]`.
+    """Return problems that prevent a run's jobs from running, and unchecked parts; empty without `[slurm]`.
 
-    Nothing is submitted. Blocks for ten seconds if the controller is away; no run is refused for this: the run waits.
+    Nothing is submitted. If the controller is away, the call blocks for ten seconds, and the run is not refused but
+    waits.
     """
     slurm = spec.slurm
     if slurm is None:
@@ -60,10 +63,10 @@ def slurm_problems(spec: RunSpec) -> list[Problem]:
 
 
 def require_slurm(spec: RunSpec) -> None:
-    """Refuse a run whose jobs could not run.
+    """Refuse a run whose jobs cannot run on the Slurm cluster.
 
     Raises:
-        SlurmSetupError: with every problem and its fix.
+        SlurmSetupError: there are problems; the message has each problem and its fix.
     """
     problems = refusals(slurm_problems(spec))
     if problems:
@@ -72,7 +75,7 @@ def require_slurm(spec: RunSpec) -> None:
 
 def _silent(answer: CommandResult) -> Problem:
     what = f"the Slurm controller does not answer ({answer.why}), so partitions and rights are not checked"
-    fix = "see whether slurmctld and munge run (`scontrol ping`); jobs are submitted when it answers"
+    fix = "check that slurmctld and munge run (`scontrol ping`); jobs are submitted when the controller answers"
     return Problem(what=what, fix=fix, is_certain=False)
 
 
@@ -97,35 +100,35 @@ def _partition_problems(
     refused = ask(["sbatch", "--test-only", *shape_options(spec, partition=name), "--wrap=true"])
     if answer.code or partition is None or _NO_RIGHTS.search(refused.trouble):
         why = f" ({refused.why})" if refused.code and not refused.is_silence else ""
-        fix = f"set slurm.{field} to one that `sinfo` lists, or ask for the rights"
+        fix = f"set slurm.{field} to a partition that `sinfo` lists, or ask for access to it"
         return [Problem(what=f"there is no Slurm partition {name!r} that this user may use{why}", fix=fix)]
     found = _held_problems(spec, slurm, field, partition) or _refused_problems(spec, slurm, field, partition)
     return found + (_preemption_problems(spec, partition, kill_wait) if field == "spot" else [])
 
 
 def _held_problems(spec: RunSpec, slurm: SlurmSpec, field: str, partition: Partition) -> list[Problem]:
-    """Requests that Slurm accepts and then holds without end (`PartitionConfig`, `PartitionTimeLimit`)."""
+    """Find requests that Slurm accepts but then holds for ever (`PartitionConfig`, `PartitionTimeLimit`)."""
     found = []
     most = min(partition.nodes, partition.nodes if partition.most_nodes is None else partition.most_nodes)
     if slurm.nodes > most:
-        what = f"a job of {slurm.nodes} nodes can never start in the partition {partition.name!r}, which gives {most}"
+        what = f"a job of {slurm.nodes} nodes can never start in the partition {partition.name!r}, which permits {most}"
         found.append(
             Problem(what=what, fix=f"set slurm.nodes to {most} or less, or another partition as slurm.{field}")
         )
     hours, longest = spec.segment.hours, partition.longest_minutes
     if hours is None and longest is None and partition.has_default_time:
-        what = f"jobs in the partition {partition.name!r} end after its DefaultTime, and it has no MaxTime to ask for"
+        what = f"jobs in the partition {partition.name!r} end after its DefaultTime, and it has no MaxTime to request"
         found.append(Problem(what=what, fix="set segment.hours, so that segments end at a checkpoint"))
     needed = 0 if hours is None else limit_minutes(hours * 3600, spec)
     if hours is not None and longest is not None and needed > longest:
         what = f"segments of {hours:g} hours need jobs of {needed} minutes, and the partition {partition.name!r} "
         what += f"permits {longest}"
-        found.append(Problem(what=what, fix="set segment.hours to less; later segments continue where it ends"))
+        found.append(Problem(what=what, fix="lower segment.hours; the next segment continues the training"))
     return found
 
 
 def _preemption_problems(spec: RunSpec, partition: Partition, kill_wait: int | None) -> list[Problem]:
-    """Settings by which a preemption ends otherwise than the trainer expects."""
+    """Find settings with which a preemption does not end as the trainer expects."""
     if kill_wait is None:
         return []
     if "SUSPEND" in partition.preemption:
@@ -137,12 +140,12 @@ def _preemption_problems(spec: RunSpec, partition: Partition, kill_wait: int | N
     what = (
         f"the partition {partition.name!r} kills a preempted job after {given} s (GraceTime and KillWait), and the run "
     )
-    what += f"counts on grace_seconds = {spec.grace_seconds:g}"
+    what += f"expects grace_seconds = {spec.grace_seconds:g}"
     return [Problem(what=what, fix=f"lower grace_seconds to {given}, or raise the partition's GraceTime")]
 
 
 def _refused_problems(spec: RunSpec, slurm: SlurmSpec, field: str, partition: Partition) -> list[Problem]:
-    """Requests that sbatch refuses: an option or feature that the cluster does not have, an account without rights."""
+    """Find requests that sbatch refuses: an option or feature that the cluster lacks, or an account without rights."""
     seconds = None if spec.segment.hours is None else spec.segment.hours * 3600
     test, shape = ["sbatch", "--test-only", "--no-requeue"], shape_options(spec, partition=partition.name)
     given, wanted = (time_limit(spec, seconds, partition, is_wanted=is_wanted) for is_wanted in (False, True))
@@ -152,7 +155,7 @@ def _refused_problems(spec: RunSpec, slurm: SlurmSpec, field: str, partition: Pa
     if answer.code == 0:
         return []
     if answer.is_silence:
-        what, fix = f"sbatch does not answer ({answer.why})", "see whether slurmctld and munge run (`scontrol ping`)"
+        what, fix = f"sbatch does not answer ({answer.why})", "check that slurmctld and munge run (`scontrol ping`)"
         return [Problem(what=f"{what}, so the options of jobs are not checked", fix=fix, is_certain=False)]
     if _LIMIT.search(answer.trouble):
         what = f"sbatch refuses jobs in the partition {partition.name!r} for now: {answer.why}"
@@ -169,6 +172,6 @@ def _refused_problems(spec: RunSpec, slurm: SlurmSpec, field: str, partition: Pa
 
 
 def _usable_nodes(partition: str) -> int:
-    """The number of nodes of a partition that run jobs now, or could."""
+    """Number of nodes of a partition that run jobs or can run them now."""
     answer = ask(["sinfo", "--noheader", "--Node", f"--partition={partition}", "--format=%a %t"])
     return sum(line.split() in _USABLE for line in answer.output.splitlines())

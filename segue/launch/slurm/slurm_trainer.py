@@ -1,12 +1,11 @@
-"""A trainer that is a Slurm job: submitted, watched and signalled by a thread, so that no call waits for a controller.
+"""A trainer that is a Slurm job. A thread submits, watches and signals it, so that no call waits for the controller.
 
-The job needs none of this to train. When the process that submitted it ends, the job continues; heartbeat, commits and
-report are in the store. While the controller is away, it also continues, and orders to it are sent later.
+The job does not need this process for training. If this process ends, the job continues; heartbeat, commits and report
+are in the store. The job also continues while the controller is away, and orders to it are sent later.
 
-A job that Slurm does not know has not necessarily ended: a controller that is killed right after it accepted a job
-forgets the job. Such a job counts as running, and its heartbeat decides, which the run's parent reads. Once the attempt
-is over, by its own report or without a heartbeat, the trainer gets a notice; a job that is unknown then counts as
-ended.
+A job that Slurm does not know may still run: a controller that is killed right after it has accepted a job forgets the
+job. Such a job counts as running, and the run's parent decides by its heartbeat. After the attempt is over, by its own
+report or without a heartbeat, the trainer gets a notice; from then on an unknown job counts as ended.
 """
 
 from __future__ import annotations
@@ -33,14 +32,14 @@ log = logging.getLogger(__name__)
 
 _TURN_SECONDS = 0.2
 _LOOK_SECONDS = 2.0
-"""Shortest time between two looks at a job: every look is a request to a controller that many share."""
+"""Shortest time between two checks of a job, in seconds, because many users share the controller."""
 
 
 class SlurmTrainer:
-    """The trainer of an assignment, as a job. Implements `segue.launch.launcher.Trainer`."""
+    """A trainer that runs as a Slurm job. Implements `segue.launch.launcher.Trainer`."""
 
     def __init__(self, assignment: Assignment, *, on_line: OnLine | None = None) -> None:
-        """Begin to submit it; returns at once."""
+        """Begin to submit the job; returns immediately."""
         assert assignment.spec.slurm is not None
         self._clock = SystemClock()
         self.name = job_name(assignment, key=uuid.uuid4().hex[:8])
@@ -59,7 +58,7 @@ class SlurmTrainer:
 
     @property
     def job_id(self) -> str | None:
-        """The id of its job; None until it is submitted."""
+        """Id of the job; None before it is submitted."""
         return self._submission.job_id
 
     @property
@@ -84,7 +83,7 @@ class SlurmTrainer:
         return None
 
     def is_known_to_run(self) -> bool:
-        # A controller says RUNNING for minutes about a node that is gone. A trainer reports its own hangs.
+        # A controller may report RUNNING for minutes after a node is gone. A trainer reports its own hangs.
         return False
 
     def give_notice(self, number: signal.Signals = signal.SIGTERM) -> None:
@@ -115,8 +114,8 @@ class SlurmTrainer:
                 self._end = end
                 self._clock.sleep(_TURN_SECONDS)
         except Exception as error:
-            # Any exception: without this thread nothing would ever end the wait for the job.
-            log.exception("the Slurm job is watched no longer job=%s", self.job_id)
+            # Catch any exception, because without this thread the wait for the job would never end.
+            log.exception("cannot watch the Slurm job any longer job=%s", self.job_id)
             words = f"its Slurm job {self.job_id} cannot be watched ({error})"
             self._end = End(-signal.SIGKILL, Ending(words))
         finally:
@@ -141,7 +140,7 @@ class SlurmTrainer:
         if seen.job is not None and seen.job.has_ended:
             return watch.ended(job_id, seen.job)
         if self._orders.is_given_up():
-            how = "Slurm does not answer" if seen.is_silence else "it is still there"
+            how = "Slurm does not answer" if seen.is_silence else "the job still exists"
             return End(-signal.SIGKILL, Ending(f"its Slurm job {job_id} was cancelled, and {how}"))
         if self._silence.note(seen.is_silence, job=job_id):
             return None

@@ -1,4 +1,4 @@
-"""The way of an attempt's job into the queue: checked, submitted, and looked for if no answer came."""
+"""Submits the job of an attempt: checks it, submits it, and searches for it if sbatch gave no answer."""
 
 from __future__ import annotations
 
@@ -21,35 +21,36 @@ log = logging.getLogger(__name__)
 
 _SUBMIT_AGAIN_SECONDS = 30.0
 _SILENT_SECONDS = 10.0
-"""Time between two tries while the controller does not answer. Some failures to reach it take no time."""
+"""Seconds between two tries while the controller does not answer, because some connection failures return
+immediately."""
 _LOOK_SECONDS = 2.0
 _UNSURE_SECONDS = 60.0
-"""How long a submission without an answer may still become a job."""
+"""Seconds in which a submission without an answer may still become a job."""
 
 
 class End(NamedTuple):
-    """The end of a trainer."""
+    """The exit code and the end of a trainer."""
 
     code: int
     ending: Ending
 
 
 class Silence:
-    """Whether the controller answers."""
+    """Records whether the controller answers."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._since: float | None = None
         self.because = ""
-        """Why there was no answer to the last question; empty if there was."""
+        """Reason why the last request got no answer; empty if it got one."""
 
     def note(self, is_silent: bool, *, job: str | None, why: str = "") -> bool:
-        """Note whether an answer came, and return `is_silent`; logs a warning the first time."""
+        """Record whether an answer came, and return `is_silent`; log a warning at the first missing answer."""
         at = self._clock.monotonic()
         self.because = (why or "no answer") if is_silent else ""
         if is_silent and self._since is None:
             self._since = at
-            log.warning("the Slurm controller does not answer job=%s; the job goes on without it", job)
+            log.warning("the Slurm controller does not answer job=%s; the job continues without it", job)
         elif not is_silent and self._since is not None:
             log.info("the Slurm controller answers again job=%s after=%.0fs", job, at - self._since)
             self._since = None
@@ -57,30 +58,30 @@ class Silence:
 
 
 class Submission:
-    """The submission of one attempt. For one thread."""
+    """The submission of one attempt's job. To be used by one thread only."""
 
     def __init__(self, assignment: Assignment, *, name: str, output: Path, silence: Silence, clock: Clock) -> None:
         self._assignment, self._silence, self._clock = assignment, silence, clock
         self._name, self._output = name, output
         self.job_id: str | None = None
-        """The id of its job; None until it is submitted."""
+        """Id of the job; None before it is submitted."""
         self._refused_because: str | None = None
         self._unsure_since: float | None = None
-        """The time since which it is not known whether its job was submitted; None if that is known."""
+        """Monotonic time since which it is unknown whether the job was submitted; None if it is known."""
         self._is_checked = False
         self._again_at = float("-inf")
 
     @property
     def in_words(self) -> str:
-        """What it waits for."""
+        """Description of the state of the submission."""
         refused = f", which sbatch refuses ({self._refused_because})" if self._refused_because else ""
         silent = f", but Slurm does not answer ({self._silence.because})" if self._silence.because else ""
         return f"its Slurm job is being submitted{silent or refused}"
 
     def turn(self, *, is_told: bool, is_given_up: bool) -> End | None:
-        """Submit the job if it is time; returns the end of the attempt if it ended before that.
+        """Submit the job if it is time; return the attempt's end if the attempt ends before its submission.
 
-        `is_told`: the attempt was asked to end; `is_given_up`: it was asked long ago.
+        With `is_told`, the attempt was asked to end; with `is_given_up`, it was asked long ago.
         """
         at = self._clock.monotonic()
         if is_told and self._unsure_since is None:
@@ -101,19 +102,19 @@ class Submission:
             self._note_refusal(answer)
         elif job_id is None:
             self._unsure_since = at
-            log.warning("sbatch did not say which job it submitted, it is looked for name=%s", self._name)
+            log.warning("sbatch did not return a job id, searching for the job name=%s", self._name)
         else:
             self._accept(job_id)
         return None
 
     def _look(self, at: float, unsure_since: float, *, is_told: bool, is_given_up: bool) -> End | None:
-        """Check whether the controller has accepted the job although no answer came; it may still accept it later."""
+        """Check whether the controller has accepted the job without an answer; it may still accept it later."""
         answer, found = find_jobs(self._name)
         self._again_at = at + _LOOK_SECONDS
         if self._silence.note(answer.is_silence, job=None, why=answer.why):
             self._again_at = at + _SILENT_SECONDS
             if is_given_up:
-                words = f"it is not known whether its Slurm job {self._name} was submitted: Slurm does not answer"
+                words = f"it is unknown whether its Slurm job {self._name} was submitted: Slurm does not answer"
                 return End(-signal.SIGKILL, Ending(words))
         elif found:
             if found[1:]:
@@ -121,14 +122,14 @@ class Submission:
             self._accept(found[0])
         elif is_told:
             ask(["scancel", f"--name={self._name}"])
-            words = "it was ended while it was not known whether its Slurm job was submitted"
+            words = "it was ended before it was known whether its Slurm job was submitted"
             return End(ExitCode.NOTICE, Ending(words, had_machine=False))
         elif at - unsure_since >= _UNSURE_SECONDS:
             self._unsure_since, self._again_at = None, at
         return None
 
     def _ask_to_run(self) -> CommandResult:
-        """Submit the job, after a check for everything that would make it wait without end."""
+        """Check for problems that would make the job wait for ever, then submit the job."""
         assignment, plan = self._assignment, self._assignment.plan
         if not self._is_checked and (plan.segment, plan.attempt) == (0, 1):
             require_slurm(assignment.spec)  # Later jobs follow an accepted one: a new refusal may pass.
@@ -148,24 +149,24 @@ class Submission:
         command = partial(sbatch_command, assignment, name=self._name, output=self._output, partition=found)
         answer = ask(command(), given=script)
         if answer.is_refusal and command(wants_time_limit=True) != command():
-            # A cluster may refuse jobs without a time limit, in words of its own.
+            # A cluster may refuse jobs without a time limit, with a message of its own.
             with_limit = ask(command(wants_time_limit=True), given=script)
             answer = answer if with_limit.is_refusal else with_limit
         self._unsure_since = self._clock.monotonic() if answer.is_silence else None
         return answer
 
     def _cancel_older(self) -> None:
-        """Take jobs of dead segments out of the queue: such a job could only find out that it is superseded."""
+        """Remove waiting jobs of ended segments from the queue, because newer attempts have replaced them."""
         older = older_jobs(waiting_jobs(), self._assignment)
         if older:
-            log.warning("cancelling jobs of earlier attempts that still wait jobs=%s", ",".join(older))
+            log.warning("cancelling waiting jobs of earlier attempts jobs=%s", ",".join(older))
             ask(["scancel", "--state=PENDING", *older])
 
     def _note_refusal(self, answer: CommandResult) -> None:
-        """Try again later. A lasting refusal was found before: this is a limit on jobs, or a cluster that changes."""
+        """Plan another submission later. Earlier checks find permanent problems, so this refusal may be temporary."""
         if self._refused_because != answer.why:
             self._refused_because = answer.why
-            log.warning("sbatch refuses the job, it is submitted again later reason=%s", answer.why)
+            log.warning("sbatch refuses the job, retrying later reason=%s", answer.why)
         self._again_at = self._clock.monotonic() + _SUBMIT_AGAIN_SECONDS
 
     def _accept(self, job_id: str) -> None:

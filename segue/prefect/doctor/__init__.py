@@ -1,1 +1,1 @@
-"""The doctor's checks of the Prefect server: what they read, and the list of them."""
+"""The doctor's checks of the Prefect server: the list of checks, and the facts that they read."""

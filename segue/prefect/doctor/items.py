@@ -27,14 +27,14 @@ from segue.doctor.server_judgement import (
 from segue.doctor.subject import Subject
 from segue.prefect.api import SILENCE, quick_client, refusal
 from segue.prefect.doctor.server_facts import Pools, database_of, open_parents, refused_writes
-from segue.prefect.pools import is_verification_limited, recovery_of, server_version
+from segue.prefect.run_pools import is_verification_limited, recovery_of, server_version
 from segue.spec.pool_prices import PoolSpec
 
 _SERVER = "prefect.server"
 
 
 def items(subject: Subject) -> list[Item]:
-    """The checks of the server that PREFECT_API_URL names, and of the pools of the subject's run on it."""
+    """The checks of the server of PREFECT_API_URL, and of the run's pools on this server."""
     pools = Pools((subject.spec.pools if subject.spec is not None else PoolSpec()).deployments)
     needs = Needs(
         grace_seconds=subject.spec.grace_seconds if subject.spec is not None else None,
@@ -55,7 +55,7 @@ def items(subject: Subject) -> list[Item]:
 
 
 def server() -> Result:
-    """Whether the server answers, and gives access: its health may be asked for without credentials."""
+    """Check that the server answers and gives access; its health endpoint alone needs no credentials."""
     with quick_client() as client:
         problem = client.api_healthcheck()
         if problem is not None:
@@ -78,20 +78,20 @@ def recovery(client: SyncPrefectClient, *, clock: Clock) -> Result:
 
 
 def deployments(pools: Pools) -> Result:
-    """Whether the deployments of the run and of its parent exist."""
+    """Check that the deployments of the run and of its parent exist."""
     if pools.missing:
         return worst([refused(error) for error in pools.missing])
     return ok(f"{', '.join(pools.names)} exist")
 
 
 def of_pools(name: str, subject: Subject, pools: Pools, needs: Needs) -> Result:
-    """One check of the pools of the run, and if it matters there of the pool of its parent."""
+    """Make one check for the pools of the run and, if the check applies, for the pool of its parent."""
     if name == "pool.queue" and pools.without_queue:
         return worst([refused(error) for error in pools.without_queue])
     parents = pools.of_parents
     if parents:
         needs = replace(needs, parent_pool=parents[0].pool, parent_queue=parents[0].queue)
-    # Only one check needs the nodes, and a cluster that does not answer must not be in the way of the others.
+    # Only one check needs the nodes; a cluster that does not answer must not block the other checks.
     segments = pools.with_nodes if name == "pool.nodes" else pools.of_segments
     if name == "pool.grace-period":
         given = [seconds for state in segments if (seconds := kept_seconds(state)) is not None]
@@ -108,7 +108,7 @@ def _asked(name: str, look: Callable[[SyncPrefectClient], Result]) -> Item:
 
 
 def _answered(look: Callable[[], Result]) -> Callable[[], Result]:
-    """The look; if a request was not answered, it returns a failed check with the reason and raises no exception."""
+    """Wrap a check so that it returns a failed result, instead of an exception, if a request was not answered."""
 
     def ask() -> Result:
         try:

@@ -1,4 +1,4 @@
-"""What the Prefect server shows of itself and of a run's pools, for the doctor. Each question is asked once."""
+"""Facts about the Prefect server and a run's pools, for the doctor; each fact is requested once."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from segue.doctor.server_judgement import Database
 from segue.errors import OrchestratorError, QueueMissingError
 from segue.prefect.api import quick_client
 from segue.prefect.kubernetes_nodes import with_nodes
-from segue.prefect.pools import read_pool
 from segue.prefect.refused_requests import is_refused, repeat_refused_requests
+from segue.prefect.run_pools import read_pool
 
 PARENTS = "train/train"
 _UNFINISHED = [
@@ -41,11 +41,11 @@ _UNFINISHED = [
 _WRITES = "segue-doctor"
 _WRITES_ASKED = 30
 _BLOCK_TYPE = "Secret"
-"""A type of block that every server has."""
+"""A block type that every server has."""
 
 
 class Pools:
-    """The pools of some deployments, read when they are first asked for."""
+    """The pools of some deployments, read at the first use."""
 
     def __init__(self, segments: Sequence[str]) -> None:
         self._segments = tuple(segments)
@@ -67,12 +67,12 @@ class Pools:
 
     @property
     def of_segments(self) -> list[PoolState]:
-        """The pools of the segments, as far as there are any."""
+        """The existing pools of the segments."""
         return [found for name in self._segments if isinstance(found := self._read[name], PoolState)]
 
     @cached_property
     def with_nodes(self) -> list[PoolState]:
-        """These pools, with the nodes of the cluster if a pool asks for some."""
+        """The pools of the segments, with the nodes of the cluster if a pool needs nodes with certain labels."""
         return with_nodes(self.of_segments)
 
     @property
@@ -85,16 +85,16 @@ class Pools:
 
     @property
     def missing(self) -> list[OrchestratorError]:
-        """Why other deployments have no pool, or are not there."""
+        """The errors of deployments that do not exist or have no pool."""
         errors = (error for error in self._read.values() if isinstance(error, OrchestratorError))
         return [error for error in errors if not isinstance(error, QueueMissingError)]
 
 
 def database_of(client: SyncPrefectClient) -> Database | None:
-    """The kind of the server's database; None for Prefect Cloud, and if it cannot be found out.
+    """The kind of the server's database; None for Prefect Cloud or if unknown.
 
-    The API does not name it. The difference is in the search for names: PostgreSQL takes a backslash in a pattern as an
-    escape, SQLite as a backslash (https://www.sqlite.org/lang_expr.html, "The LIKE, GLOB, REGEXP, MATCH operators").
+    The API does not show the kind, but a search for names does: a backslash in a pattern is an escape on PostgreSQL and
+    a plain character on SQLite (https://www.sqlite.org/lang_expr.html, "The LIKE, GLOB, REGEXP, MATCH operators").
     """
     if client.server_type is ServerType.CLOUD:
         return None
@@ -104,9 +104,10 @@ def database_of(client: SyncPrefectClient) -> Database | None:
 
 
 def refused_writes() -> tuple[int, int]:
-    """How many writes were answered by 503 while the server's workers ask for flow runs, and how many were made.
+    """The numbers of refused writes (HTTP 503) and of all writes, made while the server's workers poll it.
 
-    A flow run of its own gets labels, as a worker gives them to each flow run that it takes, and is deleted again.
+    The writes set labels of a new flow run, as a worker does for each flow run that it takes; the flow run is deleted
+    at the end.
     """
     refused = 0
 
@@ -123,16 +124,16 @@ def refused_writes() -> tuple[int, int]:
             for number in range(_WRITES_ASKED):
                 client.update_flow_run_labels(run.id, {"segue.doctor": number})
         finally:
-            client.delete_flow(run.flow_id)  # And with it its flow run.
+            client.delete_flow(run.flow_id)  # This also deletes the flow run.
     return refused, _WRITES_ASKED
 
 
 def _nothing() -> None:
-    """The flow whose run gets labels; it never runs."""
+    """The flow of the flow run that gets labels; it never runs."""
 
 
 def open_parents(client: SyncPrefectClient) -> int:
-    """How many parents of runs have not ended."""
+    """Number of parents that have not ended."""
     flow, _, name = PARENTS.partition("/")
     return client.count_flow_runs(
         flow_filter=FlowFilter(name=FlowFilterName(any_=[flow])),

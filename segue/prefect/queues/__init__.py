@@ -1,1 +1,1 @@
-"""The waits of attempts on the Prefect server: for slots of their pools, and for the start of their flow runs."""
+"""The waits of attempts on Prefect: the wait for a slot of a pool, and the start of the flow run."""

@@ -1,4 +1,4 @@
-"""Questions to the Prefect API that are asked again from time to time, without ever waiting for the answer."""
+"""Queries to the Prefect API that are repeated in the background, so that the caller never waits for the answer."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _T = TypeVar("_T")
 
 
 class Answers(Generic[_T]):
-    """The newest answers, by what they are about. Each is asked for again after a period, one question at a time.
+    """The newest answer for each subject; each query is repeated after a period, one query at a time.
 
-    A question that the API refuses, or whose object does not exist, keeps its previous answer, and is asked again after
-    the period. While the API is silent, the messenger repeats it.
+    If the API refuses a query, or if its object does not exist, the previous answer is kept until the next query. While
+    the API does not answer, the messenger repeats the query.
     """
 
     def __init__(self, messenger: Messenger, *, what: str, period_seconds: float, asks_at_once: bool = True) -> None:
@@ -35,11 +35,11 @@ class Answers(Generic[_T]):
         self._known: dict[Hashable, tuple[float, _T | None]] = {}
 
     def newest(self, about: Hashable, ask: Callable[[SyncPrefectClient], _T | None]) -> _T | None:
-        """The newest answer, None before the first one; asks again in the background if it is due."""
+        """The newest answer, or None before the first answer; starts a new query in the background if it is due."""
         now = time.monotonic()
         at, known = self._known.setdefault(about, (-math.inf if self._asks_at_once else now, None))
         if now - at > self._period_seconds:
-            self._known[about] = (math.inf, known)  # Until the answer is there.
+            self._known[about] = (math.inf, known)  # No further query until this one is answered.
 
             def note(client: SyncPrefectClient) -> None:
                 self._known[about] = (time.monotonic(), self._answer(client, ask, known))
@@ -53,8 +53,8 @@ class Answers(Generic[_T]):
         try:
             return ask(client)
         except (OrchestratorError, ObjectNotFound, httpx.HTTPStatusError, ValidationError) as error:
-            # Only shown or estimated: such an answer must neither end the run nor be the last one.
+            # Answers are only shown or used in estimates, so an error must neither end the run nor stop the queries.
             if isinstance(error, httpx.HTTPStatusError) and not is_refusal(error):
                 raise
-            log.warning("%s is not known reason=%s", self._what, error)
+            log.warning("prefect query failed, keeping the last answer what=%s reason=%s", self._what, error)
             return known

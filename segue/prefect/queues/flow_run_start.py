@@ -1,4 +1,4 @@
-"""The start of a flow run on its pool: how long it has lasted, what its infrastructure says, whether it was refused."""
+"""The start of a flow run on its pool: its duration, messages of its infrastructure, and refusals."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from segue.prefect.messenger import Messenger
 from segue.prefect.queues.answers import Answers
 
 _ASK_SECONDS = 10.0
-"""How often the server is asked how long a flow run has been Pending."""
+"""Interval between requests for the time that a flow run has been Pending."""
 _LONG_PENDING = timedelta(minutes=15)
-"""A flow run that has been Pending for longer than this seems to need a person's help."""
+"""A flow run that is Pending for longer than this is reported as a problem that needs a person."""
 _SAID_CHARACTERS = 300
-"""How much is kept of a worker's message about a flow run that has not started, and of the fix that it names."""
+"""Highest number of characters kept of a worker's message about a start, and of the fix in it."""
 _FIX = " Resolution: "
-"""Comes before the fix in what the observer of Prefect's Kubernetes worker says."""
+"""Text before the fix in messages of the observer of Prefect's Kubernetes worker."""
 
 _LOOK = "look at its job or task there: can its image be pulled?"
 _THEN = "After a change of the deployment, delete this flow run: a new attempt follows."
 
 
 def said_of_start(client: SyncPrefectClient, flow_run_id: UUID | None) -> str | None:
-    """What is known of a flow run that a worker has taken and that has not started: no node, no image, ..."""
+    """The newest log message of a worker about a flow run that has not started, such as `no node` or `no image`."""
     if flow_run_id is None:
         return None
     run = client.read_flow_run(flow_run_id)
@@ -44,9 +44,9 @@ def said_of_start(client: SyncPrefectClient, flow_run_id: UUID | None) -> str | 
 
 
 def why_pending(run: FlowRun, *, said: str | None) -> str | None:
-    """Why a flow run is Pending, in the words of its infrastructure, with the fix. Pure.
+    """Reason why a flow run is Pending, from the message of its infrastructure, with the fix. Pure.
 
-    After a while, there is a reason even if the infrastructure says nothing: some pools do not report an image that
+    After a while, a reason is returned even without such a message, because some pools do not report an image that
     cannot be pulled.
     """
     is_long = _pending_for(run) > _LONG_PENDING
@@ -64,27 +64,27 @@ def why_pending(run: FlowRun, *, said: str | None) -> str | None:
 
 
 class StartTimes:
-    """Knows how long flow runs have been starting, without ever waiting for the API.
+    """Measures how long flow runs have been starting, without waiting for the API.
 
-    A flow run starts from the moment a worker takes it. One whose pod or task exists waits there for a machine and its
-    image, and starts when the machine runs it.
+    A flow run is starting from the time at which a worker takes it. While its pod or task waits for a machine or an
+    image, it is not starting; it is starting again from the time at which the machine runs it.
     """
 
     def __init__(self, messenger: Messenger) -> None:
         # An ordinary start is over before the first question.
         self._answers: Answers[float] = Answers(
-            messenger, what="when an attempt was taken", period_seconds=_ASK_SECONDS, asks_at_once=False
+            messenger, what="start time of an attempt", period_seconds=_ASK_SECONDS, asks_at_once=False
         )
         self._since: dict[UUID, float] = {}
 
     def seconds(self, flow_run_id: UUID, state: State[Any] | None) -> float | None:
-        """How long a flow run in this state has been starting; None if it waits for something else."""
+        """Seconds for which a flow run in this state has been starting; None if it is not starting."""
         if state is None or not (state.is_pending() or state.is_running()):
             self._since.pop(flow_run_id, None)
             return None
         now = time.monotonic()
         if state.is_pending():
-            # The server knows how long it has been Pending, also while other parents watched the flow run.
+            # The server knows this time even if another parent watched the flow run before.
             ask = partial(_taken_at, flow_run_id=flow_run_id)
             taken_at = self._answers.newest((flow_run_id, state.id), ask)
             if taken_at is not None:
@@ -96,7 +96,7 @@ class StartTimes:
 
 
 def _taken_at(client: SyncPrefectClient, *, flow_run_id: UUID) -> float | None:
-    """When a worker took a Pending flow run, on this process's monotonic clock; infinite: it waits for a machine."""
+    """Monotonic time at which a worker took a Pending flow run; inf if the flow run waits for a machine."""
     run = client.read_flow_run(flow_run_id)
     if run.state is None or not run.state.is_pending():
         return None
@@ -108,16 +108,16 @@ def _taken_at(client: SyncPrefectClient, *, flow_run_id: UUID) -> float | None:
 
 
 def _pending_for(run: FlowRun) -> timedelta:
-    """How long a flow run has been Pending, by the server's clock, which may differ from this machine's."""
+    """Time for which a flow run has been Pending, by the server's clock, which may differ from this machine's."""
     if run.state is None or not run.state.is_pending() or run.expected_start_time is None:
         return timedelta()
     return run.estimated_start_time_delta - (run.state.timestamp - run.expected_start_time)
 
 
 def why_refused(run: FlowRun) -> str | None:
-    """Why a worker could not create what a crashed flow run needed; None when it did.
+    """Reason why a worker could not create the process or job of a crashed flow run; None if it created one.
 
-    A worker notes what it created, a process or a job, before the flow run begins.
+    A worker records the process or job that it created before the flow run begins.
     """
     if run.state is None or not run.state.is_crashed() or run.run_count or run.infrastructure_pid:
         return None

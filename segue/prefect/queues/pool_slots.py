@@ -30,66 +30,66 @@ from prefect.client.schemas.sorting import FlowRunSort
 from segue.policy.queueing import UNLIMITED, Slots, queue_seconds
 
 _ENDED_FLOW_RUNS = 100
-"""The number of newest ended flow runs that show how long a slot is held."""
+"""Number of newest ended flow runs from which the holding time of a slot is estimated."""
 _LEAST_TURNS, _TURNS = 2, 4
-"""The number of starts that show how often a slot becomes free, as multiples of the slots."""
+"""Lowest and highest number of starts, as multiples of the slots, from which the rate of freed slots is estimated."""
 _PAGE = 100
-"""Flow runs of one answer. A server gives 200 at most by default."""
+"""Number of flow runs in one answer; by default a server returns at most 200."""
 _DATE_STEP = timedelta(seconds=1)
-"""The server's date, which is used to ask what waits now, has whole seconds."""
+"""Resolution of the server's date, which is used in requests for flow runs that wait now."""
 _HOLDING = FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.PENDING, StateType.RUNNING]))
-"""The states that hold a slot, as pools and queues count. Without Cancelling: it lasts for hours if nobody ends it."""
+"""States that hold a slot of a pool or queue; without Cancelling, which may last for hours if nobody ends it."""
 _SCHEDULED = FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.SCHEDULED]))
 _ENDED = FlowRunFilterState(
     type=FlowRunFilterStateType(any_=[StateType.COMPLETED, StateType.FAILED, StateType.CRASHED])
 )
-"""Without cancelled flow runs: most of these were given up while they waited, and would fill the answer."""
+"""States of ended flow runs, without Cancelled, because most cancelled flow runs never held a slot."""
 _HAS_RUN = FlowRunFilterStartTime(is_null_=False)
 
 
 @dataclass(frozen=True)
 class Limit:
-    """A limit, its slots, and how the flow runs that share them are found."""
+    """A concurrency limit, its slots, and the filters for the flow runs that share these slots."""
 
     slots: Slots = UNLIMITED
     among: Mapping[str, Any] = field(default_factory=dict)
-    """Filters of the request by which they are found."""
+    """Filters of a request for the flow runs that share the slots."""
     of_flow_runs: Mapping[str, Any] = field(default_factory=dict)
-    """Further fields of the filter of flow runs."""
+    """Further fields for the filter of flow runs in such a request."""
 
     def where(self, **fields: Any) -> dict[str, Any]:
-        """The arguments of a request for the flow runs that share it, and have these fields."""
+        """The arguments of a request for the flow runs that share the limit and have these fields."""
         return {**self.among, "flow_run_filter": FlowRunFilter(**self.of_flow_runs, **fields)}
 
 
 def read_limit(client: SyncPrefectClient, deployment: str, *, now: datetime) -> Limit:
-    """The limit for whose slots a new flow run of this deployment waits longest: of its pool, queue or own.
+    """The limit (of pool, queue or deployment) that delays a new flow run of this deployment the longest.
 
-    Two requests for each of the three that has a limit, and two more if its slots are taken. Without a limit its
-    slots are unlimited.
+    The function makes two requests for each limit, and two more for each limit without a free slot. If there is no
+    limit, the slots of the result are unlimited.
 
     Raises:
-        ObjectNotFound: there is no such deployment, pool or queue.
+        ObjectNotFound: the deployment, pool or queue does not exist.
     """
     found = [_with_slots(client, limit, now=now) for limit in _limits_of(client, deployment)]
     return max(found, key=lambda limit: (queue_seconds(limit.slots), -(limit.slots.limit or 0)), default=Limit())
 
 
 def count_waiting(client: SyncPrefectClient, limit: Limit, *, due: datetime, **fields: Any) -> int:
-    """The number of flow runs with these fields that were due by then and wait for a slot."""
+    """Number of flow runs with these fields that wait for a slot and were due at `due` or before."""
     is_due = FlowRunFilterExpectedStartTime(before_=due)
     return client.count_flow_runs(**limit.where(state=_SCHEDULED, expected_start_time=is_due, **fields))
 
 
 def without_own(client: SyncPrefectClient, limit: Limit, *, run_id: str, now: datetime) -> Slots:
-    """The slots without the attempts and standbys of a run itself: none of them is before its next attempt.
+    """The slots, without counting the run's own attempts and standbys, which do not delay its next attempt.
 
-    Its parent may also share the pool, and keeps its slot.
+    The run's parent is counted: if it shares the pool, it keeps its slot.
     """
     slots = limit.slots
     if not slots.is_full:
         return slots
-    # By their names, `<run id>-seg...` and `<run id>-standby...`: a parent has the same tags.
+    # Found by their names, `<run id>-seg...` and `<run id>-standby...`, because a parent has the same tags.
     own = {"tags": FlowRunFilterTags(all_=["segue", run_id]), "name": FlowRunFilterName(like_=f"{run_id}-s")}
     holding = client.count_flow_runs(**limit.where(state=_HOLDING, **own))
     return replace(
@@ -119,7 +119,7 @@ def _limits_of(client: SyncPrefectClient, name: str) -> Iterator[Limit]:
 
 
 def _with_slots(client: SyncPrefectClient, limit: Limit, *, now: datetime) -> Limit:
-    # Asked by state: on a mixed page of the newest flow runs, those that wait or are over would fill the page.
+    # One request per state, because waiting and ended flow runs would fill a page of the newest flow runs.
     taken = client.count_flow_runs(**limit.where(state=_HOLDING))
     slots = replace(limit.slots, taken=taken, waiting=count_waiting(client, limit, due=now + _DATE_STEP))
     if slots.is_full:
@@ -146,9 +146,9 @@ def _all(client: SyncPrefectClient, found: Mapping[str, Any]) -> Iterator[FlowRu
 
 
 def seconds_between_starts(runs: Iterable[FlowRun], *, slots: int) -> float:
-    """Mean time between the newest starts of which the later was due before the earlier, so it waited. Pure.
+    """Mean seconds between the newest starts, counted only for flow runs that waited for their start. Pure.
 
-    0 if fewer waited than all slots take in two turns, because several slots may become free at once.
+    The result is 0 if fewer flow runs waited than two per slot, because several slots may become free together.
     """
     starts = sorted(
         (run.start_time, run.expected_start_time)
@@ -161,9 +161,9 @@ def seconds_between_starts(runs: Iterable[FlowRun], *, slots: int) -> float:
 
 
 def held_seconds(holding: Iterable[FlowRun], ended: Iterable[FlowRun], *, now: datetime) -> list[float]:
-    """How long flow runs have held a slot so far, and how long ended ones that ran held theirs. Pure.
+    """Seconds for which current flow runs have held a slot so far, and for which ended flow runs held theirs. Pure.
 
-    The server's clock may be ahead of this machine's: no slot is held for less than 0 s.
+    No result is below 0, even if the server's clock is ahead of this machine's clock.
     """
     begun = [run.start_time for run in holding if run.start_time is not None]
     return [

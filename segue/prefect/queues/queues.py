@@ -1,4 +1,4 @@
-"""The queues of a run's pools: for a decision, and for an attempt that waits for its slot."""
+"""The queues of a run's pools, for a decision or for an attempt that waits for its slot."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from segue.spec import RunSpec
 log = logging.getLogger(__name__)
 
 _SHARED_SECONDS = 60.0
-"""Largest age of a reading of a pool by another parent of this process, for an attempt that waits."""
+"""Highest age of a pool's limit that another parent of this process has read, for use by a waiting attempt."""
 
-# Keys: the API, and the deployment whose pool it is.
+# Keys: the URL of the API and the name of the deployment.
 _limits: SharedReadings[Limit] = SharedReadings(period_seconds=_SHARED_SECONDS)
 
 
 def queues_of_run(spec: RunSpec) -> Queues:
-    """The queues in which the next attempt would be the last; none if the API does not say. For a decision."""
+    """The queues of the run's pools, with the next attempt at their end, for a decision; empty if the API is silent."""
     if spec.deadline is None:
         return Queues()
     now = parent_clock().now()
@@ -37,24 +37,24 @@ def queues_of_run(spec: RunSpec) -> Queues:
 
 
 def _slots_for(spec: RunSpec, deployment: str, *, now: datetime) -> Slots:
-    """The slots for the next attempt; unlimited if the API does not say, so that the other pools still count."""
+    """The slots for the next attempt; unlimited if the API does not answer, so that only other pools count."""
     try:
         with quick_client() as client:
             return without_own(client, read_limit(client, deployment, now=now), run_id=spec.run_id, now=now)
     except (*SILENCE, ObjectNotFound) as error:
-        log.warning("the queue of a pool is not known deployment=%s reason=%s", deployment, type(error).__name__)
+        log.warning("the queue of a pool could not be read deployment=%s reason=%s", deployment, type(error).__name__)
         return UNLIMITED
 
 
 def queues_of_attempt(
     client: SyncPrefectClient, flow_run_id: UUID, *, run_id: str, deployment: str, on_demand: str
 ) -> Queues:
-    """The queues of an attempt that was submitted to a spot pool: before it are only the flow runs that came earlier.
+    """The queues of an attempt that was submitted to a spot pool, with the earlier flow runs that it waits for.
 
-    It waits in no queue of spot once it is not scheduled any more.
+    If the attempt's flow run is no longer Scheduled, it waits in no queue of spot.
 
     Raises:
-        ObjectNotFound: there is no such deployment, pool, queue or flow run.
+        ObjectNotFound: the deployment, pool, queue or flow run does not exist.
     """
     now = time_at(client)
 

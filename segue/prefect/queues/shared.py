@@ -1,4 +1,4 @@
-"""Readings that all parents of a process need alike, such as what keeps a pool waiting: made once for all of them."""
+"""Cached readings that all parents of a process share, such as the state of a pool."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _T = TypeVar("_T")
 
 
 class SharedReadings(Generic[_T]):
-    """The newest reading about each thing, reused for a period by every thread of this process.
+    """The newest reading of each subject, reused by all threads of this process for a period.
 
-    No thread waits for the reading of another: it takes the one before, and makes its own if there is none. A reading
-    that fails is not kept.
+    No thread waits for another thread's reading: it uses the previous reading, or reads by itself if there is none. A
+    failed reading is not kept.
     """
 
     def __init__(self, *, period_seconds: float) -> None:
@@ -24,10 +24,10 @@ class SharedReadings(Generic[_T]):
         self._reads: defaultdict[Hashable, Lock] = defaultdict(Lock)
 
     def newest(self, about: Hashable, read: Callable[[], _T]) -> _T:
-        """A reading that is at most the period old, or the one before while another thread makes a new one.
+        """A reading that is not older than the period; an older one while another thread reads.
 
         Raises:
-            What `read` raises.
+            Any exception of `read`.
         """
         known = self._known.get(about)
         if known is not None and time.monotonic() - known[0] < self._period_seconds:

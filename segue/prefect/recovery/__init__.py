@@ -1,1 +1,1 @@
-"""Recovery of runs whose parent is dead: looks at stores, their schedule, and the watch that they continue."""
+"""Recovery of runs whose parent is dead: looks at stores, the schedule of looks, and the watch over this schedule."""

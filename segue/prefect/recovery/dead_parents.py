@@ -1,4 +1,4 @@
-"""Recovery of runs whose parent is dead: start the parent again, or set the state of one whose run has ended."""
+"""Recovery of runs whose parent is dead: start the parent again or, if the run has ended, set the parent's state."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ PARENT_DEPLOYMENT = "train/train"
 FIRST_BACKOFF_SECONDS = 10.0
 LONGEST_BACKOFF_SECONDS = 1800.0
 _START_SECONDS = 180.0
-"""How long a start that a worker has taken may lack its first heartbeat until another one is created beside it."""
+"""Time that a start may run without its first heartbeat, before recovery creates another start beside it."""
 _PROCESS_START_SECONDS = 45.0
-"""This time if no image has to be pulled: the parent's process runs already, or is on a process pool."""
+"""The same time if no image is pulled, because the parent's process already runs or is on a process pool."""
 _MOST_FLOW_RUNS = 200
 _OF_ANOTHER_SERVER = (
     "its parent ran on another Prefect server, which recovers it; `segue recover --take-over` starts it here"
@@ -62,12 +62,12 @@ def create_parent(
     tags: tuple[str, ...] = (),
     key: str | None = None,
 ) -> UUID:
-    """Create a flow run of the parent's deployment; with the same `key`, at most one is created. Returns its id.
+    """Create a flow run of the parent's deployment, at most one for each `key`; return its id.
 
-    A request that Prefect's client repeats, because its answer was lost, never creates a second one.
+    If Prefect's client repeats the request because the answer was lost, no second flow run is created.
 
     Raises:
-        OrchestratorError: there is no such deployment.
+        OrchestratorError: the parent's deployment does not exist.
     """
     return create_flow_run(
         client,
@@ -80,32 +80,32 @@ def create_parent(
 
 
 def server_id(client: SyncPrefectClient) -> str:
-    """The name of a Prefect server, whatever its address is: the id of the parent's deployment there.
+    """An id of a Prefect server that does not depend on its address: the id of the parent's deployment.
 
     Raises:
-        OrchestratorError: there is no such deployment.
+        OrchestratorError: the parent's deployment does not exist.
     """
     return str(_parent_deployment(client).id)
 
 
 def known_server_id() -> str:
-    """The configured server's `server_id`; empty when it does not answer, or has no such deployment."""
+    """The configured server's `server_id`; empty if the server does not answer or lacks the parent's deployment."""
     try:
         with quick_client() as client:
             return server_id(client)
     except (OrchestratorError, *SILENCE) as error:
-        log.warning("the prefect server has no known id reason=%s", type(error).__name__)
+        log.warning("the id of the prefect server could not be read reason=%s", type(error).__name__)
         return ""
 
 
 def recover_run(
     client: SyncPrefectClient, runlog: RunLog, dead: ParentRecord, *, clock: Clock, take_over: bool = False
 ) -> tuple[str, UUID | None]:
-    """Recover one run whose parent is dead. Returns what was done, and the new parent's flow run if there is one.
+    """Recover one run whose parent is dead; return a text about the action, and the id of the new parent's flow run.
 
-    Safe to call at any time, from several processes: a start has an idempotency key, and the new parent looks again. A
-    run whose parent ran on another server is left to that one, unless `take_over` is given, or that server has not
-    recovered it for a quarter of an hour: its database may be lost.
+    Several processes may call this at any time, because each start has an idempotency key and the new parent checks the
+    run again. If the parent ran on another server, that server must recover it, unless `take_over` is set or the other
+    server has not recovered the run for 15 minutes, in which case its database may be lost.
 
     Raises:
         OrchestratorError: the parent's deployment does not exist.
@@ -119,16 +119,16 @@ def recover_run(
     runs = [run for run in parents if run.state is None or word_of(run.state) is not Word.DUPLICATE]
     if history.spec is None or (history.is_over and not (runs and _starts_it_again(runs[0], runlog))):
         return _end(client, runlog, dead, runs, clock=clock), None
-    # Counted by starts, not by the log's length, which grows while the attempt trains on.
+    # Starts are counted, because the length of the log also grows while the attempt trains on.
     starts = sum(run.parameters.get("after_parent") == dead.parent_id for run in parents)
-    # Each further start has twice the time: if all starts are slow, one of them comes through.
+    # Each further start gets twice the time, so that one of them succeeds even if all starts are slow.
     limit_seconds = start_seconds(client, runs[0]) * 2.0 ** max(starts - 1, 0) if runs else 0.0
     _give_up_slow(client, runs[1:], now=clock.now(), after_seconds=2 * limit_seconds)
     if runs and will_start(runs[0], dead, now=clock.now(), limit_seconds=limit_seconds):
         return "a start of its parent is queued", runs[0].id
     holder = next((run for run in runs if str(run.id) == dead.flow_run_id), runs[0] if runs else None)
     if holder is not None and _is_cancelled(holder):
-        with suppress(RunOverError):  # It has ended since its log was read.
+        with suppress(RunOverError):  # The run has ended since its log was read.
             request_stop(runlog, reason=_CANCELLED)
         return "it was stopped, because its parent's flow run was cancelled", None
     restarts = [run for run in runs if _tag(history) in run.tags]
@@ -136,12 +136,12 @@ def recover_run(
     if wait_seconds > 0:
         return f"its parent failed {len(restarts)} times in a row; next start in {wait_seconds:.0f} s", None
     for run in runs:
-        # The newest start may only be slow: it is given up when another one has begun.
+        # The newest start may only be slow, so it is given up only after another start has begun.
         is_slow_start = run is runs[0] and run.state is not None and run.state.is_pending()
         if run.state is not None and not run.state.is_final() and not is_slow_start:
-            why = "the parent's process is gone; the run was given a new parent"
+            why = "the parent's process has died; the run has a new parent"
             client.set_flow_run_state(run.id, state_with(Word.PARENT_LOST, why), force=True)
-    # If a segment was cancelled, nobody has asked for another start since: the new parent ends the run.
+    # If a segment was cancelled and nobody has asked for another start since then, the new parent ends the run.
     cancelled = cancelled_at_slot(runlog)
     requested = history.next_slot if cancelled is None else cancelled
     flow_run_id = create_parent(
@@ -156,10 +156,10 @@ def recover_run(
 
 
 def stop_if_cancelled(client: SyncPrefectClient, runlog: RunLog) -> None:
-    """Stop a run whose parent's flow run a person cancelled, before it is started again.
+    """Before a run is started again, stop it if a person cancelled the flow run of its parent.
 
-    A parent that was killed while it ended did not stop the run. Without the stop, the late report of its segment would
-    end the run that begins now.
+    A parent that was killed during its end has not stopped the run. Without this stop, the late report of its segment
+    would end the new run.
 
     Raises:
         StoreReadError, StoreWriteError: a retry is safe.
@@ -167,13 +167,13 @@ def stop_if_cancelled(client: SyncPrefectClient, runlog: RunLog) -> None:
     known = read_parent(runlog.store, runlog.run_id)
     if known is None or known.flow_run_id is None:
         return
-    with suppress(ObjectNotFound, RunOverError, *SILENCE):  # What the server does not know is judged by the log.
+    with suppress(ObjectNotFound, RunOverError, *SILENCE):  # If the server does not know the state, the log decides.
         if _is_cancelled(client.read_flow_run(UUID(known.flow_run_id))):
             request_stop(runlog, reason=_CANCELLED)
 
 
 def _give_up_slow(client: SyncPrefectClient, runs: list[FlowRun], *, now: datetime, after_seconds: float) -> None:
-    """Give up earlier starts that are still Pending: the newest one may only wait for their slot of the pool."""
+    """Give up earlier starts that are still Pending, because the newest start may wait for their slots of the pool."""
     for run in runs:
         if run.state is None or not run.state.is_pending():
             continue
@@ -195,8 +195,8 @@ def _parent_deployment(client: SyncPrefectClient) -> DeploymentResponse:
 def parents_of(client: SyncPrefectClient, spec: RunSpec | None, dead: ParentRecord) -> list[FlowRun]:
     """The flow runs of a run's parents, the newest first.
 
-    A run of the same name in another store is another run. The parent that the record names is always among them: one
-    that was started from the UI or by `retrain` has no tag with the run id.
+    Runs with the same id in other stores are left out. The parent in the record `dead` is always included, because a
+    parent that was started from the UI or by `retrain` has no tag with the run id.
     """
     found = client.read_flow_runs(
         flow_filter=FlowFilter(name=FlowFilterName(any_=["train"])),
@@ -212,7 +212,7 @@ def parents_of(client: SyncPrefectClient, spec: RunSpec | None, dead: ParentReco
 
 
 def withdraw_other_starts(spec: RunSpec, *, own: UUID | None) -> None:
-    """Cancel the slow starts of a parent that this one was created beside. Best effort: each would end by itself."""
+    """Cancel the slower starts of the same run's parent; a failure is only logged, because each would end by itself."""
     wanted = FlowRunFilter(
         tags=FlowRunFilterTags(all_=["segue", spec.run_id]),
         state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.PENDING])),
@@ -225,7 +225,7 @@ def withdraw_other_starts(spec: RunSpec, *, own: UUID | None) -> None:
                     why = "another start of the run's parent was first"
                     client.set_flow_run_state(run.id, state_with(Word.DUPLICATE, why), force=True)
     except (*SILENCE, ObjectNotFound) as error:
-        log.warning("other starts of the parent were not looked at reason=%s", type(error).__name__)
+        log.warning("other starts of the parent could not be cancelled reason=%s", type(error).__name__)
 
 
 def _end(client: SyncPrefectClient, runlog: RunLog, dead: ParentRecord, runs: list[FlowRun], *, clock: Clock) -> str:
@@ -245,9 +245,10 @@ def _state_of(last: DecisionEntry, history: History) -> State[Any]:
 
 
 def will_start(run: FlowRun, dead: ParentRecord, *, now: datetime, limit_seconds: float) -> bool:
-    """Whether this flow run has not begun yet, so that no second one is needed.
+    """True if this flow run has not begun but will begin, so that no second flow run is needed.
 
-    A worker that took it may have died with it: after `limit_seconds` without a heartbeat it counts as dead.
+    The worker that took it may have died together with it, so after `limit_seconds` without a heartbeat it counts as
+    dead.
     """
     if run.state is None or run.state.type in _QUEUED:
         return True
@@ -256,7 +257,7 @@ def will_start(run: FlowRun, dead: ParentRecord, *, now: datetime, limit_seconds
 
 
 def start_seconds(client: SyncPrefectClient, run: FlowRun) -> float:
-    """How long a flow run that a worker has taken may need until its first heartbeat."""
+    """Highest expected seconds between the time at which a worker takes a flow run and its first heartbeat."""
     if run.state is not None and run.state.is_running():
         return _PROCESS_START_SECONDS
     try:
@@ -267,7 +268,7 @@ def start_seconds(client: SyncPrefectClient, run: FlowRun) -> float:
 
 
 def _starts_it_again(run: FlowRun, runlog: RunLog) -> bool:
-    """Whether this flow run starts again a run that was over: it was requested after the end, and has not ended."""
+    """True if this flow run restarts a run that had ended: it was requested after the end, and has not ended itself."""
     requested = run.parameters.get("requested_at_slot")
     ended = max((slot.number for slot in runlog.slots if isinstance(slot.entry, DecisionEntry)), default=-1)
     is_over = run.state is not None and (has_reached_goal(run.state) or run.state.is_cancelled())
@@ -279,7 +280,7 @@ def _is_cancelled(run: FlowRun) -> bool:
 
 
 def _backoff_seconds(restarts: list[FlowRun], *, now: datetime) -> float:
-    """Seconds until the next start: each start after which nothing was written to the log doubles the wait."""
+    """Seconds until the next start; each start that wrote nothing to the log doubles the wait."""
     if not restarts or restarts[0].state is None:
         return 0.0
     wait = min(FIRST_BACKOFF_SECONDS * 2.0 ** (len(restarts) - 1), LONGEST_BACKOFF_SECONDS)

@@ -1,7 +1,8 @@
-"""The stores of a Prefect server's runs: remembered there, one Variable for each, and found in its flow runs.
+"""The stores of a Prefect server's runs: the server has one Variable for each store, and flow runs name their stores.
 
-Parents keep the Variable of their store up to date, so a server that lost its database knows it again within a minute.
-Flow runs name the stores of parents that died before they could, and those that an older version started.
+Parents keep the Variable of their store up to date, so a server that lost its database has it again within a minute.
+Stores without a Variable are found in the parameters of flow runs: their parents died too early, or are of an older
+version.
 """
 
 from __future__ import annotations
@@ -37,20 +38,20 @@ from segue.spec import StoreSpec
 
 PREFIX = "segue_store_"
 _READ_UNTIL = "segue_stores_read_until"
-"""Variable with the time up to which flow runs were read for their stores."""
+"""Name of the Variable with the time up to which flow runs were searched for stores."""
 _KNOWN_FOR = timedelta(days=30)
-"""How long a store is remembered after the last parent that used it."""
+"""Time after the last parent that used a store, after which the store is forgotten."""
 _TOUCHED_EVERY = timedelta(days=1)
 _OVERLAP = timedelta(hours=1)
-"""Flow runs that are older than the newest one that was read, by no more than this, are read again."""
+"""Overlap of two searches: flow runs that are older than the newest known flow run by at most this are read again."""
 _SOON = timedelta(minutes=1)
-"""The server shows its time in whole seconds."""
+"""Tolerance for comparisons with the server's time, which has whole seconds."""
 _PAGE = 200
-"""Rows in one request; the server's own limit."""
+"""Rows in one request, which is the server's limit."""
 
 
 def remember(client: SyncPrefectClient, store: StoreSpec, *, known: Variable | None, now: datetime) -> None:
-    """Ensure that the server has a Variable for this store; `known` is the one it has, and `now` is the server's time.
+    """Create or update the store's Variable on the server; `known` is the existing one, and `now` the server's time.
 
     Raises:
         httpx.HTTPError, PrefectHTTPStatusError: a retry is safe.
@@ -70,14 +71,14 @@ def variable_of(store: StoreSpec) -> str:
 
 
 class StoreKeeper:
-    """Keeps the stores of this process's parents known to the server: one look for all of them."""
+    """Keeps the Variables of this process's stores up to date, with one request per store for all parents."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._looked_at: dict[str, float] = {}
 
     def keep(self, client: SyncPrefectClient, store: StoreSpec, *, clock: Clock, period_seconds: float) -> None:
-        """Remember a store, unless another parent of this process did so less than a period ago.
+        """Update a store's Variable, unless another parent of this process did so less than a period ago.
 
         Raises:
             httpx.HTTPError, PrefectHTTPStatusError: a retry is safe.
@@ -98,10 +99,10 @@ KEEPER = StoreKeeper()
 
 
 def known_stores(client: SyncPrefectClient, *, clock: Clock) -> list[StoreSpec]:
-    """The stores of this server's parents and retrainings, each once. A store that no parent uses is forgotten.
+    """The stores of this server's parents and retrainings, each once; stores that no parent uses are forgotten.
 
     Raises:
-        httpx.HTTPError, PrefectHTTPStatusError: the server could not be asked.
+        httpx.HTTPError, PrefectHTTPStatusError: a request to the server failed.
     """
     variables, now = _variables(client, PREFIX, clock=clock)
     found: dict[str, StoreSpec] = {}
@@ -109,7 +110,7 @@ def known_stores(client: SyncPrefectClient, *, clock: Clock) -> list[StoreSpec]:
         if variable.updated is not None and now - variable.updated > _KNOWN_FOR:
             client.delete_variable_by_name(variable.name)
             continue
-        with suppress(ValidationError):  # Written by a newer version.
+        with suppress(ValidationError):  # The Variable was written by a newer version of segue.
             store = StoreSpec.model_validate(variable.value)
             found[variable_of(store)] = store
     for store in _in_flow_runs(client, now=now, clock=clock):
@@ -119,7 +120,7 @@ def known_stores(client: SyncPrefectClient, *, clock: Clock) -> list[StoreSpec]:
 
 
 def _in_flow_runs(client: SyncPrefectClient, *, now: datetime, clock: Clock) -> Iterator[StoreSpec]:
-    """The stores in the parameters of flow runs that were not read before, however many there are."""
+    """The stores in the parameters of all flow runs that were not read before."""
     marks, _ = _variables(client, _READ_UNTIL, clock=clock)
     until = _moment(marks[0].value, now=now) if marks else None
     since = until - _OVERLAP if until is not None else now - _KNOWN_FOR
@@ -129,7 +130,7 @@ def _in_flow_runs(client: SyncPrefectClient, *, now: datetime, clock: Clock) -> 
             store = _store_in(client, run)
             if store is not None:
                 yield store
-            # A flow run that waits may begin much later than it was due.
+            # A waiting flow run may begin long after it was due.
             if run.expected_start_time is not None and run.state is not None and not run.state.is_scheduled():
                 newest = max(newest or run.expected_start_time, run.expected_start_time)
     if newest is not None and (until is None or newest - until > _OVERLAP):
@@ -137,7 +138,7 @@ def _in_flow_runs(client: SyncPrefectClient, *, now: datetime, clock: Clock) -> 
 
 
 def _moment(value: Any, *, now: datetime) -> datetime | None:
-    """The time in a Variable; None if there is none, or if it comes from a clock that was ahead."""
+    """The time in a Variable; None if it has no time, or if the time is from a clock that was ahead."""
     try:
         found = datetime.fromisoformat(value)
     except (TypeError, ValueError):
@@ -184,7 +185,7 @@ def _variables(client: SyncPrefectClient, name: str, *, clock: Clock) -> tuple[l
 
 
 def _time_of(answer: httpx.Response) -> datetime | None:
-    """When the server answered, by its own clock."""
+    """Time of the answer by the server's clock; None if the answer has no date."""
     try:
         found = parsedate_to_datetime(answer.headers["date"])
     except (KeyError, TypeError, ValueError):
@@ -193,7 +194,7 @@ def _time_of(answer: httpx.Response) -> datetime | None:
 
 
 def _store_in(client: SyncPrefectClient, run: FlowRun) -> StoreSpec | None:
-    """The store in a flow run's parameters; None if they were wrong, so that it was refused."""
+    """The store in a flow run's parameters; None if the parameters are not valid."""
     spec, file = run.parameters.get("spec"), run.parameters.get("file")
     try:
         if isinstance(file, str):
@@ -205,7 +206,7 @@ def _store_in(client: SyncPrefectClient, run: FlowRun) -> StoreSpec | None:
 
 
 def _folder_of(client: SyncPrefectClient, run: FlowRun) -> Path:
-    """The folder in which the flow runs of a deployment start, if it names one."""
+    """The working folder of a deployment's flow runs, if the deployment sets one."""
     try:
         deployment = client.read_deployment(run.deployment_id) if run.deployment_id is not None else None
     except ObjectNotFound:

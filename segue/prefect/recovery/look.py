@@ -1,4 +1,4 @@
-"""One look of recovery at one store, and looks at all stores side by side: one that hangs holds up no other."""
+"""A look of recovery at one store, and parallel looks at all stores, so that a store that hangs blocks no other."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ log = logging.getLogger(__name__)
 
 _SIDE_BY_SIDE = 8
 _LIMIT_SECONDS = 240.0
-"""How long all looks may take: a store that hangs is looked at again by the next look, in another process."""
+"""Time limit for all looks together; the next scheduled look tries a store that hangs again, in another process."""
 _NO_STORE = (
-    "no store is known to this Prefect server, and nothing was looked at: no parent has run here. Fix: none is needed "
-    "for a new server; where one has lost its database, run `segue recover --store URL --take-over` for each store"
+    "no store was looked at, because this Prefect server knows none: no parent has run here. Fix: none is needed for a "
+    "new server; if the server has lost its database, run `segue recover --store URL --take-over` for each store"
 )
 
 
 @dataclass(frozen=True)
 class Looked:
-    """The findings and actions of a look at stores."""
+    """The results of a look at stores."""
 
     stores: int = 0
-    """Stores whose open runs are known."""
+    """Number of stores whose open runs were read."""
     open_runs: int = 0
     done: tuple[str, ...] = ()
     troubles: tuple[str, ...] = ()
     left: tuple[str, ...] = ()
-    """Stores that another look has looked at, or that are gone."""
+    """Texts about stores that another look has handled, or that no longer exist."""
 
     def __add__(self, other: Looked) -> Looked:
         return Looked(
@@ -60,7 +60,7 @@ class Looked:
 
     @property
     def lines(self) -> list[str]:
-        """What was looked at, done and not done. Nothing is claimed of open runs that were not looked at."""
+        """Lines of text about the stores, the actions and the problems of this look."""
         if not (self.stores or self.troubles or self.left):
             return [_NO_STORE, *self.done]
         looked = f"looked at {_count(self.open_runs, 'open run')} in {_count(self.stores, 'store')}"
@@ -81,7 +81,7 @@ def look_at(
     interval_seconds: float | None = None,
     is_asked_for: bool = True,
 ) -> Looked:
-    """Recover the runs of one store; unless `is_asked_for`, only if no other look makes this one needless."""
+    """Recover the runs of one store; unless `is_asked_for`, skip the store if another look has just handled it."""
     clock = SystemClock()
     try:
         opened = open_store(store)
@@ -90,7 +90,7 @@ def look_at(
             return Looked(left=(f"another look has just looked at {store.url}",))
         found = _recovered(client, store, opened, take_over=take_over)
     except StoreGoneError as error:
-        return Looked(left=(str(error),))  # It may have been deleted on purpose.
+        return Looked(left=(str(error),))  # The store may have been deleted on purpose.
     except SegueError as error:
         return Looked(troubles=(str(error),))
     look.end()
@@ -115,7 +115,7 @@ def _recovered(client: SyncPrefectClient, store: StoreSpec, opened: Store, *, ta
     try:
         settled, unsettled = settle_left(client, opened, spec=store, clock=clock)
     except SILENCE as error:
-        settled, unsettled = [], [f"the states of segments were not set from their logs: {error}"]
+        settled, unsettled = [], [f"the states of segments could not be set from their logs: {error}"]
     return Looked(1, watch.found, (*done, *settled), (*troubles, *unsettled))
 
 
@@ -125,14 +125,14 @@ def look_at_all(
     *,
     limit_seconds: float = _LIMIT_SECONDS,
 ) -> Looked:
-    """Look at stores side by side; those that take longer than the limit are named as troubles."""
+    """Look at stores in parallel; stores that exceed the time limit are reported as problems."""
     waiting: queue.SimpleQueue[StoreSpec] = queue.SimpleQueue()
     ended: queue.SimpleQueue[tuple[StoreSpec, Looked]] = queue.SimpleQueue()
     pending = {store.model_dump_json(): store for store in stores}
     for store in pending.values():
         waiting.put(store)
     for _ in range(min(_SIDE_BY_SIDE, len(pending))):
-        # Daemons: a store that never answers must not keep this process from ending.
+        # Daemon threads, so that a store that never answers does not keep this process alive.
         worker = threading.Thread(target=copy_context().run, args=(_work, waiting, ended, look), daemon=True)
         worker.start()
     clock, found = SystemClock(), Looked()
@@ -162,7 +162,7 @@ def _work(
             try:
                 looked = look(client, store)
             except Exception as error:
-                # Any exception: what is wrong with one store must not keep the others from being looked at.
+                # Any exception, because a problem with one store must not stop the looks at the others.
                 log.exception("look failed store=%s", store.url)
                 looked = Looked(troubles=(f"{store.url}: {type(error).__name__}: {error}",))
             ended.put((store, looked))

@@ -1,4 +1,4 @@
-"""Flow runs that were cancelled before their process began: nothing else ends them, and each keeps a slot."""
+"""End flow runs that were cancelled before their process began, because Prefect leaves them Cancelling with a slot."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from segue.prefect.api import SILENCE
 from segue.prefect.recovery.look import Looked
 
 _PATIENCE = timedelta(seconds=120)
-"""How long the worker of a flow run may take to end what it has started for it."""
+"""Time that a flow run's worker gets to end the process or job of the flow run."""
 _PAGE = 200
 _NEVER_BEGUN = FlowRunFilter(
     tags=FlowRunFilterTags(all_=["segue"]),
@@ -29,11 +29,11 @@ _NEVER_BEGUN = FlowRunFilter(
 
 
 def end_never_begun(client: SyncPrefectClient, *, now: datetime) -> Looked:
-    """Set to Cancelled segue's flow runs that are Cancelling and have never run. Returns what was done about each.
+    """Set segue's flow runs that are Cancelling and have never run to Cancelled; return a text about each.
 
-    A worker takes a flow run, and its process is still starting when it is cancelled: the worker finds nothing to end,
-    the engine then refuses to run it and dies, and Prefect leaves it Cancelling. `now` is the time of the server. A
-    process that begins later finds its flow run ended, and ends.
+    Such a flow run is cancelled after a worker has taken it, while its process is still starting. The worker then finds
+    no process to end, the engine refuses to run the flow run, and Prefect leaves it Cancelling. `now` is the server's
+    time. If the process begins later, it finds that its flow run has ended, and ends too.
     """
     done: list[str] = []
     try:
@@ -41,8 +41,8 @@ def end_never_begun(client: SyncPrefectClient, *, now: datetime) -> Looked:
             if run.state is None or now - run.state.timestamp < _PATIENCE:
                 continue
             client.set_flow_run_state(run.id, Cancelled(message=run.state.message), force=True)
-            done.append(f"{run.name}: it was cancelled before its process began, and is Cancelled now")
+            done.append(f"{run.name}: cancelled before its process began; its state is Cancelled now")
     except SILENCE as error:
-        why = f"cancelled flow runs were not looked at: {type(error).__name__}: {error}"
+        why = f"cancelled flow runs could not be read: {type(error).__name__}: {error}"
         return Looked(done=tuple(done), troubles=(why,))
     return Looked(done=tuple(done))

@@ -1,4 +1,4 @@
-"""What a parent does so that it is started again if it dies: its server knows its store, and it watches the looks."""
+"""A parent's watch over recovery: it keeps its store's record on the server, and checks that looks still complete."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ Logger = logging.Logger | logging.LoggerAdapter[Any]
 
 PERIOD_SECONDS = 30.0
 _FIRST_SECONDS = 3.0
-"""Delay of the watch: the first segment is submitted first. A parent that dies before is found by its flow run."""
+"""Delay of the watch, so that the first segment is submitted first; recovery finds an earlier death by the flow run."""
 
 
 def recovery_resource_id(store: StoreSpec) -> str:
-    """The id of the resource of all events about looks at a store."""
+    """The id of the resource for all events about looks at a store."""
     return f"segue.recovery.{hashlib.sha256(store.model_dump_json().encode()).hexdigest()[:24]}"
 
 
 class RecoveryWatch:
-    """Watches for one parent, in a thread of its own, which waits for nobody."""
+    """The watch of one parent, in a separate thread that does not block the parent."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class RecoveryWatch:
         flow_run_id: UUID | None,
         show: Callable[[str | None], None] = lambda _: None,
     ) -> None:
-        """`show` is called with why nothing would start the parent again, and with None when that is over."""
+        """`show` gets the reason why nothing would start the parent again, or None if the reason no longer applies."""
         self._spec, self._parent, self._clock, self._logger, self._show = store, parent, clock, logger, show
         self._store = open_store(store)
         self._silence = SilenceWatch(self._store, clock=clock)
@@ -66,7 +66,7 @@ class RecoveryWatch:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Watch until the block ends. Outside of a flow run there is no server that would start it again."""
+        """Watch until the block ends; outside a flow run, do nothing, because no server could restart the parent."""
         if self._flow_run_id is None:
             yield
             return
@@ -86,21 +86,23 @@ class RecoveryWatch:
                 try:
                     self.look(client)
                 except Exception as error:
-                    # Any exception: this thread must continue, whatever answers in place of the server or the store.
-                    self._logger.warning("recovery is not watched now reason=%s: %s", type(error).__name__, error)
+                    # Any exception, because this thread must continue even if other programs answer at the addresses.
+                    self._logger.warning(
+                        "recovery could not be checked, trying again reason=%s: %s", type(error).__name__, error
+                    )
 
     def look(self, client: SyncPrefectClient) -> None:
-        """Look once: keep the store known to the server, and compare the looks with those of the last time."""
+        """Check once: keep the store known to the server, and check that looks have completed since the last check."""
         try:
             KEEPER.keep(client, self._spec, clock=self._clock, period_seconds=PERIOD_SECONDS)
             self._interval_seconds = interval_seconds(client)
             self._server_id = server_id(client)
         except (OrchestratorError, *SILENCE) as error:
-            self._logger.debug("the server does not know the store reason=%s", type(error).__name__)
+            self._logger.debug("the store could not be recorded on the server reason=%s", type(error).__name__)
         try:
             seconds = self._silence.look(interval_seconds=self._interval_seconds)
         except StoreReadError:
-            return  # While the store is away, looks cannot record that they ended.
+            return  # While the store does not answer, looks cannot record their end.
         if seconds is None:
             self._end_alarm()
         else:
@@ -119,11 +121,11 @@ class RecoveryWatch:
 
     def _end_alarm(self) -> None:
         if self._unguarded is not None:
-            self._logger.warning("looks of `recover` end again")
+            self._logger.warning("looks of `recover` complete again")
         self._unguarded, self._is_sent = None, False
 
     def _send(self, client: SyncPrefectClient, seconds: float) -> None:
-        """Send the event: one for each silence of a store, whichever of its parents sees it first."""
+        """Send one event for each silence of a store; all parents of the store use the same event id."""
         last = read_look(self._store)
         key = f"recovery-silent:{last.look_id if last is not None else 'never'}"
         facts: dict[str, Any] = {"store": self._spec.url, "seconds": round(seconds)}
@@ -136,5 +138,5 @@ class RecoveryWatch:
         try:
             announcer.announce(client, [event], now=event.at)
         except SILENCE:
-            return  # Tried again with the next look.
+            return  # The next check tries again.
         self._is_sent = True

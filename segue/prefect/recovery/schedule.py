@@ -1,4 +1,4 @@
-"""The schedule of `recover`: its interval, its late starts, and why no look ends."""
+"""The schedule of `recover`: its interval, its late starts, and reasons why its looks do not complete."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from prefect.states import Cancelled
 
 from segue.doctor.server_judgement import Recovery, judge_recovery
 from segue.prefect.api import SILENCE
-from segue.prefect.pools import recovery_of
+from segue.prefect.run_pools import recovery_of
 
 DEPLOYMENT = "recover/recover"
 LATE = timedelta(minutes=2)
-"""A start that was due longer ago is needless: a later one does the same."""
+"""A start that was due longer ago than this is not needed, because a later start makes the same look."""
 
 
 def interval_seconds(client: SyncPrefectClient) -> float | None:
-    """Seconds between two looks by the schedule; None if there is no such schedule."""
+    """Seconds between two scheduled looks; None if there is no such schedule."""
     try:
         deployment = client.read_deployment_by_name(DEPLOYMENT)
     except ObjectNotFound:
@@ -43,7 +43,7 @@ def interval_seconds(client: SyncPrefectClient) -> float | None:
 
 
 def _between_next(client: SyncPrefectClient, deployment_id: UUID) -> float | None:
-    """Seconds between the next starts of any other schedule, as the server has planned them."""
+    """Seconds between the next starts that the server has planned, for schedules without a fixed interval."""
     planned = FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.SCHEDULED])))
     runs = client.read_flow_runs(
         deployment_filter=DeploymentFilter(id=DeploymentFilterId(any_=[deployment_id])),
@@ -56,10 +56,10 @@ def _between_next(client: SyncPrefectClient, deployment_id: UUID) -> float | Non
 
 
 def end_late_starts(client: SyncPrefectClient, deployment_id: UUID, *, due: datetime) -> None:
-    """End the starts of a deployment that no worker has taken and that were due long before this one, which suffices.
+    """End the starts of a deployment that no worker has taken and that were due long before the current start.
 
     Raises:
-        httpx.HTTPError, PrefectHTTPStatusError: they are still there; a retry is safe.
+        httpx.HTTPError, PrefectHTTPStatusError: some starts were not ended; a retry is safe.
     """
     late = FlowRunFilter(
         state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.SCHEDULED])),
@@ -69,11 +69,13 @@ def end_late_starts(client: SyncPrefectClient, deployment_id: UUID, *, due: date
         deployment_filter=DeploymentFilter(id=DeploymentFilterId(any_=[deployment_id])), flow_run_filter=late, limit=200
     )
     for run in runs:
-        client.set_flow_run_state(run.id, Cancelled(message="nothing was looked at: a later start did"), force=True)
+        client.set_flow_run_state(
+            run.id, Cancelled(message="this start made no look; a later start made it"), force=True
+        )
 
 
 def why_silent(client: SyncPrefectClient, *, now: datetime) -> tuple[str, str]:
-    """Why no look ends, as far as the server shows it, and what a person does about it."""
+    """The reason why looks do not complete, from the facts that the server shows, and its fix."""
     try:
         found = recovery_of(client, now=now)
         if found is not Recovery.ALIVE:

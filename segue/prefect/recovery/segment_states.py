@@ -1,4 +1,4 @@
-"""States of segments whose engine could not report them: they are set from the run's log once the API is back."""
+"""Set the states of segments from the run's log, if their engines could not report them to the API."""
 
 from __future__ import annotations
 
@@ -42,20 +42,20 @@ from segue.stores.base import Store, StoreReadError
 log = logging.getLogger(__name__)
 
 _PATIENCE = timedelta(seconds=60)
-"""How long after its report a segment may take to report its state itself."""
+"""Time after its report in the log that a segment gets to report its state to the API itself."""
 _PAGE = 200
 _UNFINISHED = FlowRunFilterState(
     type=FlowRunFilterStateType(any_=[StateType.RUNNING, StateType.PENDING, StateType.CANCELLING])
 )
 _ENDED_BADLY = FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.FAILED, StateType.CRASHED]))
 _LOOKED_BACK = timedelta(hours=6)
-"""How long after its end a flow run is compared with the log: an outage of the API is over by then."""
+"""Time after the end of a flow run in which its state is compared with the log; outages of the API are shorter."""
 _OF_CLIENT = re.compile(r"exception: (?:[\w.]+\.)?(\w+)\b")
 _OF_WORKER = re.compile(r"infrastructure exited with|process exited with|exited with (?:non-zero )?status code")
 
 
 def _errors_of_client() -> frozenset[str]:
-    """The names of what Prefect's client raises when the API does not answer as asked."""
+    """The names of the exceptions that Prefect's client raises if the API gives no usable answer."""
     found, names = [httpx.HTTPError], set[str]()
     while found:
         one = found.pop()
@@ -68,19 +68,19 @@ _CLIENT_ERRORS = _errors_of_client()
 
 
 def settle_missed(spec: RunSpec) -> None:
-    """Set the missed states of a run's segments as `settle_segments` does. Best effort: recovery tries again."""
+    """Call `settle_segments` for a run; if it fails, log a warning, and recovery tries again later."""
     clock = parent_clock()
     try:
         with quick_client() as client:
             settle_segments(client, open_log(spec, clock=clock).reload(), now=clock.now())
     except (*SILENCE, ObjectNotFound, StoreReadError) as error:
-        log.warning("the states of segments were not looked at reason=%s", type(error).__name__)
+        log.warning("the states of segments could not be compared with the log reason=%s", type(error).__name__)
 
 
 def settle_segments(client: SyncPrefectClient, runlog: RunLog, *, now: datetime) -> int:
-    """Set the states of segments that have a report in the log and show another state; returns how many there were.
+    """Set the states of segments whose state in Prefect differs from their report in the log; return their number.
 
-    Such segments show as running or being cancelled, or have ended because the API was away.
+    Prefect shows such segments as running or being cancelled, or as ended because the API did not answer.
 
     Raises:
         StoreReadError: the log could not be read.
@@ -92,10 +92,10 @@ def settle_segments(client: SyncPrefectClient, runlog: RunLog, *, now: datetime)
 def settle_left(
     client: SyncPrefectClient, store: Store, *, spec: StoreSpec, clock: Clock
 ) -> tuple[list[str], list[str]]:
-    """Set the missed states of segments that no parent will look at. Returns what was set, and what failed.
+    """Set the missed states of segments that no parent will check; return texts about the successes and the failures.
 
-    This concerns the runs of the store, named by `spec`, that have no parent's record, several unfinished segments, or
-    one that ended because the API was away.
+    The function checks the runs of the store `spec` that have no parent's record, several unfinished segments, or a
+    segment that ended because the API did not answer.
     """
     by_run: defaultdict[str, list[FlowRun]] = defaultdict(list)
     for run in _unsettled(client, now=clock.now()):
@@ -117,16 +117,16 @@ def settle_left(
 
 
 def store_of(run: FlowRun) -> str | None:
-    """The URL of the store in a flow run's parameters; None when it has none, as after a start with wrong ones."""
+    """The URL of the store in a flow run's parameters; None if they have no store or are not valid."""
     spec = run.parameters.get("spec")
     store = spec.get("store") if isinstance(spec, dict) else None
     return store.get("url") if isinstance(store, dict) else None
 
 
 def is_made_by_outage(state: State | None) -> bool:
-    """Whether an engine set this state because it could not reach the API, or its worker because the engine gave up.
+    """True if an engine set this state because it could not reach the API, or a worker because its engine gave up.
 
-    False for any state that a person or segue has set.
+    The result is False for states that a person or segue has set.
     """
     if state is None or state.type not in (StateType.FAILED, StateType.CRASHED):
         return False
@@ -140,7 +140,7 @@ def _is_by_worker(state: State) -> bool:
 
 
 def _unsettled(client: SyncPrefectClient, *, now: datetime, tags: FlowRunFilterTags | None = None) -> list[FlowRun]:
-    """Flow runs of segments that have not ended, and those that an outage of the API ended not long ago."""
+    """Flow runs of segments that have not ended, and those that an outage of the API ended recently."""
     unfinished = _segments(client, FlowRunFilter(state=_UNFINISHED, tags=tags))
     lately = FlowRunFilterEndTime(after_=now - _LOOKED_BACK)
     ended = _segments(client, FlowRunFilter(state=_ENDED_BADLY, end_time=lately, tags=tags))
@@ -172,13 +172,13 @@ def _settle(client: SyncPrefectClient, runlog: RunLog, unsettled: list[FlowRun],
         if _agrees(run.state, state):
             continue
         client.set_flow_run_state(run.id, state, force=True)
-        log.warning("a segment's state was set from the run's log flow_run=%s", run.id)
+        log.warning("the state of a segment was set from the run's log flow_run=%s", run.id)
         settled += 1
     return settled
 
 
 def _agrees(shown: State | None, logged: State) -> bool:
-    """Whether a flow run shows what the log says. A worker's state for a process that ended counts as `Lost`."""
+    """True if a flow run's state agrees with the log; a worker's state for an ended process counts as `Lost`."""
     if shown is None:
         return False
     is_same = (shown.type, shown.name, shown.message) == (logged.type, logged.name, logged.message)
@@ -186,13 +186,13 @@ def _agrees(shown: State | None, logged: State) -> bool:
 
 
 def _last_claimed(run: FlowRun, history: History) -> Attempt | None:
-    """The attempt by which a flow run is judged: one that makes several segments has the state of the last one."""
+    """The last attempt that a flow run claimed, which decides its state if it has run several segments."""
     claimed = [attempt for attempt in history.attempts if attempt.claim.flow_run_id == str(run.id)]
     return claimed[-1] if claimed else None
 
 
 def _submitted_for(run: FlowRun, history: History, *, log_id: str) -> SegmentPlan | None:
-    """The plan for which a flow run was created; None for one of another log."""
+    """The plan for which a flow run was created; None if it belongs to another log."""
     plans = [entry.plan for entry in history.decisions if entry.plan is not None]
     if history.spec is None:
         return None

@@ -1,4 +1,4 @@
-"""Recovery of slots of scheduled retrainings whose flow run has died: it is started again, and continues."""
+"""Recovery of slots of scheduled retrainings: start the slot's flow run again if it has died."""
 
 from __future__ import annotations
 
@@ -32,23 +32,23 @@ from segue.stores import open_store
 
 _MOST_RESTARTS = 5
 _LEFT_ALONE = timedelta(minutes=15)
-"""How long another server has to continue the flow run of a slot that was decided; its database may be lost."""
+"""Time that another server gets to continue the flow run of a decided slot; after that its database may be lost."""
 _MOST_STARTS = 20
-"""The most starts of one flow run that waits for a decision: each answer needs a start."""
+"""Highest number of starts of one flow run that waits for a decision; each answer needs a start."""
 
 
 def is_slot(record: ParentRecord) -> bool:
-    """Whether a heartbeat is a slot's, and not that of a run's parent."""
+    """True if a heartbeat belongs to a slot, False if it belongs to the parent of a run."""
     return model_and_slot_of(record.run_id) is not None
 
 
 def recover_slot(client: SyncPrefectClient, place: StoreSpec, dead: ParentRecord, *, take_over: bool = False) -> str:
-    """Start the flow run of a slot again. Returns what was done. Safe at any time, from several processes.
+    """Start the flow run of a slot again; return a text about the action.
 
-    A slot that was started again five times without coming to its end has failed.
+    Several processes may call this at any time. A slot that was started again five times and has not ended has failed.
 
     Raises:
-        OrchestratorError: it cannot be started again; a person is needed.
+        OrchestratorError: the slot cannot be started again; a person is needed.
         StoreReadError, StoreWriteError: a retry is safe.
     """
     known = model_and_slot_of(dead.run_id)
@@ -70,7 +70,7 @@ def recover_slot(client: SyncPrefectClient, place: StoreSpec, dead: ParentRecord
         _end(log, dead, slot, outcome="cancelled", why="its flow run was cancelled")
         return "its flow run was cancelled"
     if before.state is not None and before.state.is_paused() and not _is_of_adopter(before, dead):
-        return "its flow run is suspended, and goes on when somebody resumes it"
+        return "its flow run is suspended until a person resumes it"
     newest, now = restarts[0] if restarts else None, time_at(client)
     if newest is not None and will_start(newest, dead, now=now, limit_seconds=start_seconds(client, newest)):
         return "it will be started"
@@ -87,12 +87,12 @@ def _restarts(client: SyncPrefectClient, dead: ParentRecord) -> Sequence[FlowRun
     """The flow runs that recovery has created for a slot, the newest first."""
     wanted = FlowRunFilter(tags=FlowRunFilterTags(all_=["segue", dead.run_id]))
     found = client.read_flow_runs(flow_run_filter=wanted)
-    # Not sorted by the time at which they were due, which may be the same for all.
+    # Not sorted by the due time, which may be the same for all.
     return sorted(found, key=lambda run: run.created or datetime.min.replace(tzinfo=UTC), reverse=True)
 
 
 def _is_of_adopter(run: FlowRun, dead: ParentRecord) -> bool:
-    """Whether a flow run belongs to a later slot, which has run this slot first."""
+    """True if a flow run belongs to a later slot, which runs this slot first."""
     return dead.adopted_by is not None and str(run.id) == dead.flow_run_id
 
 
@@ -117,7 +117,7 @@ def _settle(
     *,
     take_over: bool,
 ) -> str | None:
-    """What was done about a slot that has ended, waits for a decision, or is another server's; None for any other."""
+    """Handle a slot that has ended, waits for a decision, or belongs to another server; None for other slots."""
     is_asked = state is not None and state.decide_by is not None and (state.is_waiting or state.is_done)
     is_elsewhere = bool(dead.server_id) and not take_over and dead.server_id != known_server_id()
     if state is not None and is_asked and not is_elsewhere:
@@ -133,16 +133,15 @@ def _settle(
         return "its flow run was on another Prefect server; `segue recover --take-over` starts it here"
     is_waiting = state is not None and state.is_waiting
     if not is_waiting and dead.adopted_by is not None and read_parent(log.store, dead.adopted_by) is not None:
-        return f"the flow run of {dead.adopted_by} goes on with it"
+        return f"the flow run of {dead.adopted_by} continues it"
     return None
 
 
 def _go_on_asked(client: SyncPrefectClient, log: ModelsLog, dead: ParentRecord, state: SlotState) -> str | None:
-    """What was done about a slot whose candidate waits for a decision, or was decided on.
+    """Continue the flow run of a slot whose candidate waits for a decision or was decided; None if it cannot continue.
 
-    Its own flow run continues, because an answer that was given in the UI belongs to that flow run. None if it cannot.
-    A slot that was run in the flow run of a later slot gets a flow run of its own, which asks, or tells how the slot
-    ended.
+    The slot's own flow run must continue, because an answer in the UI belongs to that flow run. A slot that ran in the
+    flow run of a later slot gets a separate flow run, which asks for the decision or shows the end of the slot.
     """
     assert state.decide_by is not None
     now, run = time_at(client), _own_flow_run(client, dead)
@@ -152,7 +151,7 @@ def _go_on_asked(client: SyncPrefectClient, log: ModelsLog, dead: ParentRecord, 
         adopter = _found(client, dead) if dead.adopted_by is not None else None
         if adopter is not None and adopter.deployment_id is not None:
             _start_again(client, adopter, dead, slot=state.slot, number=0)
-            return "a flow run of its own goes on with it"
+            return "a separate flow run continues it"
         if not state.is_waiting:
             return None
         if not is_late:
@@ -169,13 +168,13 @@ def _go_on_asked(client: SyncPrefectClient, log: ModelsLog, dead: ParentRecord, 
         case "none":
             return None
     go_on(client, run)
-    return "nobody has decided in time, and its flow run goes on" if is_late else "its flow run goes on"
+    return "nobody has decided in time, and its flow run continues" if is_late else "its flow run continues"
 
 
 def next_start(
     run: FlowRun, state: SlotState, *, now: datetime, start_seconds: float
 ) -> Literal["wait", "starts", "go on", "none"]:
-    """What becomes of a flow run without a process whose slot waits, or has waited, for a person's decision."""
+    """The next action for a flow run without a process, whose slot waits or has waited for a person's decision."""
     if run.state is None or is_by_a_person(run.state) or run.deployment_id is None:
         return "none"
     if run.state.is_paused():
@@ -196,7 +195,7 @@ def _own_flow_run(client: SyncPrefectClient, dead: ParentRecord) -> FlowRun | No
 
 
 def _found(client: SyncPrefectClient, dead: ParentRecord) -> FlowRun | None:
-    """The flow run that a record names; None if it was deleted, or if there was none."""
+    """The flow run of a record; None if it was deleted, or if the record has no flow run."""
     if dead.flow_run_id is None:
         return None
     with suppress(ObjectNotFound):
@@ -220,7 +219,7 @@ def _start_again(
         fix = "deploy the retraining: `segue retrain deploy`, and start the slot again."
         raise OrchestratorError(what=f"the flow run of {dead.run_id} has no deployment.", fix=fix)
     if before.state is not None and not before.state.is_final() and not _is_of_adopter(before, dead):
-        message = "its process has died; another flow run goes on with the slot"
+        message = "its process has died; another flow run continues the slot"
         client.set_flow_run_state(before.id, state_with(Word.PARENT_LOST, message), force=True)
     known = model_and_slot_of(dead.run_id)
     assert known is not None
@@ -235,10 +234,10 @@ def _start_again(
 
 
 def _same_slot(before: FlowRun, slot: datetime) -> dict[str, Any]:
-    """The arguments that make another flow run belong to the same slot.
+    """The arguments with which a new flow run belongs to the same slot.
 
-    If the schedule gave the slot, the other flow run is due at the same time, and gets no slot as a parameter: it looks
-    again for slots that were missed before it.
+    If the slot comes from the schedule, the new flow run is due at the same time and gets no slot as a parameter, so
+    that it looks again for slots that were missed before it.
     """
     due = before.expected_start_time
     if due is not None and before.parameters.get("slot") is None and slot_at(due) == slot:

@@ -32,9 +32,9 @@ WAITING = "segue.model.waiting"
 
 
 def announce(spec: RetrainSpec, models: Models, slot: datetime, *, log_id: str, logger: Logger) -> None:
-    """Send, once, the event that a slot has ended or waits for a decision.
+    """Send one event that a slot has ended or waits for a decision.
 
-    Best effort: the model's log has it, whatever Prefect does.
+    A failure is only logged, because the model's log also has this fact.
     """
     event = event_of(spec, models, slot, now=SystemClock().now())
     identity = {"log_id": log_id, "flow_run_id": UUID(str(flow_run.id)) if flow_run.id else None}

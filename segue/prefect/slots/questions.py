@@ -1,6 +1,6 @@
-"""The question whether a candidate is to be promoted, in the Prefect UI: its flow run is suspended until the answer.
+"""The question in the Prefect UI if a candidate should be promoted; its flow run is suspended until the answer.
 
-Prefect is the messenger: what was decided is in the model's log, and a question may be asked again at any time.
+Prefect only transports the answer. The decision is recorded in the model's log, so the question may be asked again.
 """
 
 from __future__ import annotations
@@ -43,35 +43,37 @@ _LOOK_SECONDS = 5.0
 
 
 class PromotionAnswer(RunInput):
-    """The form in the UI."""
+    """The form that a person fills in in the UI."""
 
-    answer: Literal["approve", "reject"] = Field(description="approve puts the version into service.")
+    answer: Literal["approve", "reject"] = Field(
+        description="Decision about the version; approve puts it into service."
+    )
     name: str = Field(min_length=1, description="Your name, for the model's history.")
     why: str = Field(min_length=1, description="Reason, for the model's history.")
 
 
 class _Given(NamedTuple):
-    """An answer, and when it was given by the server's clock: the flow run may begin again much later."""
+    """An answer, and its time by the server's clock, because the flow run may begin again much later."""
 
     answer: PromotionAnswer
     at: datetime
 
 
 class Questions:
-    """Asks whether the candidates of a model's slots are to be promoted, and records what was answered."""
+    """Asks a person if the candidates of a model's slots should be promoted, and records the answers."""
 
     def __init__(
         self, spec: RetrainSpec, log: ModelsLog, *, clock: Clock, logger: Logger, show: Callable[[datetime], None]
     ) -> None:
-        """`show` publishes what the log has of a slot, before a person is asked about it."""
+        """`show` publishes the pages of a slot, before a person is asked about it."""
         self._spec, self._log, self._clock, self._logger, self._show = spec, log, clock, logger, show
 
     def answered(self, slot: datetime) -> SlotState:
-        """A slot whose candidate waits for a decision, once it has ended.
+        """Wait for the decision about a slot's candidate; return the ended slot.
 
-        The decision may also come from elsewhere, and the end of the time to decide counts as one. Until then this flow
-        run is suspended, so that its process ends, and begins again afterwards. A flow run that Prefect cannot suspend,
-        because Prefect does not answer or there is no deployment, waits here.
+        The decision may also come from the command line, and the end of the decision period counts as a decision. Until
+        then this flow run is suspended: its process ends, and it begins again after the decision. If Prefect cannot
+        suspend it, because Prefect does not answer or there is no deployment, the flow run waits here.
 
         Raises:
             StoreReadError, StoreWriteError: a retry is safe.
@@ -83,15 +85,15 @@ class Questions:
             try:
                 self._look(state)
             except SILENCE as error:
-                self._logger.warning("nobody can be asked in Prefect now reason=%s", type(error).__name__)
+                self._logger.warning("the question cannot be shown in prefect now reason=%s", type(error).__name__)
                 self._clock.sleep(_LOOK_SECONDS)
 
     def _look(self, state: SlotState) -> None:
-        """Take the answer that was given in the UI, or ask there. Without a deployment, wait a moment."""
+        """Use the answer from the UI if there is one, otherwise ask there; without a deployment, wait a moment."""
         assert state.version is not None
         assert state.decide_by is not None
         own = _own()
-        # By the version: an answer is about the candidate that the form named, whatever this flow run asks later.
+        # The key has the version, because an answer concerns the candidate of its form, not that of a later question.
         start, problem = f"promotion-{state.version}-", ""
         keys = own.empirical_policy.pause_keys or () if own is not None else ()
         questions = sum(key.startswith(start) for key in keys)
@@ -102,7 +104,7 @@ class Questions:
                 return
         if self._clock.now() >= state.decide_by:
             self._decide(expired(state.version, state.decide_by), at=self._clock.now())
-        elif own is None or own.deployment_id is None:  # Prefect starts only flow runs of a deployment again.
+        elif own is None or own.deployment_id is None:  # Prefect only restarts flow runs of a deployment.
             self._clock.sleep(_LOOK_SECONDS)
         else:
             _withdraw_other_questions(own)
@@ -112,7 +114,7 @@ class Questions:
             suspend_flow_run(wait_for_input=form, key=f"{start}{questions + 1}")
 
     def _take(self, given: _Given, version: int) -> str:
-        """Record an answer. Returns why it could not be followed, so that the question is asked again; else empty."""
+        """Record an answer; return an empty text, or the reason why it is not valid and the question is asked again."""
         answer: Answer = "approved" if given.answer.answer == "approve" else "rejected"
         try:
             if answer == "approved":
@@ -128,14 +130,14 @@ class Questions:
         models = as_parent(lambda: self._log.decide(decision, now=at), what="decision")
         stands = models.slot_of(decision.version).decision
         if stands is not None and stands != decision:
-            self._logger.warning("it was decided before: %s", stands.sentence)
+            self._logger.warning("the candidate was already decided: %s", stands.sentence)
 
     def _read(self, slot: datetime) -> SlotState:
         return as_parent(self._log.read, what="log of the model").slots[slot]
 
 
 def _answer(own: FlowRun, question: str) -> _Given | None:
-    """The answer to a question of this flow run; None without one: it was resumed for a decision made elsewhere."""
+    """The answer to a question of this flow run; None if it was resumed because of a decision made elsewhere."""
     key = keyset_from_paused_state(Suspended(pause_key=question))["response"]
     with quick_client() as client:
         inputs = client.filter_flow_run_input(own.id, key_prefix=key, limit=1, exclude_keys=set())
@@ -145,19 +147,19 @@ def _answer(own: FlowRun, question: str) -> _Given | None:
     try:
         answer = PromotionAnswer.model_validate_json(found[0].value)
     except ValidationError:
-        return None  # Not written by the form.
+        return None  # The value was not written by the form.
     return _Given(answer, at=found[0].created or SystemClock().now())
 
 
 def go_on(client: SyncPrefectClient, run: FlowRun) -> None:
-    """Start again a flow run that was suspended, without an answer, or whose process is gone."""
-    # Not by Prefect's own `resume`, which takes a missing answer for a wrong one.
-    state: State[Any] = Scheduled(scheduled_time=time_at(client), message="it goes on with its slot")
+    """Restart a flow run that was suspended and has no answer, or whose process has died."""
+    # Prefect's own `resume` is not used, because it treats a missing answer as a wrong answer.
+    state: State[Any] = Scheduled(scheduled_time=time_at(client), message="it continues with its slot")
     client.set_flow_run_state(run.id, state, force=True)
 
 
 def _withdraw_other_questions(own: FlowRun) -> None:
-    """End the suspended flow runs of the same slot: this one asks now."""
+    """End the other suspended flow runs of the same slot, because this flow run asks now."""
     wanted = FlowRunFilter(
         name=FlowRunFilterName(any_=[own.name]),
         deployment_id=FlowRunFilterDeploymentId(any_=[own.deployment_id] if own.deployment_id else []),

@@ -1,4 +1,4 @@
-"""The start of the flow runs of slots that data has asked for."""
+"""The start of flow runs of slots that new or drifted data began."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ from segue.units import duration
 
 _MOST_STARTS = 5
 _FIRST_PAUSE_SECONDS = 60.0
-"""Pause before the second start of an unbegun slot; each further one is four times as long: 85 minutes in all."""
+"""Pause before the second start of a slot that has not begun; each further pause is four times as long, in total 85
+minutes."""
 
 
 class SlotStarter:
-    """Starts the flow runs of slots that were asked for, in one look."""
+    """Starts the flow runs of requested slots, in one look."""
 
     def __init__(
         self,
@@ -39,10 +40,10 @@ class SlotStarter:
     ) -> None:
         self._client, self._deployment, self._spec, self._log, self._now = client, deployment, spec, log, now
         self.given_up: list[str] = []
-        """What is said of slots that have failed, because their flow runs ended too often."""
+        """Texts about slots that have failed because their flow runs ended too often."""
 
     def start(self, trigger: Trigger) -> str:
-        """Start the flow run of a slot, unless there is one, or it is too early. Return what was done, or why not."""
+        """Start the flow run of a slot, unless it already exists or it is too early; return a text about the action."""
         run_id = run_id_of(self._spec, trigger.slot)
         starts = self._starts(run_id)
         newest = starts[0].state if starts else None
@@ -54,7 +55,7 @@ class SlotStarter:
         if trigger.slot in self._log.read().slots:
             return f"{run_id} has begun"
         if read_parent(self._log.store, heartbeat_of(self._spec.name, trigger.slot)) is not None:
-            return f"{run_id} has begun; `recover` looks after its flow run"
+            return f"{run_id} has begun; `recover` restarts its flow run if needed"
         if is_by_a_person(newest):
             self._log.end_slot(SlotEnd(slot=trigger.slot, outcome="cancelled", why="its flow run was cancelled"))
             return f"{run_id} is not started again: its flow run was cancelled"
@@ -94,6 +95,6 @@ class SlotStarter:
             parameters=self._deployment.parameters | {"slot": trigger.slot.isoformat()},
             name=run_id,
             tags=["segue", run_id],
-            # Looks beside each other find the same starts, and create the same one.
+            # Parallel looks find the same starts, and create the same flow run.
             idempotency_key=next(key for key in keys if key not in taken),
         )

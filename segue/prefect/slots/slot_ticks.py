@@ -1,4 +1,4 @@
-"""The schedule of a retraining: its ticks as Prefect's scheduler computes them."""
+"""The ticks of a retraining's schedule, computed as by Prefect's scheduler."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _LONGEST_GAP, _ONE_DAY = timedelta(hours=3), timedelta(days=1)
 
 
 def ticks(spec: RetrainSpec, *, since: datetime, until: datetime) -> tuple[datetime, ...]:
-    """The times of the schedule after `since` and up to `until`, in UTC; none without a schedule.
+    """The times of the schedule after `since` and up to `until`, in UTC; empty without a schedule.
 
-    They are the times of Prefect's scheduler, daylight saving time included: a time that the clock shows twice has one
-    tick, and the tick of a time that the clock leaves out is earlier, by as much as the clock goes forward.
+    The times are those of Prefect's scheduler, also at daylight saving changes: a time that the clock shows twice has
+    one tick. If the clock skips a time, its tick is earlier by the skipped interval.
 
     Raises:
-        SpecError: the schedule is no cron expression.
+        SpecError: the schedule is not a cron expression.
     """
     if spec.schedule is None or until <= since:
         return ()
@@ -38,12 +38,12 @@ def ticks(spec: RetrainSpec, *, since: datetime, until: datetime) -> tuple[datet
 
 
 def ticks_of_the_evening_before(spec: RetrainSpec, *, since: datetime, until: datetime) -> tuple[datetime, ...]:
-    """The ticks that come a day before that of their schedule, because the clock leaves out the time after midnight.
+    """The ticks that are on the day before their scheduled day, because the clock skips the time after midnight.
 
     Raises:
-        SpecError: the schedule is no cron expression.
+        SpecError: the schedule is not a cron expression.
     """
-    on_the_calendar = spec.model_copy(update={"timezone": "UTC"})  # Its days have all hours.
+    on_the_calendar = spec.model_copy(update={"timezone": "UTC"})  # In UTC, days have all hours.
     around = ticks(on_the_calendar, since=since - _ONE_DAY, until=until + _ONE_DAY)
     wanted = {tick.replace(tzinfo=None) for tick in around}
     found = [tick for tick in ticks(spec, since=since, until=until) if tick < around[-1] - _ONE_DAY]
@@ -57,9 +57,9 @@ def ticks_of_the_evening_before(spec: RetrainSpec, *, since: datetime, until: da
 
 
 def begins_for_data(spec: RetrainSpec, models: Models, slot: datetime) -> bool:
-    """Whether a slot is needless without new data: data began it, or a schedule with an arrival trigger beside it.
+    """True if a slot needs new data: data began it, or a schedule that has an arrival trigger too.
 
-    A person begins a slot on whatever data there is.
+    A slot that a person begins needs no new data.
     """
     if slot in models.triggers:
         return True
@@ -68,10 +68,10 @@ def begins_for_data(spec: RetrainSpec, models: Models, slot: datetime) -> bool:
 
 
 def require_cron(spec: RetrainSpec) -> CronSchedule:
-    """The schedule, as Prefect takes it.
+    """The schedule in Prefect's format.
 
     Raises:
-        SpecError: there is none, or it is no cron expression.
+        SpecError: there is no schedule, or it is not a cron expression.
     """
     if spec.schedule is None:
         problem = 'schedule: required for a deployment with a schedule, e.g. "0 6 2 * *"'

@@ -1,4 +1,4 @@
-"""The turn of a slot among the other slots of its model that are being run."""
+"""The order in which the slots of a model run, if several of them are started."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ LOOK_SECONDS, REMOTE_LOOK_SECONDS = 1.0, 5.0
 
 
 class _Other(NamedTuple):
-    """An earlier slot that is being run."""
+    """An earlier slot that has not ended."""
 
     record: ParentRecord
     life: Life
 
 
 class Turns:
-    """Decides what a slot does about earlier slots of its model that are not done."""
+    """Decides if a slot waits for, runs or replaces the earlier slots of its model that have not ended."""
 
     def __init__(self, spec: RetrainSpec, store: Store, log: ModelsLog, *, clock: Clock, logger: Logger) -> None:
         self._spec, self._store, self._log = spec, store, log
@@ -40,11 +40,11 @@ class Turns:
         self._watch = OrphanWatch(store, clock=clock)
 
     def living(self) -> set[datetime]:
-        """The slots of this model whose flow runs have a heartbeat, alive or not."""
+        """The slots of this model that have a heartbeat record, even if their flow runs have died."""
         return {slot for slot, _ in self._records()}
 
     def wait(self, slot: datetime, *, has_begun: bool, adopt: Callable[[datetime], None]) -> str | None:
-        """Wait until the turn of a slot has come, as `overlap` says; return why it is left out instead, if it is.
+        """Wait for the turn of a slot, by the rule of `overlap`; if the slot is left out instead, return the reason.
 
         A slot that has begun is never left out. `adopt` runs an earlier slot whose flow run has died.
 
@@ -76,11 +76,11 @@ class Turns:
 
     @property
     def look_seconds(self) -> float:
-        """How often the store is looked at."""
+        """Interval between two looks at the store, in seconds."""
         return REMOTE_LOOK_SECONDS if self._store.is_remote else LOOK_SECONDS
 
     def _unfinished(self, slot: datetime) -> list[tuple[datetime, ParentRecord]]:
-        """The earlier slots, except those that wait for a person's decision: these have trained and compared."""
+        """The earlier slots that have not ended, without those that only wait for a person's decision."""
         found = self._records(before=slot)
         slots = self._log.read().slots if found else {}
         return [(other, record) for other, record in found if other not in slots or slots[other].decide_by is None]
@@ -94,7 +94,7 @@ class Turns:
         return found
 
     def _settle(self, slot: datetime, record: ParentRecord, adopt: Callable[[datetime], None]) -> None:
-        """Run an earlier slot here whose flow run has died, unless the slot has ended or its place is taken."""
+        """Run an earlier slot whose flow run has died, unless the slot has ended or a later slot replaces it."""
         state = self._log.read().slots.get(slot)
         if self._spec.overlap == "supersede" and (state is None or state.is_open):
             self._log.end_slot(SlotEnd(slot=slot, outcome="superseded", why="its flow run died, and a later slot came"))
@@ -107,7 +107,7 @@ class Turns:
         remove_parent(self._store, record)
 
     def _supersede(self, slots: Iterable[datetime], *, why: str) -> None:
-        """End earlier slots, and stop their runs; repeated until they have gone, because a run may begin meanwhile."""
+        """End earlier slots and stop their runs; called repeatedly, because a run may begin in the meantime."""
         for state in (self._log.read().slots.get(slot) for slot in slots):
             if state is None or state.start is None or state.is_done:
                 continue  # Its data is being checked, or it ends by itself; looked at again in a moment.
@@ -118,7 +118,7 @@ class Turns:
 
 
 def stop_run(start: SlotStart, *, why: str) -> None:
-    """Stop the run of a slot at a checkpoint, if it has begun and is not over. Safe to repeat.
+    """Stop the run of a slot at a checkpoint, if the run has begun and has not ended; a repeated call is safe.
 
     Raises:
         StoreReadError, StoreWriteError: a retry is safe.

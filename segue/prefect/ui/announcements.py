@@ -1,4 +1,4 @@
-"""Sending a run's events to Prefect, each once: for automations, and for the event feed of the UI."""
+"""Send each event of a run to Prefect once, for automations and for the event feed of the UI."""
 
 from __future__ import annotations
 
@@ -19,38 +19,38 @@ Logger = logging.Logger | logging.LoggerAdapter[Any]
 
 _FOR_A_PERSON = (RESUME_BROKEN, AT_RISK, LATE, BUDGET, STALE_PRICES, RECOVERY_SILENT)
 _OLD = timedelta(days=1)
-"""Events that happened longer ago than this are not sent: a parent that starts again derives all events of the run."""
+"""Events older than this are not sent, because a parent that starts again derives all events of the run."""
 
 _MOST_AT_ONCE = 50
-"""Most events that the server returns for one request."""
+"""Highest number of events that the server returns for one request."""
 
 
 def resource_id(run_id: str) -> str:
-    """The id of the resource that a run's events are about."""
+    """The id of the resource in a run's events."""
     return f"segue.run.{run_id}"
 
 
 def model_resource_id(name: str) -> str:
-    """The id of the resource that the events of a model's slots are about."""
+    """The id of the resource in the events of a model's slots."""
     return f"segue.model.{name}"
 
 
 class Announcer:
-    """Sends events that the server does not have yet. An event's id follows from the run's log and the event's key."""
+    """Sends events that the server does not have yet; the id of an event is derived from the log's id and its key."""
 
     def __init__(
         self, name: str, *, log_id: str, flow_run_id: UUID | None, logger: Logger, resource: str | None = None
     ) -> None:
-        """`resource` is the id of what the events are about; by default the run of this name."""
+        """`resource` is the id of the resource in the events; the default is the run with this name."""
         self._resource = {"prefect.resource.id": resource or resource_id(name), "prefect.resource.name": name}
         self._log_id, self._flow_run_id, self._logger = log_id, flow_run_id, logger
         self._settled: set[UUID] = set()
 
     def announce(self, client: SyncPrefectClient, events: Iterable[RunEvent], *, now: datetime) -> None:
-        """Send those of `events` that were not sent before, by this process or another one.
+        """Send the events that no process has sent before.
 
         Raises:
-            httpx.HTTPError, PrefectHTTPStatusError: it is not known what was sent; a retry is safe.
+            httpx.HTTPError, PrefectHTTPStatusError: some events may not have been sent; a retry is safe.
         """
         named = {self._id_of(event): event for event in events}
         self._settled |= {one for one, event in named.items() if now - event.at > _OLD}
@@ -66,7 +66,7 @@ class Announcer:
 
     def _send(self, client: SyncPrefectClient, events: list[Event]) -> None:
         try:
-            # By a request of its own: the worker thread behind `emit_event` cannot say what was sent.
+            # A separate request, because the worker thread of `emit_event` does not report success.
             client.request("POST", "/events", json=[event.model_dump(mode="json") for event in events])
         except Exception as error:
             if not is_refusal(error):

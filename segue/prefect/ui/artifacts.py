@@ -1,4 +1,4 @@
-"""Artifacts of a run in the Prefect UI: their keys, and one version of each that is updated in place."""
+"""Artifacts of a run in the Prefect UI: their keys, and versions that are updated in place."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from segue.spec import RunSpec
 
 
 def artifact_key(run_id: str) -> str:
-    """The key of a run's artifact: Prefect permits lower-case letters, digits and dashes."""
+    """The key of a run's artifact, in which Prefect permits only lower-case letters, digits and dashes."""
     return "segue-" + re.sub(r"[^a-z0-9-]+", "-", run_id).strip("-")
 
 
 def described(view: RunView) -> str:
-    """The description of a run's progress."""
+    """The text of a run's progress artifact."""
     return headline(view).replace("**", "")
 
 
 def share_of(view: RunView) -> float:
-    """The run's share of its steps in percent, as progress artifacts hold it."""
+    """The percentage of the run's steps that are done, for its progress artifact."""
     return round(min(100.0 * view.summary.step / view.spec.steps, 100.0), 1)
 
 
@@ -41,7 +41,7 @@ def progress_artifact(spec: RunSpec, **runs: UUID | None) -> LiveArtifact:
 
 
 class LiveArtifact:
-    """One version of an artifact, which is written again in place: Prefect keeps every version that was created."""
+    """One version of an artifact that is updated in place, because Prefect would keep every new version."""
 
     def __init__(
         self, key: str, *, kind: str, flow_run_id: UUID | None = None, task_run_id: UUID | None = None
@@ -50,14 +50,14 @@ class LiveArtifact:
         self._id: UUID | None = None
 
     def begin_version(self) -> None:
-        """Create a new version with the next write; the one before stays as it is."""
+        """Let the next write create a new version; the previous version stays unchanged."""
         self._id = None
 
     def write(self, client: SyncPrefectClient, data: Any, *, description: str) -> None:
-        """Write the version, and create it the first time.
+        """Create the version at the first call, and update it at later calls.
 
         Raises:
-            httpx.HTTPError, PrefectHTTPStatusError: it was not written.
+            httpx.HTTPError, PrefectHTTPStatusError: the version was not written.
         """
         if self._id is not None and self._update(client, data, description):
             return
@@ -65,10 +65,10 @@ class LiveArtifact:
         self._id = client.create_artifact(ArtifactCreate(**facts, data=data, description=description)).id
 
     def _update(self, client: SyncPrefectClient, data: Any, description: str) -> bool:
-        """False when a person has deleted the version."""
+        """Update the version; False if a person has deleted it."""
         content = {"data": data, "description": description}
         try:
-            # Not by `update_artifact`: for each update it emits an event that holds the whole data.
+            # Prefect's `update_artifact` is not used, because it emits an event with all data for each update.
             client.request("PATCH", "/artifacts/{id}", path_params={"id": self._id}, json=content)
         except PrefectHTTPStatusError as error:
             if error.response.status_code != httpx.codes.NOT_FOUND:

@@ -12,7 +12,7 @@ from segue.records import SegmentReport, StopReason
 
 
 def state_of(report: SegmentReport) -> State[Any]:
-    """The state of an attempt in the Prefect UI: a preemption is a crash, never a failure."""
+    """The state of an attempt in the Prefect UI; a preemption is Crashed, never Failed."""
     message = message_of(report)
     match report.stop_reason:
         case StopReason.FINISHED | StopReason.BOUND:

@@ -1,6 +1,6 @@
-"""The live view of a run: its page, progress and events are brought up to date while its segments train or wait.
+"""The live view of a run: its page, progress and events are kept up to date while its segments train or wait.
 
-All of it happens in a thread of its own. The run does not depend on it: no method waits for Prefect or for the store.
+A separate thread does all of this. The run does not depend on it, and no method waits for Prefect or for the store.
 """
 
 from __future__ import annotations
@@ -32,12 +32,13 @@ from segue.spec import RunSpec
 PERIOD_SECONDS = 30.0
 """Shortest time between two refreshes."""
 _PICTURE_SECONDS, _PICTURE_COST = 60.0, 100.0
-"""Shortest time until the plot is drawn again if only steps are new: seconds, and multiples of the drawing time."""
+"""Shortest time between two plots if only steps are new: in seconds, and as a multiple of the drawing time."""
 _END_SECONDS = 5.0
-"""How long the end of a run waits for the last refresh."""
+"""Longest wait for the last refresh at the end of a run, in seconds."""
 _RETRY_SECONDS = 2.0
 _DRAWING_PAUSE = 9.0
-"""Shortest pause of this process between two plots, in multiples of the last drawing time: a tenth of a core in all."""
+"""Shortest pause between two plots of this process, as a multiple of the last drawing time, to use at most a tenth of a
+core."""
 
 
 class LiveRun:
@@ -83,19 +84,19 @@ class LiveRun:
             self._wake.set()
 
     def show(self, waiting: str | None) -> None:
-        """Show what the run waits for, with the next refresh."""
+        """Show this text about what the run waits for, at the next refresh."""
         self._waits["waiting"] = waiting
 
     def show_unguarded(self, unguarded: str | None) -> None:
-        """Show why nothing would start the parent again, with the next refresh."""
+        """Show this reason why nothing would start the parent again, at the next refresh."""
         self._waits["unguarded"] = unguarded
 
     def nudge(self) -> None:
-        """Send new events soon: something was written to the run's log."""
+        """Send new events soon; call this after a write to the run's log."""
         self._wake.set()
 
     def finish(self) -> None:
-        """Refresh a last time, and wait for it a few seconds. It is tried again until the end of the block."""
+        """Request a last refresh and wait a few seconds for it; it is retried until the end of the block."""
         self._last.set()
         self._wake.set()
         self._thread.join(_END_SECONDS)
@@ -118,25 +119,25 @@ class LiveRun:
         return max(self._period_seconds - since, 0.05)
 
     def _try(self, client: SyncPrefectClient, *, is_due: bool) -> bool:
-        """Try to refresh; returns whether Prefect took everything."""
+        """Try to refresh; return True if Prefect accepted all updates."""
         try:
             view = self._read()
             self._announce(client, view)
             if is_due:
                 self._publish(client, view)
         except Exception as error:
-            # Any exception: nobody looks at this thread, and the page must be updated again when Prefect is back.
+            # Any exception, because this thread must continue and update the page when Prefect answers again.
             if not self._is_silent:
                 self._is_silent = True
-                self._logger.warning("page of the run not refreshed reason=%s: %s", type(error).__name__, error)
+                self._logger.warning("the run's page could not be refreshed reason=%s: %s", type(error).__name__, error)
             return False
         if self._is_silent:
             self._is_silent = False
-            self._logger.warning("page of the run is refreshed again")
+            self._logger.warning("the run's page is refreshed again")
         return True
 
     def _read(self) -> RunView:
-        """The run as of now; while the store cannot be read, as it was last seen, and with the trouble."""
+        """The current view of the run; if the store cannot be read, the last view with this problem added."""
         now = self._clock.now()
         try:
             view = view_of(self._runlog, self._spec, now=now, **self._waits)
@@ -164,7 +165,7 @@ class LiveRun:
         if self._segment not in (None, segment):
             self._page.begin_version()
         self._segment = segment
-        # The last page of all is published by a task, which draws the plot once more.
+        # A task publishes the last page, with a new plot.
         picture = self._picture.newest if self._last.is_set() else self._picture.of(self._runlog, view)
         where = f", segment {segment}" if segment is not None else ""
         self._page.write(client, page(view, picture=picture), description=f"Run {self._spec.run_id}{where}")
@@ -172,7 +173,7 @@ class LiveRun:
 
 
 class _Turns:
-    """Lets the runs of this process draw one after the other, and together no more than a tenth of a core."""
+    """Lets the runs of this process draw one after the other, with at most a tenth of a core in total."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -180,7 +181,7 @@ class _Turns:
 
     @contextmanager
     def turn(self, clock: Clock) -> Iterator[bool]:
-        """A block that may draw, if the value is true; never waits."""
+        """A block that may draw if it yields True; never waits."""
         is_mine = self._lock.acquire(blocking=False)
         started_at = clock.monotonic()
         is_free = is_mine and started_at >= self._free_at
@@ -198,7 +199,7 @@ _TURNS = _Turns()
 
 
 class _Picture:
-    """The run's plot, drawn again when attempts or decisions were added, and from time to time."""
+    """The run's plot, drawn again after new attempts or decisions, and also at long intervals."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -207,7 +208,7 @@ class _Picture:
         self.newest: Picture | None = None
 
     def of(self, runlog: RunLog, view: RunView) -> Picture | None:
-        """The newest picture; None at the first call, because drawing would slow down the dispatch of a segment."""
+        """The newest plot; None at the first call, because drawing would delay the submission of the first segment."""
         known, at = (len(view.history.reports), len(view.history.decisions)), self._clock.monotonic()
         if self._due_at is None:
             self._due_at = at

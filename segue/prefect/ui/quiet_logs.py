@@ -1,7 +1,7 @@
-"""Log lines of Prefect's engines that say nothing, or alarm a person without a cause.
+"""Filter for log lines of Prefect's engines that have no information, or that alarm people without a reason.
 
-A flow that returns a state which is not Completed ends with a traceback of Prefect's own engine, and a task with a red
-line. The states of both already say how they ended.
+If a flow returns a state that is not Completed, Prefect's engine logs a traceback; for a task it logs an error line.
+The state already shows how the flow or task ended.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from prefect.exceptions import CancelledRun, CrashedRun, FailedRun
 from segue.prefect.state_words import Word
 
 _OF_A_STATE = (CancelledRun, CrashedRun, FailedRun)
-"""The error that the engine raises, at its very end, for a state that the flow returned."""
+"""Errors that the engine raises at its end for a state that the flow returned."""
 _ENGINE_END = "Engine execution exited"
 _ORDINARY = (Word.PREEMPTED, Word.LOST, Word.FENCED, Word.NO_CAPACITY, Word.START_FAILED)
 """Ends of attempts after which the run continues by itself."""
 _ORDINARY_END = re.compile(rf"^Finished in state (Cancelled\(|\w+\(['\"]({'|'.join(_ORDINARY)}): )")
-"""Such an end, or one that a person asked for."""
+"""Pattern of log lines about such an end, or about a cancellation by a person."""
 _EMPTY = "Finished in state Completed()"
 
 
@@ -32,7 +32,7 @@ def quieten() -> None:
 
 
 def keeps(record: logging.LogRecord) -> bool:
-    """Whether a line is kept. The ordinary end of an attempt becomes a warning instead of an error."""
+    """True if a line is kept; the line about the ordinary end of an attempt becomes a warning instead of an error."""
     text = record.getMessage()
     error = record.exc_info[1] if record.exc_info else None
     if text == _EMPTY or (text.startswith(_ENGINE_END) and isinstance(error, _OF_A_STATE)):

@@ -1,4 +1,4 @@
-"""What the Prefect UI shows of a run: a view read from its log and heartbeat, and its plot."""
+"""The view and the plot of a run for the Prefect UI, read from its log and heartbeat."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from segue.spec import RunSpec
 def view_of(
     runlog: RunLog, spec: RunSpec, *, now: datetime, waiting: str | None = None, unguarded: str | None = None
 ) -> RunView:
-    """The run as of now.
+    """The current view of the run.
 
     Raises:
         StoreReadError: the store could not be read.
@@ -36,7 +36,7 @@ def view_of(
 
 
 def picture_of(runlog: RunLog, *, now: datetime) -> Picture | None:
-    """The run's plot as of now; None without matplotlib.
+    """The current plot of the run; None if matplotlib is not installed.
 
     Raises:
         StoreReadError: the store could not be read.

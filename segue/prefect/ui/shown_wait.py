@@ -1,4 +1,4 @@
-"""A wait for a machine in the graph of the parent's flow run, where it would otherwise be an empty stretch."""
+"""Waits for a machine, shown as task runs in the graph of the parent's flow run."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ Deliver = Callable[[Message], None]
 
 
 class ShownWait:
-    """Shows each kind of wait of one attempt as a task run of its own: for capacity, in a back-off, booting."""
+    """Shows each kind of wait of one attempt as a separate task run: for capacity, in a back-off, while booting."""
 
     def __init__(self, deliver: Deliver, *, clock: Clock) -> None:
-        """`deliver` sends a request without waiting for its answer, as a messenger does."""
+        """`deliver` sends a request in the background, as a messenger does."""
         self._deliver, self._clock = deliver, clock
         self._node: _Node | None = None
 
     def show(self, waiting: str | None) -> None:
-        """Show what the attempt waits for; None once it has a machine, or has ended."""
+        """Show this text about what the attempt waits for; None after it has got a machine or has ended."""
         name = None if waiting is None else waiting.partition(": ")[0]
         if self._node is not None and self._node.name != name:
             self._node.end(self._clock.monotonic())
@@ -45,7 +45,7 @@ class ShownWait:
 
 
 class _Node:
-    """One task run in the graph. It sends the state that holds by then, so that a request may be made again."""
+    """One task run in the graph; each request sends its current state, so that a request may be repeated."""
 
     def __init__(self, name: str, *, task: Task[..., object], flow_run_id: UUID, began_at: float) -> None:
         self.name, self.why = name, name

@@ -1,4 +1,4 @@
-"""The files of a window as one table of which a few columns are read at a time."""
+"""The files of a window as one table; only the requested columns are read into memory."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class Part(NamedTuple):
     source: str
     """Path or URL of the file."""
     path: Path
-    """A Parquet file."""
+    """Path of the Parquet file with its content."""
     names: tuple[str, ...]
-    """Its columns."""
+    """Names of its columns."""
     rows: int
 
 
 class Columns:
-    """The rows of several files, in order. Memory holds the columns that were asked for, and no others."""
+    """The rows of several files, in order; only the requested columns are in memory."""
 
     def __init__(self, parts: Sequence[Part], types: Mapping[str, str]) -> None:
         self.parts = tuple(parts)
@@ -48,12 +48,12 @@ class Columns:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The columns that every file has, in the order of the first one."""
+        """The columns that every file has, in the order of the first file."""
         first, *others = self.parts
         return tuple(name for name in first.names if all(name in part.names for part in others))
 
     def read(self, names: Sequence[str]) -> pd.DataFrame:
-        """These columns, with an index from 0 on.
+        """These columns, with an index that begins at 0.
 
         Raises:
             DataUnreadableError: a file is damaged, or a value is none of its column's type.
@@ -74,7 +74,7 @@ class Columns:
         return pd.DataFrame(index=pd.RangeIndex(self.rows))
 
     def place_of(self, row: int) -> str:
-        """Where a row is: the file and its row, counted from 0."""
+        """The place of a row: its file, and its number in the file, counted from 0."""
         return place_of([(part.source, part.rows) for part in self.parts], row)
 
 
@@ -82,9 +82,9 @@ class Columns:
 def columns_of(
     files: Sequence[WindowFile], local: Mapping[str, Path], types: Mapping[str, str], reading: Reading = _USUAL
 ) -> Iterator[Columns]:
-    """The table of files in the types of their layout, by where they are on this machine.
+    """A block with the table of these files, in the types of their layout; `local` gives the local path of each file.
 
-    CSV becomes Parquet until the block ends, so that a column of it can be read alone.
+    CSV files are converted to Parquet until the block ends, so that single columns can be read.
 
     Raises:
         DataUnreadableError: a file is damaged, or a value is none of its column's type.

@@ -1,4 +1,4 @@
-"""Data Docs of a slot's check in the store, and back."""
+"""Copies the Data Docs of a slot's check into the store, and back."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _MOST_FILE_BYTES = 64 * 2**20
 
 
 def store_docs(store: Store, model: str, stamp: str, folder: Path) -> str:
-    """Store every file of a site below the slot's prefix; returns the prefix. Files that are there are replaced.
+    """Store every file of a site below the slot's prefix, replacing existing files; return the prefix.
 
     Raises:
-        StoreWriteError: some may be missing; a retry is safe.
+        StoreWriteError: some files may be missing; a retry is safe.
     """
     prefix = keys.docs_prefix(model, stamp)
     for path in sorted(folder.rglob("*")):
@@ -26,10 +26,10 @@ def store_docs(store: Store, model: str, stamp: str, folder: Path) -> str:
 
 
 def fetch_docs(store: Store, prefix: str, into: Path) -> Path:
-    """Write a site of the store into a folder; returns its first page.
+    """Write a site from the store into a folder; return the path of its first page.
 
     Raises:
-        NoDocsError: the store holds none there.
+        NoDocsError: the store has no site below this prefix.
         StoreReadError: the store could not be read.
     """
     listed = store.list_objects(prefix)

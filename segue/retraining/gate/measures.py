@@ -1,5 +1,6 @@
-"""What segue computes of a window, as small frames with the expectations of retrain.toml: files alike, number of rows,
-age, drift."""
+"""The measures that segue computes of a window, as small frames with the expectations of retrain.toml.
+
+The measures are the likeness of the files, the number of rows, the age and the drift."""
 
 from __future__ import annotations
 
@@ -22,13 +23,13 @@ Arguments = Mapping[str, Any]
 
 
 class Derived(NamedTuple):
-    """A frame of measures, and what is expected of them: classes of expectations with their arguments."""
+    """A frame of measures, with its expectations as classes and arguments."""
 
     name: str
     of: str
-    """What a row of the frame is, in the plural."""
+    """The plural noun for the rows of the frame, such as `files`."""
     frame: pd.DataFrame
-    """The frame; its first column says what a row is about."""
+    """The frame; its first column names the subject of each row."""
     expected: tuple[tuple[str, Arguments], ...]
 
 
@@ -41,8 +42,10 @@ def derived(
     new: Columns,
     before: Mapping[str, ColumnProfile],
 ) -> Iterator[Derived]:
-    """The frames of a window. `before` are profiles of the window before, by column, and none at the first slot; the
-    drift is that of the `new` rows.
+    """The frames of a window.
+
+    `before` has the profiles of the previous window, by column; it is empty at the first slot. The drift is computed
+    for the `new` rows.
 
     Raises:
         DataUnreadableError: a file is damaged.
@@ -91,9 +94,9 @@ def _age(columns: Columns, name: str, slot: datetime) -> pd.DataFrame:
 def drifts_of(
     columns: Columns, before: Mapping[str, ColumnProfile], *, only: Sequence[str] | None = None
 ) -> dict[str, Drift]:
-    """How far each column is from its profile, for those that have one. Columns are read one at a time.
+    """The drift of each column that has a profile; columns are read one at a time.
 
-    A column of `only` that is not there has drifted as far as can be.
+    A column of `only` that does not exist has infinite drift.
 
     Raises:
         DataUnreadableError: a file is damaged.

@@ -1,4 +1,4 @@
-"""The profile of a column of a window, and the distance of new rows from it: the metrics of drift."""
+"""The profile of a column of a window, and the drift of new rows from the profile."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 _EDGES, _BINS = 100, 10
 _MOST_VALUES = 100
 _SAMPLED = 100_000
-"""Evenly spaced numbers by which edges are chosen. The shares between edges are those of all numbers."""
+"""Number of evenly spaced values from which edges are chosen; the shares between edges use all values."""
 _LEAST_SHARE = 1e-4
-"""An empty bin counts as this share; its logarithm would be infinite."""
+"""Share that an empty bin counts as, because the logarithm of 0 is infinite."""
 
 
 class Drift(NamedTuple):
-    """How far new rows are from a profile."""
+    """The drift of new rows from a profile."""
 
     psi: float
     """Population stability index over ten bins or the most frequent values, with nulls as a bin of their own.
@@ -45,7 +45,7 @@ def profile_of(column: pd.Series) -> ColumnProfile:
 
 
 def drift_of(column: pd.Series, before: ColumnProfile) -> Drift | None:
-    """How far a column is from its profile; None if the profile has no distribution, or a kind of its own."""
+    """The drift of a column from its profile; None if the profile has no distribution."""
     present = column.dropna()
     if before.kind == "other" or not len(column):
         return None
@@ -96,7 +96,7 @@ def _cumulative(numbers: npt.NDArray[np.float64], edges: npt.NDArray[np.float64]
 
 
 def _bins(cumulative: npt.NDArray[np.float64]) -> list[float]:
-    """Shares of about ten bins: between edges, and beyond the last one."""
+    """Shares of about ten bins: the bins between edges, and the bin beyond the last edge."""
     picked = cumulative[:: max(len(cumulative) // _BINS, 1)]
     return [float(each) for each in np.diff(np.concatenate([[0.0], picked, [1.0]]))]
 

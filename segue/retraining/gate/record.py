@@ -1,4 +1,4 @@
-"""Records of a check: what was found, and what the columns looked like."""
+"""Records of a check: the findings, and the distributions of the columns."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ Kind = Literal["numbers", "values", "other"]
 class ColumnProfile(FiniteValue):
     """The distribution of one column."""
 
-    kind: Kind = Field(description="Numbers, values of which some repeat, or neither: no drift is computed.")
+    kind: Kind = Field(description="Numbers, repeated values, or other; for other, no drift is computed.")
     rows: int = Field(ge=0)
     null_share: float = Field(ge=0, le=1)
-    edges: tuple[float, ...] = Field((), description="Quantiles of numbers, each once, in order.")
-    cumulative: tuple[float, ...] = Field((), description="Share of the numbers that are at most the edge.")
+    edges: tuple[float, ...] = Field((), description="Distinct quantiles of the numbers, in ascending order.")
+    cumulative: tuple[float, ...] = Field((), description="For each edge, the share of the numbers up to it.")
     shares: dict[str, float] = Field(default_factory=dict, description="Share of each of the most frequent values.")
 
 
 class Finding(FiniteValue):
     """An expectation that is not met."""
 
-    expectation: str = Field(description="Its name in Great Expectations, e.g. expect_column_values_to_not_be_null.")
-    about: str = Field(description="Its columns, or the measure that segue computed: files, rows, age or drift.")
-    is_warning: bool = Field(description="Whether it does not stop the slot.")
-    observed: str = Field(description="What was found instead, in words.")
-    places: tuple[str, ...] = Field((), description="The first rows at fault: file and row, or what the row is about.")
+    expectation: str = Field(description="Name in Great Expectations, e.g. expect_column_values_to_not_be_null.")
+    about: str = Field(description="The columns, or the measure that segue computed: files, rows, age or drift.")
+    is_warning: bool = Field(description="Whether the finding is only a warning, which does not stop the slot.")
+    observed: str = Field(description="The observed value, in words.")
+    places: tuple[str, ...] = Field((), description="Places of the first wrong rows: file and row, or subject.")
 
     @property
     def sentence(self) -> str:
@@ -43,7 +43,7 @@ class GateResult(Record):
 
     outcome: Literal["passed", "warned", "failed"]
     expectations: int = Field(ge=0, description="Number of expectations that were evaluated.")
-    rows: int = Field(ge=0, description="Number of rows they were evaluated over.")
+    rows: int = Field(ge=0, description="Number of rows that were checked.")
     findings: tuple[Finding, ...] = ()
     profiles: dict[str, ColumnProfile] = Field(
         default_factory=dict, description="Distribution of each column, for the drift of the next slot."

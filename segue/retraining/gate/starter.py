@@ -1,4 +1,4 @@
-"""A first suite of expectations from data that is known to be good: what its rows have in common."""
+"""Makes a first suite of expectations from data that is known to be good."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ Entry = dict[str, Any]
 
 _MOST_VALUES = 20
 _ROOM = 0.5
-"""The share of a column's range by which its limits are wider than the values seen."""
+"""Margin on each side between the values of a column and its limits, as a share of the column's range."""
 
 
 def starter_suite(columns: Columns, *, name: str) -> Entry:
-    """A suite that these rows meet, for a person to correct: columns, nulls, ranges, sets of values, uniqueness.
+    """A suite that these rows meet, as a draft for a person: columns, nulls, ranges, sets of values, uniqueness.
 
     Every row is read, one column at a time.
 
@@ -41,7 +41,7 @@ def _of_column(name: str, values: pd.Series) -> Iterator[Entry]:
         yield _entry("expect_column_values_to_not_be_null", column=name)
     elif share > 0.5:
         yield _entry("expect_column_values_to_not_be_null", column=name, mostly=math.floor(share * 90) / 100)
-    # Lists, bytes and times of day are objects, which cannot be counted or compared.
+    # Lists, bytes and times of day are objects that cannot be counted or compared.
     if not len(present) or pd.api.types.is_bool_dtype(present) or present.dtype == object:
         return
     distinct = present.nunique()
@@ -58,7 +58,7 @@ def _of_column(name: str, values: pd.Series) -> Iterator[Entry]:
 
 
 def _limits(low: float, high: float) -> tuple[float, float]:
-    """A range wider than the values, and not below zero if no value is: counts and distances stay what they are."""
+    """A range with a margin around the values; it does not go below zero if no value does, as for counts."""
     room = _ROOM * (high - low) or abs(high) or 1.0
     digits = 3 - math.floor(math.log10(room))
     lower = 0.0 if low >= 0 else round(low - room, digits)

@@ -1,4 +1,4 @@
-"""A suite of Great Expectations: read from its file, checked before any data is checked, and divided by columns."""
+"""A suite of Great Expectations: it is read from its file, validated, and divided by columns."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ class Expectation(NamedTuple):
     kind: str
     """The kind, as in expect_column_values_to_not_be_null."""
     columns: tuple[str, ...] | None
-    """The columns that it reads; none if it is about the table as such, None for all of them."""
+    """The columns that the expectation reads; empty if it is about the table as a whole, None for all columns."""
     made: Any
     """The object of Great Expectations."""
 
     @property
     def counts_rows(self) -> bool:
-        """Whether it is about the number of rows."""
+        """Whether the expectation is about the number of rows."""
         return self.kind.startswith("expect_table_row_count")
 
     @property
     def is_warning(self) -> bool:
-        """Whether it does not stop a slot: its severity is warning or info."""
+        """Whether the expectation does not stop a slot, because its severity is warning or info."""
         return str(getattr(self.made.severity, "value", self.made.severity)) in ("warning", "info")
 
 
@@ -38,7 +38,7 @@ def read_suite(path: Path, gx: Any) -> tuple[Expectation, ...]:
     """The expectations in a suite's file, as `ExpectationSuite.to_json_dict()` writes it.
 
     Raises:
-        SpecError: the file cannot be read, or an entry in it is no expectation; it names each.
+        SpecError: the file cannot be read, or an entry is not an expectation; the error names each such entry.
     """
     from great_expectations.expectations.expectation_configuration import ExpectationConfiguration
 
@@ -63,7 +63,7 @@ def read_suite(path: Path, gx: Any) -> tuple[Expectation, ...]:
 
 
 def by_columns(expectations: Sequence[Expectation]) -> dict[tuple[str, ...] | None, list[Expectation]]:
-    """Expectations that read the same columns, together."""
+    """Group the expectations by the columns that they read."""
     groups: dict[tuple[str, ...] | None, list[Expectation]] = {}
     for each in expectations:
         groups.setdefault(each.columns, []).append(each)
@@ -92,5 +92,5 @@ def _columns_of(entry: dict[str, Any]) -> tuple[str, ...] | None:
     for field in _COLUMN_FIELDS:
         value = entry.get("kwargs", {}).get(field)
         columns += [value] if isinstance(value, str) else list(value or ())
-    # A condition on rows may name any column.
+    # A condition on rows may name any column of the table.
     return None if entry.get("kwargs", {}).get("row_condition") else tuple(dict.fromkeys(columns))

@@ -1,6 +1,6 @@
-"""The check of a window before anything is bought: a suite of the user's, and what segue computes of the files.
+"""The check of a window before any capacity is bought: the user's suite, and segue's own measures of the files.
 
-Expectations are evaluated over all rows, and a column at a time, so memory holds the columns of one expectation.
+Expectations are evaluated over all rows, one group of columns at a time, so only these columns are in memory.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MOST_PLACES = 10
 _SOURCE = "data"
 _NEEDED_FOR = "The check of the data"
 _LARGE_BYTES = 2**24
-"""Size of a frame from which it is worth 0.3 s to free its memory at once."""
+"""Size of a frame in bytes from which its memory is freed at once, which takes 0.3 s."""
 
 
 def check_window(
@@ -39,15 +39,15 @@ def check_window(
     before: tuple[Window, GateResult] | None = None,
     docs: Path | None = None,
 ) -> GateResult:
-    """Evaluate every expectation of `spec.gate`. `folder` holds retrain.toml, and `before` is the slot before.
+    """Evaluate every expectation of `spec.gate`; `folder` has retrain.toml, and `before` is the previous slot.
 
-    With `docs`, Data Docs are written into that folder; open its `index.html`.
+    If `docs` is given, Data Docs are written into that folder; open its `index.html`.
 
     Raises:
         DataUnreadableError: a file is damaged, or a value is none of its column's type.
         MissingExtraError: great-expectations is not installed.
         OutputError: `docs` cannot be written.
-        SpecError: the suite cannot be read, or holds something else than expectations.
+        SpecError: the suite cannot be read, or has entries that are not expectations.
     """
     known = {file.sha256 for file in before[0].files} if before is not None else set()
     paths = {file.path for file in window.files}
@@ -120,11 +120,11 @@ def _finding(
 
 def _observed(result: Any, of: str) -> str:
     found = result.result
-    if not found:  # It could not be evaluated; Great Expectations keeps the exception.
+    if not found:  # The expectation could not be evaluated; Great Expectations keeps the exception.
         return f"it could not be evaluated: {_reason(result.exception_info)}"
     if "unexpected_count" not in found:
         return f"observed {_shown(found.get('observed_value'))}"
-    if of == DIFFERENCES:  # The places describe them.
+    if of == DIFFERENCES:  # The places describe the differences.
         count = found["unexpected_count"]
         return f"{count} {of if count > 1 else of.removesuffix('s')}"
     shown = ", ".join(dict.fromkeys(map(_shown, found.get("partial_unexpected_list", ())[:3])))
@@ -136,7 +136,7 @@ def _shown(value: object) -> str:
 
 
 def _reason(exceptions: Any) -> str:
-    """The message in what Great Expectations keeps of an exception: a dict, or a dict of them by metric."""
+    """The message of an exception that Great Expectations kept: a dict, or a dict of such dicts by metric."""
     if not isinstance(exceptions, dict):
         return str(exceptions)
     message = exceptions.get("exception_message")
@@ -162,7 +162,7 @@ class _Validator:
         try:
             whole = source.add_dataframe_asset(_SOURCE).add_batch_definition_whole_dataframe(_SOURCE)
             batch = whole.get_batch(batch_parameters={"dataframe": frame})
-            # With more than a summary, many rows at fault would take minutes.
+            # With a longer result format, many wrong rows would take minutes.
             options = {"result_format": "SUMMARY", "partial_unexpected_count": _MOST_PLACES}
             results = [batch.validate(each, result_format=options) for each in expectations]
         finally:
@@ -170,7 +170,8 @@ class _Validator:
         self._results += results
         del batch
         if frame.memory_usage().sum() > _LARGE_BYTES:
-            gc.collect()  # Its objects refer to each other, and would keep the columns of many groups.
+            # The objects of Great Expectations refer to each other, and would keep the columns of many groups.
+            gc.collect()
         return results
 
     def write_docs(self, folder: Path, *, name: str, run_name: str) -> None:

@@ -1,4 +1,4 @@
-"""Arrival of data: whether the files of a window are new and complete, so that a slot is to begin. Pure."""
+"""Arrival of data: decides whether the files of a window are new and complete, so that a slot begins. Pure."""
 
 from __future__ import annotations
 
@@ -20,39 +20,39 @@ from segue.retraining.window import Chosen
 _MOST_NAMED = 3
 
 WrittenAt = Callable[[str], Mapping[str, datetime | None]]
-"""Lists when each file of a folder was last written, by its name, markers included; None if that is not known."""
+"""Returns for each file of a folder, including markers, the time of its last write; None if the time is not known."""
 
 
 class Seen(Record):
-    """The observations of the last look, for the next one."""
+    """The observations of a look, kept for the next look."""
 
-    files: str = Field("", description="Hash of the window's files as they were listed.")
-    since: AwareDatetime | None = Field(None, description="Since when these files have not changed.")
-    hashes: dict[str, str] = Field(default_factory=dict, description="SHA-256 of each of them; empty until it is read.")
+    files: str = Field("", description="Hash of the listing of the window's files.")
+    since: AwareDatetime | None = Field(None, description="Time since which these files have not changed.")
+    hashes: dict[str, str] = Field(default_factory=dict, description="SHA-256 of each file; empty before a read.")
     compared: str = Field(
-        "", description="Hash of listed data in service that was compared, with which version, beside which files."
+        "", description="Hash of the last drift comparison: data in service, version, and files of the window."
     )
 
 
 class Arrival(NamedTuple):
-    """The finding of a look about the files of a window."""
+    """The result of a look at the files of a window."""
 
     action: Literal["none", "wait", "compare", "train"]
-    """`compare`: a slot has files of these names and sizes, and only their content shows whether they are new."""
+    """`compare`: another slot has files of the same names and sizes, so only the content shows whether they are new."""
     why: str
 
 
 def key_of(chosen: Chosen, listed: Sequence[Listed]) -> str:
-    """A key of the files of a window, from a listing of them: it changes when one of the files changes."""
+    """A key of the files of a window, from their listing; the key changes if one of the files changes."""
     known = {each.path: each for each in listed}
     lines = [f"{place.path}\n{place.is_held_back}\n{known[place.path][1:]}" for place in chosen.files]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 def reason_of(files: str, models: Models, *, before: datetime | None = None) -> str:
-    """A key of the files of a window together with the newest slot, or with the newest one `before` another.
+    """A key of the files of a window and the newest slot, or the newest slot before `before` if that is given.
 
-    Files of an earlier slot that are put back are a reason once more, and so are files of a slot that was left out.
+    So the same files can cause another slot: if files of an earlier slot are restored, or if a slot was left out.
     """
     passed = [slot for slot, state in models.slots.items() if state.start is not None or _is_left_out(models, slot)]
     slots = [slot.isoformat() for slot in passed if before is None or slot < before]
@@ -60,7 +60,7 @@ def reason_of(files: str, models: Models, *, before: datetime | None = None) -> 
 
 
 def begun_for(files: str, models: Models) -> Trigger | None:
-    """The trigger that has asked for a slot for the same reason, or has begun the newest one, which failed."""
+    """The trigger that requested a slot for the same reason, or that began the newest slot if that slot failed."""
     reason = reason_of(files, models)
     asked = next((each for each in models.triggers.values() if each.key == reason), None)
     begun = [slot for slot, state in models.slots.items() if state.start is not None]
@@ -70,7 +70,7 @@ def begun_for(files: str, models: Models) -> Trigger | None:
 
 
 def _is_left_out(models: Models, slot: datetime) -> bool:
-    """Whether a slot was asked for, and has ended as skipped before it began: its files may not have been seen."""
+    """Whether a requested slot ended as skipped before it began, so that its files may not have been used."""
     state = models.slots[slot]
     is_skipped = state.end is not None and state.end.outcome == "skipped"
     return slot in models.triggers and state.start is None and is_skipped
@@ -91,9 +91,9 @@ def arrival_of(
     now: datetime,
     written_at: WrittenAt,
 ) -> Arrival:
-    """The action that the files of a window call for. `seen` holds what is known of them.
+    """The action for the files of a window; `seen` has the earlier observations of these files.
 
-    A slot that failed on these files is not begun again until one of them changes.
+    If a slot failed on these files, no new slot begins until one of the files changes.
     """
     begun = begun_for(seen.files, models)
     if begun is not None:
@@ -116,7 +116,7 @@ def arrival_of(
 def same_window(
     windows: Mapping[datetime, Window], chosen: Chosen, listed: Sequence[Listed], hashes: Mapping[str, str]
 ) -> datetime | None:
-    """The newest slot with the same data; without `hashes`, with files of the same names and sizes."""
+    """The newest slot with the same data; if `hashes` is empty, files of the same names and sizes count as the same."""
     sizes = {each.path: each.size_bytes for each in listed}
     content = {(place.path, hashes.get(place.path) or sizes[place.path], place.is_held_back) for place in chosen.files}
     same = [
@@ -129,13 +129,13 @@ def same_window(
 
 
 def _newest_window(models: Models) -> Window | None:
-    """The data of the newest slot that has begun, whether it was accepted or not; None without one."""
+    """The data of the newest slot that has begun, whether it was accepted or not; None if no slot has begun."""
     starts = [state.start for state in models.slots.values() if state.start is not None]
     return starts[-1].window if starts else None
 
 
 def _changed(before: Window | None, chosen: Chosen, hashes: Mapping[str, str]) -> str:
-    """The files with other content than in the window before; empty if none has."""
+    """A text about the files whose content differs from the previous window; empty if there are none."""
     known = {file.path: file.sha256 for file in before.files} if before is not None else {}
     changed = [place.path for place in chosen.files if hashes[place.path] != known.get(place.path)]
     return f"changed data: {names(changed)}" if changed else ""
@@ -154,7 +154,7 @@ def _incomplete(spec: ArrivalSpec, chosen: Chosen, seen: Seen, *, now: datetime,
         older = next((each for each in folders if not _is_after(times[each], spec.marker, folders[each])), None)
         if older is None:
             return None
-        what = f"{spec.marker} in {older} is older than its files: it is that of an earlier delivery"
+        what = f"{spec.marker} in {older} is older than its files: it belongs to an earlier delivery"
     assert seen.since is not None
     left = timedelta(minutes=spec.settle_minutes) - (now - seen.since)
     if left <= timedelta():
@@ -163,13 +163,13 @@ def _incomplete(spec: ArrivalSpec, chosen: Chosen, seen: Seen, *, now: datetime,
 
 
 def _is_after(times: Mapping[str, datetime | None], marker: str, files: Sequence[str]) -> bool:
-    """Whether a marker was written after these files of its folder, or at the same time: for their delivery."""
+    """Whether a marker belongs to the delivery of these files: it must not be older than any of them."""
     written, others = times[marker], [times.get(name) for name in files]
     return written is not None and all(time is not None and time <= written for time in others)
 
 
 def _difference(before: Window | None, chosen: Chosen, listed: Sequence[Listed]) -> str:
-    """The news since the window before, by names and sizes; empty if there are none, even if files are gone."""
+    """A text about new or changed files since the previous window, by names and sizes; empty if there are none."""
     sizes = {each.path: each.size_bytes for each in listed}
     if before is None:
         return f"the first data has arrived: {names([place.path for place in chosen.files])}"
@@ -185,6 +185,6 @@ def _difference(before: Window | None, chosen: Chosen, listed: Sequence[Listed])
 
 
 def names(paths: Sequence[str]) -> str:
-    """The first of them, and how many more there are."""
+    """The first paths, and the number of further paths."""
     more = f" and {len(paths) - _MOST_NAMED} more" if len(paths) > _MOST_NAMED else ""
     return f"{', '.join(paths[:_MOST_NAMED])}{more}"

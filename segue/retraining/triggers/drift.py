@@ -1,4 +1,4 @@
-"""Drift of data in service from the data that the version in service was trained on and compared with."""
+"""Drift of data in service from the data of the version in service, on which it was trained and evaluated."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _MOST_NAMED = 5
 
 
 def newest_of(spec: DriftSpec, listed: Sequence[Listed]) -> Sequence[Listed]:
-    """The files that are read."""
+    """The newest files, which are read."""
     return listed[-spec.newest_files :]
 
 
 def key_of(files: Sequence[Listed], version: int, window: str) -> str:
-    """A key of the files that are compared, beside this `window`: it changes with a file or the version in service."""
+    """A key of a drift comparison; it changes with the files, the version in service and the `window`."""
     lines = [f"version {version}", window, *(repr(tuple(each)) for each in files)]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
@@ -34,13 +34,13 @@ def key_of(files: Sequence[Listed], version: int, window: str) -> str:
 def drift_in(
     spec: DriftSpec, files: Sequence[Listed], before: Mapping[str, ColumnProfile], access: DataAccess
 ) -> dict[str, Drift]:
-    """How far each column of these files is from its profile; a column of `spec.columns` that is gone: infinity.
+    """The drift of each column of these files; infinite for a column of `spec.columns` that no longer exists.
 
-    Copies of remote files are removed afterwards.
+    Local copies of remote files are removed afterwards.
 
     Raises:
         DataUnreadableError: a file could not be read, is damaged, or is being written to.
-        MissingExtraError: the package that reaches such files is not installed.
+        MissingExtraError: the package for files at such an address is not installed.
         SpecError: a column of `spec.columns` was not in the data of the version in service.
     """
     unknown = [name for name in spec.columns or () if name not in before]
@@ -48,14 +48,15 @@ def drift_in(
         problem = f"trigger.drift.columns: the version in service was not trained on a column {unknown[0]}"
         raise SpecError(source="retrain.toml", problems=(f"{problem}; it was on {', '.join(before)}",))
     places = [FoundFile(each.path, each.path.rpartition("/")[2], False) for each in files]
-    with TemporaryDirectory(prefix="segue-drift-") as copies:  # Nothing is trained on them: the cache would only grow.
+    # No run trains on these files, so they do not belong in the cache.
+    with TemporaryDirectory(prefix="segue-drift-") as copies:
         data = described(places, access.model_copy(update={"cache_folder": copies}))
         with columns_of(data.files, data.local, data.layout.columns, access.reading) as columns:
             return drifts_of(columns, before, only=spec.columns)
 
 
 def exceeded(spec: DriftSpec, drifts: Mapping[str, Drift]) -> str:
-    """The columns that have drifted, with their figures, the farthest first; empty if none has."""
+    """A text about the columns that have drifted, the largest drift first; empty if none has drifted."""
     found = sorted(drifts.items(), key=lambda each: -each[1].psi)
     sentences = [sentence for name, drift in found for sentence in _sentences(spec, name, drift)]
     more = f"; {len(sentences) - _MOST_NAMED} more" if len(sentences) > _MOST_NAMED else ""
@@ -63,7 +64,7 @@ def exceeded(spec: DriftSpec, drifts: Mapping[str, Drift]) -> str:
 
 
 def largest(drifts: Mapping[str, Drift]) -> str:
-    """The column that has drifted farthest, in words."""
+    """A text about the column with the largest drift."""
     if not drifts:
         return "no column of it can be compared"
     name, drift = max(drifts.items(), key=lambda each: each[1].psi)

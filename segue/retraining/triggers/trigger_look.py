@@ -1,4 +1,4 @@
-"""One look for what begins a slot: the files of its window and those of data in service, as they are now."""
+"""One look for a cause of a slot: it reads the files of the window and the files of data in service."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ _STARTED_WITHIN = timedelta(days=1)
 
 
 class Look(NamedTuple):
-    """What a look has found."""
+    """The result of a look."""
 
     lines: tuple[str, ...]
-    """The sentences about each cause."""
+    """A sentence about each cause."""
     trigger: Trigger | None
-    """The slot that was asked for."""
+    """The request for a slot; None if no slot was requested."""
 
 
 class _Now(NamedTuple):
-    """The window of a slot that would begin now."""
+    """The window that a slot would have if it began now."""
 
     chosen: Chosen
     files: Sequence[Listed]
@@ -42,13 +42,13 @@ class _Now(NamedTuple):
 
 
 def look(spec: RetrainSpec, log: ModelsLog, *, now: datetime) -> Look:
-    """Look once, and ask for a slot if there is a reason. Two looks may run at once: the same reason begins one slot.
+    """Look once, and request a slot if there is a cause; two looks at the same time request only one slot.
 
-    A crash loses nothing: what was asked for is in the model's log, and is in `unstarted` until its slot begins.
+    A crash loses nothing: the request is in the model's log, and `unstarted` returns it until its slot begins.
 
     Raises:
         DataUnreadableError: files could not be listed or read; the next look tries again.
-        MissingExtraError: the package that reaches such files is not installed.
+        MissingExtraError: the package for files at such an address is not installed.
         SpecError: [data] or [trigger.drift] does not fit the data.
         StoreReadError, StoreWriteError: a retry is safe.
     """
@@ -67,7 +67,8 @@ def look(spec: RetrainSpec, log: ModelsLog, *, now: datetime) -> Look:
         waits = found.action == "wait"
         if found.action == "train":
             trigger = log.trigger("arrival", arrival.reason_of(window.key, models), why=found.why, now=now)
-    _keep(log, seen, before)  # Asked before data in service is read, which may be damaged.
+    # Observations are kept before the data in service is read, because that data may be damaged.
+    _keep(log, seen, before)
     if spec.trigger.drift is not None and trigger is None and not waits:
         watch = _Drift(spec, spec.trigger.drift, log, window, now)
         why, trigger, compared = watch.look(models, seen)
@@ -77,12 +78,12 @@ def look(spec: RetrainSpec, log: ModelsLog, *, now: datetime) -> Look:
 
 
 def unstarted(models: Models, *, now: datetime) -> list[Trigger]:
-    """The slots that were asked for lately and have not begun."""
+    """The requests of the last day whose slots have not begun."""
     return [each for slot, each in models.triggers.items() if slot not in models.slots and now - slot < _STARTED_WITHIN]
 
 
 def _is_busy(models: Models, *, now: datetime) -> bool:
-    """Whether a slot trains, or was asked for. A slot that waits for a person's decision has trained."""
+    """Whether a slot trains or was requested; a slot that waits for a person's decision no longer trains."""
     is_open = any(state.is_open and not state.is_waiting for state in models.slots.values())
     return is_open or bool(unstarted(models, now=now))
 
@@ -113,8 +114,8 @@ def _arrival(
             written_at=lambda folder: written_at(folder, spec.data),
         )
         if found.action == "train" and spec.overlap == "skip" and _is_busy(models, now=now):
-            # A slot that is asked for now would be left out, and its files with it.
-            return Arrival("wait", f"{found.why}; a slot begins when the one that runs has ended: overlap is skip")
+            # A slot that is requested now would be left out, and its files would not be used.
+            return Arrival("wait", f"{found.why}; a slot begins after the end of the running slot: overlap is skip")
         return found
 
     found = judged(seen)
@@ -125,10 +126,10 @@ def _arrival(
 
 
 def _read(window: _Now, seen: Seen, spec: RetrainSpec, *, now: datetime) -> Seen:
-    """The observations, with the content of the window's files, each of which is read once.
+    """The observations, with the hashes of the window's files; each file is read once.
 
     Raises:
-        DataUnreadableError: one could not be read, or has changed meanwhile.
+        DataUnreadableError: a file could not be read, or has changed meanwhile.
     """
     hashes = {each.path: hash_of(each.path, spec.data) for each in window.chosen.files}
     if _window(spec, now).key != window.key:
@@ -147,7 +148,7 @@ class _Drift:
     now: datetime
 
     def look(self, models: Models, seen: Seen) -> tuple[str, Trigger | None, Seen]:
-        """The sentence about it, the slot that was asked for, and the observations."""
+        """The sentence about the drift, the request for a slot, and the new observations."""
         version = models.in_service
         start = models.slot_of(version).start if version is not None else None
         files = drift.newest_of(self.wanted, listed(self.wanted.data, self.spec.data))
@@ -159,14 +160,14 @@ class _Drift:
         if seen.compared == key:
             return "drift: the data in service was compared before", None, seen
         if _is_busy(models, now=self.now):
-            return "drift is computed when the slot that runs has ended: it may bring another version", None, seen
+            return "drift is computed after the end of the running slot, which may bring another version", None, seen
         drifts = drift.drift_in(self.wanted, files, start.gate.profiles, self.spec.data)
         exceeded = drift.exceeded(self.wanted, drifts)
         if not exceeded:
             said = f"no drift of the data in service: {drift.largest(drifts)}"
             return said, None, seen.model_copy(update={"compared": key})
         count = f"{len(files)} {'file' if len(files) == 1 else 'files'} at {self.wanted.data}"
-        why = f"drift of the data in service from that of version {version}: {exceeded} ({count})"
+        why = f"drift of the data in service from the data of version {version}: {exceeded} ({count})"
         return self._drifted(models, why, seen=seen, compared=key)
 
     def _drifted(self, models: Models, why: str, *, seen: Seen, compared: str) -> tuple[str, Trigger | None, Seen]:
@@ -182,16 +183,16 @@ class _Drift:
         def is_unchanged(models: Models) -> bool:
             return models.in_service == version and not _is_busy(models, now=self.now)
 
-        # Files were read after the log: another look, or a schedule, may have been faster.
+        # The files were read after the log, so another look or the schedule may have requested a slot first.
         trigger = self.log.trigger("drift", key, why=why, now=self.now, only_if=is_unchanged)
         if trigger is None:
-            why = f"{why}; another slot has come meanwhile, and the next look compares again"
+            why = f"{why}; another slot was requested meanwhile, and the next look compares again"
         return why, trigger, seen
 
     def _trained(self, models: Models, seen: Seen) -> tuple[datetime | None, Seen]:
-        """The slot that has trained on the same data: the newest, or that of the version in service.
+        """The newest slot, or the slot of the version in service, if it trained on the same data; else None.
 
-        The files are read only if their names and sizes are those of such a slot.
+        The files are read only if they have the same names and sizes as the files of such a slot.
         """
         windows = dict(models.last_windows())
         if models.in_service is not None and (start := models.slot_of(models.in_service).start) is not None:
@@ -211,5 +212,5 @@ def _keep(log: ModelsLog, seen: Seen, before: Seen) -> None:
 def _seen(log: ModelsLog) -> Seen:
     try:
         return Seen.model_validate_json(log.store.get(keys.seen_key(log.name)))
-    except (MissingObjectError, ValidationError):  # From a newer version: files have to settle again.
+    except (MissingObjectError, ValidationError):  # A newer version of segue wrote this: files have to settle again.
         return Seen()

@@ -1,1 +1,1 @@
-"""Versions of a model: their files, their evaluation in a process with torch, and loading them."""
+"""Versions of a model: files, evaluation in a process with torch, and loading."""

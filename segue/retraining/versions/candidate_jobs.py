@@ -1,6 +1,6 @@
-"""Work on a candidate that needs torch, in a process of its own: the flow that waits for it stays small.
+"""Work on a candidate that needs torch, in a process of its own, so that the waiting flow needs little memory.
 
-A crash of the user's code, or of a library, ends that process and not the flow.
+A crash of the user's code, or of a library, ends that process, but not the flow.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MODULE = "segue.retraining.versions.job_main"
 
 
 class EvaluateJob(Record):
-    """Publish what a slot's run has trained, and compare it with the version in service."""
+    """Publish the model that a slot's run has trained, and compare it with the version in service."""
 
     kind: Literal["evaluate"] = "evaluate"
     spec: RetrainSpec
@@ -44,7 +44,7 @@ class BeginJob(Record):
 
 
 class CheckJob(Record):
-    """Check what publishes and evaluates candidates, before there is one: the functions, and what a program tracks."""
+    """Check in advance the functions that publish and evaluate candidates, and the objects that a program tracks."""
 
     kind: Literal["check"] = "check"
     spec: RetrainSpec
@@ -62,20 +62,20 @@ JOB: TypeAdapter[AnyJob] = TypeAdapter(Annotated[AnyJob, Field(discriminator="ki
 
 
 class JobResult(Record):
-    """The outcome of the process."""
+    """The outcome of a job's process."""
 
     candidate: Candidate | None = None
-    notes: tuple[str, ...] = Field((), description="What is worth saying, in sentences.")
-    error: str | None = Field(None, description="Why it failed, in one sentence; None: it succeeded.")
+    notes: tuple[str, ...] = Field((), description="Remarks for people, in sentences.")
+    error: str | None = Field(None, description="Reason of a failure, in one sentence; None after a success.")
     traceback: str = ""
-    is_of_the_store: bool = Field(False, description="Whether the store failed: the job can then be repeated.")
+    is_of_the_store: bool = Field(False, description="Whether the store failed, so that a retry is useful.")
 
 
 def run_job(job: AnyJob, *, what: str, on_line: Callable[[str], None]) -> JobResult:
     """Run a job and wait for it; `on_line` gets each line that its process prints.
 
     Raises:
-        RetrainJobError: it failed; nothing was promoted.
+        RetrainJobError: the job failed; nothing was promoted.
         RetrainStoreError: the store failed.
     """
     with tempfile.TemporaryDirectory(prefix="segue-job-") as folder:
@@ -104,6 +104,6 @@ def _run(command: list[str], on_line: Callable[[str], None]) -> list[str]:
                 on_line(line.rstrip("\n"))
                 lines = [*lines, line.strip()][-_LINES_KEPT:]
         except BaseException:
-            process.terminate()  # A cancelled flow leaves no process behind.
+            process.terminate()  # If the flow is cancelled, its process ends too.
             raise
     return lines

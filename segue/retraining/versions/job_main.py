@@ -63,7 +63,7 @@ _COMPILED = "_orig_mod."
 
 
 def main() -> None:
-    """Read the job, do it, and write the result. An error is also a result."""
+    """Read the job, do it, and write the result; an error is also a result."""
     request, result = map(Path, sys.argv[1:])
     job = JOB.validate_json(request.read_bytes())
     try:
@@ -73,7 +73,7 @@ def main() -> None:
         done = JobResult(error=str(error), is_of_the_store=True)
     except SegueError as error:
         done = JobResult(error=str(error))
-    except Exception as error:  # The user's code may raise anything; the flow shows it.
+    except Exception as error:  # The user's code may raise any exception; the flow shows it.
         said = redacted(f"{type(error).__name__}: {error}")
         done = JobResult(error=said, traceback=redacted(traceback.format_exc()))
     result.write_text(done.model_dump_json())
@@ -90,12 +90,12 @@ def _done(job: AnyJob) -> JobResult:
 
 
 def evaluated(job: EvaluateJob) -> Candidate:
-    """The result of the slot's run, as a candidate that was compared with the version in service now.
+    """The result of the slot's run, as a candidate that was compared with the current version in service.
 
-    Its files are in the store, and nothing refers to them yet.
+    The candidate's files are in the store, and no record refers to them yet.
 
     Raises:
-        SegueError: it cannot be published or compared.
+        SegueError: the candidate cannot be published or compared.
     """
     spec, start = job.spec, job.start
     run = _run_of(start)
@@ -129,7 +129,7 @@ def evaluated(job: EvaluateJob) -> Candidate:
     else:
         facts["comparisons"], more = _comparisons(spec, start, runlog.store, candidate, before)
         promotion = decide(spec.evaluation, facts["comparisons"], faults=[*faults, *more])
-    if before is not None and before.slot > start.slot:  # By a backfill of an earlier slot.
+    if before is not None and before.slot > start.slot:  # The slot is a backfill of an earlier time.
         promotion = Promotion(is_promoted=False, why=f"version {models.in_service} was trained for a later slot")
     return Candidate(**facts, is_promoted=promotion.is_promoted, why=promotion.why)
 
@@ -137,11 +137,11 @@ def evaluated(job: EvaluateJob) -> Candidate:
 def _comparisons(
     spec: RetrainSpec, start: SlotStart, store: Store, candidate: Candidate, before: Candidate | None
 ) -> tuple[tuple[Comparison, ...], tuple[str, ...]]:
-    """The candidate against the model in service, and the faults in its predictions that speak against it."""
+    """Compare the candidate with the model in service; also return the faults in the candidate's predictions."""
     assert spec.evaluation is not None
     assert spec.publish.model is not None
     data = start.window.data_of(start.window.held_back, spec.data)
-    # The same files as when the slot was planned, by their hashes.
+    # The hashes show that these are the same files as when the slot was planned.
     frame = read_frame(checked_copies(data), types=data.columns or None, reading=data.reading)
     function, model = spec.evaluation.scores, spec.publish.model
     place = start.window.place_of_held_back
@@ -182,11 +182,11 @@ def _component(spec: RetrainSpec, runlog: RunLog, checkpoint: Checkpoint) -> dic
         why = f"the checkpoint has no such component; it has {', '.join(found)}"
         raise PublishError(what=f"component {spec.publish.component}", why=why)
     state = found[spec.publish.component]
-    if f"{spec.publish.component}.modes" in found:  # Of a module that a program tracks under a name of its own.
+    if f"{spec.publish.component}.modes" in found:  # A program tracks a module under its own name.
         state = state["state"]
     if not isinstance(state, dict):
-        raise PublishError(what=f"component {spec.publish.component}", why="it is no state dict")
-    # torch.compile adds a part to the names; the model that loads the weights may not be compiled.
+        raise PublishError(what=f"component {spec.publish.component}", why="it is not a state dict")
+    # torch.compile adds a prefix to the names, but the model that loads the weights may not be compiled.
     return {str(name).replace(_COMPILED, ""): value for name, value in state.items()}
 
 
@@ -217,7 +217,7 @@ def _training(run: RunSpec, history: History, checkpoint: Checkpoint) -> Trainin
 
 
 def _begun(job: BeginJob) -> JobResult:
-    """The weights of the version that the slot begins with, as its run's first checkpoint; once."""
+    """Make the weights of the slot's start version the first checkpoint of its run, if this was not done before."""
     run, version = _run_of(job.start), job.start.start_version
     assert version is not None
     store = open_log(run).store
@@ -225,7 +225,7 @@ def _begun(job: BeginJob) -> JobResult:
     with tempfile.TemporaryDirectory(prefix="segue-weights-") as folder:
         file = Path(folder, f"version-{version}.safetensors")
         file.write_bytes(get_artifact(store, candidate.weights))
-        with suppress(RunBegunError):  # By an earlier start of the slot.
+        with suppress(RunBegunError):  # An earlier start of the slot may have done it.
             import_weights(run, file)
     return JobResult()
 
@@ -239,7 +239,7 @@ def _mirrored(job: MirrorJob) -> JobResult:
 
 
 def _run_of(start: SlotStart) -> RunSpec:
-    assert start.run is not None  # A slot whose data was refused trains nothing.
+    assert start.run is not None  # If the data of a slot was refused, the slot has no job.
     return start.run
 
 

@@ -1,4 +1,4 @@
-"""A model registry of MLflow as a mirror of a model's versions: each once, and an alias for the one in service."""
+"""A model registry of MLflow as a mirror of a model: each version once, and an alias for the version in service."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _EXPERIMENT = "segue-models"
 
 
 def mirror(registry: RegistrySpec, models: Models, store: Store) -> None:
-    """Register the versions that the registry lacks, and point its alias at the one in service. Safe to repeat.
+    """Register the versions that the registry lacks, and set its alias to the version in service; safe to repeat.
 
-    Each version is a run with the weights, the program and the card as artifacts.
+    Each version becomes an MLflow run with the weights, the program and the card as artifacts.
 
     Raises:
         MissingExtraError: mlflow is not installed.
-        Exception: what mlflow raises for a server that does not answer, or refuses.
+        Exception: the MLflow server does not answer or refuses; the type is mlflow's.
     """
     client = _client(registry)
     name = registry.name or models.name
@@ -55,7 +55,7 @@ def _client(registry: RegistrySpec) -> Any:
 
 
 def _known(client: Any, name: str, store: Store) -> dict[int, str]:
-    """The registry's version of each version here."""
+    """For each version of segue, the number of its version in the registry."""
     from mlflow.exceptions import MlflowException
 
     try:
@@ -69,7 +69,7 @@ def _known(client: Any, name: str, store: Store) -> dict[int, str]:
 
 
 def _logged(client: Any, models: Models, number: int, store: Store) -> tuple[str, str]:
-    """The place of a version's files, which are artifacts of a run of their own, and that run."""
+    """Store a version's files as artifacts of a new MLflow run; return the place of the files and the run's id."""
     version = models.version(number)
     found = client.get_experiment_by_name(_EXPERIMENT)
     experiment = found.experiment_id if found is not None else client.create_experiment(_EXPERIMENT)

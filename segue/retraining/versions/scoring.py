@@ -1,4 +1,4 @@
-"""The scores of a version on rows that it did not train on, by the user's own functions. Needs torch."""
+"""The scores of a version on rows outside its training data, by the user's functions; needs torch."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def built_model(function: str, config: Mapping[str, Any], state: Mapping[str, An
 
     Raises:
         RecipeError: there is no such function.
-        PublishError: the function raised, returned no module, or the weights are of another model.
+        PublishError: the function raised, did not return a module, or its model does not fit the weights.
     """
-    # It is imported as a recipe's function is.
+    # The function is imported in the same way as the function of a recipe.
     model = called(import_build(function), dict(config), name=function)
     if not isinstance(model, nn.Module):
         raise PublishError(what=function, why=f"it returned a {type(model).__name__}, not a torch.nn.Module")
@@ -48,10 +48,10 @@ def built_model(function: str, config: Mapping[str, Any], state: Mapping[str, An
 
 
 def require_functions(spec: RetrainSpec) -> None:
-    """Check that the functions that publish and evaluate are there, and take what they will get. None is called.
+    """Check, without calling them, that the functions for publishing and evaluation exist and take their arguments.
 
     Raises:
-        SpecError: one is not, or cannot be imported; names each by its field.
+        SpecError: a function is missing, cannot be imported, or takes other arguments; the error names each field.
     """
     scores = spec.evaluation.scores if spec.evaluation is not None else None
     wanted: dict[str, tuple[str | None, tuple[str, ...]]] = {
@@ -80,10 +80,10 @@ def _why_unfit(function: str, arguments: Sequence[str]) -> str | None:
 
 
 def called(function: Callable[..., Any], *arguments: Any, name: str) -> Any:
-    """The result of the user's function.
+    """Call the user's function and return its result.
 
     Raises:
-        PublishError: it raised; names the line.
+        PublishError: the function raised; the error names the line.
     """
     try:
         return function(*arguments)
@@ -94,11 +94,11 @@ def called(function: Callable[..., Any], *arguments: Any, name: str) -> Any:
 
 
 def published_model(function: str, version: Candidate, store: Store) -> Callable[..., Any]:
-    """A version's model as it was published: its program if it has one, which no change of the user's code touches.
+    """A version's model as it was published; if the version has a program, changes of the user's code do not affect it.
 
     Raises:
-        DamagedVersionError: its file is damaged.
-        PublishError, RecipeError: the user's function gives no model for its weights.
+        DamagedVersionError: the version's file is damaged.
+        PublishError, RecipeError: the user's function gives no model for the version's weights.
         StoreReadError: the store could not be read.
     """
     if version.program is not None:
@@ -110,17 +110,17 @@ def published_model(function: str, version: Candidate, store: Store) -> Callable
 def scores_of(
     function: str, model: Callable[..., Any], frame: pd.DataFrame, *, place_of: Callable[[int], str] = str
 ) -> Scores:
-    """The scores of a model by the user's function, by metric: a number for each row. `place_of` says where a row is.
+    """The user's scores of a model: for each metric, a number for each row; `place_of` gives the place of a row.
 
     Raises:
-        ScoresError: there is no such function, it raised, or did not return that.
+        ScoresError: there is no such function, it raised, or it returned something else.
     """
     try:
         score = import_build(function)
     except RecipeError as error:
         raise ScoresError(function=function, why=str(error)) from None
     if not inspect.isroutine(score) and not callable(score):
-        raise ScoresError(function=function, why="it is no function")
+        raise ScoresError(function=function, why="it is not a function")
     try:
         with torch.no_grad():
             scores: Any = score(model, frame)  # type: ignore[call-arg, arg-type]
@@ -133,18 +133,18 @@ def scores_of(
 
 @dataclass
 class NanPredictions:
-    """How many rows of a model's outputs have a nan in them. A score may hide it: that of an argmax is a number."""
+    """Number of rows with nan in a model's outputs; a score may hide nan, because the argmax of nan is a number."""
 
     rows: int = 0
 
     def count(self, _model: nn.Module, _arguments: tuple[Any, ...], output: object) -> None:
-        """A forward hook of the model."""
+        """Count the rows of one output; used as a forward hook of the model."""
         self.rows += max((_nan_rows(leaf) for leaf in tree_leaves(output)), default=0)
 
 
 @contextmanager
 def nan_predictions(model: Callable[..., Any]) -> Iterator[NanPredictions]:
-    """Count the rows with a nan that the model gives meanwhile."""
+    """A block in which the output rows of the model with nan are counted."""
     found = NanPredictions()
     hook = model.register_forward_hook(found.count) if isinstance(model, nn.Module) else None
     try:
@@ -155,12 +155,12 @@ def nan_predictions(model: Callable[..., Any]) -> Iterator[NanPredictions]:
 
 
 def nan_weights(state: Mapping[str, Any]) -> tuple[str, ...]:
-    """Names of the tensors of a state dict that have a nan."""
+    """Names of the tensors of a state dict that contain nan."""
     return tuple(name for name, each in state.items() if _nan_rows(each))
 
 
 def _nan_rows(value: object) -> int:
-    """Rows with a nan, if this is a tensor. Tensors of other kinds, e.g. sparse ones, are not looked at."""
+    """Number of rows with nan in a tensor; 0 for other values, and for special tensors such as sparse tensors."""
     if not isinstance(value, torch.Tensor) or value.dtype not in _FLOATS or value.layout is not torch.strided:
         return 0
     if value.is_nested or not value.numel():

@@ -1,4 +1,4 @@
-"""The version in service, for programs that serve it."""
+"""Loads the version in service, for programs that serve the model."""
 
 from __future__ import annotations
 
@@ -47,15 +47,15 @@ def load_model(
 ) -> OrderedDict[str, Any] | ExportedProgram:
     """The weights of the version in service, or of another one, as the model's `state_dict()` of CPU tensors.
 
-    With `form="program"` the program of torch.export, if the version was published with one: its `module()` is called
-    without any code of yours. Its format may hold code: load it only from a store that others cannot write. The bytes
-    are those that were published, by their SHA-256. No retention prunes them, and nothing is written.
+    With `form="program"`, the result is the program of torch.export, if the version was published with a program. Its
+    `module()` runs without your code. The format may contain code, so load a program only from a store that others
+    cannot write. The SHA-256 of the bytes is checked. Retention never prunes the files, and this call writes nothing.
 
     Raises:
         UnknownModelError, UnknownVersionError: there is no such model or version.
-        NotInServiceError: none of its versions is in service, and none was named.
+        NotInServiceError: no version of the model is in service, and no version was named.
         NoProgramError: the version was published without a program.
-        DamagedVersionError: its file is damaged.
+        DamagedVersionError: the version's file is damaged.
         StoreUnreachableError, StoreReadError: the store cannot be read.
     """
     opened = open_store(store)
@@ -70,10 +70,10 @@ def load_model(
 
 
 def known_model(store: StoreSpec | str | Path, name: str) -> Models:
-    """The versions of a model of a store. Nothing is written.
+    """The versions of a model in a store; nothing is written.
 
     Raises:
-        UnknownModelError: the store has none of this name.
+        UnknownModelError: the store has no model of this name.
         StoreUnreachableError: the store cannot be read.
     """
     opened = open_store(store)
@@ -90,7 +90,7 @@ def known_model(store: StoreSpec | str | Path, name: str) -> Models:
 
 
 def model_or_empty(store: StoreSpec | str | Path, name: str) -> Models:
-    """The versions and slots of a model; without any while the store has none of this name.
+    """The versions and slots of a model; empty if the store has no model of this name yet.
 
     Raises:
         StoreUnreachableError: the store cannot be read.
@@ -105,7 +105,7 @@ def require_in_service(models: Models) -> int:
     """The number of the version in service.
 
     Raises:
-        NotInServiceError: there is none.
+        NotInServiceError: no version is in service.
     """
     if models.in_service is None:
         raise NotInServiceError(name=models.name)
@@ -113,6 +113,6 @@ def require_in_service(models: Models) -> int:
 
 
 def place_of(store: Store, key: str) -> str:
-    """Where a file of the store is, for other programs: a path, or a URL."""
+    """The place of a file of the store for other programs, as a path or a URL."""
     url = store.url.removeprefix("file://").rstrip("/")
     return f"{url}/{key}"

@@ -1,4 +1,4 @@
-"""Weights and programs of a model's versions in the store, as files of their own that no retention prunes."""
+"""The files of a model's versions in the store: weights and programs, which retention never prunes."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 WEIGHTS, PROGRAM, CARD = "model.safetensors", "program.pt2", "card.md"
 _OTHERS = "segue"
-"""Entry of the file's metadata with what in the state dict is no tensor, as JSON."""
+"""Entry of the file's metadata, as JSON, with the values of the state dict that are not tensors."""
 
 
 def put_artifact(store: Store, model: str, name: str, data: bytes, *, folder: str | None = None) -> Artifact:
-    """Store a file of a version; by default in the folder named by its own hash. The same bytes are the same file.
+    """Store a file of a version, by default in a folder named by its hash, so that equal bytes are stored once.
 
     Raises:
-        StoreWriteError: it is not there; a retry is safe.
+        StoreWriteError: the file was not stored; a retry is safe.
     """
     sha256 = hashlib.sha256(data).hexdigest()
     key = keys.model_file(model, folder or sha256[:16], name)
@@ -36,10 +36,10 @@ def put_artifact(store: Store, model: str, name: str, data: bytes, *, folder: st
 
 
 def require_artifact(store: Store, artifact: Artifact) -> None:
-    """Check that a file of a candidate is there with its size; its content is verified by those that read it.
+    """Check that a file of a candidate exists with its recorded size; the content is verified by each reader.
 
     Raises:
-        DamagedVersionError: it is gone, or has another size.
+        DamagedVersionError: the file is missing, or has another size.
         StoreReadError: the store could not be read.
     """
     folder = artifact.key.rpartition("/")[0]
@@ -52,10 +52,10 @@ def require_artifact(store: Store, artifact: Artifact) -> None:
 
 
 def get_artifact(store: Store, artifact: Artifact) -> bytes:
-    """The bytes of a file, verified.
+    """Read the bytes of a file and verify their hash.
 
     Raises:
-        DamagedVersionError: it is gone, or has other bytes than were published.
+        DamagedVersionError: the file is missing, or its bytes differ from the published bytes.
         StoreReadError: the store could not be read.
     """
     try:
@@ -70,10 +70,10 @@ def get_artifact(store: Store, artifact: Artifact) -> bytes:
 
 
 def weights_bytes(state: Mapping[str, Any], *, component: str) -> bytes:
-    """A state dict as a safetensors file, which other programs can also read.
+    """A state dict as the bytes of a safetensors file, which other programs can read too.
 
     Raises:
-        PublishError: the component is no state dict with tensors, or has something in it that is not data.
+        PublishError: the component is not a state dict with tensors, or contains a value that is not data.
     """
     import safetensors.torch
     import torch
@@ -83,7 +83,7 @@ def weights_bytes(state: Mapping[str, Any], *, component: str) -> bytes:
 
     tensors = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
     if not tensors or not all(isinstance(name, str) for name in state):
-        raise PublishError(what=component, why="it is no state dict with tensors by name")
+        raise PublishError(what=component, why="it is not a state dict with tensors by name")
     try:
         inner: dict[str, torch.Tensor] = {}
         others = {
@@ -91,14 +91,14 @@ def weights_bytes(state: Mapping[str, Any], *, component: str) -> bytes:
         }
     except UnsupportedStateError as error:
         raise PublishError(what=component, why=str(error)) from None
-    # Tensors that share memory are refused by safetensors; each gets its own.
+    # safetensors refuses tensors that share memory, so each tensor gets its own memory.
     whole = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in (tensors | inner).items()}
     order = json.dumps({"order": list(state), "others": others})
     return bytes(safetensors.torch.save(whole, metadata={"format": "pt", _OTHERS: order}))
 
 
 def state_of(data: bytes) -> OrderedDict[str, Any]:
-    """The state dict in what `weights_bytes` made. Runs no code in it."""
+    """The state dict in bytes from `weights_bytes`; no code in the bytes is run."""
     import safetensors.torch
 
     from segue.checkpoints.format.state_tree import decode_tree
@@ -116,7 +116,7 @@ def program_bytes(model: torch.nn.Module, example: tuple[Any, ...]) -> bytes:
     """The model as a program of torch.export; the first dimension of each tensor in `example` may vary.
 
     Raises:
-        PublishError: torch.export does not take this model.
+        PublishError: torch.export does not support this model.
     """
     import torch
 
@@ -133,9 +133,9 @@ def program_bytes(model: torch.nn.Module, example: tuple[Any, ...]) -> bytes:
 
 
 def program_of(data: bytes) -> ExportedProgram:
-    """The program in what `program_bytes` made.
+    """The program in bytes from `program_bytes`.
 
-    torch.export's own format may hold code, so these bytes must be known to be those that were published.
+    The format of torch.export may contain code, so the caller must have verified that these are the published bytes.
     """
     import torch
 

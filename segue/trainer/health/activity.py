@@ -1,4 +1,4 @@
-"""What a trainer does now and since when, and how long each activity may take before it counts as hung."""
+"""The trainer's current activity, its start, and the time after which it counts as hung."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from segue.spec import RunSpec
 
 Kind = Literal["starting", "training", "evaluating", "waiting", "ending", "leaving"]
 Phase = Literal["build", "restore", "first step", "replay", "step", "evaluate", "save", "rehearsal", "end"]
-"""The activity of an attempt, as its notices name it."""
+"""The activity of an attempt, as recorded in its notices."""
 _ENOUGH_STEPS = 3
-"""Steps until the usual step time is known: the first ones compile and allocate."""
+"""Number of steps before the usual step time is known; the first steps compile and allocate."""
 
 
 class Mark(NamedTuple):
-    """The newest sign of progress. A mark that changes shows that the trainer is not hung."""
+    """The newest sign of progress. If the mark changes, the trainer is not hung."""
 
     kind: Kind
     number: int
@@ -26,7 +26,7 @@ class Mark(NamedTuple):
 
 
 class StepTime:
-    """The mean time from one step to the next, as far as nothing else came between."""
+    """Mean time from one step to the next, without pauses between steps."""
 
     def __init__(self) -> None:
         self._done, self._seconds = 0, 0.0
@@ -39,20 +39,20 @@ class StepTime:
         self._last_at = at
 
     def pause(self, *, until: float | None = None) -> None:
-        """What happens until then is no part of a step; None: until the next step is done."""
+        """Leave out the time until `until`, which is not part of a step; None: until the end of the next step."""
         self._last_at = until if self._last_at is not None else None
 
     @property
     def usual_seconds(self) -> float | None:
-        """The mean; None before the first few steps."""
+        """Mean seconds of a step; None during the first few steps."""
         return self._seconds / self._done if self._done >= _ENOUGH_STEPS else None
 
 
 class Activity:
-    """The trainer's progress; written by the training thread, read by others.
+    """The trainer's progress; the training thread writes it, other threads read it.
 
-    The watchdog may end the attempt in place of the training thread, while that thread is busy with code that may never
-    end: the training thread then stops at its next sign of progress.
+    The watchdog may end the attempt while the training thread runs code that may never return. Then the training thread
+    stops at its next sign of progress.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -61,27 +61,28 @@ class Activity:
         self.longest_evaluation_seconds: float | None = None
         self.mark = Mark("starting", 0, 0)
         self.is_reported = False
-        """Whether the attempt's report is in the log."""
+        """Whether the attempt's report is in the run's log."""
         self.phase: Phase = "build"
         self.makes_last_step = False
-        """Whether an ending attempt makes a step, which may take no longer than the steps before."""
+        """Whether an ending attempt makes one more step, which may take no longer than the steps before."""
         self._trains = threading.get_ident()
         self._taking = threading.Lock()
         self._is_taken = False
 
     def take_over(self, seen: Mark) -> bool:
-        """End the attempt from this thread; False if the training thread has made progress since `seen`."""
+        """Take over the end of the attempt in this thread; False if the training thread has made progress since
+        `seen`."""
         with self._taking:
             self._is_taken = self.mark == seen
             return self._is_taken
 
     def keep_out(self) -> None:
-        """Block the training thread for ever if another one ends the attempt, and with it this process."""
+        """Block the training thread for ever if another thread is ending the attempt, and with it this process."""
         if self._is_taken and threading.get_ident() == self._trains:
             threading.Event().wait()
 
     def step_done(self, step: int) -> None:
-        """A step was done."""
+        """Record the end of a step."""
         self._steps.step_done(self._clock.monotonic())
         self._number += 1
         # Steps after the last save do not turn an ending attempt into a training one.
@@ -89,7 +90,7 @@ class Activity:
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """The user's metric is computed until the block ends."""
+        """A block that computes the user's metric."""
         began, before, phase = self._clock.monotonic(), self.mark.kind, self.phase
         self._set("evaluating")
         self.phase = "evaluate"
@@ -105,7 +106,7 @@ class Activity:
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """The state is captured until the block ends."""
+        """A block that captures the state."""
         phase, self.phase = self.phase, "save"
         try:
             yield
@@ -114,7 +115,7 @@ class Activity:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Until the block ends, the trainer waits for another process, which builds the recipe."""
+        """A block that waits for another process, which builds the recipe."""
         before = self.mark.kind
         self._set("waiting")
         try:
@@ -124,17 +125,17 @@ class Activity:
             self._set(before)
 
     def goes_on(self) -> None:
-        """The awaited process is known to be still at work."""
+        """Record that the awaited process is still at work."""
         self._set(self.mark.kind)
 
     def ending(self) -> None:
-        """Only the last checkpoint and the report are left."""
+        """Record that only the last checkpoint and the report are left."""
         self.phase = "end"
         self._set("ending")
 
     @contextmanager
     def last_step(self) -> Iterator[None]:
-        """An ending attempt makes a step until the block ends."""
+        """A block in which an ending attempt makes a step."""
         self.makes_last_step = True
         try:
             yield
@@ -143,19 +144,19 @@ class Activity:
             self.makes_last_step = False
 
     def leaving(self) -> None:
-        """All is committed; a program runs the code after its loop."""
+        """Record that everything is committed and the program runs the code after its loop."""
         self.phase = "end"
         self._set("leaving")
 
     @property
     def usual_step_seconds(self) -> float | None:
-        """Mean time from one step to the next; None before the first few."""
+        """Mean seconds from one step to the next; None during the first few steps."""
         return self._steps.usual_seconds
 
     def limit_seconds(self, spec: RunSpec, *, ranks: int) -> float:
-        """How long the mark may stay unchanged."""
+        """Seconds without a new mark after which the trainer counts as hung."""
         live = spec.liveness
-        # Ranks that wait for another one end by themselves, and then name that rank.
+        # Ranks that wait for another rank end by themselves, and their report names that rank.
         least = max(live.hang_seconds, live.rank_seconds + live.hang_seconds if ranks > 1 else 0.0)
         # Ranks also wait this long for each other's first step.
         first = max(live.first_step_seconds + (live.hang_seconds if ranks > 1 else 0.0), least)
@@ -171,8 +172,9 @@ class Activity:
         return first if usual is None else max(live.hang_factor * usual, least)
 
     def rank_limit_seconds(self, spec: RunSpec) -> float:
-        """How long the mark may stay unchanged while this rank may be waiting for another rank."""
-        # Early enough for the other ranks to say which rank hangs, before this rank counts as hung itself.
+        """Seconds without a new mark after which the trainer counts as hung, if this rank may be waiting for another
+        rank."""
+        # This leaves the other ranks time to name the hung rank, before this rank counts as hung itself.
         return self.limit_seconds(spec, ranks=2) - spec.liveness.hang_seconds / 2
 
     def _set(self, kind: Kind) -> None:

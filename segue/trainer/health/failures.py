@@ -1,4 +1,4 @@
-"""The meaning of an exception of the user's code for the run: out of memory, transient, or a fault of the code."""
+"""Classifies an exception of the user's code: out of memory, transient, or a fault of the code."""
 
 from __future__ import annotations
 
@@ -34,35 +34,35 @@ _PERMANENT_NUMBERS = frozenset(
     {errno.EINVAL, errno.ENAMETOOLONG, errno.EROFS, errno.ENOEXEC, errno.EBADF, errno.ENOTSUP, errno.ENODEV}
 )
 _OUT_OF_MEMORY_TYPES = ("MemoryError", "OutOfMemoryError")
-"""Python's own type, and torch's type for accelerators."""
+"""Type names of out-of-memory errors: Python's own type, and torch's type for accelerators."""
 _OUT_OF_MEMORY_MESSAGE = re.compile(
     r"DefaultCPUAllocator: (can't allocate|not enough) memory|\[Errno 12\]"
     r"|CUDA error: out of memory|CU(BLAS|DNN)_STATUS_ALLOC_FAILED"
 )
-"""These conditions have no exception type of their own, only a message."""
+"""Messages of conditions that have no exception type of their own."""
 _DEVICE_ERRORS = frozenset({46, 100, 101, 214, 220, 802, 999})
-"""Codes of CUDA for a device that is unavailable, absent or invalid, for memory or a link with an error that cannot be
-corrected, for a system that is not ready, and for errors unknown to the driver itself (a device that fell off the bus).
-Source: cudaError in the CUDA Runtime API."""
+"""CUDA error codes of a failed device: unavailable, absent or invalid; an uncorrectable error in memory or a link; a
+system that is not ready; an error unknown to the driver, for example a device that fell off the bus. Source: cudaError
+in the CUDA Runtime API."""
 _DEVICE_MESSAGE = re.compile(
     r"CUDA error: (uncorrectable (ECC|NVLink) error|no CUDA-capable device|invalid device ordinal|unknown error"
     r"|CUDA-capable device\(s\) is/are busy or unavailable|system not yet initialized)"
 )
-"""Messages of the same errors, if torch gives no code."""
+"""Messages of the same errors, for the case that torch gives no code."""
 _NETWORK_TYPE = re.compile(r"Timeout|TimedOut|Connect|Network|Transport|Incomplete|Throttl|Unavailable|ServerError")
 _DEAD_WORKER = re.compile(r"DataLoader worker \(pid.*(exited unexpectedly|killed by signal)")
-"""torch has no type for this condition, only a RuntimeError with this message."""
+"""Message of a dead data loader worker; torch raises a plain RuntimeError for it."""
 
 
 _NO_KERNEL = re.compile(
     r"(?P<name>\S+)( with \S+)? does not have a deterministic implementation"
     r"|Deterministic behavior was enabled with .* but this operation is not deterministic because it uses (?P<by>\w+)"
 )
-"""Messages about an operation without a deterministic kernel."""
+"""Messages about operations that have no deterministic kernel."""
 
 
 def without_traceback(error: BaseException) -> SegueError | None:
-    """The error whose sentence says more than the traceback of the user's code; None if the traceback is needed."""
+    """Return an error whose sentence is more helpful than the traceback; None if the traceback is needed."""
     if isinstance(error, RehearsalError):
         return error
     found = _NO_KERNEL.search(text_of(error)) if isinstance(error, RuntimeError) else None
@@ -73,7 +73,7 @@ def without_traceback(error: BaseException) -> SegueError | None:
 
 
 def stop_reason(error: BaseException, *, kills_before: MemoryKills) -> StopReason:
-    """The reason of an attempt that ended with this exception of the user's code."""
+    """Stop reason of an attempt that this exception of the user's code ended."""
     if isinstance(error, HungRankError):
         return StopReason.HUNG
     if _is_out_of_memory(error):
@@ -88,7 +88,7 @@ def stop_reason(error: BaseException, *, kills_before: MemoryKills) -> StopReaso
 
 
 def _is_of_device(error: BaseException) -> bool:
-    """Whether a device has failed, and not the code that used it: then another machine can make the same step."""
+    """Whether the device has failed and not the code; then the same step can succeed on another machine."""
     name = error.type_name if isinstance(error, RankFailedError) else type(error).__name__
     code = attribute(error, "error_code")
     if name == "AcceleratorError" and isinstance(code, int):
@@ -97,9 +97,9 @@ def _is_of_device(error: BaseException) -> bool:
 
 
 def failure_of(error: BaseException) -> CodeFailure:
-    """The failure as a person sees it: the traceback of the recipe's code, or the sentence of a segue error.
+    """Make the failure that is shown to a person: the traceback of the recipe's code, or the sentence of a segue error.
 
-    It is stored, so secrets of the environment are hidden in it.
+    Secrets from the environment are hidden in it, because it is stored.
     """
     if isinstance(error, RankFailedError):
         name = f"{error.type_name} on rank {error.rank}"
@@ -116,10 +116,10 @@ def failure_of(error: BaseException) -> CodeFailure:
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether a retry may help: input and output, a network, or a worker process failed.
+    """Whether a retry may help, because input or output, a network, or a worker process failed.
 
-    An error that names a wrong path or a missing right is not transient. Errors of other libraries are transient if the
-    names of their types speak of a connection, a time-out or an unavailable service.
+    A wrong path or a missing permission is not transient. Errors of other libraries are transient if the names of their
+    types contain a word for a connection, a time-out or an unavailable service.
     """
     if isinstance(error, SegueError) and not isinstance(error, DataUnreadableError):
         return isinstance(error, RankFailedError) and error.is_transient
@@ -129,7 +129,7 @@ def is_transient(error: BaseException) -> bool:
 
 
 def is_dead_worker(message: str) -> bool:
-    """Whether this is torch's message about a worker of its data loader that died."""
+    """Whether this is torch's message about a dead data loader worker."""
     return _DEAD_WORKER.search(message) is not None
 
 
@@ -155,7 +155,7 @@ def _is_out_of_memory_alone(error: BaseException) -> bool:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """The error, and the errors from which it was explicitly raised."""
+    """Yield the error, and the errors from which it was explicitly raised."""
     seen: BaseException | None = error
     while seen is not None:
         yield seen

@@ -1,4 +1,4 @@
-"""The heartbeat: a thread that overwrites one small object in the store for as long as the attempt lives."""
+"""The heartbeat: during an attempt, a thread regularly overwrites one small object in the store."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ log = logging.getLogger(__name__)
 
 
 Describe = Callable[[int], Heartbeat]
-"""Returns the heartbeat with a given counter."""
+"""A function that makes the heartbeat with a given counter."""
 
 
 class HeartbeatThread:
-    """Writes a heartbeat every `interval_seconds` from its own thread, so that a long step is not taken for a death."""
+    """Writes a heartbeat every `interval_seconds` in a thread of its own, so that a long step does not look like a
+    loss."""
 
     def __init__(
         self,
@@ -50,7 +51,7 @@ class HeartbeatThread:
             self.stop()
 
     def stop(self) -> None:
-        """Write one last heartbeat and end the thread."""
+        """End the thread and write one last heartbeat."""
         self._stop.set()
         self._thread.join()
         self._beat()
@@ -67,6 +68,7 @@ class HeartbeatThread:
             beat = self.describe(self._counter)
             self._store.put(self._key, beat.model_dump_json().encode(), durable=False)
         except Exception as error:
-            # Any exception: a failed write must not end the thread, or a live attempt is declared lost.
+            # Catch any exception, because a failed write must not end the thread: a live attempt would be declared
+            # lost.
             # Training continues. If the store stays unreachable, the heartbeat timeout expires and the log decides.
             log.warning("heartbeat not written reason=%s", error)

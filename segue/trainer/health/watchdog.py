@@ -1,7 +1,7 @@
-"""The watchdog: ends a trainer that hangs, or that does not end within the grace period of a notice.
+"""The watchdog: ends a trainer that hangs, or that continues after the grace period of a notice.
 
-It is a thread of the trainer itself, so that it also works when the segment that started the trainer is gone. A trainer
-in which no thread runs any more stops its heartbeat: it is declared lost, and its segment kills it.
+The watchdog is a thread of the trainer itself, so that it also works after the segment has ended. If no thread of a
+trainer can run, its heartbeat stops: it is declared lost, and its segment kills it.
 """
 
 from __future__ import annotations
@@ -32,44 +32,44 @@ log = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.5
 _OVERDUE_SECONDS = 5.0
-"""How long after a notice's grace period a trainer that nobody killed ends itself."""
+"""A trainer that is still alive this many seconds after the grace period of a notice ends itself."""
 _MOST_GRACE_SECONDS = 30.0
-"""How long after a notice a trainer is left alone, even if the notice's deadline seems past."""
+"""For this many seconds after a notice, the watchdog does nothing, even if the deadline seems to be past."""
 _REPORT_SECONDS = 15.0
-"""How long the report of a trainer that hangs may take."""
+"""Longest time to write the report of a hung trainer, in seconds."""
 _TOO_LONG = "the notice came during {}, which did not end in time"
 _AFTER_LOOP = "the code after the program's loop"
 _NOTICE_SECONDS = 5.0
-"""How long the training thread may take to notice that another rank has ended, before its collectives are ended."""
+"""Seconds in which the training thread can notice that another rank has ended, before its collectives are aborted."""
 _LOST_SECONDS = 10.0
-"""How long the training thread may take to notice that a rank is lost, before this process ends itself."""
+"""Seconds in which the training thread can notice that a rank is lost, before this process ends itself."""
 _BEHIND_LEADER_SECONDS = 60.0
-"""How much later than the leader another rank ends itself: the leader writes the report."""
+"""Seconds after the leader at which another rank ends itself, because the leader has to write the report first."""
 
 _ANSWER_SECONDS, _ANSWER_SHARE = 1.0, 0.25
-"""How long the training thread has to answer a notice by itself if none of its work is needed: seconds, and the share
-of a short grace period."""
+"""Time for the training thread to act on a notice, if none of its work is needed: seconds, or a share of the grace
+period if that is shorter."""
 
 Report = Callable[[StopReason, CodeFailure | None, str | None], object]
-"""Writes the attempt's report."""
+"""A function that writes the attempt's report."""
 
 
 class Captured(Protocol):
-    """The captured part of the attempt's work, which can be committed while the training thread is busy."""
+    """Captured state of the attempt, which can be committed while the training thread is busy."""
 
     @property
     def is_all(self) -> bool:
-        """Whether nothing would be lost if the attempt ended now."""
+        """Whether all work so far would survive the end of the attempt."""
 
     def commit(self, limit_seconds: float) -> None:
-        """Let the writer commit this part; wait for the commit, at most `limit_seconds`."""
+        """Let the writer commit the captured state, and wait for the commit for at most `limit_seconds`."""
 
     def release(self) -> None:
-        """Let the save that waits for its metric be committed without the metric. Returns at once."""
+        """Let the pending save be committed without its metric. Returns immediately."""
 
 
 class Nothing:
-    """Before the first step there is nothing to commit."""
+    """The captured state before the first step: it is empty."""
 
     is_all = True
 
@@ -81,7 +81,7 @@ class Nothing:
 
 
 class Peers(Protocol):
-    """The ranks that train together."""
+    """The ranks of this attempt."""
 
     @property
     def count(self) -> int: ...
@@ -91,19 +91,20 @@ class Peers(Protocol):
 
 
 class Group(Protocol):
-    """The facts about the other ranks that are known here."""
+    """Facts about the other ranks, as far as this rank knows them."""
 
     @property
     def ranks(self) -> Peers: ...
 
     def break_off(self) -> None:
-        """End the collectives in which this rank waits for an accelerator, once; returns at once."""
+        """Abort, once, the collectives in which this rank waits for an accelerator; returns immediately."""
 
     def ended_elsewhere(self) -> SegueError | None:
-        """The error that has ended the attempt at another rank, until the training thread here has noticed that."""
+        """The error with which another rank has ended the attempt; None after the training thread has noticed it."""
 
     def take_over(self) -> bool | None:
-        """End the attempt here; return whether this rank has to report, or None if the training thread ends it."""
+        """Take over the end of the attempt; return whether this rank must report, or None if the training thread ends
+        it."""
 
 
 class Watchdog:
@@ -119,7 +120,7 @@ class Watchdog:
         group: Group,
         leave: Callable[[int], None],
     ) -> None:
-        """`report` writes the attempt's report; `leave` is called with the exit code just before the end."""
+        """`report` writes the attempt's report; `leave` is called with the exit code just before the process ends."""
         self._spec, self._activity, self._board = spec, activity, board
         self.report = report
         self.captured: Captured = Nothing()
@@ -129,7 +130,7 @@ class Watchdog:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Watch until the block ends. Does not return if the trainer has to be ended."""
+        """Watch the trainer during the block. If the trainer has to be ended, the process ends inside the block."""
         thread = threading.Thread(target=self._watch, name="segue-watchdog", daemon=True)
         thread.start()
         try:
@@ -142,7 +143,7 @@ class Watchdog:
         activity, ranks, seen = self._activity, self._group.ranks, None
         stood_seconds = noticed_seconds = ended_seconds = 0.0
         while not self._stop.wait(_POLL_SECONDS):
-            # Counted in polls, not by the clock: while the whole process is suspended, nothing hangs.
+            # Count polls instead of seconds, because nothing hangs while the whole process is suspended.
             stood_seconds = stood_seconds + _POLL_SECONDS if activity.mark == seen else 0.0
             seen = activity.mark
             limit = activity.limit_seconds(self._spec, ranks=ranks.count)
@@ -163,10 +164,10 @@ class Watchdog:
                 self._answer(left, noticed_seconds=noticed_seconds, seen=seen)
             elif left is not None and seen.kind == "evaluating":
                 self.captured.release()  # The ranks end together, at a safe point; their last save needs no metric.
-            # A provider's deadline may seem past, if this machine's clock is wrong.
+            # A provider's deadline may seem to be past if this machine's clock is wrong.
             had_time = noticed_seconds > min(self._spec.grace_seconds, _MOST_GRACE_SECONDS)
             is_overdue = left is not None and left < -_OVERDUE_SECONDS and had_time
-            # When one rank is gone, torchrun ends the others by a signal, which is no notice.
+            # If one rank has ended, torchrun sends a signal to the others; this signal is not a notice.
             if is_overdue and not ended_seconds and not self._stop.is_set():
                 notice = self._board.read()
                 assert notice is not None
@@ -174,12 +175,13 @@ class Watchdog:
                 self._end(StopReason.NOTICE, f"{why} ({notice.kind}) after step {seen.step}")
 
     def _answer(self, left: float, *, noticed_seconds: float, seen: Mark) -> None:
-        """End the attempt on its notice if the training thread does not get to a safe point in time.
+        """End the attempt after a notice if the training thread does not reach a safe point in time.
 
-        The attempt ends at once if this loses nothing, and otherwise when only the time for the report is left.
+        The attempt ends immediately if nothing would be lost; otherwise it ends when only the time for the report is
+        left.
         """
         grace = self._spec.grace_seconds
-        # A notice that may be withdrawn is answered as late as possible.
+        # Act as late as possible on a notice that may be withdrawn.
         is_final = self._board.first_kind not in WITHDRAWABLE
         when = moment_to_answer(seen.kind, is_all_captured=self.captured.is_all and is_final)
         reserve = report_seconds(grace)
@@ -187,7 +189,7 @@ class Watchdog:
             return
         if when == "at once" and noticed_seconds < min(_ANSWER_SECONDS, _ANSWER_SHARE * grace):
             return
-        # A provider's deadline may seem past, if this machine's clock is wrong.
+        # A provider's deadline may seem to be past if this machine's clock is wrong.
         had_time = noticed_seconds >= min(grace, _MOST_GRACE_SECONDS) - reserve
         if when == "at the end" and not (left <= reserve and had_time):
             return
@@ -198,9 +200,9 @@ class Watchdog:
         self._end_in_place(self._reason_of_notice(), seen, patience_seconds=patience - reserve, note=note)
 
     def _end_in_last_step(self, seen: Mark, stood_seconds: float) -> None:
-        """A step after the last save hangs. Nothing needs it, so the attempt ends for the reason it was ending for.
+        """End the attempt for its previous reason, because a step after the last save hangs and is not needed.
 
-        Returns if the training thread has made progress.
+        Returns without an effect if the training thread has made progress.
         """
         if self._activity.take_over(seen):
             reason = self._reason_of_notice() if self._board.first_kind is not None else StopReason.BOUND
@@ -211,15 +213,15 @@ class Watchdog:
         return StopReason.BOUND if self._board.first_kind == "recall" else StopReason.NOTICE
 
     def _doing(self, seen: Mark) -> str:
-        """What the training thread is busy with, in words."""
+        """Current activity of the training thread, in words."""
         notice = self._board.read()
         doing = notice.phase if notice is not None and notice.phase is not None else seen.kind
         return _AFTER_LOOP if seen.kind == "leaving" else doing
 
     def _heed_others(self, seconds: float) -> float:
-        """Do not let this rank wait for another rank that has ended; return how long that end has been known.
+        """Stop waiting for a rank that has ended; return the seconds since this end was noticed.
 
-        The training thread notices by itself, unless it waits for an accelerator that waits for that rank.
+        The training thread itself notices the end, unless it waits for an accelerator that waits for the ended rank.
         """
         ended = self._group.ended_elsewhere()
         if ended is None:
@@ -238,21 +240,21 @@ class Watchdog:
     def _end(
         self, reason: StopReason, why: str, *, failure: CodeFailure | None = None, reports: bool | None = None
     ) -> None:
-        """Report, and end this process with everything it started. Does not return."""
+        """Write the report, and end this process and all processes that it started. Does not return."""
         try:
             self._report_end(reason, why, failure=failure, reports=reports)
         except Exception:
-            # Any exception: it must not keep this process alive.
-            log.exception("the end of this trainer is not reported")
+            # Catch any exception, because it must not keep this process alive.
+            log.exception("the report of this trainer could not be written")
         finally:
             self._exit(reason)
 
     def _end_in_place(self, reason: StopReason, seen: Mark, *, patience_seconds: float, note: str | None) -> None:
-        """Commit what is captured, report, and end this process, in place of the training thread. Does not return."""
+        """Commit the captured state, report, and end this process, instead of the training thread. Does not return."""
         try:
             self._board.hold()
             log.warning(
-                "attempt ended while the training thread is busy phase=%s step=%d", self._doing(seen), seen.step
+                "ending the attempt while the training thread is busy phase=%s step=%d", self._doing(seen), seen.step
             )
             self.captured.commit(patience_seconds)
             self._report_within_limit(reason, None, note)
@@ -260,8 +262,8 @@ class Watchdog:
             log.warning("attempt fenced reason=%s", error)
             reason = StopReason.FENCED
         except Exception:
-            # Any exception: the training thread is kept out, so nothing else would end this process.
-            log.exception("the answer to a notice is not complete")
+            # Catch any exception: the training thread is blocked, so nothing else would end this process.
+            log.exception("the attempt could not be ended completely after a notice")
         finally:
             self._leave(ExitCode.of(reason))
             self._exit(reason)
@@ -290,10 +292,10 @@ class Watchdog:
 
 
 def moment_to_answer(kind: Kind, *, is_all_captured: bool) -> Literal["at once", "at the end", "never"]:
-    """When a notice is answered although the training thread has not reached a safe point. Pure.
+    """When to act on a notice if the training thread has not reached a safe point. Pure.
 
-    While that thread makes steps, the next safe point is near, with more to commit. While it ends the attempt, it
-    watches the time itself. The code after a program's loop has all the time that there is.
+    While the training thread makes steps, it reaches a safe point soon, with more state to commit. While it ends the
+    attempt, it watches the time itself. The code after a program's loop may use all the remaining time.
     """
     match kind:
         case "ending":
@@ -304,12 +306,12 @@ def moment_to_answer(kind: Kind, *, is_all_captured: bool) -> Literal["at once",
 
 
 def report_seconds(grace_seconds: float) -> float:
-    """The part of the grace period that is reserved for the report; more than the watchdog's period."""
+    """Seconds of the grace period that are reserved for the report; longer than the watchdog's period."""
     return min(max(0.1 * grace_seconds, 2 * _POLL_SECONDS), 2.0, grace_seconds / 2)
 
 
 def stacks_of_all_threads() -> str:
-    """The stack of every thread of this process, the newest call first."""
+    """The call stack of every thread in this process, the newest call first."""
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as file:
         faulthandler.dump_traceback(file, all_threads=True)
         file.seek(0)

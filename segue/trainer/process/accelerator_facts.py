@@ -1,4 +1,4 @@
-"""Facts about an accelerator on which the bits of a result depend."""
+"""Facts about an accelerator that affect the bits of a result."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _VERSION = re.compile(r"\b\d{3,}\.\d+(?:\.\d+)?\b")
 
 
 def device_name(device: torch.device) -> str:
-    """`cpu`, or the name of the accelerator's model."""
+    """Name of the accelerator's model, or `cpu`."""
     if device.type == "cpu":
         return "cpu"
     if device.type == "cuda":
@@ -25,7 +25,7 @@ def device_name(device: torch.device) -> str:
 
 
 def accelerator_facts(device: torch.device) -> dict[str, Any]:
-    """The fields of an `Environment` that only an accelerator has; none for the processor."""
+    """Fields of an `Environment` that only an accelerator has; empty for a CPU."""
     if device.type == "cpu":
         return {}
     facts: dict[str, Any] = {"reduced_precision": _reduced_precision(), "kernel_choice": _kernel_choice()}
@@ -37,7 +37,7 @@ def accelerator_facts(device: torch.device) -> dict[str, Any]:
 
 
 def driver_version(file: Path) -> str:
-    """The version that the driver's kernel module reports; empty if there is no such module."""
+    """Version of the driver's kernel module; empty if there is no such module."""
     try:
         text = file.read_text(encoding="utf-8", errors="replace")
     except OSError:

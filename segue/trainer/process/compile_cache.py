@@ -1,7 +1,8 @@
-"""Which cache of compiled kernels this process uses, if `torch.compile` chooses kernels by timing them.
+"""Identifies the cache of compiled kernels of this process, if `torch.compile` chooses kernels by timing them.
 
-Such a choice is kept in the cache folder of torch.compile. A new machine has none: there the kernels are timed again,
-and other kernels may add in another order (https://docs.pytorch.org/docs/stable/torch.compiler_caching.html).
+The choices are stored in the cache folder of torch.compile. A new machine has no such folder: the kernels are timed
+again, and the new choices may sum in a different order
+(https://docs.pytorch.org/docs/stable/torch.compiler_caching.html).
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ _FILE = "segue-cache-id"
 
 
 def compile_cache_id(device: torch.device) -> str:
-    """The name of the cache folder's content, given when segue first sees the folder; empty if nothing is timed.
+    """Return the id of the cache folder, which segue assigns at its first use; empty if no kernels are timed.
 
-    A folder that cannot be written keeps no choice: it has another name in each process.
+    A folder that cannot be written stores no choices, so it gets a new id in each process.
     """
     if "torch._inductor.compile_fx" not in sys.modules:  # Nothing was passed to torch.compile.
         return ""
@@ -34,7 +35,7 @@ def compile_cache_id(device: torch.device) -> str:
 
 
 def compile_times_kernels() -> bool:
-    """Whether products of matrices are timed too; some other kernels of an accelerator always are."""
+    """Whether kernels for matrix products are timed; some other kernels of an accelerator are always timed."""
     inductor = sys.modules.get("torch._inductor.config")  # Importing it takes seconds; without it nothing is compiled.
     return inductor is not None and bool(inductor.max_autotune or inductor.max_autotune_gemm)
 
@@ -52,5 +53,5 @@ def _id_of(folder: Path) -> str:
             own.unlink()
         return file.read_text(encoding="ascii", errors="replace")
     except OSError as error:
-        log.debug("the cache folder of torch.compile cannot be named folder=%s reason=%s", folder, error)
+        log.debug("could not write an id into the cache folder of torch.compile folder=%s reason=%s", folder, error)
         return new

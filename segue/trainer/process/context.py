@@ -1,4 +1,4 @@
-"""The context of one attempt: facts that do not change from its claim to its report."""
+"""The context of one attempt: facts that stay the same from its claim to its report."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from segue.trainer.ranks.group import RankGroup, local_rank_count
 
 @dataclass(frozen=True, kw_only=True)
 class AttemptContext:
-    """One attempt, in the process that trains."""
+    """The facts about one attempt in the process that trains."""
 
     assignment: Assignment
     runlog: RunLog
@@ -33,10 +33,10 @@ class AttemptContext:
     clock: Clock
     activity: Activity
     kills: RecentKills
-    """The kernel's kills for memory, as of a few seconds ago."""
+    """Number of processes that the kernel has killed for lack of memory, as of a few seconds ago."""
     memory_limit_bytes: int | None
     started_at: float
-    """Start of the attempt in this process, in the clock's monotonic time."""
+    """Start of the attempt in this process, in monotonic seconds."""
 
     @property
     def spec(self) -> RunSpec:
@@ -52,7 +52,7 @@ class AttemptContext:
 
     @property
     def memory_share_bytes(self) -> int | None:
-        """This rank's part of the memory limit, which all ranks on this machine share; None without a limit."""
+        """This rank's share of the machine's memory limit; None if there is no limit."""
         limit = self.memory_limit_bytes
         return None if limit is None else limit // (local_rank_count() if self.ranks.count > 1 else 1)
 

@@ -1,4 +1,4 @@
-"""The device, the threads, the kernels, and the environment that must be equal for a replay to match bit for bit."""
+"""Sets device, threads and kernels, and describes the environment that must be equal for a bit-exact replay."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from segue.user_objects.packages import imported_packages
 
 
 def use_deterministic_kernels() -> None:
-    """Limit this process, and what it starts, to deterministic kernels. Call it before anything is computed.
+    """Limit this process and its children to deterministic kernels. To be called before anything is computed.
 
-    An operation without such a kernel raises from then on.
+    From then on, an operation without a deterministic kernel raises an error.
     """
     for name, value in DETERMINISTIC_VARIABLES.items():
         os.environ.setdefault(name, value)
@@ -30,14 +30,14 @@ def use_deterministic_kernels() -> None:
 
 
 def allow_deterministic_alone() -> None:
-    """Let torch choose only deterministic kernels; the libraries below it stay as they are."""
+    """Let torch use only deterministic kernels, without changing the settings of the libraries below torch."""
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.deterministic = True
     torch.backends.cudnn.benchmark = False
 
 
 def prepare_device(spec: RunSpec, *, local_rank: int | None = None) -> torch.device:
-    """Set kernels and thread count, and return the requested device; each of several ranks gets its own accelerator.
+    """Set kernels and thread count, and return the requested device. Each rank gets its own accelerator.
 
     Raises:
         SpecError: the requested accelerator is not available.
@@ -52,7 +52,7 @@ def prepare_device(spec: RunSpec, *, local_rank: int | None = None) -> torch.dev
     local_ranks = local_rank_count() if local_rank is not None else 1
     if name.startswith("cuda") and local_ranks > torch.cuda.device_count():
         found = torch.cuda.device_count()
-        problem = f"ranks: {local_ranks} ranks need {local_ranks} accelerators, and this machine has {found}"
+        problem = f"ranks: {local_ranks} ranks need {local_ranks} accelerators, but this machine has {found}"
         raise SpecError(source="the run spec", problems=(problem,))
     try:
         device = torch.device(name)
@@ -68,13 +68,13 @@ def prepare_device(spec: RunSpec, *, local_rank: int | None = None) -> torch.dev
 
 
 def refuse_lost_accelerator(spec: RunSpec, history: History, *, device: torch.device) -> None:
-    """Pass unless the spec names no device, the run has trained on an accelerator, and there is no accelerator now.
+    """Raise an error if the run has trained on an accelerator, this machine has none, and the spec names no device.
 
-    A machine whose driver has failed looks like one without an accelerator. Training there would take many times as
-    long, and no resume could be compared.
+    A machine with a failed driver looks like a machine without an accelerator. Training on its CPU would take many
+    times as long, and no resume could be compared.
 
     Raises:
-        AcceleratorGoneError: another machine has to continue the run.
+        AcceleratorGoneError: the run has to continue on another machine.
     """
     if spec.device != "auto" or device.type != "cpu":
         return
@@ -94,7 +94,7 @@ def _processor() -> str:
 
 
 def environment_of(device: torch.device, *, world_size: int = 1, is_deterministic: bool = False) -> Environment:
-    """This process's environment."""
+    """Describe the environment of this process."""
     return Environment(
         torch=torch.__version__,
         python=".".join(platform.python_version_tuple()[:2]),

@@ -1,1 +1,1 @@
-"""Programs: the objects that a training script tracks, and the numbers that it reports, while an attempt trains it."""
+"""Training of a program: the objects that its script tracks, and the numbers that the script reports."""

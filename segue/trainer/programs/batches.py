@@ -1,4 +1,4 @@
-"""The batches of a program's loader: their position is part of the state, and each batch comes exactly once."""
+"""The batches of a program's loader: the state has their position, and each batch is used exactly once."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ class SessionBatch(NamedTuple):
 
     content: Any
     ids: Ids
-    """The samples in it; none if they are not known."""
+    """Ids of the samples in the batch; empty if unknown."""
 
 
 class BatchSource(Protocol):
-    """Where batches come from."""
+    """A source of batches."""
 
     def first(self, number: int) -> Iterator[SessionBatch]:
-        """The batches of pass `number` from its beginning."""
+        """Return the batches of pass `number` from its first batch."""
         ...
 
     def rest(self, number: int) -> Iterator[SessionBatch]:
-        """The batches of the pass whose state was restored. The random streams may be in any state afterwards."""
+        """Return the remaining batches of the restored pass. This call may change the random streams."""
         ...
 
     def capture(self) -> Any: ...
@@ -53,21 +53,22 @@ class BatchSource(Protocol):
 
 
 class BatchesComponent:
-    """The batches of one loader, as a component: pass after pass, each from the position at the last safe point."""
+    """A component for one loader: it gives batches pass after pass, each pass from the position at the last safe
+    point."""
 
     def __init__(self, loader: Any, *, seed: int) -> None:
         """
         Raises:
-            SessionError: the loader cannot be resumed; names what would make it resumable.
+            SessionError: the loader cannot be resumed; the message says how to make it resumable.
         """
         self._source = _source_of(loader, seed=seed)
         self.length = _length_of(loader)
-        """Number of batches of a pass; None if the loader does not know it."""
+        """Number of batches in a pass; None if the loader does not know it."""
         self._is_within = self._is_restored = False
         self.passes = 0
-        """Passes that have ended."""
+        """Number of completed passes."""
         self.batches = 0
-        """Batches of the current pass that were used."""
+        """Number of batches used in the current pass."""
 
     def capture(self) -> Any:
         position = {"passes": self.passes, "batches": self.batches, "is_within": self._is_within}
@@ -82,7 +83,7 @@ class BatchesComponent:
         """Use this loader for the next pass.
 
         Raises:
-            SessionError: the loader cannot be resumed; names what would make it resumable.
+            SessionError: the loader cannot be resumed; the message says how to make it resumable.
         """
         self._is_restored = False
         self.leave()
@@ -90,16 +91,16 @@ class BatchesComponent:
 
     @property
     def left(self) -> int | None:
-        """Batches left of the current pass, or of the next one; None if the loader does not know the number."""
+        """Number of batches left in the current or next pass; None if the loader does not know its length."""
         return None if self.length is None else self.length - self.batches
 
     def leave(self) -> None:
-        """End a pass that was left before its end, unless it is still to be continued after a resume."""
+        """End a pass that the program left early, unless the pass was restored and still has to continue."""
         if self._is_within and not self._is_restored:
             self.passes, self.batches, self._is_within = self.passes + 1, 0, False
 
     def end_whole(self) -> None:
-        """End a pass of which no batch is left, even a restored pass."""
+        """End a pass that has no batch left, even if the pass was restored."""
         if self.left == 0:
             self._is_restored = False
         self.leave()
@@ -112,12 +113,12 @@ class BatchesComponent:
         """
         if next(batches, None) is not None:
             what = f"the loader has a length of {self.length} batches, but gives more."
-            raise SessionError(what=what, fix="correct __len__ of its sampler, which a safe point relies on.")
+            raise SessionError(what=what, fix="correct __len__ of its sampler, because safe points rely on it.")
 
     def one_pass(self, *, fetch_with: Mapping[str, Any] = MappingProxyType({})) -> Iterator[SessionBatch]:
-        """The batches that are left of the current pass, or those of the next one.
+        """Return the remaining batches of the current pass, or all batches of the next pass.
 
-        They are fetched with these states of global random streams, if any are given.
+        If `fetch_with` has states of global random streams, the batches are fetched with these states.
         """
         if self._is_restored:
             with streams_kept():
@@ -141,7 +142,7 @@ def _restore_streams(states: Mapping[str, Any]) -> None:
 
 
 class _OfSampler:
-    """A plain DataLoader with a map-style data set: its sampler can draw the same indices again."""
+    """A plain DataLoader with a map-style data set, whose sampler can draw the same indices again."""
 
     def __init__(self, loader: DataLoader[Any], *, seed: int) -> None:
         self._passes = _passes_of(loader, seed=seed)
@@ -184,7 +185,7 @@ class _OfSampler:
         self._restore_own(tree["own"])
 
     def _captured_own(self) -> dict[str, Any]:
-        """The state of the loader and its samplers, without the global streams."""
+        """Return the state of the loader and its samplers, without the global random streams."""
         return {name: it.capture() for name, it in self._streams.items() if not name.startswith(RNG_PREFIX)}
 
     def _restore_own(self, states: Mapping[str, Any]) -> None:
@@ -200,7 +201,7 @@ class _OfSampler:
 
 
 class _OfState:
-    """A loader, or its iterable data set, with a state of its own: it continues by itself."""
+    """A loader or iterable data set that has a state of its own, and continues from this state without help."""
 
     def __init__(self, loader: Any, holder: Stateful) -> None:
         self._loader, self._holder = loader, holder
@@ -227,7 +228,7 @@ class _OfState:
 
 
 class _OfRange:
-    """A range of numbers: the position among them is its only state."""
+    """A range of numbers as a source of batches; its only state is the position."""
 
     def __init__(self, numbers: range) -> None:
         self._numbers = self._begun = numbers
@@ -262,7 +263,7 @@ def _source_of(loader: Any, *, seed: int) -> BatchSource:
     if _has_state(loader):
         return _OfState(loader, loader)
     if not isinstance(loader, DataLoader):
-        what = f"run.batches() got {in_words(loader)}, which is neither a DataLoader nor has a state."
+        what = f"run.batches() got {in_words(loader)}, which is not a DataLoader and has no state."
         fix = (
             "give it a torch.utils.data.DataLoader, an object with state_dict, or a range whose numbers the inner loop "
             "takes its batches by."
@@ -289,13 +290,14 @@ def _has_state(loader: Any) -> bool:
 
 
 def _passes_of(loader: DataLoader[Any], *, seed: int) -> Passes:
-    """A loader with its own way of iterating, as accelerate's loaders have, must be iterated, not only its sampler."""
+    """Passes over the loader; if the loader has an `__iter__` of its own, as in accelerate, the loader itself is
+    iterated."""
     is_plain = type(loader).__iter__ is DataLoader.__iter__
     return LoaderPasses(loader, seed=seed) if is_plain else RepeatedPasses(loader)
 
 
 def _length_of(loader: Any) -> int | None:
-    """Batches of a pass; None for loaders with a state, which may be in the middle of a pass."""
+    """Number of batches in a pass; None for a loader with a state, which may be in the middle of a pass."""
     if isinstance(loader, range):
         return len(loader)
     is_plain = isinstance(loader, DataLoader) and not _has_state(loader)

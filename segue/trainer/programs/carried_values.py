@@ -1,4 +1,4 @@
-"""The kinds of values that a loop carries: whether they are comparable data, and whether a checkpoint can hold them."""
+"""Kinds of values that a loop carries: whether they can be compared, and whether a checkpoint can hold them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from segue.user_objects.variables import CODE
 
 COLLECTIONS = (dict, list, tuple, set, frozenset, deque)
 VALUES: tuple[type, ...] = (*PLAIN, *CONSTANTS, complex, np.generic)
-"""Types of values that cannot change in place."""
+"""Types whose values cannot be changed in place."""
 NAMESPACES = (Namespace, SimpleNamespace)
 _MOST_ITEMS, _DEEPEST, _MOST_NAMESPACES = 64, 3, 32
 ABSENT = object()
@@ -45,11 +45,12 @@ _OF_FRAMEWORKS = frozenset(
     | {"wandb", "mlflow", "tensorboard", "tensorboardX", "tqdm", "rich", "matplotlib", "omegaconf", "hydra", "numpy"}
     | {"pandas", "segue", "attr", "yaml", "absl", "comet_ml", "neptune", "clearml", "aim", "sentencepiece", "tiktoken"}
 )
-"""Packages whose objects are tracked, show numbers, hold settings, or at most keep counts."""
+"""Packages whose objects are ignored: they are tracked, display numbers, hold settings, or only keep counts.
+count."""
 
 
 def is_of_a_package(value: Any) -> bool:
-    """Whether the value is an object of an installed package that may keep learnt state."""
+    """Whether the value is an object of an installed package, and may hold learnt state."""
     kind = type(value)
     top = str(kind.__module__).partition(".")[0]
     if isinstance(value, (type, ModuleType)) or callable(value) or top in _OF_FRAMEWORKS:
@@ -66,7 +67,7 @@ def kind_of(value: Any) -> str:
 
 
 def _can_be_carried(value: Any) -> bool:
-    """Whether `run.carry` takes the value."""
+    """Whether `run.carry` accepts the value."""
     try:
         component_of_value({"value": value}, path="value")
     except UnsupportedStateError:
@@ -75,7 +76,7 @@ def _can_be_carried(value: Any) -> bool:
 
 
 def is_data(value: Any) -> bool:
-    """Whether the content of the value can be compared, because it neither is nor holds an object of another class."""
+    """Whether the value can be compared by its content: it contains no object of a user's class."""
     if isinstance(value, (*VALUES, *ARRAYS)) or is_frame(value) or keeps_state(value):
         return True
     if isinstance(value, COLLECTIONS):
@@ -84,12 +85,12 @@ def is_data(value: Any) -> bool:
 
 
 def may_be_data(value: Any) -> bool:
-    """Whether the value is plain, an array, a tensor or a collection, judged without calling a class of the user's."""
+    """Whether the value is plain, an array, a tensor or a collection. Calls no code of the user's classes."""
     return issubclass(type(value), (*VALUES, *ARRAYS, *COLLECTIONS))
 
 
 def namespaces_of(frame: FrameType) -> list[tuple[str, Any]]:
-    """The namespaces that variables of a running function hold, and the namespaces within these, by name."""
+    """Return by name the namespaces in a running function's variables, and the namespaces inside them."""
     local, code = frame.f_locals, frame.f_code
     names = dict.fromkeys((*local, *code.co_names))
     waiting = [(name, local.get(name, frame.f_globals.get(name, ABSENT))) for name in names]
@@ -102,7 +103,7 @@ def namespaces_of(frame: FrameType) -> list[tuple[str, Any]]:
 
 
 def value_of(name: str, local: Mapping[str, Any], outside: Mapping[str, Any]) -> Any:
-    """The value of a variable, or of an attribute of an object that no other check looks at."""
+    """Return the value of a variable, or of an attribute of an object that no other check covers."""
     holder, _, attribute = name.partition(".")
     value = local.get(holder, outside.get(holder, ABSENT))
     if not attribute:
@@ -116,7 +117,7 @@ def value_of(name: str, local: Mapping[str, Any], outside: Mapping[str, Any]) ->
 
 
 def as_data(value: Any, name: CarriedName) -> Any:
-    """Data in place of a record, an enumeration or code that the loop assigns again: the object itself says nothing."""
+    """Return comparable data for an enumeration, a record or code that the loop assigns again."""
     if isinstance(value, Enum):
         return value.name
     if not name.is_rebound:
@@ -129,14 +130,14 @@ def as_data(value: Any, name: CarriedName) -> Any:
 
 
 class Unlooked:
-    """Stands for an object of the user's that raises when it is looked at."""
+    """Placeholder for an object of the user's code that raises an exception when it is inspected."""
 
     def __init__(self, value: Any) -> None:
         self.name = type(value).__name__
 
 
 def looked_at(value: Any) -> Any:
-    """The value, or an `Unlooked` for a value whose class raises when it is asked for its contents."""
+    """Return the value, or an `Unlooked` if inspecting its content raises an exception."""
     try:
         if isinstance(value, COLLECTIONS):
             _ = (bool(value), list(value.values() if isinstance(value, dict) else value))
@@ -146,17 +147,17 @@ def looked_at(value: Any) -> Any:
 
 
 def type_name(value: Any) -> str:
-    """The name of the value's class in messages."""
+    """Name of the value's class, for messages."""
     return value.name if isinstance(value, Unlooked) else type(value).__name__
 
 
 def is_sought(value: Any, name: CarriedName) -> bool:
-    """Whether the value is a file in which the program itself seeks the position."""
+    """Whether the value is an open file whose position the program sets itself with `seek`."""
     return isinstance(value, io.IOBase) and calls_method(name.file, name.name, "seek")
 
 
 def may_keep(value: Any, name: CarriedName) -> bool:
-    """Whether the value may hold state that the next iteration needs, although it cannot be compared."""
+    """Whether the next iteration may need state in the value, even if the value cannot be compared."""
     if isinstance(value, VALUES) or is_sought(value, name):
         return False
     return isinstance(value, Unlooked) or is_data(value) or (name.is_rebound and is_of_a_package(value))

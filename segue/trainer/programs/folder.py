@@ -1,4 +1,4 @@
-"""A framework's own checkpoint folder as part of a run's state: its files, byte for byte."""
+"""Makes a framework's own checkpoint folder, byte for byte, a part of the run's state."""
 
 from __future__ import annotations
 
@@ -13,22 +13,23 @@ from segue.checkpoints.format.names import FOLDER, leads_out
 from segue.errors import MalformedCheckpointError, SessionError
 
 _MARKER = ".segue-folder"
-"""A file in a folder that holds only a run's files: it shows that they may be replaced."""
+"""A file that marks a folder as containing only files of the run, which segue may replace."""
 
 
 class Folder:
-    """The files below one folder, as a component. Files are mapped into memory, and read when they are saved."""
+    """A component that holds the files below one folder. The files are mapped into memory, and are read during a
+    save."""
 
     def __init__(self) -> None:
         self.path: Path | None = None
         self.step = 0
-        """Number of steps after which the folder was written."""
+        """Number of the step after which the folder was written."""
         self._instead: Mapping[str, bytes | Path] = {}
         self._best: Mapping[str, str] = {}
         self._restored: dict[str, torch.Tensor] = {}
 
     def is_of(self, step: int) -> bool:
-        """Whether the folder holds the state after this many steps."""
+        """Whether the folder holds the state after this step."""
         return self.path is not None and self.step == step
 
     def capture(self) -> Any:
@@ -41,11 +42,11 @@ class Folder:
         self._restored, self._best = tree.get("files", {}), tree.get("best", {})
 
     def write_to(self, path: Path) -> Path | None:
-        """Replace the folder by the restored files, and return it; if there are none, change nothing and return None.
+        """Replace the folder's content by the restored files and return its path; without restored files, return None.
 
         Raises:
-            SessionError: the folder has files that are not the run's.
-            MalformedCheckpointError: a restored file would be outside of the folder; nothing was written.
+            SessionError: the folder has files that do not belong to the run.
+            MalformedCheckpointError: the path of a restored file leads out of the folder; nothing was written.
         """
         if not self._restored:
             return None
@@ -63,19 +64,20 @@ class Folder:
     def take(
         self, path: Path, *, step: int, instead: Mapping[str, bytes | Path], best: Mapping[str, str] | None = None
     ) -> None:
-        """From now on, the folder holds the state after `step` steps.
+        """Use the folder as the state after `step` steps.
 
-        `best` has the files of the best model so far, each by the name that an export gives it.
+        `best` maps names in an export to files of the best model so far.
 
         Raises:
-            SessionError: there is no such folder, it is empty, or a file of the best model is not committed.
+            SessionError: the folder does not exist or is empty, or a file of the best model is not among the committed
+                files.
         """
         if not path.is_dir() or not _files(path):
-            raise SessionError(what=f"run.commit_folder({str(path)!r}): {_lack(path)}.", fix="write it before.")
+            raise SessionError(what=f"run.commit_folder({str(path)!r}): {_lack(path)}.", fix="write the folder first.")
         lost = sorted({*(best or {}).values()} - {*_files(path), *instead})
         if lost:
             what = f"run.commit_folder({str(path)!r}, best=...): {lost[0]!r} is not among the committed files."
-            raise SessionError(what=what, fix="give paths in the folder, or names in instead=...")
+            raise SessionError(what=what, fix="give paths in the folder, or names that instead=... has.")
         (path / _MARKER).touch()
         self.path, self.step, self._instead, self._best = path, step, instead, best or {}
 
@@ -102,7 +104,7 @@ def _tensor(content: bytes) -> torch.Tensor:
 def _empty(path: Path) -> None:
     if path.is_dir() and any(path.iterdir()):
         if not (path / _MARKER).exists():
-            what = f"run.restore_folder({str(path)!r}): the folder has files that are not of this run."
+            what = f"run.restore_folder({str(path)!r}): the folder has files that do not belong to this run."
             raise SessionError(what=what, fix="name a folder that is empty or does not exist.")
         shutil.rmtree(path)
     path.mkdir(parents=True, exist_ok=True)

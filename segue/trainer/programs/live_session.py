@@ -1,4 +1,4 @@
-"""A program with a training loop of its own, as an attempt trains it."""
+"""The session of a program with a training loop of its own, during an attempt."""
 
 from __future__ import annotations
 
@@ -35,11 +35,12 @@ _GRADIENTS, _EPOCH = "gradients", "epoch"
 
 
 class LiveSession:
-    """The tracked state of one program in this process, and its steps. The host of its session."""
+    """Holds the tracked state of the program in this process, and makes its steps. It implements the program's
+    session."""
 
     def __init__(self, spec: RunSpec, owner: Owner, *, config: Mapping[str, Any], record: ProgramRecord | None) -> None:
-        """There is no record for a script that was started by hand: its setup is not compared, and when its goal is
-        reached, a later attempt may train on with a later goal."""
+        """`record` is None for a script that was started by hand. The setup of such a script is not compared, and a
+        later attempt may train on to a later goal."""
         self._spec, self._owner, self._is_goal_kept = spec, owner, record is not None
         self.config = config
         self._state = TrackedState(owner, record)
@@ -57,7 +58,7 @@ class LiveSession:
         self._has_own_code_run = self._has_asked_to_save = False
         self.on_notice: Callable[[Notice], None] | None = None
         self._metric: tuple[int, float] | None = None
-        """The number of steps after which the metric was measured, and the metric."""
+        """The step after which the metric was measured, and the metric."""
 
     is_active = True
 
@@ -67,7 +68,7 @@ class LiveSession:
 
     @property
     def error(self) -> Exception | None:
-        """The error that ended the attempt, even if the program caught it."""
+        """The error that ended the attempt, even if the program caught this error."""
         return self._ending.error
 
     def track(self, objects: Mapping[str, Any]) -> None:
@@ -145,7 +146,7 @@ class LiveSession:
             yield
 
     def steps(self, numbers: range | None) -> Iterator[int]:
-        """The steps that are left; raises AttemptEnded if the attempt ends before the goal."""
+        """Yield the remaining steps; raise AttemptEnded if the attempt ends before the goal."""
         self._enter("run.steps()", numbers)
         numbers = range(self._spec.steps) if numbers is None else numbers
         self._loop.set_goal(len(numbers))
@@ -155,7 +156,7 @@ class LiveSession:
         self._leave()
 
     def epochs(self, numbers: range) -> Iterator[int]:
-        """The epochs that are left. Their batches are the steps."""
+        """Yield the remaining epochs. Each batch of an epoch is a step."""
         epoch = self._loop.epoch = self._loop.epoch or Epoch()
         ending = self._ending
         self._enter("run.epochs()", numbers)
@@ -176,8 +177,8 @@ class LiveSession:
         self._leave()
 
     def conclude(self, raised: BaseException | None) -> StopReason:
-        """Why the attempt ended, after the program ended by itself or `raised` an error; one that counts is raised
-        again.
+        """Return why the attempt ended, after the program returned or raised `raised`; an error that ended the attempt
+        is raised again.
 
         Raises:
             SessionError: the program ended before its goal.
@@ -198,8 +199,8 @@ class LiveSession:
             raise error
         if ending.reason is None:
             call = self._loop.call
-            what = f"the program ended at step {self.progress.step} of {self._spec.steps}, before {call} did."
-            fix = f"let the loop over {call} go on until it ends by itself, or call run.finish(reason)."
+            what = f"the program ended at step {self.progress.step} of {self._spec.steps}, before {call} ended."
+            fix = f"let the loop over {call} run to its end, or call run.finish(reason)."
             ending.error = SessionError(what=what, fix=fix)
             raise ending.error
         return ending.reason
@@ -249,9 +250,7 @@ class LiveSession:
     def advance(self, start: int, count: int) -> None:
         self._state.step_made()
         if self._state.folder is not None and self.has_metric:
-            log.warning(
-                "a metric is not noted, because no folder of its step was committed step=%d", self.progress.step
-            )
+            log.warning("metric ignored, because the folder of its step was not committed step=%d", self.progress.step)
         self.progress.step += 1
         self.progress.samples_seen = start + count
 
@@ -285,16 +284,16 @@ class LiveSession:
 
     @property
     def _steps_so_far(self) -> int:
-        """Steps of the run, including the one that is being made."""
+        """Number of steps of the run, including the unfinished step."""
         return self.progress.step + self._step.is_open
 
     def _pass(self, batches: BatchesComponent) -> Iterator[tuple[int, Any]]:
-        """One pass over a loader. If no other loop makes the steps, each batch is a step."""
+        """Yield the batches of one pass. If no other loop makes the steps, each batch is a step."""
         if self._loop.call == "run.steps()":
             yield from ((batches.batches - 1, batch.content) for batch in batches.one_pass())
             return
         if self._loop.epoch is None:
-            what = "the batches of run.batches() are steps, and there is no run.epochs() around them."
+            what = "each batch of run.batches() is a step, but there is no run.epochs() around them."
             raise SessionError(what=what, fix="write `for epoch in run.epochs(n):` around the loop over the batches.")
         batches.leave()
         drawn = batches.one_pass()
@@ -312,7 +311,7 @@ class LiveSession:
         batches.end(drawn)
 
     def _safe_point(self) -> bool:
-        """Close the step that was made, if there is one, and make the next one due. False: the attempt ends."""
+        """Close the last step, if there is one, and prepare the next one; return False if the attempt ends."""
         if self._steps_so_far >= self.goal and self._loop.ends_before_the_run:
             self._finish_at_goal(f"all {self.goal} steps of the program are done")
         try:
@@ -342,7 +341,7 @@ class LiveSession:
         return steps.send(None)
 
     def _open(self, batch: SessionBatch | None) -> None:
-        """Begin the step that is due."""
+        """Begin the step that the training loop has prepared."""
         assert self._due is not None
         with self._ending.error_kept():
             self._step.open(self._due, batch, compare_state=not self._has_own_code_run)

@@ -1,4 +1,4 @@
-"""The loaders that a program hands to `run.batches`, each with the component that holds its position."""
+"""The loaders that a program passes to `run.batches`, and the component with the position in each loader."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from segue.trainer.programs.batches import BatchesComponent
 
 class _Slot(NamedTuple):
     loader: Any
-    """Kept: another loader could get its id."""
+    """Kept alive, because otherwise a new loader could get the same id."""
     batches: BatchesComponent
 
 
 class Loaders:
-    """Loaders by the names of their components, in the order in which the program first used them."""
+    """The program's loaders, by component name, in the order of their first use."""
 
     def __init__(self, *, seed: int) -> None:
         self._seed = seed
         self._slots: dict[str, _Slot] = {}
         self._used: set[str] = set()
-        """Names of the loaders that were used in this epoch."""
+        """Names of the loaders that the program has used in this epoch."""
         self._replaced: list[weakref.ref[Any]] = []
         self.by_name: dict[str, Any] = {}
-        """The loaders as of now, in one dict throughout."""
+        """The current loaders by name; this dict is never replaced by another dict."""
 
     def __iter__(self) -> Iterator[BatchesComponent]:
         return (slot.batches for slot in self._slots.values())
 
     def batches_left(self, *, epochs: int) -> float:
-        """Batches until that many epochs have ended; infinite if that is not known, as with several loaders."""
+        """Number of batches in the next `epochs` epochs; infinite if unknown, for example with several loaders."""
         if len(self._slots) != 1:
             return math.inf
         [batches] = self
@@ -41,17 +41,18 @@ class Loaders:
         return math.inf if left is None or length is None else left + (epochs - 1) * length
 
     def begin_epoch(self) -> None:
-        """A program that makes loaders in each epoch uses them in the same order again."""
+        """Begin an epoch. A program that makes new loaders in each epoch uses them in the same order each time."""
         self._used.clear()
 
     def known(self, loader: Any) -> BatchesComponent | None:
-        """The position in a loader that was used before; equal ranges count as one loader.
+        """Return the component of a known loader, or None; equal ranges count as one loader.
 
         Raises:
-            SessionError: another loader has taken its place since, so its generators and counters were not committed.
+            SessionError: another loader has replaced this loader, whose generators and counters were therefore not
+                committed.
         """
         if any(each() is loader for each in self._replaced):
-            what = "run.batches(loader) got a loader again that another one had replaced in an epoch between."
+            what = "run.batches(loader) got a loader that another loader had replaced in an earlier epoch."
             raise SessionError(what=what, fix=_BEFORE_THE_LOOP)
         for name, slot in self._slots.items():
             if slot.loader is loader or (isinstance(loader, range) and slot.loader == loader):
@@ -60,29 +61,29 @@ class Loaders:
         return None
 
     def new(self, loader: Any) -> tuple[str, BatchesComponent]:
-        """A name and a component for a loader that was not used before; `put` makes it known.
+        """Return a name and a component for a new loader; `put` then stores them.
 
         Raises:
-            SessionError: the loader cannot be resumed; names what would make it resumable.
+            SessionError: the loader cannot be resumed; the message says how to make it resumable.
         """
         count = len(self._slots)
         return f"batches_{count + 1}" if count else "batches", BatchesComponent(loader, seed=self._seed)
 
     def put(self, name: str, loader: Any, batches: BatchesComponent) -> None:
-        """Know the loader by this name from now on, and forget another loader that had the name."""
+        """Store the loader under this name, in place of any earlier loader with the name."""
         self._slots[name] = _Slot(loader, batches)
         self.by_name[name] = loader
         self._used.add(name)
 
     def take_over(self, loader: Any) -> BatchesComponent:
-        """The position in a loader that was made in this epoch: it takes the place of a loader from an earlier epoch.
+        """Return the component for a loader that replaces a loader from an earlier epoch.
 
         Raises:
-            SessionError: there is no earlier loader whose place it could take; or the loader cannot be resumed.
+            SessionError: there is no earlier loader that it can replace, or the loader cannot be resumed.
         """
         name = next((name for name in self._slots if name not in self._used), None)
         if name is None:
-            what = "run.batches(loader) got one more loader than in the epoch in which training began."
+            what = "run.batches(loader) got more loaders than in the epoch in which training began."
             raise SessionError(what=what, fix=_BEFORE_THE_LOOP)
         before, batches = self._slots[name]
         batches.go_on_with(loader, seed=self._seed)
@@ -94,6 +95,6 @@ class Loaders:
 
 
 _BEFORE_THE_LOOP = (
-    "make all loaders before the loop, and call run.batches(loader) for each of them there; one that is made in each "
-    "epoch may only take the place of the one before it."
+    "make all loaders before the loop, and call run.batches(loader) for each of them there; a loader that is made "
+    "in each epoch may only replace the loader of the epoch before."
 )

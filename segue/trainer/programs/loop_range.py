@@ -1,4 +1,4 @@
-"""The range of a program's loop, recorded in each checkpoint: a position in another range would be another place."""
+"""The range of a program's loop. Each checkpoint records it, because a position is only valid in the same range."""
 
 from __future__ import annotations
 
@@ -26,35 +26,37 @@ class LoopRange:
     """The range over which a program loops."""
 
     loop: str
-    """The call, without its arguments: `run.epochs()`."""
+    """The call without its arguments, for example `run.epochs()`."""
     start: int
     stop: int | None
-    """None: the loop has no end of its own, and the run's goal ends it."""
+    """End of the range; None if only the run's goal ends the loop."""
     command: str
-    """A hash of the program's command and config: with other ones a program may end elsewhere on purpose."""
+    """Hash of the program's command and config. If the hash has changed, a different end of the range may be
+    intended."""
 
     @classmethod
     def of(cls, loop: str, numbers: range | None, *, command: Sequence[str], config: Mapping[str, Any]) -> LoopRange:
-        """The range of a loop over these numbers, or without an end, in a program with this command and config."""
+        """Make the range of a loop over `numbers`, or without an end, for this command and config."""
         start, stop = (0, None) if numbers is None else (numbers.start, numbers.stop)
         given = [*command, *([json.dumps(config, sort_keys=True)] if config else [])]
         return cls(loop, start, stop, xxhash.xxh3_64_hexdigest(json.dumps(given).encode()))
 
     @property
     def is_empty(self) -> bool:
-        """Whether it has no number at all."""
+        """Whether the range has no number."""
         return self._end <= self.start
 
     @property
     def in_words(self) -> str:
-        """The call as the program writes it: `run.epochs(8)`, `run.epochs(4, 8)`."""
+        """The call as it is in the program, for example `run.epochs(8)` or `run.epochs(4, 8)`."""
         arguments = [] if self.stop is None else [self.stop] if self.start == 0 else [self.start, self.stop]
         return self.loop.replace("()", f"({', '.join(map(str, arguments))})")
 
     def continues(self, before: LoopRange, *, may_extend: bool) -> bool:
-        """Whether a position that was recorded in the range `before` is the same place in this one.
+        """Whether a position that was recorded in the range `before` is the same position in this range.
 
-        Another end is intended if the program's arguments or config have changed; a later end also with `may_extend`.
+        A different end is accepted if the program's arguments or config have changed. With `may_extend`, a later end is
+        always accepted.
         """
         if (self.loop, self.start) != (before.loop, before.start):
             return False
@@ -67,14 +69,15 @@ class LoopRange:
 
 
 class RangeRecord:
-    """The range as a component: after the restore the recorded range is known, but never put back."""
+    """A component with the loop's range. A restore reads the recorded range, but does not change the current range."""
 
     def __init__(self, now: LoopRange, *, at: datetime) -> None:
         self.now = now
         self.began_at = at
-        """When the run's first attempt began its loop; files that the program writes later are written by training."""
+        """Time at which the run's first attempt began its loop. Training wrote the files that are newer than this
+        time."""
         self.before: LoopRange | None = None
-        """The range of the checkpoint; None in a new run, and if the checkpoint has none."""
+        """The range in the checkpoint; None in a new run or if the checkpoint has no range."""
 
     def capture(self) -> Any:
         return {"range": asdict(self.now), "began_at": self.began_at.isoformat()}
@@ -86,12 +89,12 @@ class RangeRecord:
 def require_continued(
     record: RangeRecord, own_files: Callable[[datetime], OwnFiles], *, may_extend: bool, compares_code: bool
 ) -> None:
-    """Pass if the recorded range continues in the range that the program loops over now.
+    """Raise an error unless the program's current range continues the recorded range.
 
-    `may_extend`: a later end alone is no mistake. `compares_code`: a changed program has to be accepted.
+    With `may_extend`, a later end is accepted. With `compares_code`, the user has to accept a changed program.
 
     Raises:
-        SessionError: it is another range; the message names the run's own files that the program has read.
+        SessionError: the range does not continue; the message names the run's own files that the program has read.
     """
     now, before = record.now, record.before
     if before is None:
@@ -101,38 +104,38 @@ def require_continued(
         if own.read:
             log.warning("%s. Fix: %s", _reads(own.read), _fix_of_reading(own.read, compares_code=compares_code))
         return
-    what = f"the program loops over {now.in_words}, and at the checkpoint over {before.in_words}"
+    what = f"the program loops over {now.in_words}, but at the checkpoint it looped over {before.in_words}"
     if own.read:
         fix = f"{_fix_of_reading(own.read, compares_code=compares_code)}; {before.in_words} then continues by itself."
         raise SessionError(what=f"{what}: {_reads(own.read)}.", fix=fix)
-    again = f"let it loop over {before.in_words}, which goes on by itself after a resume"
+    again = f"let it loop over {before.in_words}, which continues by itself after a resume"
     if own.written:
-        what += f"; this run has written {_names(own.written)}, and it may take where it begins from there"
-        again += ", and take nothing from a file of its own where run.is_active"
+        what += f"; this run has written {_names(own.written)}, which may set the start of the range"
+        again += ", and read no file of its own if run.is_active"
     drifts = " (then --accept-drift)" if compares_code else ""
-    end = f"let an argument of the command, or the config, give the end{drifts}"
+    end = f"set the end by an argument of the command or by the config{drifts}"
     fix = f"{again}; to train longer or shorter, {end}, or call run.finish(reason)."
     raise SessionError(what=f"{what}.", fix=fix)
 
 
 def require_numbers(looped: LoopRange) -> None:
-    """Pass if a run that has trained nothing yet has a step to make.
+    """Raise an error if the loop of a new run has no number.
 
     Raises:
-        SessionError: its loop has no number; the message names the files that the program has read.
+        SessionError: the loop has no number; the message names the files that the program has read.
     """
     if not looped.is_empty:
         return
-    what = f"the program loops over {looped.in_words}, in which there is no number"
+    what = f"the program loops over {looped.in_words}, which has no numbers"
     fix = "give it a range with numbers."
     if read := opened_files()[-_MOST_NAMED:]:
-        what += f"; it has read {_names(read)}, which may be left from another training"
-        fix = f"read a checkpoint of the program's own only `if not run.is_active`, or delete {_names(read)}."
+        what += f"; it has read {_names(read)}, which may be from another training"
+        fix = f"let the program read its own checkpoint only `if not run.is_active`, or delete {_names(read)}."
     raise SessionError(what=f"{what}: nothing would be trained.", fix=fix)
 
 
 def _reads(read: Sequence[str]) -> str:
-    return f"the program has read {_names(read)}, which this run has written; what it tracks comes back without that"
+    return f"the program has read {_names(read)}, written by this run; segue restores tracked state without it"
 
 
 def _fix_of_reading(read: Sequence[str], *, compares_code: bool) -> str:

@@ -1,4 +1,4 @@
-"""The values that a program's loops carry from one step to the next, as they are at a safe point."""
+"""The values at a safe point that a program's loops carry from one step to the next."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _MOST_MODULES = 200
 
 
 def frames_of_the_user() -> Iterator[FrameType]:
-    """The functions of the user's that wait for this one, the innermost first."""
+    """Yield the frames of the user's functions on the call stack, the innermost first."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if _is_of_the_user(frame.f_code.co_filename):
@@ -57,7 +57,7 @@ def frames_of_the_user() -> Iterator[FrameType]:
 
 
 def flows_of_program() -> Flows:
-    """How values flow through the program's own files: the running functions' and those of its modules."""
+    """Analyse the flow of values through the program's own files: files of running functions and of loaded modules."""
     running = [frame.f_code.co_filename for frame in frames_of_the_user()]
     places = tuple(f"{place}{os.sep}" for place in (Path.cwd(), *(Path(file).parent for file in running)))
     loaded = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
@@ -72,10 +72,10 @@ def _is_of_the_user(file: str) -> bool:
 
 
 class LoopValues:
-    """Carried variables with their values, once the first step is due. Used at safe points of the program."""
+    """The carried variables and their values, from the first step on. Used at safe points of the program."""
 
     def __init__(self, flows: Flows, tracked: Mapping[str, Any], *, components: Collection[str]) -> None:
-        """`tracked` are the program's tracked objects by name; to be called when the first step is due."""
+        """To be called when the first step is due. `tracked` are the program's tracked objects by name."""
         self._flows, self._tracked, self._components = flows, tracked, components
         self._namespaces = NamespaceFlows(flows)
         self._known: dict[Running, LoopNames | None] = {}
@@ -83,14 +83,15 @@ class LoopValues:
         self._begun = self._marks()
 
     def recorded(self) -> dict[str, Mark]:
-        """The marks of what has changed since the first step was due, by path."""
+        """Return by path the marks of values that have changed since the first step was due."""
         now = self._marks()
         return {path: now[path] for path in self._changed(now)}
 
     def look(self, trees: Mapping[str, Any]) -> tuple[Finding, ...]:
-        """Findings about values that decide the further steps and are in none of these components, each once.
+        """Return a finding for each value that affects later steps and is in no component. Each finding is returned
+        once.
 
-        A value that the loop assigns counts even before it has changed: a best loss may not be known yet.
+        A value that the loop assigns is included even before its first change: a best loss may not be known yet.
         """
         now, names = self._marks(), self._names()
         is_changed = self._changed(now)
@@ -110,7 +111,7 @@ class LoopValues:
         return self._findings(fresh, before=self._begun, now=now)
 
     def lost(self, committed: Mapping[str, Any]) -> tuple[Finding, ...]:
-        """Findings about values that differ from the commit; values that decide the further steps come first."""
+        """Return findings about values that differ from the commit; values that affect later steps come first."""
         now, names = self._marks(), self._names()
         self._reported |= committed.keys()
         lost = [names[path] for path, mark in committed.items() if path in names and now.get(path, UNREADABLE) != mark]
@@ -118,7 +119,7 @@ class LoopValues:
         return self._findings(sorted(lost, key=_comes_last), before=committed, now=now)
 
     def covers(self, name: str, value: Any) -> bool:
-        """Whether this variable is data of a function with a loop, or made anew in each iteration."""
+        """Whether this variable is data in a function with a loop, or is assigned anew in each iteration."""
         for frame, names in self._loops():
             if frame.f_locals.get(name, ABSENT) is value:
                 is_rebound = name in names.carried and names.carried[name].is_rebound
@@ -129,23 +130,25 @@ class LoopValues:
         return False
 
     def decides(self, name: str) -> bool:
-        """Whether this class makes the findings about a variable of the script, because the script has the loop."""
+        """Whether this class reports on a variable of the script, because the loop is at the top level of the
+        script."""
         for frame, names in self._loops():
             if frame.f_code.co_name == MODULE and (name in names.fresh or name in names.carried):
                 return name in names.fresh or is_data(looked_at(frame.f_globals.get(name)))
         return False
 
     def is_data_of_script(self, name: str) -> bool:
-        """Whether a variable of the script holds plain data."""
+        """Whether a global variable of the script holds plain data."""
         frames = (frame for frame in frames_of_the_user() if frame.f_globals.get("__name__") == "__main__")
         return any(is_data(looked_at(frame.f_globals.get(name, ABSENT))) for frame in frames)
 
     def makes_anew(self, attribute: str) -> bool:
-        """Whether a loop assigns an attribute of this name in each step before it reads it."""
+        """Whether each step of a loop assigns an attribute of this name before reading it."""
         return any(name.endswith(f".{attribute}") for _, names in self._loops() for name in names.fresh)
 
     def makes_anew_in(self, variable: str, attribute: str) -> bool:
-        """Whether the loop or functions assign this attribute of a namespace in each step before they read it."""
+        """Whether each step assigns this attribute of a namespace before reading it, in the loop or in called
+        functions."""
         found = [(frame, names) for frame, names in self._loops() if variable.partition(".")[0] in frame.f_locals]
         return any(
             f"{variable}.{attribute}" in names.fresh
@@ -154,7 +157,9 @@ class LoopValues:
         )
 
     def of_packages(self) -> dict[str, Any]:
-        """The objects of installed packages that decide the further steps, such as an environment to learn in."""
+        """Return objects of installed packages that affect later steps, for example a reinforcement-learning
+        environment.
+        learning."""
         found: dict[str, Any] = {}
         for frame, names in self._loops():
             for name in names.carried.values():
@@ -164,7 +169,7 @@ class LoopValues:
         return found
 
     def unread(self) -> tuple[tuple[str, str], ...]:
-        """A sentence and a fix for each object that decides the further steps and cannot be compared."""
+        """Return a sentence and a fix for each object that affects later steps and cannot be compared."""
         marks = self._marks()
         held = {
             name.path: (name, type_name(value))
@@ -198,7 +203,8 @@ class LoopValues:
         )
 
     def _is_made_of_tracked(self, name: CarriedName) -> bool:
-        """Whether the program computes it before the loop from restored state; a resume shows if this is enough."""
+        """Whether the program computes the value from restored state before the loop; a resume shows if this is
+        enough."""
         frame = next((each for each in frames_of_the_user() if each.f_code.co_qualname == name.function), None)
         if frame is None or not name.derives_from:
             return False
@@ -211,7 +217,8 @@ class LoopValues:
         return is_restored or (is_attribute and bool(held))
 
     def _changed(self, now: Mapping[str, Mark]) -> set[str]:
-        """The paths of values that have changed since the first step was due. Code made since then is no change."""
+        """Return the paths of values that have changed since the first step was due. Newly made code is not a
+        change."""
         code = {name.path for name, held in self._held() if isinstance(held, CODE)}
         made = {path for path in code if not isinstance(self._begun.get(path), str)}
         return {path for path, mark in now.items() if self._begun.get(path, UNREADABLE) != mark} - made
@@ -225,7 +232,7 @@ class LoopValues:
         return found
 
     def _values(self) -> dict[str, Any]:
-        """The values of the carried variables that exist now."""
+        """Return the current values of the carried variables."""
         found: dict[str, Any] = {}
         for name, held in self._held():
             value = as_data(held, name)
@@ -236,7 +243,7 @@ class LoopValues:
         return found
 
     def _held(self) -> Iterator[tuple[CarriedName, Any]]:
-        """The carried variables with the values to which they are bound."""
+        """Yield each carried variable with its current value."""
         for frame, names in self._loops():
             local = frame.f_locals
             for name in names.carried.values():
@@ -244,7 +251,8 @@ class LoopValues:
         yield from self._in_namespaces()
 
     def _in_namespaces(self) -> Iterator[tuple[CarriedName, Any]]:
-        """The data in namespaces that functions change, each by the variable of the outermost function with a loop."""
+        """Yield data in namespaces that functions change; each path starts at a variable of the outermost function with
+        a loop."""
         loops = [(frame, names, namespaces_of(frame)) for frame, names in self._loops()]
         seen = {
             (id(held), attribute)
@@ -270,7 +278,7 @@ class LoopValues:
         return {name.path: name for name, _ in self._held()}
 
     def _loops(self) -> Iterator[tuple[FrameType, LoopNames]]:
-        """The running functions that are in a loop, the innermost first."""
+        """Yield the running functions that are inside a loop, the innermost first."""
         for frame in frames_of_the_user():
             running = _running(frame)
             if running not in self._known:
@@ -281,7 +289,7 @@ class LoopValues:
 
 
 def _is_followed(name: str, names: LoopNames) -> bool:
-    """Whether the loop itself assigns the name."""
+    """Whether the loop's own code assigns the name."""
     return name in names.fresh or (name in names.carried and names.carried[name].is_rebound)
 
 
@@ -289,7 +297,7 @@ def _names_in(running: Running, flows: Flows) -> LoopNames | None:
     try:
         return names_in_loops(running, flows)
     except Exception:  # Nothing that only looks may end an attempt; there are then no findings about this function.
-        log.warning("not looked at function=%s file=%s", running.name, running.file, exc_info=True)
+        log.warning("loops not analysed function=%s file=%s", running.name, running.file, exc_info=True)
         return None
 
 
@@ -303,7 +311,7 @@ def _value_of(frame: FrameType, name: str) -> Any:
 
 
 def name_of_session() -> str:
-    """The program's name for its session."""
+    """Name of the program's variable that holds the session."""
     for frame in frames_of_the_user():
         for name, value in {**frame.f_globals, **frame.f_locals}.items():
             if issubclass(type(value), Session):

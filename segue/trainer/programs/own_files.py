@@ -1,4 +1,4 @@
-"""Files that a program's run has written itself: no part of its state, and not of the same moment as its checkpoint."""
+"""Files that the program itself has written: they are not part of its state, and may be newer than its checkpoint."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ _OF_NOBODY = ("__pycache__", "node_modules", "site-packages")
 
 
 class OwnFiles(NamedTuple):
-    """Files that a run wrote in its earlier attempts, by the paths that the program knows, the newest first."""
+    """Files that earlier attempts of the run wrote, by the paths that the program uses, the newest first."""
 
     read: tuple[str, ...] = ()
-    """The files that the program has read in this attempt."""
+    """Files that the program has read in this attempt."""
     written: tuple[str, ...] = ()
-    """The files in and below the working folder, if the program is not known to have read any file: a library that
-    opens files outside of Python reads without a trace, and so does a script before its session begins."""
+    """Files in and below the working folder, if no read file is known. Reading can go unnoticed: a library may open
+    files outside of Python, and a script may read before its session begins."""
 
 
 def own_files(*, since: datetime, until: datetime, folder: Path, apart: Sequence[Path]) -> OwnFiles:
-    """The files of the run, as seen from the working folder; none below `apart`, where segue itself writes.
+    """Find the files of the run, relative to the working folder, except files below `apart`, where segue writes.
 
-    `since` is when the run's first step was due, `until` when this attempt began. A file counts by the time at which it
-    changed: files that a program prepares before its first step, such as a cache of its data, are the same in each
-    attempt.
+    `since` is the time at which the run's first step was due; `until` is the start of this attempt. Only files that
+    changed between these two times count. Files that a program prepares before its first step, for example a cache of
+    its data, are the same in each attempt.
     """
     read = _changed(opened_files(), folder, since=since, until=until)
     if read:
@@ -50,7 +50,8 @@ def _changed(paths: Iterable[str], folder: Path, *, since: datetime, until: date
 
 
 def files_below(folder: Path, *, apart: Sequence[Path]) -> Iterator[str]:
-    """Files in and below a folder, by their path in it: some thousands at most, none that is hidden or installed."""
+    """Yield the relative paths of files in and below a folder, up to a few thousand, without hidden and installed
+    files."""
     places = {place.absolute() for place in apart}
     looked_at = 0
     for here, folders, files in os.walk(folder):
@@ -66,5 +67,5 @@ def files_below(folder: Path, *, apart: Sequence[Path]) -> Iterator[str]:
 
 
 def is_of_nobody(folder: str) -> bool:
-    """Whether a folder with this name is hidden, or is one that holds installed packages or the like."""
+    """Whether a folder with this name is hidden, or usually holds installed packages or similar files."""
     return folder.startswith(".") or folder in _OF_NOBODY

@@ -1,4 +1,4 @@
-"""The requests of a program's session to the attempt that trains it, and how the attempt ends the program."""
+"""The interface between a program's session and the attempt that trains the program."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from segue.trainer.workloads.components import Component
 
 
 class AttemptEnded(SystemExit):
-    """Ends the program at a safe point, because its attempt ends. Not an error."""
+    """Raised in the program at a safe point, because its attempt ends. It is not an error."""
 
 
 class Owner(Protocol):
-    """The attempt that trains the program."""
+    """An attempt that trains a program, as seen by the session."""
 
     @property
     def ranks(self) -> Ranks:
-        """The ranks that train together."""
+        """The ranks of this attempt."""
         ...
 
     def restore(self, components: Mapping[str, Component]) -> None:
-        """Put the checkpoint's state into these components, if there is a checkpoint."""
+        """Restore these components from the checkpoint, if there is one."""
         ...
 
     @property
     def stored(self) -> Collection[str]:
-        """Names of the components that the checkpoint holds, if there is one."""
+        """Names of the components in the checkpoint; empty without a checkpoint."""
         ...
 
     def own_files(self, since: datetime) -> OwnFiles:
-        """The files that the run wrote in its earlier attempts, and that the program has read or could have read."""
+        """Files that earlier attempts wrote and that the program has read or may have read."""
         ...
 
     def begin(self, live: Workload) -> Steps:
@@ -43,13 +43,13 @@ class Owner(Protocol):
         ...
 
     def is_stopping(self, step: int) -> bool:
-        """Whether the attempt would stop at a safe point that followed this many steps."""
+        """Whether the attempt would stop at the safe point after this number of steps."""
         ...
 
     def wants_state(self, step: int, *, goal: float) -> bool:
-        """Whether the attempt would save or stop at a safe point that followed this many steps."""
+        """Whether the attempt would save or stop at the safe point after this number of steps."""
         ...
 
     def evaluating(self) -> AbstractContextManager[None]:
-        """A block in which the program evaluates: it makes no step, and does not hang."""
+        """A block in which the program evaluates: no step is made, and this does not count as a hang."""
         ...

@@ -1,4 +1,4 @@
-"""The one loop of a program over `run.steps()` or `run.epochs()`: its range, its goal, its epoch, and how it ends."""
+"""A program's loop over `run.steps()` or `run.epochs()`: its range, goal, epoch and end."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ log = logging.getLogger(__name__)
 
 
 class Ending:
-    """How a program's training ends, as far as that is known."""
+    """The end of a program's training, as far as it is known."""
 
     def __init__(self) -> None:
         self.finish_reason: str | None = None
-        """Why the program ends the run; None if it does not."""
+        """The program's reason to end the run; None if the program does not end it."""
         self.error: Exception | None = None
-        """The error that ended the attempt, even if the program caught it."""
+        """The error that ended the attempt, even if the program caught this error."""
         self.reason: StopReason | None = None
-        """Why the attempt ends; None while it trains, or when the program left its loop."""
+        """Stop reason of the attempt; None while it trains, or if the program left its loop."""
 
     @contextmanager
     def error_kept(self) -> Iterator[None]:
-        """A block whose error ends the attempt: a program may catch the exception, and continue."""
+        """A block whose error ends the attempt, even if the program catches the exception and continues."""
         try:
             yield
         except Exception as error:
@@ -41,48 +41,49 @@ class Ending:
 
 
 class ProgramLoop:
-    """The loop, from the call of the program that begins it."""
+    """The program's loop, from the call that begins it."""
 
     def __init__(self, spec: RunSpec, owner: Owner, *, compares_code: bool) -> None:
-        """`compares_code=False`: a later goal alone does not end the run, because a person edits the script."""
+        """With `compares_code=False`, a later goal does not end the run, because a person edits the script."""
         self._spec, self._owner, self._compares_code = spec, owner, compares_code
         self.call = ""
-        """The call, without its arguments; empty before it."""
+        """The call without its arguments; empty before the call."""
         self.epoch: Epoch | None = None
-        """The position in `run.epochs()`; None in a loop over steps."""
+        """The current epoch of `run.epochs()`; None in a loop over steps."""
         self._goal = math.inf
 
     @property
     def goal(self) -> int:
-        """The step at which the run ends, as far as it is known."""
+        """The step at which the run ends, as far as known."""
         return int(min(self._goal, self._spec.steps))
 
     @property
     def own_goal(self) -> float:
-        """The number of steps in the loop's own range; infinite if it has none."""
+        """Number of steps in the loop's range; infinite if the range has no end."""
         return self._goal
 
     @property
     def ends_before_the_run(self) -> bool:
-        """Whether the loop's own range ends before the goal of the run spec."""
+        """Whether the loop's range ends before the run spec's goal."""
         return self._goal < self._spec.steps
 
     @property
     def epoch_index(self) -> int:
-        """How many epochs are done; 0 in a loop over steps."""
+        """Number of completed epochs; 0 in a loop over steps."""
         return self.epoch.index if self.epoch is not None else 0
 
     def enter(self, call: str, numbers: range | None) -> RangeRecord:
-        """Begin the loop over these numbers; returns the component that records them, to be checked with `require`.
+        """Begin the loop over these numbers, and return the component that records them; `require` then checks this
+        record.
 
         Raises:
-            SessionError: it is the second loop, or it has no epochs although segments end after epochs.
+            SessionError: the program already has a loop, or segments end after epochs and the loop has none.
         """
         if self.call:
             what = f"{call} was called after {self.call}."
             raise SessionError(what=what, fix="use one loop over run.steps() or run.epochs() for the whole training.")
         if self.epoch is None and self._spec.segment.epochs is not None:
-            what = f"segments end after epochs (segment.epochs), and a program with {call} counts none."
+            what = f"segments end after epochs (segment.epochs), but a program with {call} does not count epochs."
             raise SessionError(what=what, fix="let it loop over run.epochs(n), or use segment.steps or segment.hours.")
         self.call = call
         assert self._spec.program is not None
@@ -90,10 +91,10 @@ class ProgramLoop:
         return RangeRecord(looped, at=SystemClock().now())
 
     def require(self, record: RangeRecord) -> None:
-        """Pass if there is something to train, and if the range of the checkpoint continues in this one.
+        """Raise an error unless a step is left to train and the loop's range continues the checkpoint's range.
 
         Raises:
-            SessionError: there is nothing to train, or it is another range.
+            SessionError: no step is left to train, or the range is a different one.
         """
         if not self._owner.stored:
             require_numbers(record.now)
@@ -101,7 +102,7 @@ class ProgramLoop:
         require_continued(record, self._owner.own_files, may_extend=may_extend, compares_code=self._compares_code)
 
     def set_goal(self, steps: int) -> None:
-        """Take note of the number of steps in the range."""
+        """Set the number of steps in the range."""
         self._goal = steps
         if self._spec.steps < steps:
             log.warning("the run ends before the program's goal steps=%d goal=%d", self._spec.steps, steps)

@@ -1,4 +1,4 @@
-"""A program's state outside what it tracks: the objects that its loop and its module hold."""
+"""A program's untracked state: objects that its loop and its module hold."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ _HOLDERS = (nn.Module, torch.optim.Optimizer, *STREAMS, dict, list, set, deque, 
 
 _MOST_ITEMS = 64
 _CARRIED = "carried"
-"""The part of the record with the values that the loops carry."""
+"""Name of the record's part with the carried values."""
 
 
 class ProgramOutside(OutsideState):
-    """The state that a program's loop reaches but does not track, with the variables that it carries."""
+    """Untracked state that a program's loop can reach, and the variables that the loop carries."""
 
     def __init__(self, tracked: Mapping[str, Any], *, loaders: Mapping[str, Any], components: Collection[str]) -> None:
         flows = flows_of_program()
@@ -67,15 +67,15 @@ class ProgramOutside(OutsideState):
         try:
             return self._loops.look(trees)
         except Exception:  # Nothing that only looks may end an attempt.
-            log.warning("the values that the loop carries were not looked at", exc_info=True)
+            log.warning("could not look for untracked values that the loop carries", exc_info=True)
             return ()
 
     def _lost(self, committed: Mapping[str, Any]) -> tuple[Finding, ...]:
         try:
             return self._loops.lost(committed)
         except Exception as error:  # It may not end an attempt here either, but then nothing is proven.
-            log.warning("the values that the loop carries were not compared", exc_info=True)
-            sentence = f"what the loop carries could not be compared ({type(error).__name__}: {redacted(str(error))})"
+            log.warning("could not compare the values that the loop carries", exc_info=True)
+            sentence = f"carried values could not be compared ({type(error).__name__}: {redacted(str(error))})"
             fix = "find the variable in the log of the attempt, which has the traceback, and let it hold plain data"
             return (Finding(component=UNREGISTERED, channel=CARRIED, sentence=sentence, fix=fix),)
 
@@ -87,7 +87,8 @@ class ProgramOutside(OutsideState):
         return (*super().of_process(), *unread)
 
     def _advised(self, findings: tuple[Finding, ...]) -> Iterator[Finding]:
-        """The findings without those that `LoopValues` makes; findings about objects of packages get their own fix."""
+        """Yield the findings that `LoopValues` does not make; findings about objects of packages get a fix of their
+        own."""
         packages = {name: type(each).__module__.partition(".")[0] for name, each in self._loops.of_packages().items()}
         for finding in findings:
             of_script = re.match(rf"{_HOME}\.(\w+)(\S?)", finding.sentence)
@@ -106,16 +107,16 @@ class ProgramOutside(OutsideState):
 def _wrapped(name: str, package: str) -> str:
     return (
         f"track an object of your own that gives the state of {name} in state_dict() and puts it back in "
-        f"load_state_dict(): run.track({name}=...); or make {name} anew in each step, or from the number of the step. "
-        f"{package} keeps it in attributes, which no checkpoint holds"
+        f"load_state_dict(): run.track({name}=...); or create {name} in each step, or from the number of the step. "
+        f"{package} keeps the state in attributes, which are in no checkpoint"
     )
 
 
 def of_program(tracked: Mapping[str, Any], *, loaders: Mapping[str, Any], components: Collection[str]) -> OutsideState:
-    """The state that the program's loop can reach but does not track; to be called when its first step is due.
+    """Find untracked state that the program's loop can reach; to be called when the first step is due.
 
-    `loaders` are the loaders that the program has handed over so far, by the names of their components; `components`
-    are the names of all components.
+    `loaders` are the loaders that the program has used so far, by component name; `components` are the names of all
+    components.
     """
     return ProgramOutside(tracked, loaders=loaders, components=components)
 
@@ -141,7 +142,8 @@ def _reached(tracked: Mapping[str, Any], loaders: Mapping[str, Any], loops: Loop
 
 
 def _variable_of(target: Any) -> str:
-    """How the code around the loop writes the object: a variable, or an attribute of one; empty if it does not."""
+    """Name of the variable or attribute by which the code around the loop refers to the object; empty if there is
+    none."""
     for frame in frames_of_the_user():
         held = {**frame.f_globals, **frame.f_locals}
         if found := next((name for name, value in held.items() if value is target), ""):
@@ -161,8 +163,8 @@ def _owned_by(target: Any) -> Iterable[Any]:
 
 
 _CALLED = ("dataset", "collate_fn", "worker_init_fn")
-"""Parts whose state is in no component. The loader's own component has its state, and its own and its samplers'
-counters."""
+"""Parts of a loader whose state is in no component. The loader's component holds the other state, with the counters of
+the loader and its samplers."""
 
 
 def _parts_of(loader: Any) -> dict[str, Any]:
@@ -171,9 +173,9 @@ def _parts_of(loader: Any) -> dict[str, Any]:
 
 
 def _held_by_the_loop() -> dict[str, Any]:
-    """The objects among the variables of the function with the loop, and of its module.
+    """Objects that are variables of the function with the loop, or of its module.
 
-    Plain values and tensors are left out: in a loop they differ in each step, and say nothing.
+    Plain values and tensors are left out, because a loop changes them in each step.
     """
     held: dict[str, Any] = {}
     for frame in frames_of_the_user():
@@ -182,7 +184,7 @@ def _held_by_the_loop() -> dict[str, Any]:
 
 
 def _within_variables(loops: LoopValues) -> Iterator[tuple[str, str, Any]]:
-    """The objects that a namespace or a tuple among these variables holds: a path, an expression, the object."""
+    """Objects inside a namespace or a tuple of these variables; yields a path, an expression and the object."""
     for frame in frames_of_the_user():
         for variable, held in namespaces_of(frame):
             for name, value in dict(vars(held)).items():
@@ -200,7 +202,7 @@ def _within_variables(loops: LoopValues) -> Iterator[tuple[str, str, Any]]:
 
 
 def _is_object(value: Any) -> bool:
-    """Whether the value is, or holds, more than data."""
+    """Whether the value is or contains an object that is more than data."""
     kind = type(value)  # Not `isinstance`, which asks a class of the user's.
     if issubclass(kind, COLLECTIONS):
         return not is_data(looked_at(value))
@@ -208,7 +210,7 @@ def _is_object(value: Any) -> bool:
 
 
 def _is_holder(value: Any) -> bool:
-    """Whether the value can hold state. An object of an installed package, such as a progress bar, does not count."""
+    """Whether the value can hold state. Objects of installed packages, for example a progress bar, do not count."""
     kind = type(value)
     is_stateful = hasattr(kind, "state_dict") and hasattr(kind, "load_state_dict")
     return issubclass(kind, _HOLDERS) or is_stateful or is_users(kind, home=_HOME)

@@ -1,6 +1,6 @@
-"""The setup of a program, recorded in each checkpoint to be compared at a resume, never restored.
+"""The setup of a program. Each checkpoint records it; a resume compares it and never restores it.
 
-A program shows only a part of a recipe's setup: its code, and the modules and optimizers that it tracks.
+A program's setup has fewer parts than a recipe's: its code, and the modules and optimizers that it tracks.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from segue.trainer.workloads.recipe_record import Looked, binding, in_words, nam
 
 
 class ProgramRecord:
-    """What is known of a program's setup before it makes a step."""
+    """The parts of a program's setup that are known before its first step."""
 
     def __init__(self, spec: RunSpec) -> None:
         assert spec.program is not None
@@ -31,7 +31,7 @@ class ProgramRecord:
         self._settings: dict[str, Any] = {}
 
     def add(self, name: str, target: Any) -> None:
-        """Note a tracked object as the program built it; to be called before its state is restored."""
+        """Record a tracked object as the program built it; to be called before the object's state is restored."""
         if isinstance(target, nn.Module):
             modules = bare(target).named_modules()
             described = ((".".join(filter(None, (name, path))), module) for path, module in modules)
@@ -42,7 +42,7 @@ class ProgramRecord:
             self._settings |= {path: value for path, value in found if not path.endswith((".lr", ".initial_lr"))}
 
     def components(self, objects: Mapping[str, Any]) -> dict[str, Component]:
-        """The setup by the names of `segue.continuity.recipe_diff`; `objects` are all that the program tracks."""
+        """Return the setup by the names of `segue.continuity.recipe_diff`; `objects` are all tracked objects."""
         fixed: dict[str, Any] = {
             CONFIG: self._passed,
             MODEL: {"modules": self._modules},
@@ -56,7 +56,7 @@ class ProgramRecord:
 
 
 def _parameters(objects: Mapping[str, Any]) -> Iterator[tuple[str, nn.Parameter]]:
-    """All live parameters; those of `model` have the names that they have in an exported checkpoint."""
+    """Yield all parameters; parameters of `model` have the same names as in an exported checkpoint."""
     for name, each in objects.items():
         if isinstance(each, nn.Module):
             start = "" if name == "model" else f"{name}."

@@ -1,4 +1,4 @@
-"""A loader with a state: for loops of frameworks, which save and load it with their own checkpoint."""
+"""A loader with a state, for frameworks that save and load this state with their own checkpoint."""
 
 from __future__ import annotations
 
@@ -15,22 +15,23 @@ from segue.trainer.workloads.state import rng_components
 
 
 class ResumableLoader:
-    """A DataLoader that continues with the next batch of an interrupted pass, in its own order.
+    """A DataLoader that can continue an interrupted pass with its next batch, in the loader's own order.
 
-    The first batch after a resume is fetched with the random streams as they were before it, so that transforms in the
-    main process draw the same numbers. The length and all other attributes are the loader's own.
+    The first batch after a resume is fetched with the same random streams as in the interrupted pass, so that
+    transforms in the main process draw the same numbers. The length and all other attributes are those of the given
+    loader.
 
     Raises:
-        SessionError: the loader has no position that could be resumed; the message names the ways out.
+        SessionError: the loader has no position that can be resumed; the message names the alternatives.
     """
 
     def __init__(self, loader: Any) -> None:
-        """Worker processes seed their random streams from torch's seed, so set that seed first, as scripts do."""
+        """Worker processes seed their random streams from torch's seed, so the script must set this seed first."""
         self._loader, self._batches = loader, BatchesComponent(loader, seed=torch.initial_seed())
         self._streams: dict[str, Any] = {}
 
     def __iter__(self) -> Iterator[Any]:
-        """One pass, or the rest of one."""
+        """Yield the batches of one pass, or the remaining batches of an interrupted pass."""
         streams, self._streams = self._streams, {}
         for batch in self._batches.one_pass(fetch_with=streams):
             yield batch.content
@@ -42,18 +43,18 @@ class ResumableLoader:
         return getattr(self._loader, name)
 
     def end_pass(self) -> None:
-        """The next batch is the first of another pass, though nobody has asked whether this pass has more batches."""
+        """End the pass, so that the next batch is the first batch of a new pass."""
         self._batches.end_whole()
 
     def state_dict(self) -> dict[str, Any]:
-        """The position in the pass: plain values and tensors, which torch loads without running code."""
+        """Return the position in the pass, as plain values and tensors that torch loads without running code."""
         streams = {name: stream.capture() for name, stream in rng_components(Ranks(), nn.Module()).items()}
         tree = {"batches": self._batches.capture(), "streams": streams}
         tensors: dict[str, torch.Tensor] = {}
         return {"values": encode_tree(tree, path="loader", tensors=tensors), "tensors": tensors}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from this state at the next pass."""
+        """Continue from this state in the next pass."""
         tree = decode_tree(state["values"], state["tensors"])
         self._batches.restore(tree["batches"])
         self._streams = tree["streams"]

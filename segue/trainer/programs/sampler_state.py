@@ -1,4 +1,4 @@
-"""The random streams and counters of a loader's samplers, as far as they can be captured and put back."""
+"""The random streams and counters of a loader's samplers that can be captured and restored."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PLAIN = (bool, int, float, str)
 
 
 class _Counters:
-    """The plain attributes of a sampler, for example its epoch."""
+    """Plain attributes of a sampler, for example its epoch."""
 
     def __init__(self, target: Any, without: frozenset[str]) -> None:
         self._target, self._without = target, without
@@ -37,7 +37,7 @@ class _Counters:
 
 
 def streams_and_counters(loader: DataLoader[Any]) -> dict[str, Component]:
-    """The global random streams, and the generators and counters of the loader and its samplers, by their path."""
+    """Return by path the global random streams, and the generators and counters of the loader and its samplers."""
     own = frozenset(vars(DataLoader(TensorDataset())))  # Attributes that any loader has are no state.
     found: dict[str, Component] = dict(rng_components(Ranks(), nn.Module()))
     found["loader"] = _Counters(loader, own)

@@ -1,4 +1,4 @@
-"""The step that a program is making: its inputs, and its numbers once it is made."""
+"""A program's current step: its inputs, and its numbers after it is made."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NO_IDS = np.zeros(0, np.uint64)
 
 
 class StepInProgress:
-    """One step at a time: opened at a safe point, closed at the next one."""
+    """Handles one step at a time: it is opened at a safe point, and closed at the next safe point."""
 
     def __init__(
         self, progress: Progress, *, components: Mapping[str, Component], measures: Measures, ranks: Ranks
@@ -34,25 +34,25 @@ class StepInProgress:
 
     @property
     def is_open(self) -> bool:
-        """Whether a step is being made."""
+        """Whether a step is open."""
         return self._opened is not None
 
     def open(self, due: StepDue, batch: SessionBatch | None, *, compare_state: bool) -> None:
-        """Begin the step that is due. If its comparison with the run raises, no step begins and this raises."""
+        """Begin the due step. If the comparison of its inputs with the run raises an error, no step begins."""
         prelude = self._prelude(batch, with_fingerprints=due.needs_fingerprints)
         due.check(prelude, compare_state=compare_state)
         self._opened = due, prelude, batch
         self._measures.begin(with_norms=due.needs_norms)
 
     def close(self, *, epoch: int) -> StepMade | LateStep | None:
-        """The outcome of the step, in this epoch; None if no step is being made."""
+        """Close the open step and return its outcome, in this epoch; return None if no step is open."""
         if self._opened is None:
             return None
         (due, prelude, batch), progress, ranks = self._opened, self._progress, self._ranks
         measured = self._measures.outcome(prelude.step)
         self._opened = None
         ids = batch.ids if batch is not None else _NO_IDS
-        # If the samples of a step are not known, it counts as one.
+        # If the samples of a step are unknown, the step counts as one sample.
         start, samples = progress.samples_seen, max(len(ids), 1)
 
         def read(*, alone: bool = False) -> StepMade:
@@ -76,7 +76,7 @@ class StepInProgress:
 
 
 def _row_on(ranks: Ranks, prelude: Prelude, outcome: StepNumbers) -> StepRow:
-    """The row of a step, the same on every rank."""
+    """Make the row of a step; the row is equal on every rank."""
     if ranks.count > 1:
         fingerprints = (prelude.batch_fingerprint, prelude.input_fingerprint)
         outcome, (samples, content) = combined(ranks, outcome, weight=1.0, fingerprints=fingerprints)

@@ -1,4 +1,4 @@
-"""The measurements of a program's step: the numbers that it reported, and those that its tracked objects show."""
+"""The numbers of a program's step: reported by the program, or measured on its tracked objects."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from segue.trainer.workloads.steps.step_result import rates_of, scale_of
 
 
 class _Reported(NamedTuple):
-    """The numbers that the program reported for a step, as they were at that moment."""
+    """The numbers that the program reported for a step, copied at the time of the report."""
 
     loss: Number
     lr: tuple[Number, ...] | None
@@ -31,26 +31,26 @@ class _Reported(NamedTuple):
 
 @dataclass
 class _Step:
-    """What is known of the step that is being made."""
+    """The numbers of the current step so far."""
 
     with_norms: bool = False
     reported: _Reported | None = None
     grad_norms: list[torch.Tensor] = field(default_factory=list)
     rates: dict[int, list[Number]] = field(default_factory=dict)
-    """The learning rates with which optimizers made this step, by the optimizer's id."""
+    """Learning rates that each optimizer used in this step, by the optimizer's id."""
 
 
 class Measured(NamedTuple):
-    """A step as it was measured."""
+    """The measured numbers of a step."""
 
     read: Callable[[], tuple[StepNumbers, Mapping[str, float]]]
-    """Waits for the step's numbers and further metrics."""
+    """Waits for the step's numbers and its further metrics, and returns them."""
     is_late: bool
-    """Whether an accelerator is still computing them."""
+    """Whether an accelerator still computes the numbers."""
 
 
 class Measures:
-    """Measures the steps of tracked optimizers, and makes a row of each step."""
+    """Measures the steps of tracked optimizers, and gives the numbers of each step."""
 
     def __init__(self) -> None:
         self._parameters: list[torch.Tensor] = []
@@ -65,7 +65,7 @@ class Measures:
         self._hook.remove()
 
     def watch(self, tracked: Mapping[str, Any], *, measured: Mapping[str, Any]) -> None:
-        """Measure the modules, optimizers and scalers among these objects. The objects in `measured` are not saved."""
+        """Measure the modules, optimizers and scalers among all these objects. Objects in `measured` are not saved."""
         objects = {**measured, **tracked}
         self._tracked = frozenset(tracked)
         held = nn.ModuleList(each for each in objects.values() if isinstance(each, nn.Module))
@@ -79,7 +79,7 @@ class Measures:
         self._scaler = next((each for each in objects.values() if isinstance(each, torch.amp.GradScaler)), None)
 
     def begin(self, *, with_norms: bool) -> None:
-        """Begin a step. Without `with_norms` only the norms that the program reports itself are known."""
+        """Begin a step. If `with_norms` is False, only norms that the program itself reports are known."""
         self._step = _Step(with_norms)
 
     @property
@@ -100,14 +100,14 @@ class Measures:
         )
 
     def outcome(self, step: int) -> Measured:
-        """The numbers of the step that was made, and its further metrics.
+        """Return the numbers of the completed step, and its further metrics.
 
         Raises:
-            SessionError: nothing was reported.
+            SessionError: the program reported nothing in this step.
         """
         if self._step.reported is None:
-            what = f"step {step} reported nothing."
-            fix = "call run.report(loss=loss) once in each iteration, with several ranks on each of them."
+            what = f"the program reported nothing in step {step}."
+            fix = "call run.report(loss=loss) once in each iteration, and on every rank."
             raise SessionError(what=what, fix=fix)
         loss, rates, grad_norm, metrics = self._step.reported
         if rates is None:
@@ -142,7 +142,7 @@ class Measures:
         return parameter_norm(self._parameters) if self._parameters else 0.0
 
     def pending_gradients(self) -> dict[str, torch.Tensor]:
-        """Gradients that no optimizer has used yet, because they are accumulated over several iterations."""
+        """Gradients that no optimizer has used yet, because the program accumulates them over several iterations."""
         return {
             f"{name}.{number}": parameter.grad
             for name, optimizer in self.optimizers.items()
@@ -166,7 +166,7 @@ class Measures:
 
 
 class PendingGradients:
-    """Gradients that are accumulated over several iterations with a safe point between them, as a component."""
+    """A component for gradients that are accumulated over several iterations, with a safe point between them."""
 
     def __init__(self, measures: Measures) -> None:
         self._measures = measures
@@ -179,5 +179,5 @@ class PendingGradients:
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    """The parameters of all its groups."""
+    """The parameters of all parameter groups of the optimizer."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]

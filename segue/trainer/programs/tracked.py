@@ -1,4 +1,4 @@
-"""The objects that a session tracks, as components: each kind with its way to be captured and restored."""
+"""Components for the objects that a session tracks: each kind of object has its own way to be captured and restored."""
 
 from __future__ import annotations
 
@@ -27,12 +27,13 @@ from segue.user_objects import has, in_words
 
 _LOADER_FIX = (
     "draw batches with a tracked generator, or give the loader a state of its own (torchdata's StatefulDataLoader), "
-    "or write a recipe, whose data segue orders"
+    "or write a recipe, for which segue orders the data"
 )
 
 
 class Variable:
-    """A variable of a namespace, for example of a script's: a plain value or tensors, restored by assignment."""
+    """A variable in a namespace, for example of a script. Its value is plain data or tensors; a restore assigns it.
+    it."""
 
     def __init__(self, namespace: dict[str, Any], name: str) -> None:
         self._namespace, self._name = namespace, name
@@ -50,7 +51,7 @@ class Variable:
 
 
 class Carried:
-    """Values that a loop carries, the attributes of a namespace: restored in place."""
+    """Values that a loop carries, as attributes of a namespace. A restore changes them in place."""
 
     def __init__(self, name: str, values: Mapping[str, Any]) -> None:
         """
@@ -61,7 +62,7 @@ class Carried:
         self.namespace = self.begin(values)
 
     def begin(self, values: Mapping[str, Any]) -> SimpleNamespace:
-        """Begin again with these values, in a new namespace: the program may have kept the previous one.
+        """Start again with these values in a new namespace, because the program may still hold the old namespace.
 
         Raises:
             SessionError: a value cannot be saved.
@@ -79,7 +80,7 @@ class Carried:
 
 @dataclass
 class AsStored:
-    """A component for which this process has no live object, and needs none."""
+    """The stored state of a component for which this process neither has nor needs a live object."""
 
     tree: Any = None
 
@@ -92,7 +93,7 @@ class AsStored:
 
 @dataclass
 class Epoch:
-    """How many epochs of a program are done."""
+    """The number of completed epochs of a program."""
 
     index: int = 0
 
@@ -104,10 +105,10 @@ class Epoch:
 
 
 def components_of_object(name: str, target: Any) -> dict[str, Component]:
-    """The components of one tracked object; the first one has the object's name.
+    """Return the components of one tracked object; the first component has the name of the object.
 
     Raises:
-        SessionError: it has no state that can be saved.
+        SessionError: the object has no state that can be saved.
     """
     if isinstance(target, nn.Module):
         return dict(_of_module(name, target))
@@ -124,7 +125,7 @@ def components_of_object(name: str, target: Any) -> dict[str, Component]:
 
 
 def _of_module(name: str, module: nn.Module) -> Iterator[tuple[str, Component]]:
-    # The names of a recipe's components, so that the model of a session is exported and compared like that of a recipe.
+    # Use the same names as a recipe, so that a session's model is exported and compared like a recipe's model.
     modes, buffers = ("modes", "buffers") if name == "model" else (f"{name}.modes", f"{name}.buffers")
     module = bare(module)
     yield name, ModelState(module)
@@ -137,10 +138,10 @@ def _of_module(name: str, module: nn.Module) -> Iterator[tuple[str, Component]]:
 def _value_component(name: str, target: Any, *, call: str) -> Component | None:
     """
     Raises:
-        SessionError: something in the value cannot be saved.
+        SessionError: a part of the value cannot be saved.
     """
     try:
         return component_of_value(target, path=name)
     except UnsupportedStateError as error:
-        what = f"{call} got {in_words(target)} with a value that is no data: {error.path} is {error.type_name}."
+        what = f"{call} got {in_words(target)} with a value that is not data: {error.path} is {error.type_name}."
         raise SessionError(what=what, fix=error.fix or "") from None

@@ -1,4 +1,4 @@
-"""The state of a program: the objects and values that it tracks, by the names of their components."""
+"""The state of a program: its tracked objects and values, by component name."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from segue.trainer.workloads.structure import Structure, structure_of_objects
 from segue.trainer.workloads.values import RestoredValues
 
 _ANY_ORDER_IS_THE_SAME = 2
-"""Up to this many summands, a sum does not depend on their order."""
+"""Largest number of summands whose sum does not depend on their order."""
 
 
 def named_on(ranks: Ranks, target: Any, components: Mapping[str, Component]) -> dict[str, Component]:
-    """The components of a tracked object, by names that distinguish the ranks unless they share its state.
+    """Return a tracked object's components; their names contain the rank unless all ranks share the object's state.
 
-    Modules and optimizers are shared: each step compares the norms of gradients and parameters over all ranks.
+    All ranks share modules and optimizers: each step compares the norms of gradients and parameters over all ranks.
     """
     if isinstance(target, nn.Module | torch.optim.Optimizer):
         return dict(components)
@@ -45,12 +45,14 @@ def named_on(ranks: Ranks, target: Any, components: Mapping[str, Component]) -> 
 
 
 def refuse_changing_sums(name: str, target: Any, ranks: Ranks) -> None:
-    """Refuse DDP that sums in one order in an attempt's first step and in another order later: no resume repeats that.
+    """Refuse a DDP module that changes its order of sums after an attempt's first step, because no resume can repeat
+    it.
 
-    By default DDP rearranges its buckets after the first step; `find_unused_parameters` keeps them.
+    By default, DDP rearranges its buckets after the first step; with `find_unused_parameters`, the buckets stay the
+    same.
 
     Raises:
-        SessionError: the module is such a DDP.
+        SessionError: the module is a DDP module that rearranges its buckets.
     """
     if ranks.count <= _ANY_ORDER_IS_THE_SAME or not isinstance(target, DistributedDataParallel):
         return
@@ -63,7 +65,7 @@ def refuse_changing_sums(name: str, target: Any, ranks: Ranks) -> None:
 
 
 def same_on_every_rank(objects: Mapping[str, Any]) -> Callable[[str], bool]:
-    """A predicate: whether all ranks hold the same values of a state tensor, because DDP keeps them equal."""
+    """Return a predicate that tells if all ranks hold equal values of a state tensor, because DDP keeps them equal."""
     modules = {name: each for name, each in objects.items() if isinstance(each, DistributedDataParallel)}
     parameters = {f"{name}.state.{path}" for name, each in modules.items() for path, _ in bare(each).named_parameters()}
     held = {id(parameter) for each in modules.values() for parameter in each.parameters()}
@@ -73,16 +75,16 @@ def same_on_every_rank(objects: Mapping[str, Any]) -> Callable[[str], bool]:
 
 
 class _Complete(NamedTuple):
-    """What is known once the program has tracked all that it tracks."""
+    """Facts that are known after the program has tracked all its objects."""
 
     outside: OutsideState | None
-    """Looks for state that is not tracked; None on ranks that do not report."""
+    """Searches for untracked state; None on ranks that do not report."""
     structure: Structure
     is_same_everywhere: Callable[[str], bool]
 
 
 class TrackedState:
-    """The tracked state of one program in this process: it grows until the first step, and is restored as it grows."""
+    """The tracked state of one program in this process; objects are added, and restored, until the first step."""
 
     def __init__(self, owner: Owner, record: ProgramRecord | None) -> None:
         self._owner, self._record = owner, record
@@ -94,7 +96,7 @@ class TrackedState:
         self._variables: set[str] = set()
         self._carried: dict[str, Carried] = {}
         self.folder: Folder | None = None
-        """The committed folder of a framework; None if the program has none."""
+        """The folder that the framework commits; None if the program has none."""
         self._complete: _Complete | None = None
 
     def track(self, objects: Mapping[str, Any]) -> None:
@@ -113,7 +115,7 @@ class TrackedState:
             self._variables.add(name)
 
     def carry(self, name: str, values: Mapping[str, Any]) -> SimpleNamespace:
-        """Track these values as the attributes of a namespace; a name that is known begins again with them."""
+        """Track these values as attributes of a namespace; if the name is known, start again with these values."""
         known = self._carried.get(name)
         if known is not None:
             return known.begin(values)
@@ -123,11 +125,11 @@ class TrackedState:
         return made.namespace
 
     def restore_folder(self, path: Path) -> Path | None:
-        """Track a folder, and write the committed files to this path."""
+        """Track a folder, and write the committed files into `path`."""
         if self._owner.ranks.count > 1:
-            what = f"run.restore_folder() on {self._owner.ranks.count} ranks: a folder is committed by one process."
+            what = f"run.restore_folder() on {self._owner.ranks.count} ranks: only one process can commit a folder."
             raise SessionError(
-                what=what, fix="train with ranks = 1, or use run.track() for model and optimizer in place of a folder."
+                what=what, fix="train with ranks = 1, or use run.track() for model and optimizer instead of a folder."
             )
         if self.folder is None:
             self.folder = Folder()
@@ -137,46 +139,46 @@ class TrackedState:
     def commit_folder(
         self, path: Path, *, step: int, instead: Mapping[str, bytes | Path], best: Mapping[str, str] | None
     ) -> None:
-        """Make the folder the state after this many steps, with these files in place of its own.
+        """Use the folder as the state after `step` steps; files in `instead` replace files of the folder.
 
         Raises:
             SessionError: the folder is not tracked, or it cannot be committed.
         """
         if self.folder is None:
-            what = "run.commit_folder() without run.restore_folder() before the loop."
-            raise SessionError(what=what, fix="call run.restore_folder(path), which gives the folder back in a resume.")
+            what = "run.commit_folder() was called without run.restore_folder() before the loop."
+            raise SessionError(what=what, fix="call run.restore_folder(path), which restores the folder in a resume.")
         self.folder.take(path, step=step, instead=instead, best=best)
 
     def add(self, name: str, found: dict[str, Component], *, call: str, target: Any = None) -> None:
-        """Add the components of a tracked object, and restore them; `call` is how the program asked for that.
+        """Add and restore the components of a tracked object; `call` is the program's call, for messages.
 
         Raises:
-            SessionError: the first step has been made, or the name cannot be used.
+            SessionError: the first step was already made, or the name cannot be used.
         """
         self.refuse_after_first_step(call)
         # A name with a dot would look like a part of another component, and components of reserved names are not
         # compared.
         taken = [each for each in found if each in self.components or each in NOT_STATE]
         if taken or not name.isidentifier():
-            what = f"{call}: the name {(taken or [name])[0]!r} is taken or is no plain name."
+            what = f"{call}: the name {(taken or [name])[0]!r} is already used or is not a plain name."
             raise SessionError(what=what, fix="give it another name.")
         named = named_on(self._owner.ranks, target, found)
         self.components |= named
         self._owner.restore(named)
 
     def refuse_after_first_step(self, call: str) -> None:
-        """Refuse a call that comes too late, because the first step is due already.
+        """Refuse a call after the first step is due.
 
         Raises:
-            SessionError: it comes too late.
+            SessionError: the first step is already due.
         """
         if self._complete is not None:
             raise SessionError(what=f"{call} came after the first step.", fix="call it before the loop.")
 
     def complete(self, pending: Mapping[str, Component], *, loaders: Mapping[str, Any], is_over: bool) -> None:
-        """Add what the program need not track itself, and restore everything: nothing can be added from now on.
+        """Add the components that segue itself tracks, and restore everything; afterwards nothing can be added.
 
-        `pending` are components of the steps; `is_over`: the program makes no step any more.
+        `pending` are components of the steps. With `is_over`, the program makes no further step.
         """
         ranks, objects = self._owner.ranks, self.objects
         if is_over:
@@ -188,7 +190,7 @@ class TrackedState:
         if self._record is not None:
             self.components |= self._record.components(objects)
         self.components[RESTORED] = RestoredValues(self.components)
-        # Everything, the random streams last: the program may have changed any part of it so far.
+        # Restore everything, because the program may have changed any part of it so far; the random streams come last.
         self._owner.restore(self.components)
         outside = None
         if ranks.is_leader:
@@ -201,27 +203,28 @@ class TrackedState:
         return (name for name in stored if rank_of(name, stored) in (None, rank))
 
     def step_made(self) -> None:
-        """Take note that a step counts: the structure may have changed in it."""
+        """Record that a step is counted, because the step may have changed the structure."""
         if self._complete is not None:
             self._complete.structure.step_made()
 
     def structure_changes(self) -> tuple[str, ...]:
-        """The changes of modules and optimizers that a resume would not build, in words."""
+        """Describe in words the changes of modules and optimizers that a resume would not repeat."""
         return () if self._complete is None else self._complete.structure.changes()
 
     def is_same_everywhere(self, tensor: str) -> bool:
-        """Whether all ranks hold the same values of this tensor of the state."""
+        """Whether all ranks hold equal values of this state tensor."""
         return self._complete is not None and self._complete.is_same_everywhere(tensor)
 
     def look_outside(self, trees: dict[str, Any]) -> tuple[Finding, ...]:
-        """Findings about state that training has changed and that is not tracked; each is given once."""
+        """Return findings about untracked state that training has changed; each finding is returned once."""
         outside = None if self._complete is None else self._complete.outside
         return () if outside is None else outside.look(trees)
 
     def begin_marks(self, *, of_values: bool) -> Marks:
-        """Marks of the tracked state, as it is after a step.
+        """Begin to compute the marks of the tracked state after a step.
 
-        `of_values=False`: only of modules and optimizers, because the program changes the rest between its steps.
+        With `of_values=False`, only modules and optimizers are marked, because the program changes other values between
+        steps.
         """
         kinds: tuple[type, ...] = (object,) if of_values else (nn.Module, torch.optim.Optimizer)
         names: Collection[str] = {name for name, each in self.objects.items() if isinstance(each, kinds)}

@@ -1,7 +1,7 @@
-"""Ranks: the processes of one attempt that train together, and the collectives by which they agree.
+"""Ranks: the processes of one attempt, and the collectives with which they agree.
 
-Rank 0 is the leader: only it claims, decides, commits and reports. The other ranks follow its decisions, which small
-collectives on the CPU distribute, so that no rank waits for an accelerator.
+Rank 0 is the leader: only the leader claims, decides, commits and reports. Small collectives on the CPU send its
+decisions to the other ranks, so that no rank waits for an accelerator.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ from segue.launch.rendezvous import RANKS_VARIABLE
 log = logging.getLogger(__name__)
 
 _kept: set[Any] = set()
-"""Every process group that this process has trained with, until it ends.
+"""All process groups of this process; they are kept until the process ends.
 
-DistributedDataParallel's reducer holds its group. If that were the last reference, the reducer would destroy the group
-with Python's lock held, and wait for gloo's threads; a thread that ends a broken collective waits for that lock.
+DistributedDataParallel's reducer holds a reference to its group. If it were the last reference, the reducer would
+destroy the group while it holds Python's lock, and would wait for gloo's threads. A thread that ends a broken
+collective waits for the same lock, so the process would hang.
 """
 
 
 class Ranks:
-    """A process that trains alone. It is the leader and the only rank."""
+    """The ranks of a process that trains alone: it is the leader and the only rank."""
 
     rank = 0
     count = 1
@@ -38,59 +39,59 @@ class Ranks:
         return self.rank == 0
 
     def gather(self, data: bytes) -> list[bytes]:
-        """The data of every rank, by rank. Every rank must call it, with the same number of bytes.
+        """Return the data of every rank, in order of rank. Every rank must call it with the same number of bytes.
 
         Raises:
-            RuntimeError: a rank is gone, or did not answer in time.
+            RuntimeError: a rank has ended, or did not answer in time.
         """
         return [data]
 
     def gather_texts(self, text: str) -> list[str]:
-        """The text of every rank, by rank. Every rank must call it."""
+        """Return the text of every rank, in order of rank. Every rank must call it."""
         data = text.encode()
         lengths = [int.from_bytes(found, "little") for found in self.gather(len(data).to_bytes(8, "little"))]
         found = self.gather(data.ljust(max(lengths), b"\0")) if max(lengths) else [b""] * self.count
         return [padded[:length].decode() for padded, length in zip(found, lengths, strict=True)]
 
     def leader_decides(self, value: bool) -> bool:
-        """Rank 0's value, on every rank. Every rank must call it."""
+        """Return the value of rank 0 on every rank. Every rank must call it."""
         return self.gather(bytes([value]))[0] == b"\1"
 
     def all(self, value: bool) -> bool:
-        """Whether the value is true on every rank. Every rank must call it."""
+        """Return True if `value` is true on every rank. Every rank must call it."""
         return all(found == b"\1" for found in self.gather(bytes([value])))
 
     def first_of(self, text: str) -> str:
-        """The first text, by rank, that is not empty. Every rank must call it."""
+        """Return the first text, in order of rank, that is not empty. Every rank must call it."""
         return next((found for found in self.gather_texts(text) if found), "")
 
     def limit_waiting(self, seconds: float) -> None:
-        """Let no collective wait for another rank any longer than this."""
+        """Set the longest wait of a collective for another rank, in seconds."""
 
     @property
     def can_break_off(self) -> bool:
-        """Whether collectives that wait for another rank can be ended from another thread."""
+        """Whether another thread can abort collectives that wait for another rank."""
         return False
 
     def break_off(self) -> None:
-        """End the collectives that wait for the accelerator of another rank: the calls that wait for them raise.
+        """Abort collectives that wait for the accelerator of another rank; the calls that wait for them raise an error.
 
-        This call itself may take as long as a collective.
+        The abort itself may take as long as a collective.
         """
 
     def close(self) -> None:
-        """Leave the group."""
+        """Leave the group of ranks."""
 
 
 class TorchRanks(Ranks):
-    """Processes that torchrun started. Their process group is a recipe's: torch's default one."""
+    """Ranks of a recipe, which torchrun started. They use torch's default process group."""
 
     def __init__(self, device: torch.device, *, wait_seconds: float) -> None:
-        """Wait for the other ranks. `wait_seconds` is the timeout for a rank, here and in every collective."""
+        """Wait for the other ranks. `wait_seconds` is the longest wait for a rank, here and in every collective."""
         self.rank, self.count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self.wait_seconds = wait_seconds
         self._is_on_host = device.type == "cpu"
-        # Otherwise, if one rank fails, NCCL's own watchdog ends every healthy rank before any rank could say why.
+        # Without this, if one rank fails, NCCL's watchdog ends every healthy rank before any rank can report the cause.
         os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
         self._join(device)
 
@@ -108,26 +109,26 @@ class TorchRanks(Ranks):
         dist.all_gather(found, mine)
 
     def limit_waiting(self, seconds: float) -> None:
-        """Apply the limit also to process groups that the user's code made, whose default is half an hour."""
+        """Set the limit also for process groups of the user's code, whose default is half an hour."""
         for group in self._keep_groups():
             distributed_c10d._set_pg_timeout(timedelta(seconds=seconds), group)
 
     def _keep_groups(self) -> list[Any]:
-        """Keep all process groups that there are now, and return them."""
+        """Keep references to all current process groups, and return the groups."""
         groups = list(distributed_c10d._world.pg_map)  # torch has no public way to list them.
         _kept.update(groups)
         return groups
 
     @property
     def can_break_off(self) -> bool:
-        # Gloo, on the host, notices by itself when a rank is gone; its waiting cannot be ended from outside.
+        # Gloo, on the host, itself notices that a rank has ended; its waiting cannot be ended from outside.
         return not self._is_on_host and dist.is_initialized()
 
     def break_off(self) -> None:
         try:
             distributed_c10d._abort_process_group()
         except (RuntimeError, ValueError) as error:
-            log.warning("the groups of the ranks could not be aborted reason=%s", error)
+            log.warning("could not abort the collectives of this rank reason=%s", error)
 
     def close(self) -> None:
         if dist.is_initialized():
@@ -136,7 +137,8 @@ class TorchRanks(Ranks):
 
 
 class RanksOfProgram(TorchRanks):
-    """Ranks of a program, with a group of their own: the program makes and destroys torch's default group itself."""
+    """Ranks of a program, with a separate group, because the program itself makes and destroys torch's default
+    group."""
 
     def _join(self, device: torch.device) -> None:
         store = distributed_c10d.PrefixStore("segue/ranks", connected(wait_seconds=self.wait_seconds))
@@ -157,12 +159,12 @@ class RanksOfProgram(TorchRanks):
 
 
 def is_one_of_several() -> bool:
-    """Whether this process was started as one of an attempt's ranks."""
+    """Whether this process is one of several ranks of an attempt."""
     return RANKS_VARIABLE in os.environ
 
 
 def connected(*, wait_seconds: float) -> Any:
-    """A connection of its own to the key-value store that torchrun hosts for the ranks."""
+    """Open a separate connection to the key-value store that torchrun hosts for the ranks."""
     return dist.TCPStore(  # type: ignore[attr-defined]
         os.environ["MASTER_ADDR"],
         int(os.environ["MASTER_PORT"]),

@@ -1,4 +1,4 @@
-"""Consensus of ranks: the vote at a safe point, and the combined outcome of a step. Pure except for the gathering."""
+"""Consensus of ranks: votes at a safe point, and the combined result of a step. Pure except for the exchange."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _SAME_RELATIVE = 1e-6
 
 
 class StepNumbers(NamedTuple):
-    """Numbers of one step, in full precision."""
+    """The numbers of one step, in full precision."""
 
     loss: float
     grad_norm: float | None
-    """None if it was not measured, which happens only with one rank."""
+    """Norm of the gradients; None if it was not measured, which happens only with one rank."""
     param_norm: float | None
     lr: tuple[float, ...]
     loss_scale: float | None
@@ -37,9 +37,9 @@ class Vote(NamedTuple):
     is_busy: bool = False
     """Whether no staging buffer is free for a save."""
     waits: bool = False
-    """Whether a save that must be of this very step waits for a staging buffer."""
+    """Whether a save that must be made at this step waits for a staging buffer."""
     notice: tuple[str, float] | None = None
-    """Kind of the notice, and the seconds left."""
+    """Kind of the notice, and the seconds until the preemption."""
 
     def pack(self) -> bytes:
         kind, seconds_left = self.notice or ("", 0.0)
@@ -54,9 +54,9 @@ class Vote(NamedTuple):
 
 
 def merged(votes: Sequence[Vote]) -> Vote:
-    """The leader's vote, except that a notice at any rank stops all, and a busy rank makes the result busy.
+    """Return the leader's vote; but if any rank has a notice, all stop, and if any rank is busy, the result is busy.
 
-    If several ranks have a notice, the one that leaves the least time counts.
+    If several ranks have a notice, the notice with the least time left counts.
     """
     leader = votes[0]
     notices = [vote.notice for vote in votes if vote.notice is not None]
@@ -73,7 +73,7 @@ def merged(votes: Sequence[Vote]) -> Vote:
 
 
 def agree(ranks: Ranks, vote: Vote) -> Vote:
-    """The result of all ranks' votes. Every rank must call it at every safe point."""
+    """Exchange the votes of all ranks and return the result. Every rank must call it at every safe point."""
     if ranks.count == 1:
         return merged([vote])
     return merged([Vote.unpack(data) for data in ranks.gather(vote.pack())])
@@ -82,13 +82,13 @@ def agree(ranks: Ranks, vote: Vote) -> Vote:
 def combined(
     ranks: Ranks, outcome: StepNumbers, *, weight: float, fingerprints: Sequence[str]
 ) -> tuple[StepNumbers, tuple[str, ...]]:
-    """Outcome and fingerprints of the whole batch, from those of each rank's share.
+    """Combine the numbers and fingerprints of all ranks into those of the whole batch.
 
-    The loss is the mean over the batch; each rank's loss is the mean over its share. The sum is in the order of the
-    ranks, so that the same shares give the same bits.
+    The loss of a rank is the mean over its share of the batch; the combined loss is the mean over the whole batch. The
+    losses are summed in the order of the ranks, so that equal shares give equal bits.
 
     Raises:
-        RankDriftError: gradients or weights are not the same on all ranks after the step.
+        RankDriftError: gradients or weights differ between ranks after the step.
     """
     if ranks.count == 1:
         return outcome, tuple(fingerprints)
@@ -103,7 +103,7 @@ def combined(
 
 
 def _one_of(*fingerprints: bytes) -> str:
-    """One fingerprint that combines several; empty if there are none."""
+    """Combine several fingerprints into one; empty if there are none."""
     seen = b"".join(fingerprints)
     return xxhash.xxh3_64_hexdigest(seen) if any(seen) else ""
 

@@ -1,4 +1,4 @@
-"""Spreading a model over ranks: DistributedDataParallel replicates it, unless its recipe has sharded it."""
+"""Distributes a model over ranks: DistributedDataParallel replicates it, unless its recipe has sharded it."""
 
 from __future__ import annotations
 
@@ -18,20 +18,19 @@ from segue.trainer.ranks.collectives import Ranks
 
 _NAMED_PARAMETERS, _NAMED_MODULES = nn.Module.named_parameters, nn.Module.named_modules
 _USED_TWICE = "mark a variable ready only once"
-"""DDP's message in torch that it cannot tell when a gradient is complete."""
+"""Part of DDP's message that it cannot tell when a gradient is complete."""
 _COARSE = (torch.bfloat16, torch.float16)
 _PLAIN = (torch.Tensor, nn.Parameter)
 _layout_of = operator.attrgetter("layout")
 _SURELY_WITHIN = 0.9
-"""Share of a limit below which the factor of a clip rounds to no less than 1 in any type: bf16 has two to three digits.
-"""
+"""If a norm is below this share of the limit, the clip factor is 1 in every type; bf16 has two to three digits."""
 
 
 def spread(recipe: Recipe, ranks: Ranks, device: torch.device, *, name: str) -> Recipe:
-    """The recipe with the module to call in training. A model that the recipe wrapped or sharded stays as it is.
+    """Return the recipe with a distributed model. A model that the recipe wrapped or sharded is not changed.
 
     Raises:
-        RecipeError: the model is spread in a way that does not split each batch over all ranks.
+        RecipeError: the model is distributed in a way that does not split each batch over all ranks.
     """
     if ranks.count == 1:
         return recipe
@@ -52,7 +51,8 @@ def spread(recipe: Recipe, ranks: Ranks, device: torch.device, *, name: str) -> 
 
 
 def spread_again(recipe: Recipe, device: torch.device) -> Recipe:
-    """The recipe, wrapped again if other parameters are trained now: DDP sums only those trained when it was made."""
+    """Wrap the model again if other parameters are trained now, because DDP sums only the parameters trained at its
+    start."""
     model = recipe.model
     if not isinstance(model, _Replicated) or _trained(model.module) == model.trained:
         return recipe
@@ -60,7 +60,7 @@ def spread_again(recipe: Recipe, device: torch.device) -> Recipe:
 
 
 def explained(step: Callable[..., Any], *, recipe: str) -> Callable[..., Any]:
-    """A step of several ranks; if DDP refuses a parameter that is used twice, the error says what to do.
+    """Wrap a step of several ranks, so that DDP's error about a parameter used twice names the fix.
 
     Raises:
         RecipeError: a parameter has two gradients in one backward pass.
@@ -83,12 +83,12 @@ def explained(step: Callable[..., Any], *, recipe: str) -> Callable[..., Any]:
 
 
 def bare(model: nn.Module) -> nn.Module:
-    """The recipe's own module, whose parameter names do not depend on how it is spread."""
+    """Return the recipe's own module; its parameter names do not depend on the distribution."""
     return model.module if isinstance(model, DistributedDataParallel) else model
 
 
 def parameters_of(model: nn.Module) -> list[nn.Parameter]:
-    """The parameters in the order of `model.parameters()`, in a fraction of its time; shared ones are repeated."""
+    """Return the same list as `model.parameters()`, but much faster; shared parameters are repeated."""
     if type(model).parameters is not nn.Module.parameters or type(model).named_parameters is not _NAMED_PARAMETERS:
         return list(model.parameters())
     found: list[nn.Parameter] = []
@@ -109,10 +109,10 @@ def parameters_of(model: nn.Module) -> list[nn.Parameter]:
 
 
 def norm_and_clip(parameters: list[torch.Tensor], *, limit: float | None) -> torch.Tensor:
-    """Norm of the gradients of these parameters together; then they are scaled down to `limit`.
+    """Return the norm of all gradients of these parameters, then scale the gradients down to `limit`.
 
-    Norm and gradients are those of `torch.nn.utils.clip_grad_norm_`, to the bit. If some are sharded, every rank must
-    call this.
+    The results equal those of `torch.nn.utils.clip_grad_norm_` bit for bit. If some parameters are sharded, every rank
+    must call this function.
     """
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     if not _are_plain_and_alike(gradients):
@@ -129,7 +129,7 @@ def norm_and_clip(parameters: list[torch.Tensor], *, limit: float | None) -> tor
 
 
 def total_norm(tensors: list[torch.Tensor]) -> torch.Tensor:
-    """Euclidean norm of all tensors together. If some are sharded, every rank must call it."""
+    """Euclidean norm over all tensors. If some are sharded, every rank must call it."""
     tensors = stored_values(tensors)
     if _are_plain_and_alike(tensors):
         return _norm_of_norms(tensors)
@@ -143,9 +143,9 @@ def total_norm(tensors: list[torch.Tensor]) -> torch.Tensor:
 
 
 def stored_values(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """The tensors, with the stored values of a sparse one in its place; torch measures no norm of sparse tensors.
+    """Replace each sparse tensor by its stored values, because torch cannot compute the norm of sparse tensors.
 
-    A gradient may store the same row several times; such rows are summed before they are squared.
+    A sparse gradient may store the same row several times; these entries are summed before they are squared.
     """
     if {torch.strided}.issuperset(map(_layout_of, tensors)):
         return tensors
@@ -158,7 +158,7 @@ def _are_plain_and_alike(tensors: list[torch.Tensor]) -> bool:
 
 
 def _norm_of_norms(tensors: list[torch.Tensor]) -> torch.Tensor:
-    """The result of `torch.nn.utils.get_total_norm` for plain tensors of one kind, to the bit, in half its time."""
+    """Bit-exact result of `torch.nn.utils.get_total_norm` for plain tensors of one kind, in half its time."""
     with torch.no_grad():
         norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(tensors)))
         return norm
@@ -166,7 +166,8 @@ def _norm_of_norms(tensors: list[torch.Tensor]) -> torch.Tensor:
 
 @torch.no_grad()
 def parameter_norm(parameters: list[torch.Tensor]) -> torch.Tensor:
-    """Euclidean norm of the parameters, summed at least in fp32: three digits (bf16) hide a lost optimizer state."""
+    """Euclidean norm of the parameters, summed at least in fp32, because three digits (bf16) would hide a lost
+    optimizer state."""
     if _are_plain_and_alike(parameters) and parameters[0].dtype not in _COARSE:
         return _norm_of_norms(parameters)
     coarse = [tensor for tensor in parameters if tensor.dtype in _COARSE and not is_sharded(tensor)]
@@ -179,7 +180,7 @@ def parameter_norm(parameters: list[torch.Tensor]) -> torch.Tensor:
 
 
 class _Replicated(DistributedDataParallel):
-    """A model that segue replicates."""
+    """A model that segue replicates on all ranks."""
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
         # DDP must sum in the same order in every attempt, or no resume could be exact. By default it rebuilds its
@@ -187,7 +188,7 @@ class _Replicated(DistributedDataParallel):
         devices = None if device.type == "cpu" else [device]
         super().__init__(model, device_ids=devices, find_unused_parameters=True)
         self.trained = _trained(model)
-        """For each parameter, whether its gradient is summed."""
+        """For each parameter, whether DDP sums its gradient."""
 
 
 def _trained(model: nn.Module) -> tuple[bool, ...]:
@@ -195,7 +196,7 @@ def _trained(model: nn.Module) -> tuple[bool, ...]:
 
 
 def _refuse_other_meshes(model: nn.Module, ranks: Ranks, *, name: str) -> None:
-    """Refuse meshes other than data parallel ones (FSDP2, HSDP), because each rank trains on its share of a batch."""
+    """Refuse meshes that are not data parallel (FSDP2, HSDP), because each rank trains on its share of a batch."""
     from torch.distributed.fsdp import FSDPModule  # Takes half a second; a recipe that shards has imported it already.
 
     by_fsdp = tuple(at for at, module in model.named_modules() if isinstance(module, FSDPModule))
@@ -206,7 +207,7 @@ def _refuse_other_meshes(model: nn.Module, ranks: Ranks, *, name: str) -> None:
         is_data_parallel = parameter_name.startswith(by_fsdp) and kinds in (["shard"], ["replicate", "shard"])
         if not is_data_parallel or parameter.device_mesh.size() != ranks.count:
             why = (
-                f"parameter {parameter_name} is spread as {parameter.placements} over {parameter.device_mesh}, "
+                f"parameter {parameter_name} is distributed as {parameter.placements} over {parameter.device_mesh}, "
                 "which is not fully_shard over all ranks."
             )
             fix = "use fully_shard over all ranks (FSDP2, or HSDP), not tensor or pipeline parallelism."

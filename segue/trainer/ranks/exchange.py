@@ -1,4 +1,4 @@
-"""A key-value store that the ranks of an attempt share; torchrun hosts it, on the machine of rank 0."""
+"""A key-value store shared by the ranks of an attempt; torchrun hosts it on the machine of rank 0."""
 
 from __future__ import annotations
 
@@ -15,22 +15,23 @@ _ANSWER_SECONDS = 60.0
 
 
 class SilentStoreError(dist.DistNetworkError):
-    """The store does not answer; its machine may be gone."""
+    """The shared store does not answer; its machine may be gone."""
 
     def __init__(self, seconds: float) -> None:
-        super().__init__(f"the store of the ranks has not answered for {seconds:g} s")
+        super().__init__(f"the key-value store of the ranks has not answered for {seconds:g} s")
 
 
 class Exchange:
-    """A connection to the store, usable at any time and from any thread.
+    """A connection to the shared store, usable at any time and from any thread.
 
-    Calls raise a RuntimeError if the store is gone, even if its machine has gone silently: torch's own timeout
-    applies only to waits for a key. So a separate thread makes the calls, and is abandoned in that case.
+    Calls raise a RuntimeError if the store is gone, even if its machine has disappeared without a message. In this case
+    torch's own timeout does not help, because it applies only to waits for a key. So a separate thread makes the calls,
+    and is abandoned if the store does not answer.
     """
 
     def __init__(self, *, wait_seconds: float, answer_seconds: float = _ANSWER_SECONDS) -> None:
         """`wait_seconds` is the longest wait for the connection, `answer_seconds` the longest wait for an answer."""
-        # A separate connection: the process group's is blocked while a thread waits for a key.
+        # A separate connection, because that of the process group is blocked while a thread waits for a key.
         self._notes = connected(wait_seconds=wait_seconds)
         self._answer_seconds = answer_seconds
         self._calls: queue.SimpleQueue[_Call] = queue.SimpleQueue()
@@ -41,7 +42,7 @@ class Exchange:
         self._answer(lambda: self._notes.set(f"segue/{key}", text))
 
     def get(self, key: str) -> str | None:
-        """The text of a key; None until a rank has put it."""
+        """Text of the key; None before a rank has put it."""
 
         def ask() -> str | None:
             is_there = self._notes.check([f"segue/{key}"])
@@ -51,7 +52,7 @@ class Exchange:
         return text
 
     def count(self, key: str) -> int:
-        """How often this method was called for the key, over all ranks."""
+        """Add one to the counter of this key, and return the sum over all ranks."""
         return int(self._answer(lambda: self._notes.add(f"segue/{key}", 1)))
 
     def _answer(self, make: Callable[[], object]) -> Any:

@@ -1,4 +1,4 @@
-"""The rank group: the ranks of one attempt with the objects they share, or a process that trains alone."""
+"""The rank group: the ranks of one attempt and the objects that they share, or a process that trains alone."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class RankGroup:
     def __init__(self) -> None:
         self.ranks = Ranks()
         self.step = 0
-        """Last step that this rank has done."""
+        """The last step that this rank has completed."""
 
     @property
     def reports(self) -> bool:
@@ -36,33 +36,34 @@ class RankGroup:
         return True
 
     def shared_failure(self) -> AbstractContextManager[None]:
-        """A block in which an exception at one rank ends all ranks."""
+        """A block in which an exception on one rank ends all ranks."""
         return nullcontext()
 
     def break_off(self) -> None:
-        """End the collectives in which this rank waits for an accelerator, once; returns at once."""
+        """Abort, once, the collectives in which this rank waits for an accelerator; returns immediately."""
 
     def ended_elsewhere(self) -> SegueError | None:
-        """The error that has ended the attempt at another rank, until the training thread here has noticed that."""
+        """The error with which another rank has ended the attempt; None after the training thread has noticed it."""
         return None
 
     def take_over(self) -> bool | None:
-        """End the attempt from a thread that does not train; return whether this rank has to write the report.
+        """Take over the end of the attempt in a thread that does not train; return whether this rank must write the
+        report.
 
-        None: the training thread has noticed meanwhile, and ends the attempt.
+        Return None if the training thread has noticed the end in the meantime, and ends the attempt itself.
         """
         return True
 
     def writer(self, inner: ShardWriter) -> ShardWriter:
-        """The writer of the attempt's checkpoints, over all ranks."""
+        """Return a writer of checkpoints for all ranks, which uses `inner` on this rank."""
         return inner
 
     def close(self) -> None:
-        """Leave the group. Does not wait for a rank that is gone."""
+        """Leave the group, without waiting for a rank that has ended."""
 
 
 class SeveralRanks(RankGroup):
-    """The group of several processes that torchrun started."""
+    """The group of several ranks that torchrun started."""
 
     def __init__(self, device: torch.device, *, wait_seconds: float, clock: Clock, is_program: bool) -> None:
         self.ranks = (RanksOfProgram if is_program else TorchRanks)(device, wait_seconds=wait_seconds)
@@ -95,7 +96,7 @@ class SeveralRanks(RankGroup):
         if self._failures.is_broken_off or not self.ranks.can_break_off:
             return
         self._failures.is_broken_off = True
-        log.warning("the collectives of this rank are aborted, because another one does not answer")
+        log.warning("aborting the collectives of this rank, because another rank does not answer")
         threading.Thread(target=self.ranks.break_off, name="segue-break-off", daemon=True).start()
 
     def ended_elsewhere(self) -> SegueError | None:
@@ -116,11 +117,11 @@ class SeveralRanks(RankGroup):
         leaving.start()
         leaving.join(_CLOSE_SECONDS)
         if leaving.is_alive():
-            log.warning("the other ranks do not leave their group; this process ends without them")
+            log.warning("the other ranks have not left their group; this process ends without waiting longer")
 
 
 def meet(device: torch.device, *, wait_seconds: float, clock: Clock, is_program: bool = False) -> RankGroup:
-    """The group of this process. Blocks until all its ranks have joined. A program makes torch's own groups itself.
+    """Wait until all ranks have joined, and return their group. A program makes torch's own groups itself.
 
     Raises:
         RuntimeError: a rank did not join within `wait_seconds`.
@@ -131,10 +132,10 @@ def meet(device: torch.device, *, wait_seconds: float, clock: Clock, is_program:
 
 
 def local_rank() -> int | None:
-    """This process's rank on its machine; None when it trains alone."""
+    """Rank of this process on its machine; None if it trains alone."""
     return int(os.environ["LOCAL_RANK"]) if is_one_of_several() else None
 
 
 def local_rank_count() -> int:
-    """Ranks on this machine, as torchrun has started them."""
+    """Number of ranks that torchrun has started on this machine."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))

@@ -1,7 +1,7 @@
-"""Which ranks are there: on this machine by their processes, on others by a counter that their watchdogs increment.
+"""Detects ranks that have ended: on this machine by their processes, on other machines by counters of their watchdogs.
 
-A process id says nothing on another machine or in another container. There, one rank stands for all ranks of its
-machine: when one rank is gone, torchrun ends the others on the same machine.
+A process id has no meaning on another machine or in another container. There, one rank stands for all ranks of its
+machine, because torchrun ends them all if one ends.
 """
 
 from __future__ import annotations
@@ -15,38 +15,38 @@ from segue.checkpoints.saving.ranked_writer import Notes
 from segue.process import ProcessRef, this_machine
 
 _LOOKS_PER_READING = 20
-"""A watchdog looks twice a second. It reads the counters of other machines every ten seconds: with many ranks, all of
-them ask one store."""
+"""Number of looks between two readings. A watchdog looks twice a second and reads the counters of other machines every
+ten seconds, because the watchdogs of many ranks share one store."""
 SILENT_READINGS = 12
-"""A machine whose counter has not changed in this many readings, two minutes, is gone. Readings are counted, not time,
-because this process itself may have stood still."""
+"""Number of readings (two minutes) without a change of the counter after which a machine counts as gone. Readings are
+counted and not seconds, because this process itself may have been suspended."""
 _NOT_BEGUN = "0"
-"""The counter of a rank whose watchdog does not run yet."""
+"""Counter value of a rank whose watchdog has not started."""
 
 
 class Presence:
-    """Whether the ranks of an attempt run, as one of them sees it."""
+    """One rank's knowledge about which ranks of the attempt still run."""
 
     def __init__(self, notes: Notes, *, rank: int, count: int) -> None:
         self._rank, self._count = rank, count
         self._machine = this_machine()
         self._beats = self._looks = 0
         self._processes: dict[int, tuple[ProcessRef, str]] = {}
-        """The processes of ranks that have shown themselves, with their machines. They never change."""
+        """Process and machine of each rank that has announced itself; the entries never change."""
         self._seen: dict[int, str] = {}
         self._unchanged: dict[int, int] = {}
-        """In how many readings the counter of a rank was the same."""
+        """Number of readings in which the counter of a rank has not changed."""
         self._silent_machines: set[str] = set()
         notes.put(f"process/{rank}", f"{ProcessRef.this()}\n{self._machine}")
         notes.put(f"beat/{rank}", _NOT_BEGUN)
 
     def beat(self, notes: Notes) -> None:
-        """Show other machines' ranks that this rank is running."""
+        """Increment this rank's counter, so that ranks on other machines see that it runs."""
         self._beats += 1
         notes.put(f"beat/{self._rank}", str(self._beats))
 
     def look(self, notes: Notes) -> None:
-        """Read the counters of other machines, if it is time again. Called twice a second."""
+        """Read the counters of other machines if a reading is due. Called twice a second."""
         if self._looks % _LOOKS_PER_READING == 0:
             for rank in self._representatives(notes):
                 number = notes.get(f"beat/{rank}") or _NOT_BEGUN
@@ -58,18 +58,19 @@ class Presence:
         self._looks += 1
 
     def is_alive(self, rank: int, notes: Notes) -> bool:
-        """Whether this rank runs, as far as is known: a rank that has not shown itself yet counts as running."""
+        """Whether this rank runs, as far as known; a rank that has not announced itself yet counts as running."""
         process, machine = self._process(rank, notes)
         if process is None or machine == self._machine:
             return process is None or process.is_alive()
         return machine not in self._silent_machines
 
     def counters(self, ranks: Sequence[int], notes: Notes) -> dict[int, str | None]:
-        """The counters of those of these ranks that are on other machines."""
+        """Return the counters of the given ranks that are on other machines."""
         return {rank: notes.get(f"beat/{rank}") for rank in ranks if self._is_elsewhere(rank, notes)}
 
     def kill(self, rank: int, notes: Notes) -> bool:
-        """Kill this rank if it runs on this machine; return whether it did. Launchers end ranks on other machines."""
+        """Kill this rank if it runs on this machine; return True if it was killed. Launchers end ranks on other
+        machines."""
         process, machine = self._process(rank, notes)
         if process is None or machine != self._machine or not process.is_alive():
             return False
@@ -78,7 +79,7 @@ class Presence:
         return True
 
     def _representatives(self, notes: Notes) -> list[int]:
-        """The lowest rank of each other machine."""
+        """Return the lowest rank on each other machine."""
         found: dict[str, int] = {}
         for rank in range(self._count):
             if self._is_elsewhere(rank, notes):

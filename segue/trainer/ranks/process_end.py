@@ -1,4 +1,4 @@
-"""The end of a process whose objects must not be destroyed, because destructors in it may never return."""
+"""Ends a process without destroying its objects, because their destructors may never return."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from typing import Any, NoReturn
 log = logging.getLogger(__name__)
 
 _END_SECONDS = 60.0
-"""Longest time for the threads and exit functions of the process."""
+"""Longest time for the threads and exit functions of the process, in seconds."""
 _LOCKED_SECONDS = 10.0
-"""How much later the process is ended if none of its threads can run, because one keeps Python's lock."""
+"""Further seconds after which the process is ended if a thread keeps Python's lock, so that no other thread can run."""
 _STANDARD_ERROR = 2
 
 
 def end_process(code: int) -> NoReturn:
-    """End this process as Python does, but leave its objects as they are; after 70 s in any case.
+    """End this process like Python, but without destroying its objects; it ends after 70 s in any case.
 
-    It waits for threads that are no daemons, calls exit functions, and closes open files. Main thread only.
+    It waits for non-daemon threads, calls exit functions, and closes open files. Only for the main thread.
     """
     # This timer needs no thread of Python's, and no stream: the user may have replaced the streams.
     faulthandler.dump_traceback_later(_END_SECONDS + _LOCKED_SECONDS, file=_STANDARD_ERROR, exit=True)
@@ -39,7 +39,7 @@ def end_process(code: int) -> NoReturn:
             step()
         except BaseException:
             # Any exception: Python also shows it and continues.
-            log.exception("the %s of this process did not end well", what)
+            log.exception("the %s of this process ended with an error", what)
     os._exit(code)
 
 
@@ -57,7 +57,7 @@ def _call_exit_functions() -> None:
 
 
 def close_files() -> None:
-    """Close the files that are open for writing, as the end of Python does when it destroys them."""
+    """Close all files that are open for writing; Python does this when it destroys them at its end."""
     standard: list[Any] = [sys.stdin, sys.stdout, sys.stderr, sys.__stdin__, sys.__stdout__, sys.__stderr__]
     kept = {id(stream) for stream in (*standard, *(getattr(stream, "buffer", None) for stream in standard))}
     for file in _open_files():
@@ -71,9 +71,9 @@ def close_files() -> None:
 
 
 def _open_files() -> Iterator[Any]:
-    """Files, each before the files into which it writes: text, then files that compress or upload, then buffers.
+    """Yield open files in the order of closing: text files, then files that compress or upload, then buffers.
 
-    Within a kind the newest is first: a file that writes into another one was made after it.
+    Within each kind the newest file is first, because a file is newer than the file into which it writes.
     """
     archive = getattr(sys.modules.get("zipfile"), "ZipFile", None)
     by_turn: tuple[list[Any], ...] = ([], [], [])
@@ -90,7 +90,8 @@ def _open_files() -> Iterator[Any]:
 
 
 def _is_written(file: Any) -> bool:
-    """Whether the file may hold unwritten data. If another thread waits in a read, closing would wait as well."""
+    """Whether the file may hold unwritten data. Files for reading are left out, because a read in another thread blocks
+    closing."""
     if isinstance(file, io.BufferedReader) or isinstance(getattr(file, "buffer", None), io.BufferedReader):
         return False
     with suppress(Exception):  # Any exception: a class of the user's may raise it, or the file is closed.

@@ -1,7 +1,8 @@
-"""Failures of ranks: which rank raised, which rank hangs, which rank is gone.
+"""Failures of ranks: finds out which rank raised an error, which rank hangs, and which rank has ended.
 
-A rank that raises publishes how it ends. The other ranks see a broken or overdue collective. Before they raise, they
-read what was published and check which processes are alive, so that every rank reports the same cause.
+A rank that raises an error publishes its ending. The other ranks see a broken or overdue collective. Before they raise
+an error, they read the published endings and check which processes are alive, so that every rank reports the same
+cause.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ from segue.user_objects import text_of
 log = logging.getLogger(__name__)
 
 _SETTLE_SECONDS = 5.0
-"""How long ranks that noticed the end of an attempt wait for each other's published ending."""
+"""Seconds that a rank waits for the published endings of the other ranks after it has noticed the end."""
 
 _SILENT_LOOKS = 240
-"""After this many looks without an answer, two minutes, the machine of the store counts as gone. Looks are counted, not
-time, because this process itself may have stood still."""
+"""Number of looks (two minutes) without an answer after which the machine of the store counts as gone. Looks are
+counted and not seconds, because this process itself may have been suspended."""
 _POLL_SECONDS = 0.05
 _OF_GLOO = re.compile("gloo|Application timeout caused pair closure")
 _STORAGE_OR_MACHINE = (
@@ -56,14 +57,14 @@ _STORAGE_OR_MACHINE = (
 
 
 class RankEnding(Value):
-    """What one rank publishes about its end."""
+    """The ending of one rank, as it publishes this ending."""
 
     rank: int
     order: int
     is_cause: bool
-    """False when the rank only noticed that others did not answer."""
+    """False if the rank only noticed that other ranks did not answer."""
     is_code: bool
-    """Whether the recipe is the cause, and not the store or the machine."""
+    """Whether the recipe's code is the cause, and not the store or the machine."""
     type_name: str
     message: str
     traceback: str
@@ -71,26 +72,27 @@ class RankEnding(Value):
 
 
 class CountedNotes(Notes, Protocol):
-    """Notes with a counter, which shows which rank was first."""
+    """Shared notes with a counter, which shows which rank was first."""
 
     def count(self, key: str) -> int: ...
 
 
 class RankFailures:
-    """How an attempt of several ranks ends, as one rank sees it."""
+    """One rank's view of the end of an attempt with several ranks."""
 
     def __init__(
         self, notes: CountedNotes, *, watched: Notes, rank: int, count: int, wait_seconds: float, clock: Clock
     ) -> None:
-        """`watched` are the same notes for the watchdog's thread, over a connection that never lets it wait long."""
+        """`watched` gives the watchdog's thread the same notes over a separate connection, which never blocks for
+        long."""
         self._notes, self._watched, self._clock = notes, watched, clock
         self._rank, self._count, self._wait_seconds = rank, count, wait_seconds
         self.reporter = 0
-        """The rank that writes the attempt's report: the first rank that can."""
+        """The rank that writes the attempt's report: the first rank that is able to."""
         self.step = 0
-        """Last step that this rank has done."""
+        """The last step that this rank has completed."""
         self.is_broken_off = False
-        """Whether this process has ended its collectives itself: their exceptions then show nothing else."""
+        """Whether this process itself has aborted its collectives; their exceptions then have no other cause."""
         self._is_settled = self._is_taken_over = False
         self._settling = threading.Lock()
         self._hung: tuple[int, ...] = ()
@@ -100,10 +102,11 @@ class RankFailures:
 
     @contextmanager
     def shared(self) -> Iterator[None]:
-        """Publish an exception raised here to the other ranks; raise the cause instead if it is at another rank.
+        """A block that publishes its exception to the other ranks; if another rank is the cause, that cause is raised
+        instead.
 
         Raises:
-            RankFailedError, HungRankError, RankLostError: in place of the exception of a broken collective.
+            RankFailedError, HungRankError, RankLostError: instead of the exception of a broken collective.
         """
         try:
             yield
@@ -120,7 +123,7 @@ class RankFailures:
             raise cause from error
 
     def ended_elsewhere(self) -> SegueError | None:
-        """The error that has ended the attempt at another rank, until the training thread here has noticed that.
+        """The error with which another rank has ended the attempt; None after the training thread has noticed it.
 
         Called from the watchdog's thread.
         """
@@ -131,12 +134,12 @@ class RankFailures:
             self._presence.look(self._watched)
             endings, alive = self._look(self._watched)
             gone = [rank for rank, is_alive in alive.items() if not is_alive]
-            # A process that is gone without an ending has crashed, or has left when all was done.
+            # A process that has ended without a published ending has crashed, or has left after all work was done.
             dead = tuple(rank for rank in gone if self._watched.get(f"left/{rank}") is None)
         except RuntimeError as error:
             self._silent_looks += 1
             if self._silent_looks < _SILENT_LOOKS or self._is_settled:
-                log.debug("nothing is known of the other ranks error=%s", error)
+                log.debug("the state of the other ranks is unknown error=%s", error)
                 return None
             return _store_lost(error)
         self._silent_looks = 0
@@ -148,9 +151,10 @@ class RankFailures:
         return cause_of(endings, hung=(), silent=self._dead, waited_seconds=self._wait_seconds, step=self.step)
 
     def take_over(self) -> bool | None:
-        """End the attempt from a thread that does not train; return whether this rank has to write the report.
+        """Take over the end of the attempt in a thread that does not train; return whether this rank must write the
+        report.
 
-        None: the training thread has noticed meanwhile, and ends the attempt.
+        Return None if the training thread has noticed the end in the meantime, and ends the attempt itself.
         """
         with self._settling:
             if self._is_settled:
@@ -174,7 +178,7 @@ class RankFailures:
         return self._rank == self.reporter
 
     def close(self) -> None:
-        """Leave, and kill the ranks here that hang: they would keep the machine and delay the next attempt."""
+        """Leave the group, and kill hung ranks on this machine, which would delay the next attempt."""
         try:
             self._notes.put(f"left/{self._rank}", "")
         except RuntimeError as error:
@@ -183,7 +187,7 @@ class RankFailures:
             return
         for rank in self._hung:
             if self._presence.kill(rank, self._notes):
-                log.error("killed a rank that hangs rank=%d", rank)
+                log.error("killed a hung rank rank=%d", rank)
 
     def _publish(self, error: BaseException, *, is_silence: bool) -> RankEnding:
         ending = RankEnding(
@@ -204,7 +208,7 @@ class RankFailures:
         notes.put("ended", "")
 
     def _cause(self, error: BaseException) -> BaseException:
-        """The exception to raise for this one: itself, unless another rank is the cause."""
+        """Return the exception to raise: `error` itself, or the error of the rank that caused it."""
         silence = _silence_in(error)
         try:
             own = self._publish(error, is_silence=silence is not None)
@@ -231,13 +235,13 @@ class RankFailures:
     def _choose_reporter(self, endings: Mapping[int, RankEnding], alive: Mapping[int, bool]) -> None:
         has_cause = any(ending.is_cause for ending in endings.values())
         if not has_cause and not alive[0]:
-            # Not the first rank with an ending: ranks look at different moments, and all must choose the same one.
+            # Not the first rank with an ending, because ranks look at different times, but must choose the same rank.
             self.reporter = min(rank for rank, is_alive in alive.items() if is_alive)
 
     def _look(self, notes: Notes) -> tuple[dict[int, RankEnding], dict[int, bool]]:
-        """The endings that were published, and which ranks are alive or have published one."""
+        """Return the published endings, and for each rank whether it is alive or has published an ending."""
         ranks = range(self._count)
-        # Usually no rank has ended: one read instead of one for each rank.
+        # Usually no rank has ended, so one read replaces one read for each rank.
         texts = {rank: notes.get(f"ending/{rank}") for rank in ranks} if notes.get("ended") is not None else {}
         endings = {rank: RankEnding.model_validate_json(text) for rank, text in texts.items() if text is not None}
         return endings, {rank: rank in endings or self._presence.is_alive(rank, notes) for rank in ranks}
@@ -267,9 +271,9 @@ def cause_of(
     waited_seconds: float,
     step: int,
 ) -> SegueError:
-    """The cause of the attempt's end, from what each rank published. Pure.
+    """Return the cause of the attempt's end from the published endings. Pure.
 
-    `silent` ranks published nothing; silent ranks that are alive are `hung`.
+    `silent` ranks have published no ending; `hung` ranks are the silent ranks that are alive.
     """
     causes = sorted((ending for ending in endings.values() if ending.is_cause), key=lambda ending: ending.order)
     if causes:
@@ -287,17 +291,17 @@ def cause_of(
         return HungRankError(ranks=hung, waited_seconds=waited_seconds, step=step)
     if silent:
         dead = tuple(rank for rank in silent if rank not in hung)
-        return RankLostError(ranks=dead, why="its process was killed, or crashed, or its machine is gone")
+        return RankLostError(ranks=dead, why="its process was killed or crashed, or its machine is gone")
     first = min(endings.values(), key=lambda ending: ending.order)
     return RankLostError(ranks=(first.rank,), why=f"the ranks lost contact ({first.message})")
 
 
 def _store_lost(error: RuntimeError) -> RankLostError:
-    return RankLostError(ranks=(0,), why=f"the store that connects the ranks, on its machine, is gone ({error})")
+    return RankLostError(ranks=(0,), why=f"the key-value store of the ranks, on its machine, is gone ({error})")
 
 
 def is_broken_collective(error: BaseException) -> bool:
-    """Whether an error only shows that another rank did not answer, even if a recipe re-raised it."""
+    """Whether the error only shows that another rank did not answer, even if the recipe has re-raised it."""
     return any(
         isinstance(seen, dist.DistError) or (isinstance(seen, RuntimeError) and _OF_GLOO.search(str(seen)))
         for seen in _chain(error)
@@ -305,7 +309,7 @@ def is_broken_collective(error: BaseException) -> bool:
 
 
 def _silence_in(error: BaseException) -> SilentStoreError | None:
-    """The silence of the shared store that caused this error, even if something re-raised it."""
+    """Return the error of the silent shared store that caused this error, even if it was re-raised."""
     return next((seen for seen in _chain(error) if isinstance(seen, SilentStoreError)), None)
 
 

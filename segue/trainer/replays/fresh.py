@@ -1,7 +1,7 @@
-"""Fresh processes that replay steps: started here, awaited, and their answers read back.
+"""Starts fresh processes that replay steps, waits for them, and reads their answers.
 
-Each replay needs a process of its own. State that no checkpoint has, in closures and globals, has changed after the
-first replay of a process, and would look like noise in the second replay.
+Each replay needs a new process. The first replay in a process changes state that no checkpoint has, in closures and
+globals; this change would look like noise in a second replay.
 """
 
 from __future__ import annotations
@@ -29,51 +29,52 @@ from segue.records import CheckpointRef, Record, WitnessRow
 log = logging.getLogger(__name__)
 
 REHEARSAL_VARIABLE = "SEGUE_REHEARSAL"
-"""Set in processes that only replay, for recipes that write files or send reports."""
+"""Environment variable that is set in replay processes, so that recipes can avoid writing files or sending reports."""
 Rows = tuple[WitnessRow, ...]
 _LOOK_SECONDS = 0.05
 
 
 @dataclass(frozen=True)
 class FreshAnswer:
-    """What a fresh process saw."""
+    """The answer of a fresh process."""
 
     rows: Rows
     setup_json: str
-    """The setup of the recipe that it built: a tree by component."""
+    """The setup of the recipe that the process built: a tree by component, as JSON."""
     unit: float = UNIT
     is_refused: bool = False
-    """Whether an operation has no deterministic kernel, if only those were allowed."""
+    """Whether an operation has no deterministic kernel, although only deterministic kernels were allowed."""
 
 
 ANSWER = TypeAdapter(FreshAnswer)
 
 
 class ReplayRequest(Record):
-    """The steps that a fresh process replays; without steps, it only builds the recipe and restores the checkpoint."""
+    """A request to replay steps in a fresh process; with 0 steps, it only builds the recipe and restores the
+    checkpoint."""
 
     assignment: Assignment
     checkpoint: CheckpointRef
     steps: int = Field(ge=0)
     only_deterministic: bool = Field(False, description="Allow only deterministic kernels.")
-    copy_folder: str | None = Field(None, description="A store with a copy of the checkpoint, which is read first.")
+    copy_folder: str | None = Field(None, description="Store with a copy of the checkpoint; read first.")
 
 
 class Replays(NamedTuple):
-    """What fresh processes saw."""
+    """The answers of fresh processes."""
 
     rows: tuple[Rows, ...]
     is_complete: bool
-    """Whether more replays would show nothing new."""
+    """Whether the replays are enough: further ones would show nothing new."""
     unit: float = UNIT
-    """How much one rounding may change a value, relatively, in the coarsest format that a step computes in."""
+    """Largest relative change of a value by one rounding, in the coarsest number format of a step."""
 
 
 @dataclass(frozen=True)
 class FreshProcesses:
-    """Processes that make the replay of one request, one after the other.
+    """Replays one request in fresh processes, one process after another.
 
-    If a process fails, or `may_wait` ends the wait, there is no answer.
+    There is no answer if a process fails or `may_wait` returns False.
     """
 
     request: ReplayRequest
@@ -81,10 +82,10 @@ class FreshProcesses:
     clock: Clock
 
     def replays(self, *, own: Sequence[WitnessRow] | None, is_own_fresh: bool = False) -> Replays:
-        """Make replays until more would show nothing new.
+        """Make replays until further ones would show nothing new.
 
-        `own` is the replay of this process; with `is_own_fresh` it was made like the replays of fresh processes, and
-        counts as one of them.
+        `own` is the replay of this process. With `is_own_fresh`, it was made like the replays of fresh processes, and
+        counts as one of these.
         """
         made: list[Rows] = []
         unit = UNIT
@@ -97,14 +98,15 @@ class FreshProcesses:
         return Replays(tuple(made), True, unit)
 
     def setup(self) -> dict[str, Any]:
-        """The setup of the recipe as a fresh process builds it; empty without an answer."""
+        """Return the recipe's setup from a fresh process; empty if there is no answer."""
         answer = self._asked(self.request)
         return json.loads(answer.setup_json) if answer is not None else {}
 
     def has_other_kernels(self, usual: Sequence[WitnessRow]) -> bool:
-        """Whether deterministic kernels compute other results than the usual kernels, or one of them is missing.
+        """Whether deterministic kernels give different results than the usual kernels, or do not exist for an
+        operation.
 
-        In that case, some usual kernels are not deterministic, though they may nearly always give the same bits.
+        If so, some usual kernels are not deterministic, even if they nearly always give the same bits.
         """
         answer = self._asked(self.request.model_copy(update={"only_deterministic": True}))
         return answer is not None and (answer.is_refused or not are_equal(answer.rows, usual))
@@ -132,10 +134,10 @@ def _asked(request: ReplayRequest, *, may_wait: Callable[[], bool], clock: Clock
 
 @contextmanager
 def started(command: list[str], text: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that only replays, with this text on its standard input; it ends with the block.
+    """Run a replay process during the block, with `text` on its standard input; it is killed at the end of the block.
 
     Raises:
-        OSError: it could not be started.
+        OSError: the process could not be started.
     """
     process = start(command, text)
     try:
@@ -146,10 +148,10 @@ def started(command: list[str], text: str) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def start(command: list[str], text: str) -> subprocess.Popen[bytes]:
-    """Start a process that only replays, with this text on its standard input.
+    """Start a replay process with `text` on its standard input.
 
     Raises:
-        OSError: it could not be started.
+        OSError: the process could not be started.
     """
     with tempfile.TemporaryFile() as file:
         file.write(text.encode())

@@ -1,6 +1,6 @@
-"""The process of one replay: `python -m segue.trainer.replays.main PARENT ANSWER` with a request on standard input.
+"""The process of a replay: `python -m segue.trainer.replays.main PARENT ANSWER`, with a request on standard input.
 
-It writes the rows of the replayed steps, and the setup, to the file ANSWER, and ends with the process PARENT.
+It writes the rows of the replayed steps and the setup to the file ANSWER. It ends when the process PARENT ends.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ log = logging.getLogger("segue.replay")
 
 
 def main() -> int:
-    """Replay what the request asks for; return the exit code."""
+    """Replay the requested steps; return the exit code."""
     request = ReplayRequest.model_validate_json(sys.stdin.buffer.read())
     begin_beside(int(sys.argv[1]))
     spec = request.assignment.spec
@@ -35,7 +35,7 @@ def main() -> int:
     runlog = open_log(spec, clock=SystemClock())
     checkpoint = patiently(lambda: read_history(runlog), what="log").checkpoint(request.checkpoint)
     if checkpoint is None:
-        log.warning("the checkpoint to replay from is not in the log step=%d", request.checkpoint.step)
+        log.warning("the run's log has no checkpoint for the replay step=%d", request.checkpoint.step)
         return 1
     copy = LocalStore(Path(request.copy_folder)) if request.copy_folder is not None else None
     if request.only_deterministic:

@@ -1,4 +1,4 @@
-"""The noise of a recipe, measured by fresh processes: why a replay differs from its witness."""
+"""Measures the noise of a recipe with fresh processes, to explain a replay that differs from its witness."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def measured_noise(
     is_noisy: bool = False,
     is_lost: bool = False,
 ) -> tuple[Noise, bool]:
-    """The noise that explains why `attempt` differs from its witness, and whether all processes for it have answered.
+    """Return the noise between `attempt` and its witness, and whether all processes have answered.
 
-    The flags are those of `segue.continuity.noise.noise_of`. If replays agree on rows that differ only
-    slightly from the witness, one more process replays with deterministic kernels alone: four replays do not show noise
-    that occurs in one of hundreds, but this replay shows whether the usual kernels are deterministic.
+    The flags are those of `segue.continuity.noise.noise_of`. If the replays agree and differ only slightly from the
+    witness, one more process replays with deterministic kernels only. Four replays miss noise that occurs once in
+    hundreds of replays, but this process shows whether the usual kernels are deterministic.
     """
     own = attempt if is_whole else None
     fresh, is_complete, unit = processes.replays(own=own, is_own_fresh=is_attempt_fresh)
@@ -46,7 +46,7 @@ def measured_noise(
     found = found_with(is_noisy=is_noisy)
     is_open = found == NONE and is_complete and not is_noisy and not is_lost
     if is_open and fresh and may_be_rare(witness, attempt if is_whole else (), fresh, unit=unit):
-        log.warning("replays agree, and differ from the witness by rounding; repeating with deterministic kernels")
+        log.warning("replays agree, but differ from the witness by rounding; repeating with deterministic kernels")
         if processes.has_other_kernels(fresh[0]):
             return found_with(is_noisy=True), is_complete
     return found, is_complete

@@ -1,4 +1,4 @@
-"""The second opinion about a resume whose replay differs from its witness: fresh processes replay the same steps."""
+"""A second opinion about a resume whose replay differs from its witness: fresh processes replay the same steps."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from segue.trainer.replays.replay_process import why_no_room
 log = logging.getLogger(__name__)
 
 _LIMIT_SECONDS = 900.0
-"""Longest wait for all replays of one opinion; a recipe may take minutes to build."""
+"""Longest wait for all replays of one opinion, in seconds; building a recipe may take minutes."""
 
 
 class SecondOpinion:
-    """Asks fresh processes before an attempt's resume is called broken. Blocks the attempt meanwhile."""
+    """Asks fresh processes before a resume is judged as broken. The attempt waits in the meantime."""
 
     def __init__(self, context: AttemptContext) -> None:
         self._context = context
@@ -39,9 +39,9 @@ class SecondOpinion:
         is_noisy: bool,
         is_lost: bool,
     ) -> Noise | None:
-        """The noise that explains why the attempt's rows differ from the witness; empty if nothing explains it.
+        """Return the noise between the attempt's rows and the witness; empty if noise explains nothing.
 
-        None if a notice leaves no time to find out.
+        Return None if a notice leaves no time for the replays.
         """
         if self._context.board.first_kind is not None:
             return None
@@ -63,15 +63,16 @@ class SecondOpinion:
         if not is_complete and context.board.first_kind is not None:
             return None
         if found.floats:
-            log.warning("%s; tolerances follow from that. Fix: %s", in_words(found.floats), FIX)
+            log.warning("%s; this noise sets the tolerances. Fix: %s", in_words(found.floats), FIX)
         return found
 
     def process_values(self, checkpoint: Checkpoint, setup: Mapping[str, Any]) -> tuple[str, ...]:
-        """Values of the setup that differ between a fresh process and this one, though both build the same recipe."""
+        """Return setup values that differ between a fresh process and this process, although both build the same
+        recipe."""
         context = self._context
         if context.board.first_kind is not None or why_no_room(checkpoint.manifest.size_bytes):
             return ()
-        log.warning("the setup differs from the checkpoint's; a fresh process builds the recipe again")
+        log.warning("the setup differs from the checkpoint, building the recipe again in a fresh process")
         with context.activity.waiting():
             fresh = self._processes(checkpoint, steps=0).setup()
         return differing_paths(json.loads(json.dumps({name: setup[name] for name in fresh if name in setup})), fresh)
@@ -81,7 +82,7 @@ class SecondOpinion:
         return FreshProcesses(request, self._patience(), self._context.clock)
 
     def _patience(self) -> Callable[[], bool]:
-        """Whether to keep waiting: not after a notice, and not beyond the bounds."""
+        """Return a function that tells if waiting may go on; it must end at a notice and at the time limits."""
         context, clock = self._context, self._context.clock
         give_up_at = clock.monotonic() + _LIMIT_SECONDS
         if context.plan.max_seconds is not None:
@@ -95,8 +96,8 @@ class SecondOpinion:
 
 
 def may_ask(assignment: Assignment) -> bool:
-    """Whether fresh processes may be asked at all.
+    """Whether segue may ask fresh processes.
 
-    Not for programs, which would repeat everything that they do besides training, and not if rehearsals are off.
+    It may not for programs, which would repeat all their other work too, and not if rehearsals are off.
     """
     return assignment.spec.recipe is not None and assignment.spec.continuity.rehearsal != "off"

@@ -1,4 +1,4 @@
-"""A replay: a checkpoint restored into a newly built recipe, and its next steps made again. Nothing is written."""
+"""A replay: a checkpoint is restored into a newly built recipe, and the next steps are repeated. Nothing is written."""
 
 from __future__ import annotations
 
@@ -31,15 +31,16 @@ from segue.trainer.workloads.state import capture
 
 _TF32_UNIT = 2.0**-10
 _MOST_UNIT = 2.0**-7
-"""The unit of bf16. Coarser formats hold scaled values for single products, not results."""
+"""The unit of bf16. Coarser formats are used for scaled factors of single products, and not for results."""
 
 
 @dataclass
 class Formats:
-    """The number formats that were seen."""
+    """The coarsest number format among the recorded tensors."""
 
     unit: float = UNIT
-    """Distance of 1 to the next number of the coarsest format: the largest relative change of a value by a rounding."""
+    """Distance from 1 to the next number in the coarsest format: the largest relative change of a value by one
+    rounding."""
 
     def add(self, dtype: torch.dtype) -> None:
         if dtype.is_floating_point:
@@ -48,7 +49,7 @@ class Formats:
 
 @contextmanager
 def noting_formats() -> Iterator[Formats]:
-    """The formats of the tensors that are saved for a backward pass until the block ends. It changes no number."""
+    """A block that records the formats of tensors that are saved for a backward pass. It changes no number."""
     formats = Formats(_TF32_UNIT if _is_tf32() else UNIT)
 
     def note(tensor: torch.Tensor) -> torch.Tensor:
@@ -60,29 +61,29 @@ def noting_formats() -> Iterator[Formats]:
 
 
 def _is_tf32() -> bool:
-    """Whether accelerators round the factors of products of matrices, or of convolutions, to ten bits."""
+    """Whether accelerators round the factors of matrix products or convolutions to ten bits (TF32)."""
     return torch.cuda.is_available() and (torch.backends.cuda.matmul.allow_tf32 or torch.backends.cudnn.allow_tf32)
 
 
 @dataclass(frozen=True)
 class Replay:
-    """What a fresh process saw of a checkpoint and of the steps after it."""
+    """The results of a replay: facts about the checkpoint, and the rows of the steps after it."""
 
     committed: Digests
     restored: Digests
     setup: SetupChanges
     setup_trees: dict[str, Any]
-    """The setup itself, by component."""
+    """The setup as trees, by component."""
     untracked: tuple[Finding, ...]
     process_values: tuple[str, ...]
-    """Values of the setup that differ in this process, though it built the same recipe as the one that trains."""
+    """Setup values that differ between this process and the trainer, although both built the same recipe."""
     environment_changes: tuple[str, ...]
     left_out: frozenset[str]
-    """Fingerprints of batches that this process skips: rows from the first of them on cannot be compared."""
+    """Fingerprints of batches that this process skips; rows from the first such batch on cannot be compared."""
     rows: tuple[WitnessRow, ...]
-    """None if the state was not restored."""
+    """Rows of the replayed steps; empty if the state was not restored."""
     unit: float
-    """How much one rounding may change a value, relatively, in the coarsest format that a step computes in."""
+    """Largest relative change of a value by one rounding, in the coarsest number format of a step."""
 
 
 def replay(
@@ -94,9 +95,9 @@ def replay(
     copy: Store | None = None,
     with_formats: bool = False,
 ) -> Replay:
-    """Make `steps` steps from a checkpoint, in a newly built recipe. A store with a copy of it is read first.
+    """Make `steps` steps from a checkpoint in a newly built recipe. If `copy` is given, this store is read first.
 
-    With `with_formats`, one more step shows the number formats in which the recipe computes.
+    With `with_formats`, one more step is made, to find the number formats of the recipe.
 
     Raises:
         CheckpointError, StoreReadError: the checkpoint cannot be read.

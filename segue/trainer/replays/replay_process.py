@@ -1,4 +1,4 @@
-"""A process beside the trainer that replays steps: its priority, its end, and whether there is memory for it."""
+"""A replay process beside the trainer: its priority, its end, and a check for enough memory."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from segue.process import Parent, end_with
 _NICENESS = 10
 _POLL_SECONDS = 1.0
 _OF_FREE_MEMORY = 0.5
-"""Share of the free memory that a second copy of the state may take."""
+"""Share of free memory that a second copy of the state may use."""
 _OF_FREE_ON_DEVICE = 0.9
 _CONTEXT_BYTES = 2**30
-"""Device memory of a process besides its tensors: its context, and workspaces of libraries."""
+"""Device memory of a process in addition to its tensors: its context, and workspaces of libraries."""
 
 
 def begin_beside(parent_pid: int) -> None:
-    """Give way to the trainer, in computing time and in memory, and end with the process of this id."""
+    """Give the trainer priority in computing time and memory, and end when the process `parent_pid` ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.nice(_NICENESS)
     with suppress(OSError):
@@ -35,7 +35,7 @@ def begin_beside(parent_pid: int) -> None:
 
 
 def leave(code: int) -> NoReturn:
-    """End this process at once: its answer is written, and a clean-up takes as long as some steps."""
+    """End this process immediately, because its answer is written and a clean-up takes as long as some steps."""
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
@@ -44,7 +44,7 @@ def leave(code: int) -> NoReturn:
 
 
 def why_no_room(state_bytes: int) -> str:
-    """Which memory is too small for a second copy of a state and its process's other data; empty if none is."""
+    """Return which memory is too small for a second process with a copy of the state; empty if there is enough."""
     if torch.cuda.is_available() and torch.cuda.memory_allocated():
         free, _ = torch.cuda.mem_get_info()
         # Reserved memory, not only allocated memory: a second process cannot use the rest of it.
@@ -58,14 +58,14 @@ def why_no_room(state_bytes: int) -> str:
 
 
 def cap_device_memory(device: torch.device) -> None:
-    """Let this process run out of memory before the trainer beside it does."""
+    """Limit device memory, so that this process runs out of memory before the trainer does."""
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         torch.cuda.set_per_process_memory_fraction(_OF_FREE_ON_DEVICE * free / total, device)
 
 
 def _own_bytes() -> int:
-    """Resident memory of this process: the other one loads the same data set."""
+    """Resident memory of this process in bytes; the second process will load the same data set."""
     try:
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     except OSError:

@@ -1,4 +1,4 @@
-"""The facts by which a resume is judged, and the resulting verdict. Pure: it reads, writes and awaits nothing."""
+"""The facts by which a resume is judged, and the resulting verdict. Pure: no input or output, no waiting."""
 
 from __future__ import annotations
 
@@ -18,62 +18,62 @@ from segue.trainer.resuming.restored_state import RestoredState
 
 @dataclass(frozen=True)
 class Terms:
-    """The differences that an attempt may have from the one before, and still continue the run."""
+    """The conditions under which a resumed attempt still counts as the same run."""
 
     environment: Environment
-    """The environment of this process; known only after the recipe was built, which may change it."""
+    """The environment of this process, read after the build of the recipe, which may change it."""
     accept: Collection[str] = ()
-    """Changes of the setup that the run spec accepts, by name."""
+    """Names of setup changes that the run spec accepts."""
     is_order_of_sums_relevant: bool = True
-    """Whether the run's numbers depend on the order in which the gradient norm is summed."""
+    """Whether the numbers of the run depend on the order of the sum in the gradient norm."""
 
     def changes_since(self, committed: Environment) -> tuple[str, ...]:
-        """The parts of the environment that differ from the commit and may change the numbers."""
+        """Return the parts of the environment that differ from the commit and may change the numbers."""
         changes = committed.differs_from(self.environment)
         return tuple(name for name in changes if name != "arithmetic" or self.is_order_of_sums_relevant)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """All facts that are known of a resume before its first step."""
+    """All facts about a resume that are known before its first step."""
 
     checkpoint: Checkpoint
     committed: Digests
     restored: RestoredState
     environment_changes: tuple[str, ...]
     other_packages: tuple[str, ...]
-    """Packages whose version differs from that at the commit."""
+    """Packages whose version has changed since the commit."""
     has_other_kernels: bool
-    """Whether torch.compile chose its kernels again since the commit, by timing them."""
+    """Whether torch.compile has timed and chosen its kernels again since the commit."""
     setup: SetupChanges
     untracked: tuple[Finding, ...]
-    """Values that no component holds and that are not as they were at the commit."""
+    """Findings about values outside every component that differ from the commit."""
     values_at_commit: Mapping[str, Any]
-    """The marks of such values in the checkpoint."""
+    """Marks of values outside every component, as stored in the checkpoint."""
     as_built: frozenset[str]
-    """Components with which the run begins as they were built, because a fork has no state of them."""
+    """Components that start as built, because the checkpoint of a fork has no state for them."""
     metric: MetricCheck = field(default_factory=MetricCheck)
     witness: tuple[WitnessRow, ...] = ()
-    """The rows of the steps after the commit, as the previous attempt made them; on the leader alone."""
+    """The witness rows that the previous attempt recorded after the commit; only on the leader."""
     last_witnessed: int = 0
-    """The last step with such a row, on every rank; 0: there is none."""
+    """The last step that has a witness row, known on every rank; 0 if there is none."""
 
     @property
     def is_lost(self) -> bool:
-        """Whether state or setup differ already, so that no step needs to be made."""
+        """Whether state or setup already differ, so that no replay is needed."""
         found = digest_findings(self.committed, self.restored.digests, environment_changes=self.environment_changes)
         return bool(found or self.setup.findings)
 
     def expected(self, step: int) -> WitnessRow | None:
-        """The row of this step in the previous attempt."""
+        """Return the previous attempt's row of this step, or None."""
         return next((row for row in self.witness if row.step == step), None)
 
     def noting(self, findings: Sequence[Finding]) -> Comparison:
-        """The same comparison, with further findings that explain rows that differ."""
+        """Return a copy with further findings, which explain rows that differ."""
         return replace(self, setup=replace(self.setup, noted=(*findings, *self.setup.noted)))
 
     def verdict(self, replay: Sequence[WitnessRow], *, early: tuple[Finding, ...], noise: Noise) -> Verdict:
-        """The verdict. Other packages and kernels count as another environment only if the bits are not equal."""
+        """Return the verdict. Changed packages and kernels count as a changed environment only if the bits differ."""
         changes = self.environment_changes
         others = (*self.other_packages, *(["kernels that torch.compile timed"] if self.has_other_kernels else []))
         verdict = self._verdict_in(changes, replay, early=early, noise=noise)

@@ -1,4 +1,4 @@
-"""The checkpoint that a resume begins from: selected, its bytes verified, then restored into the live objects."""
+"""The checkpoint of a resume: selected, verified, then restored into the live objects."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Found:
-    """The first phase of a resume: a checkpoint whose bytes are in memory and verified. Nothing is compared yet."""
+    """The first phase of a resume: the bytes of a checkpoint are in memory and verified, but nothing is compared
+    yet."""
 
     source: Restorable
     own: OwnSlices | None
-    """The part of a sharded state that this rank has read; None: everything."""
+    """The slices of a sharded state that this rank has read; None if it has read the whole state."""
     memory_bytes: int | None
 
     @property
@@ -39,30 +40,30 @@ class Found:
 
     @property
     def stored(self) -> Collection[str]:
-        """Names of the components that the checkpoint holds."""
+        """Names of the components in the checkpoint."""
         return self.source.snapshot.skeletons
 
     @property
     def ranks(self) -> int:
-        """How many ranks made the checkpoint."""
+        """Number of ranks that made the checkpoint."""
         return self.checkpoint.manifest.environment.world_size
 
     @property
     def read_bytes(self) -> int:
-        """Bytes of the tensors that this rank has read."""
+        """Number of bytes in the tensors that this rank has read."""
         # Tensors of which this rank read only a part are on torch's meta device, without that part.
         tensors = self.source.snapshot.tensors.values()
         return sum(tensor.nbytes for tensor in tensors if not tensor.is_meta)
 
     def as_built(self, components: Collection[str]) -> frozenset[str]:
-        """Components with which a fork begins as they were built: the other run has no state of them."""
+        """Components of a fork that start as built, because the other run has no state for them."""
         is_fork = self.checkpoint.manifest.forked_from is not None
         return frozenset(name for name in components if is_fork and name not in self.stored)
 
 
 @dataclass(frozen=True)
 class CheckpointSource:
-    """Where one attempt reads its checkpoint."""
+    """Finds and reads the checkpoint of one attempt."""
 
     runlog: RunLog
     epoch: int
@@ -72,9 +73,9 @@ class CheckpointSource:
     def newest(
         self, *, at_most: CheckpointRef | None, own: OwnSlices | None = None, memory_bytes: int | None = None
     ) -> Found | None:
-        """The newest valid checkpoint that is not newer than `at_most`; its bytes, or those of `own`, are verified.
+        """Return the newest valid checkpoint up to `at_most`, after verifying its bytes or only the slices in `own`.
 
-        Raises what `newest_valid` raises.
+        Raises the same errors as `newest_valid`.
         """
         source = newest_valid(
             self.runlog,
@@ -88,9 +89,9 @@ class CheckpointSource:
         return Found(source, own, memory_bytes) if source is not None else None
 
     def restore(self, found: Found, components: Mapping[str, Component]) -> Found | None:
-        """Restore the live objects, in order, the random streams last; return the checkpoint that was read for this.
+        """Restore the live objects in order, with the random streams last; return the checkpoint that was used.
 
-        The checkpoint is read again, whole, if the state is now sharded in another way; None if it is gone by then.
+        If the state is now sharded in another way, the whole checkpoint is read again; None if it no longer exists.
         """
         missing = ""
         try:
@@ -99,7 +100,7 @@ class CheckpointSource:
             missing = str(error)
         if found.own is None or not (missing := self.ranks.first_of(missing)):
             return found
-        log.info("the state was sharded in another way, and is read whole slice=%s", missing)
+        log.info("the sharding has changed, reading the whole state slice=%s", missing)
         whole = self.newest(at_most=found.parent, memory_bytes=found.memory_bytes)
         if whole is not None:
             restore_all(components, whole.source.snapshot)

@@ -1,4 +1,5 @@
-"""The verdict about a resume, of all ranks together. Fresh processes are asked first if noise may be the cause."""
+"""The verdict of all ranks about a resume. If noise may be the cause of a difference, fresh processes are asked
+first."""
 
 from __future__ import annotations
 
@@ -29,10 +30,10 @@ class Judge:
     ranks: Ranks
     terms: Terms
     opinion: SecondOpinion | None = None
-    """Asked before a resume is called broken; None if there is nobody to ask."""
+    """Asked before a resume is judged as broken; None if no process can be asked."""
 
     def verdict(self, replaying: Replaying) -> Verdict | None:
-        """The verdict of all ranks; None if a notice leaves no time to find out what a difference means."""
+        """Return the verdict of all ranks; None if a notice leaves no time to find the cause of a difference."""
         noise = known_noise(self._history(), self.terms.environment) if self.ranks.is_leader else NONE
         verdict = replaying.verdict(noise)
         if may_be_noise(verdict):
@@ -46,7 +47,7 @@ class Judge:
         return self._of_all_ranks(verdict)
 
     def record(self, verdict: Verdict, replaying: Replaying) -> None:
-        """Let the leader write the verdict to the log. Afterwards the verdict is there, or this raises."""
+        """Let the leader write the verdict to the run's log; raise an error if the verdict could not be written."""
         if not self.ranks.is_leader:
             return
 
@@ -65,7 +66,7 @@ class Judge:
         patiently(lambda: self.runlog.append(build, epoch=self.claim.epoch), what="verdict")
 
     def _noise_found(self, replaying: Replaying, *, known: Noise) -> Noise | None:
-        """The noise that explains why the replay differs; None if there is no time to find out."""
+        """Return the noise that explains the difference of the replay; None if there is no time to measure it."""
         if self.opinion is None:
             return self._noise_of_earlier_attempts(replaying) if self.ranks.is_leader else NONE
         comparison = replaying.comparison
@@ -79,7 +80,8 @@ class Judge:
         )
 
     def _noise_of_earlier_attempts(self, replaying: Replaying) -> Noise:
-        """The noise among attempts from the same checkpoint: after a first broken resume, a second one is made."""
+        """Return the noise among attempts from the same checkpoint; after a first broken resume, a second one is
+        made."""
         comparison = replaying.comparison
         if replaying.early or comparison.environment_changes:
             return NONE
@@ -89,14 +91,15 @@ class Judge:
         is_lost = bool(comparison.untracked)
         found = noise_of_attempts(comparison.witness, replaying.rows, earlier, is_lost=is_lost)
         if found.floats:
-            log.warning("%s; tolerances follow from that. Fix: %s", in_words(found.floats), FIX)
+            log.warning("%s; this noise sets the tolerances. Fix: %s", in_words(found.floats), FIX)
         return found
 
     def _history(self) -> History:
         return patiently(lambda: read_history(self.runlog), what="log")
 
     def _of_all_ranks(self, verdict: Verdict) -> Verdict:
-        """The first broken verdict of any rank, else the leader's: only the leader has the witness."""
+        """Return the first broken verdict of any rank, otherwise the leader's verdict, because only the leader has the
+        witness."""
         verdicts = [Verdict.model_validate_json(text) for text in self.ranks.gather_texts(verdict.model_dump_json())]
         broken = (found for found in verdicts if found.kind is VerdictKind.BROKEN)
         return next(broken, verdicts[0])

@@ -1,4 +1,4 @@
-"""The metric of a commit, compared with that of the restored state."""
+"""Compares the metric of the restored state with the metric of the commit."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from segue.trainer.workloads.state import BUFFERS, marked_parts, restore_all
 
 @dataclass(frozen=True)
 class MetricCheck:
-    """The result of evaluating the restored state once more. Its defaults say that nothing differs."""
+    """The result of evaluating the restored state once more. The default values mean that nothing differs."""
 
     finding: Finding | None = None
     away: float = math.inf
-    """Relative distance of the metric from that of the commit."""
+    """Relative difference between the new metric and the metric of the commit."""
 
     def findings(self, noise: Noise) -> tuple[Finding, ...]:
-        """The finding, if the metric differs by more than noise explains."""
+        """Return the finding if the metric differs by more than the noise."""
         tolerance = tolerances(noise.floats, ())["loss"] if noise.floats else 0.0
         return () if self.finding is None or self.away <= tolerance else (self.finding,)
 
@@ -35,10 +35,10 @@ class MetricCheck:
 def check_metric(
     evaluate: Callable[[], float], components: Mapping[str, Component], *, found: Found, ranks: Ranks
 ) -> MetricCheck:
-    """Evaluate the restored state, compare, and restore what `evaluate` changes in the state.
+    """Evaluate the restored state, compare the metric, and undo state changes by `evaluate`.
 
-    A metric that differs each time proves nothing, and a metric of changed code proves nothing either. Every rank
-    evaluates, as at a save; the leader's numbers are the run's.
+    The comparison proves nothing if the metric differs at each call, or if its code has changed. As at a save, every
+    rank evaluates, and the leader's number counts.
     """
     expected, outside = found.checkpoint.manifest.metric, components.get(UNTRACKED)
     committed = found.source.snapshot.skeletons.get(UNTRACKED, {})

@@ -1,4 +1,5 @@
-"""The phases of a resume after its checkpoint was found: replaying, then judged. Frozen values. Pure."""
+"""The phases of a resume after its checkpoint is found: replaying, then judged. Immutable values, without side
+effects."""
 
 from __future__ import annotations
 
@@ -17,17 +18,18 @@ _SHOWN_BY_STEPS: Collection[str] = (*FLOATS, *CONTENT, STATE, CARRIED)
 
 @dataclass(frozen=True)
 class Replaying:
-    """The steps after the commit are made again and compared with the witness."""
+    """The phase in which the steps after the commit are replayed and compared with the witness."""
 
     comparison: Comparison
     rows: tuple[WitnessRow, ...] = ()
-    """The rows of the steps made so far."""
+    """Rows of the replayed steps so far."""
     early: tuple[Finding, ...] = ()
-    """The differences before a step, which was therefore not made."""
+    """Differences that were found before a step; the step was therefore not made."""
     other_hands: tuple[Finding, ...] = ()
-    """Changes that other code made between the restore and the first step: the cause, if the replay differs."""
+    """Changes by other code between the restore and the first step; the likely cause if the replay differs."""
     is_undecided: bool = False
-    """Whether a notice left no time to find the cause of a difference. If it is withdrawn, there may be time."""
+    """Whether a notice left no time to find the cause of a difference. If the notice is withdrawn, the search can go
+    on."""
 
     @property
     def parent(self) -> CheckpointRef:
@@ -35,14 +37,14 @@ class Replaying:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the last row with a witness is there."""
+        """Whether every step with a witness row was replayed."""
         return bool(self.rows) and self.rows[-1].step >= self.comparison.last_witnessed
 
     def with_row(self, row: WitnessRow) -> Replaying:
         return replace(self, rows=(*self.rows, row))
 
     def differences_before(self, prelude: Prelude) -> tuple[Finding, ...]:
-        """The differences from the witness before a step is made."""
+        """Return the differences from the witness that show before the step is made."""
         expected = self.comparison.expected(prelude.step)
         if expected is None:
             return ()
@@ -50,7 +52,7 @@ class Replaying:
         return prelude_findings(expected, prelude, environment_changes=changes, is_first=not self.rows)
 
     def noting_other_hands(self) -> Replaying:
-        """The same phase, with the changes that other code made before the first step as a cause."""
+        """Return a copy of the phase that names the changes by other code as the cause."""
         return replace(self, comparison=self.comparison.noting(self.other_hands), other_hands=())
 
     def verdict(self, noise: Noise) -> Verdict:
@@ -59,12 +61,12 @@ class Replaying:
 
 @dataclass(frozen=True)
 class Judged:
-    """The verdict is reached."""
+    """The phase after the verdict."""
 
     parent: CheckpointRef
     verdict: Verdict
 
 
 def may_be_noise(verdict: Verdict) -> bool:
-    """Whether only replayed steps speak against a resume: kernels or a recipe may not compute the same twice."""
+    """Whether only replayed steps differ; kernels or a recipe may not compute the same numbers twice."""
     return verdict.kind is VerdictKind.BROKEN and all(each.channel in _SHOWN_BY_STEPS for each in verdict.findings)

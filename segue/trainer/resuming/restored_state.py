@@ -1,4 +1,4 @@
-"""The live state right after a restore, and whether other code has changed it before the first step."""
+"""The live state right after a restore, and a check for changes by other code before the first step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from segue.trainer.workloads.components import Component
 from segue.trainer.workloads.state import capture
 
 _CHANGED_BY_STEP = ("model", "buffers", "modes", "optimizer", "scheduler", "scaler")
-"""Components that only a step changes. Drawing a batch may advance streams and `extra`."""
+"""Components that only a step changes. Drawing a batch may also change random streams and `extra`."""
 
 
 @dataclass(frozen=True)
@@ -26,17 +26,17 @@ class RestoredState:
 
     digests: Digests
     looks: Looks
-    """A look at the accelerator's tensors of the components that only a step changes."""
+    """A quick check of tensors on the accelerator, for components that only a step changes."""
 
     @classmethod
     def of(cls, live: Snapshot, components: Collection[str]) -> Self:
-        """The restored state from the live state `live`, captured without a copy."""
+        """Record the live state `live`, which was captured without a copy."""
         there = _on_device(live.tensors)
         fixed = {name: there[name] for name, owner in owners(there, components) if owner in _CHANGED_BY_STEP}
         return cls(digest(live), Looks.at(fixed))
 
     def changes(self, components: Mapping[str, Component]) -> tuple[Finding, ...]:
-        """The changes since the restore, in components that only a step changes."""
+        """Return the changes since the restore in components that only a step changes."""
         before = self.digests
         fixed = {name: c for name, c in components.items() if name in _CHANGED_BY_STEP and name in before.components}
         live = self._digest_again(take(capture(fixed), copy=False, to_host=False))
@@ -47,7 +47,8 @@ class RestoredState:
         return state_findings(Digests(digests, tensors), live)
 
     def _digest_again(self, live: Snapshot) -> Digests:
-        """Digests of the same state a little later. Tensors on an accelerator are hashed only if they look changed."""
+        """Return new digests of the same state. Tensors on an accelerator are hashed only if the quick check shows a
+        change."""
         there = _on_device(live.tensors)
         is_same = self.looks.finds_same(there)
         return digest(live, known={name: self.digests.tensors[name] for name in there} if is_same else None)

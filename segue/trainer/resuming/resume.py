@@ -1,4 +1,4 @@
-"""One attempt's resume: a checkpoint is found and restored, its steps are replayed, and the resume is judged."""
+"""The resume of one attempt: find and restore a checkpoint, replay its steps, and judge the resume."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ log = logging.getLogger(__name__)
 
 
 class Resume:
-    """Walks the phases of one resume, from the search for a checkpoint to the verdict.
+    """Goes through the phases of one resume, from the search for a checkpoint to the verdict.
 
-    Without a checkpoint there is no phase, and nothing to judge. A call that is not legal in a phase does nothing: for
-    example, a row that comes after the verdict is not compared.
+    Without a checkpoint, there is no phase and no verdict. A call that does not fit the current phase does nothing: for
+    example, a row after the verdict is not compared.
     """
 
     def __init__(
@@ -57,28 +57,29 @@ class Resume:
         opinion: SecondOpinion | None = None,
         is_order_of_sums_relevant: bool = True,
     ) -> None:
-        """Judge in this environment, known only after the build. `opinion` is asked before a broken verdict."""
+        """Set the environment for the verdict, which is known after the build. `opinion` is asked before a broken
+        verdict."""
         terms = Terms(environment, self._judge.terms.accept, is_order_of_sums_relevant)
         self._judge = replace(self._judge, terms=terms, opinion=opinion)
 
     @property
     def parent(self) -> CheckpointRef | None:
-        """The checkpoint this attempt resumed from."""
+        """The checkpoint from which this attempt resumes; None without a resume."""
         return self._phase.parent if self._phase is not None else None
 
     @property
     def is_pending(self) -> bool:
-        """Whether the verdict is still missing; nothing may be committed before it."""
+        """Whether the verdict is still missing; until then nothing may be committed."""
         return self._phase is not None and not isinstance(self._phase, Judged)
 
     @property
     def is_undecided(self) -> bool:
-        """Whether a notice left no time to find out what a difference means; nothing is committed meanwhile."""
+        """Whether a notice left no time to find the cause of a difference; meanwhile nothing is committed."""
         return isinstance(self._phase, Replaying) and self._phase.is_undecided
 
     @property
     def verdict(self) -> Verdict | None:
-        """The verdict, once it is reached."""
+        """The verdict; None before it is reached."""
         return self._phase.verdict if isinstance(self._phase, Judged) else None
 
     @property
@@ -88,11 +89,11 @@ class Resume:
 
     @property
     def stored_ranks(self) -> int | None:
-        """How many ranks made the checkpoint that was found; None without one."""
+        """Number of ranks that made the found checkpoint; None if no checkpoint was found."""
         return self._phase.ranks if isinstance(self._phase, Found) else None
 
     def is_pending_after(self, step: int) -> bool:
-        """Whether the verdict will still be missing when this many steps are made and compared."""
+        """Whether the verdict will still be missing after this number of steps."""
         phase = self._phase
         return self.is_pending and isinstance(phase, Replaying) and step < phase.comparison.last_witnessed
 
@@ -103,26 +104,27 @@ class Resume:
         own: OwnSlices | None = None,
         memory_bytes: int | None = None,
     ) -> CheckpointRef | None:
-        """Select the newest valid checkpoint not newer than `at_most`, and verify its bytes, or only those of `own`.
+        """Select the newest valid checkpoint up to `at_most`, and verify its bytes or only the slices in `own`.
 
         Raises:
             FencedError: a newer claim exists.
-            MachineTooSmallError: the checkpoint needs more than `memory_bytes`.
+            MachineTooSmallError: the checkpoint needs more memory than `memory_bytes`.
             StoreReadError: the store could not be read.
         """
         self._phase = self._checkpoints.newest(at_most=at_most, own=own, memory_bytes=memory_bytes)
         return self.parent
 
     def restore(self, components: Mapping[str, Component]) -> None:
-        """Restore these live objects from the checkpoint that was found: in this order, and the random streams last."""
+        """Restore these live objects from the found checkpoint in the given order, with the random streams last."""
         if isinstance(self._phase, Found):
             self._phase = self._checkpoints.restore(self._phase, components)
 
     def offer_base(self, shards: ShardWriter) -> int | None:
-        """Make the restored checkpoint the base of the first incremental save; return its step, or None without one.
+        """Use the restored checkpoint as the base of the first incremental save; return its step, or None if it cannot
+        be one.
 
-        A checkpoint that was read from a fast tier is no base: its durable bytes, on which later saves would build,
-        were not verified.
+        A checkpoint from a fast folder cannot be the base: later saves would build on its durable bytes, which were not
+        verified.
         """
         if not isinstance(self._phase, Found) or self._checkpoints.fast:
             return None
@@ -137,11 +139,11 @@ class Resume:
         left_out: Collection[str] = (),
         evaluate: Callable[[], float] | None = None,
     ) -> None:
-        """Compare the live state with the committed one, immediately before the first batch is drawn.
+        """Compare the live state with the committed state, immediately before the first batch is drawn.
 
-        `left_out` has fingerprints of batches that this attempt skips and the previous attempt trained on. `evaluate`
-        computes the user's metric, which is compared with that of the commit; None: there is no metric. Changes of the
-        state by `evaluate` are undone.
+        `left_out` has fingerprints of batches that this attempt skips although the previous attempt trained on them.
+        `evaluate` computes the user's metric, for comparison with the metric of the commit; None if there is no metric.
+        State changes by `evaluate` are undone.
 
         Raises:
             BrokenResumeError: a component differs from the commit; the verdict is in the log.
@@ -151,17 +153,18 @@ class Resume:
         judge = self._judge
         check = StateCheck(judge.runlog, self._ranks, judge.terms, judge.opinion)
         comparison = check.compare(self._phase, components, left_out=left_out, evaluate=evaluate)
-        # The bytes go with the phase that is over; a large model would otherwise be held twice.
+        # The previous phase is dropped with its bytes; otherwise a large model would be held twice.
         self._phase = Replaying(comparison)
         if not self._ranks.all(not comparison.is_lost) or not comparison.last_witnessed:
             self.settle()
 
     def before_step(self, components: Mapping[str, Component], prelude: Prelude, *, compare_state: bool = True) -> None:
-        """Compare again after the batch is drawn and before the step, so that no step trains on a difference.
+        """Compare again after the batch is drawn and before the step, so that no step trains on different state or
+        input.
 
-        With `compare_state=False` the program's own code ran since the check, and may have changed the state as it did
-        in the previous attempt. Several ranks find a difference after the step instead, when they exchange their
-        results anyway.
+        With `compare_state=False`, the state is not compared: the program's own code has run since the restore, and may
+        have changed the state as in the previous attempt. Several ranks compare after the step instead, when they
+        exchange their results anyway.
 
         Raises:
             BrokenResumeError: the state or the input differs; the verdict is in the log.
@@ -180,14 +183,14 @@ class Resume:
             self.settle()
 
     def wants_state(self, step: int) -> bool:
-        """Whether the row of this step is compared with a row that has marks of the state."""
+        """Whether the row of this step is compared with a witness row that has state marks."""
         if not isinstance(self._phase, Replaying):
             return False
         expected = self._phase.comparison.expected(step)
         return expected is not None and expected.state is not None
 
     def add_replayed(self, row: StepRow) -> None:
-        """Add the row of one replayed step; settles the verdict after the last expected row.
+        """Add the row of a replayed step; after the last expected row, reach the verdict.
 
         Raises:
             BrokenResumeError: the replay differs from the witness; the verdict is in the log.
@@ -199,7 +202,7 @@ class Resume:
             self.settle()
 
     def settle(self) -> None:
-        """Reach the verdict from the steps replayed so far and write it to the log.
+        """Reach the verdict from the replayed steps so far, and write it to the run's log.
 
         Raises:
             BrokenResumeError: the verdict is `broken`.
@@ -221,7 +224,7 @@ class Resume:
 
 
 def _say(verdict: Verdict, *, step: int) -> None:
-    """Log the verdict, and raise if it is broken."""
+    """Log the verdict, and raise an error if it is broken."""
     is_broken = verdict.kind is VerdictKind.BROKEN
     # The error that ends the attempt says what is broken, and the fix; these are shown only once.
     is_lost = not is_broken and any(finding.channel == CARRIED for finding in verdict.findings)

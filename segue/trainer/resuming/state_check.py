@@ -1,4 +1,4 @@
-"""The comparison of the live state with the committed one, immediately before the first batch is drawn."""
+"""Compares the live state with the committed state, immediately before the first batch is drawn."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class StateCheck:
-    """Compares the restored state. All ranks must compare together."""
+    """Compares the restored state with the commit. All ranks must call it together."""
 
     runlog: RunLog
     ranks: Ranks
     terms: Terms
     opinion: SecondOpinion | None
-    """Finds out which settings differ between processes; None if no process is asked."""
+    """Finds settings that differ between processes; None if no process is asked."""
 
     def compare(
         self,
@@ -49,10 +49,11 @@ class StateCheck:
         left_out: Collection[str],
         evaluate: Callable[[], float] | None,
     ) -> Comparison:
-        """Everything that is known before the first step; changes of the state by `evaluate` are undone.
+        """Collect all facts that are known before the first step; state changes by `evaluate` are undone.
 
-        `left_out` has fingerprints of batches that this attempt skips and the one before trained on: there is no row to
-        compare from the first of them on. `evaluate` computes the user's metric; None: there is no metric to compare.
+        `left_out` has fingerprints of batches that this attempt skips although the previous attempt trained on them;
+        rows from the first such batch on are not compared. `evaluate` computes the user's metric; None if there is no
+        metric to compare.
         """
         checkpoint, as_built = found.checkpoint, found.as_built(components)
         step, count = checkpoint.manifest.step, len(components)
@@ -130,16 +131,16 @@ class StateCheck:
             beat = Heartbeat.model_validate_json(self.runlog.store.get(key))
         except (MissingObjectError, StoreReadError, ValueError):
             return ()
-        # Rows that follow another save do not follow this one.
+        # Only rows that directly follow this save count, and not rows after a later save.
         first = checkpoint.manifest.step + 1
         rows = dropwhile(lambda row: row.step < first, beat.rows)
         return tuple(row for number, row in enumerate(rows) if row.step == first + number)
 
 
 def changed_by_another_hand(comparison: Comparison, components: Mapping[str, Component]) -> tuple[Finding, ...]:
-    """Changes that other code made between the restore and now, immediately before the first step.
+    """Return changes that other code has made since the restore; called immediately before the first step.
 
-    Every rank must call it: a sharded state can only be captured by all ranks together.
+    Every rank must call it, because only all ranks together can capture a sharded state.
     """
     outside = components.get(UNTRACKED)
     if not isinstance(outside, OutsideState):

@@ -1,4 +1,4 @@
-"""The part of a save that needs no numbers of the last step, and is done while a device still computes that step."""
+"""The part of a save that does not need the last step's numbers, done while a device still computes that step."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class _Found(NamedTuple):
     step: int
     untracked: tuple[Finding, ...]
     recorded: Any
-    """The record of state outside the components."""
+    """The record of state outside every component."""
     encoded: Mapping[str, Encoded]
-    """Components that only steps change."""
+    """Encoded components that only steps change."""
 
 
 class LookAhead:
-    """The state of a step as far as it is known before the step is done, for one save."""
+    """Prepares one save with the parts of the state that are known before the last step is complete."""
 
     def __init__(self, live: Workload) -> None:
         self._live, self._components = live, live.components
@@ -33,9 +33,9 @@ class LookAhead:
 
     @paused_collector()
     def look(self) -> None:
-        """Look at the state that the last step leaves behind.
+        """Inspect the state after the last step.
 
-        All changes of the state by the step are queued: the tensors that are captured here will hold them.
+        All changes by the step are already queued on the device, so the captured tensors will contain them.
         """
         if self._live.structure_changes():
             return  # The save refuses a changed structure; even its state may not be whole.
@@ -47,7 +47,7 @@ class LookAhead:
         self._found = _Found(self._live.progress.step, untracked, trees.get(UNTRACKED), encoded)
 
     def take(self) -> tuple[dict[str, Any], tuple[Finding, ...]]:
-        """The whole state of this step, and findings about state that no component holds."""
+        """Return the whole state of this step, and findings about state outside every component."""
         if self._found is None or self._found.step != self._live.progress.step:
             self.look()
         assert self._found is not None
@@ -63,5 +63,5 @@ class LookAhead:
         return trees, found.untracked
 
     def _is_of_steps(self, name: str) -> bool:
-        """Whether a component is changed by steps alone, and not by the reading of their numbers."""
+        """Whether only steps change the component, and reading their numbers does not."""
         return isinstance(self._components[name], (ModelState, OptimizerState))

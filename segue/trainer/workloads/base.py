@@ -1,4 +1,4 @@
-"""The interface between an attempt and the recipe or program that it trains, whoever wrote the loop."""
+"""The interface between an attempt and the recipe or program that it trains, for loops of segue and of the user."""
 
 from __future__ import annotations
 
@@ -16,86 +16,88 @@ from segue.trainer.workloads.components import Component, Progress
 
 
 class Check(Protocol):
-    """Compares the inputs that a step is about to read with those that the previous attempt read there."""
+    """Compares the inputs of the next step with the inputs of the same step in the previous attempt."""
 
     def __call__(self, prelude: Prelude, *, compare_state: bool = True) -> None:
-        """`compare_state=False`: the program's own code ran since the state was restored."""
+        """With `compare_state=False`, the program's own code has run since the restore, so the state is not
+        compared."""
         ...
 
 
 class StepDue(NamedTuple):
-    """The step that is to be made next."""
+    """The next step, with its requirements."""
 
     needs_fingerprints: bool
-    """Whether its row is a witness, or is compared with one."""
+    """Whether the step's row becomes a witness row, or is compared with a witness row."""
     needs_norms: bool
-    """Whether its row needs the norms of gradient and parameters."""
+    """Whether the step's row needs the norms of gradients and parameters."""
     check: Check
-    """To be called before the step is made; raises if a resume differs, and the step must not be made then."""
+    """To be called before the step is made; raises an error if a resume differs, and then the step must not be made."""
     before_update: Callable[[], None]
-    """To be called when the gradient is complete, before the state changes."""
+    """To be called after the gradient is complete and before the state changes."""
     may_be_late: bool = False
-    """Whether its numbers may be read a step later, if that saves a wait for an accelerator."""
+    """Whether the step's numbers may be read one step later, to avoid waiting for an accelerator."""
 
 
 class StepMade(NamedTuple):
-    """One step that was made. Its position does not count yet: the attempt may refuse the step."""
+    """A completed step. It is not counted yet, because the attempt may refuse it."""
 
     row: StepRow
     start: int
-    """Position of its first sample."""
+    """Position of the step's first sample."""
     samples: int
-    """How many samples it used; 1 if that is not known."""
+    """Number of samples in the step; 1 if unknown."""
     ids: Ids
-    """The samples themselves; none if they are not known."""
+    """Ids of the samples; empty if unknown."""
     epoch: int
-    """The pass over the data to which its samples belong."""
+    """Epoch of the step's samples, from 0."""
     metrics: Mapping[str, float] = NO_METRICS
-    """Further numbers for the loss curve, by name."""
+    """Further metrics for the loss curve, by name."""
 
 
 class LateStep(NamedTuple):
-    """One step that was made, and whose numbers are still on their way from an accelerator."""
+    """A completed step whose numbers have not arrived from the accelerator yet."""
 
     start: int
-    """Position of its first sample."""
+    """Position of the step's first sample."""
     samples: int
     read: Callable[[], StepMade]
-    """Waits for its numbers and, with several ranks, for the others' numbers. Call it once, before the next save."""
+    """Waits for the step's numbers and, with several ranks, for those of the other ranks. To be called once, before the
+    next save."""
     read_alone: Callable[[], StepMade]
-    """Waits only for this rank's own numbers, in case another step has failed."""
+    """Waits only for the numbers of this rank, after another step has failed."""
 
 
 Steps = Generator[StepDue, StepMade | LateStep | None, StopReason]
-"""Yields each step that is due, is sent the step once it is made, and returns why the attempt ends.
+"""A generator that yields each due step, receives the completed step, and returns why the attempt ends.
 
-If it is sent None, it makes a safe point without a step: the training code reports something, or no step is left.
+If it receives None, it makes a safe point without a step: the training code reports something, or no step is left.
 """
 
 
 class Workload(Protocol):
-    """A recipe or a program that is being trained: its state, its position, and the functions that a save calls."""
+    """A recipe or program in training: its state, its position, and the functions that a save calls."""
 
     progress: Progress
     components: dict[str, Component]
 
     @property
     def has_metric(self) -> bool:
-        """Whether the user has given it a metric."""
+        """Whether the user has given a metric."""
         ...
 
     @property
     def is_metric_known(self) -> bool:
-        """Whether `evaluate` only returns what the user's code computed already."""
+        """Whether the user's code has already computed the metric that `evaluate` returns."""
         ...
 
     @property
     def can_save(self) -> bool:
-        """Whether its state can be captured at this safe point."""
+        """Whether the state can be captured at this safe point."""
         ...
 
     def is_same_everywhere(self, tensor: str) -> bool:
-        """Whether all ranks hold the same values of this tensor of the state; if not, rank 0's count."""
+        """Whether all ranks hold equal values of this state tensor; if not, the values of rank 0 are saved."""
         ...
 
     @property
@@ -105,78 +107,81 @@ class Workload(Protocol):
 
     @property
     def is_save_of_this_step(self) -> bool:
-        """Whether a due save must be of this step, because its metric is known or its state is in a folder."""
+        """Whether a due save must be made at this step, because the metric or folder belongs to this step only."""
         ...
 
     @property
     def on_notice(self) -> Callable[[Notice], None] | None:
-        """The user's function for notices; read once, when the loop begins."""
+        """The user's function for notices; it is read once, at the start of the loop."""
         ...
 
     @property
     def epoch(self) -> int:
-        """The pass over the data to which the next sample belongs."""
+        """Epoch of the next sample, from 0."""
         ...
 
     def steps_to_epoch(self, epoch: int) -> float:
-        """How many steps are left until that pass begins."""
+        """Number of steps until epoch `epoch` begins."""
         ...
 
     def begin(self, *, is_resumed: bool) -> None:
-        """Called once, before the first step. `is_resumed`: the state was restored from a checkpoint."""
+        """Called once before the first step. `is_resumed` tells if the state was restored from a checkpoint."""
         ...
 
     def finish_step(self, *, evaluating: Callable[[], AbstractContextManager[None]]) -> Mapping[str, float]:
-        """Called after a step that counts, when the position has moved past it; returns further metrics of the step."""
+        """Called after a counted step, with the position already moved; returns further metrics of the step."""
         ...
 
     def make_up(self, *, evaluating: Callable[[], AbstractContextManager[None]]) -> Mapping[str, float]:
-        """Called once a resume is checked: makes the evaluation that the previous attempt's last step lacks."""
+        """Called once a resume is judged; makes the evaluation that the previous attempt still owed after its last
+        step."""
         ...
 
     @property
     def awaits_metric(self) -> bool:
-        """Whether the next step's learning rates depend on an evaluation that `finish_step` did not make."""
+        """Whether the learning rates of the next step depend on an evaluation that `finish_step` did not make."""
         ...
 
     def left_out(self) -> frozenset[str]:
-        """Fingerprints of the batches near the current position that are skipped."""
+        """Fingerprints of the skipped batches near the current position."""
         ...
 
     def advance(self, start: int, count: int) -> None:
-        """Move the position past a step that counts, with this many samples from `start` on."""
+        """Move the position past a counted step, which used `count` samples from `start` on."""
         ...
 
     def evaluate(self) -> float:
-        """The user's metric. The training state stays as it was."""
+        """Compute the user's metric. The training state does not change."""
         ...
 
     def look_outside(self, trees: dict[str, Any]) -> tuple[Finding, ...]:
-        """Findings about state that training has changed and that none of these components holds; each is given once.
+        """Return findings about changed state that is in none of these components; each finding is returned once.
 
-        The record of this state is put among the `trees`.
+        The record of such state is added to `trees`.
         """
         ...
 
     def begin_marks(self) -> Marks:
-        """Marks of the parts of the state. Call it after a step; an accelerator may still be at work."""
+        """Begin to compute marks of the state's parts. To be called after a step, even while an accelerator still
+        works."""
         ...
 
     def structure_changes(self) -> tuple[str, ...]:
-        """The changes of modules and optimizers that a resume would not build, in words. Called at a safe point."""
+        """Describe in words the changes of modules and optimizers that a resume would not repeat. Called at a safe
+        point."""
         ...
 
     def parameter_norm(self) -> float:
-        """Norm of all parameters that are trained."""
+        """Norm of all trained parameters."""
         ...
 
     def changed_by_optimizer(self) -> frozenset[int]:
-        """Addresses of the tensors that change only at an optimizer's step."""
+        """Memory addresses of the tensors that only an optimizer's step changes."""
         ...
 
 
 def driven(steps: Steps, make: Callable[[StepDue], StepMade | LateStep]) -> StopReason:
-    """Make every step that is due; return why the attempt ends."""
+    """Make every due step with `make`; return why the attempt ends."""
     try:
         due = next(steps)
         while True:

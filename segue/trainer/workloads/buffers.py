@@ -1,4 +1,4 @@
-"""Buffers that differ from the model as built: the model's own code registers, resizes or removes them in training."""
+"""Buffers that training registers, resizes or removes in the model's own code."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch import nn
 def fit(model: nn.Module, state: Mapping[str, Any], *, late: Iterable[str] = (), gone: Iterable[str] = ()) -> None:
     """Change the model's buffers so that `load_state_dict(state)` can fill them.
 
-    `late` are buffers of the state that the model registers by itself later; `gone` are buffers that the model has but
-    the state does not have. Parameters are left alone.
+    `late` are saved buffers that the model itself registers later; `gone` are the model's buffers that are not in the
+    saved state. Parameters are not changed.
     """
     for path in gone:
         module, name = _at(model, path)
@@ -32,7 +32,7 @@ def fit(model: nn.Module, state: Mapping[str, Any], *, late: Iterable[str] = (),
 
 
 def register(model: nn.Module, path: str, value: torch.Tensor, *, persistent: bool) -> bool:
-    """Give the model a buffer of this path, on the device of the module; False if there is no such module yet."""
+    """Register a buffer under this path, on the device of its module; return False if the module does not exist yet."""
     module, name = _at(model, path)
     if module is None or name in module._parameters or name in module._modules:
         return False
@@ -46,7 +46,7 @@ def register(model: nn.Module, path: str, value: torch.Tensor, *, persistent: bo
 
 
 def _is_unset(model: nn.Module, path: str) -> bool:
-    """Whether the model has such a buffer, but the buffer is still None."""
+    """Whether the model has this buffer with the value None."""
     at: Any = model
     *where, name = path.split(".")
     for step in where:

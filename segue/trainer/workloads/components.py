@@ -1,4 +1,4 @@
-"""The parts of a training state; each can be captured and restored."""
+"""The components of a training state, which can be captured and restored."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from segue.trainer.workloads import buffers
 
 
 class Component(Protocol):
-    """One part of the state."""
+    """A named part of the training state."""
 
     def capture(self) -> Any:
-        """The state as a tree of data; tensors are the live ones."""
+        """Return the state as a tree of data, which contains the live tensors."""
         ...
 
     def restore(self, tree: Any) -> None:
@@ -34,24 +34,25 @@ class Component(Protocol):
 
 @dataclass
 class Progress:
-    """The position of the run."""
+    """The progress of the run: steps, samples, and a reason to finish."""
 
     step: int = 0
     samples_seen: int = 0
     recent_losses: tuple[float, ...] = ()
-    """Losses against which a spike is judged; without them a resumed attempt would judge differently."""
+    """Recent losses, with which a spike is detected; a resumed attempt needs the same losses."""
     finish_reason: str | None = None
-    """Why the training code ended the run before its goal; None while it did not."""
+    """Reason for which the training code ended the run before its goal; None if it did not."""
     is_finish_kept: bool = True
-    """Whether a resume from here also ends for this reason."""
+    """Whether a resume from this state ends for the same reason."""
     owes_evaluation: bool = False
-    """Whether an evaluation is due after the last step but was not made, because a notice came before its end."""
+    """Whether the evaluation after the last step is missing, because a notice came first."""
 
     def is_finished(self, goal: int) -> bool:
         return self.step >= goal or self.finish_reason is not None
 
     def capture(self) -> Any:
-        # Stored only if there are some: watching for spikes may begin at any checkpoint; no list equals an empty one.
+        # Stored only if the list is not empty: spike detection may begin at any checkpoint, and a missing list counts
+        # as empty.
         recent = {"recent_losses": list(self.recent_losses)} if self.recent_losses else {}
         # Kept, so that a resume from the last checkpoint does not train on.
         is_kept = self.finish_reason is not None and self.is_finish_kept
@@ -83,7 +84,7 @@ class StatefulComponent:
 
 
 class OptimizerState:
-    """An optimizer's state. Before its first step it has no state, so the parameters show which parts are sharded."""
+    """The state of an optimizer. Before its first step, the parameters show which parts are sharded."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
@@ -109,7 +110,7 @@ class OptimizerState:
 
 
 def _keep_tensors(groups: Sequence[dict[str, Any]], before: Sequence[Mapping[str, torch.Tensor]]) -> None:
-    """Copy loaded values, such as a rate, into the groups' tensors, which a recorded or compiled step reads."""
+    """Copy loaded values, such as the learning rate, into the live tensors that a recorded or compiled step reads."""
     for group, live in zip(groups, before, strict=False):
         for name, tensor in live.items():
             loaded = group.get(name)
@@ -120,7 +121,7 @@ def _keep_tensors(groups: Sequence[dict[str, Any]], before: Sequence[Mapping[str
 
 
 class ModelState:
-    """Parameters and buffers, with the version numbers by which modules recognize an old state."""
+    """Parameters and buffers, with version numbers by which modules recognize the format of an old state."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -149,12 +150,12 @@ class ModelState:
 
 
 class ModelModes:
-    """Train or eval mode of each module, and which parameters are trained."""
+    """The mode (train or eval) of each module, and whether each parameter is trained."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._awaited: dict[str, bool] = {}
-        """Modes of all modules, if some restored ones are of modules that the first forward pass creates again."""
+        """Restored modes of all modules, if some of these modules are created only in the first forward pass."""
 
     def capture(self) -> Any:
         training = {name: module.training for name, module in self._model.named_modules()}
@@ -174,30 +175,30 @@ class ModelModes:
 
 
 class UnsavedBuffers:
-    """Buffers that no state_dict holds, because the model can compute them; training changes some of them anyway.
+    """Buffers that are in no state_dict because the model can compute them, but that training may change.
 
-    The class also covers buffers and trained parameters that a state_dict of the user's own leaves out.
+    Buffers and trained parameters that a user's own state_dict leaves out are also included.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._left_out = frozenset(_left_out(model))
         self._awaited: dict[str, torch.Tensor] = {}
-        """All buffers, if some restored ones are of modules that the first forward pass creates again."""
+        """All restored buffers, if some of their modules are created only in the first forward pass."""
 
     def is_needed(self) -> bool:
         return any(True for _ in self._names())
 
     def capture(self) -> Any:
         found = {_path(at, name): self._group(at, name).get(name) for at, name in self._names()}
-        # A buffer that cannot be stored is left out: no state_dict held it, and no run must end because of it.
+        # A buffer that cannot be stored is left out: it is in no state_dict, and must not end the run.
         live = {path: buffer for path, buffer in found.items() if buffer is not None and is_storable(buffer)}
         return {path: live.get(path, buffer) for path, buffer in self._awaited.items()} | live
 
     @torch.no_grad()
     def restore(self, tree: Any) -> None:
         there = {_path(at, name) for at, name in self._names()}
-        # A mask or a table that the first forward pass registers, perhaps in a module that this pass creates.
+        # These are masks or tables that the first forward pass registers, perhaps in a module that this pass creates.
         late = [path for path in tree if path not in there]
         unplaced = [path for path in late if not buffers.register(self._model, path, tree[path], persistent=False)]
         self._awaited = dict(tree) if unplaced else {}
@@ -290,7 +291,7 @@ class NumpyRng:
 
 
 def spread_like(tree: Any, live: Any) -> Any:
-    """The state tree with its tensors spread over the ranks as the live tree's tensors are."""
+    """Return the state tree with its tensors sharded over the ranks in the same way as the live tensors."""
     if isinstance(tree, torch.Tensor) and isinstance(live, torch.Tensor):
         return placed_like(tree, live)
     if isinstance(tree, dict) and isinstance(live, Mapping):
@@ -312,7 +313,7 @@ def _slot_like(slot: Any, parameter: torch.Tensor | None) -> Any:
 
 
 def _wholly_read(tree: Any) -> Any:
-    """The tree itself, unless a rank has read only its slices of one of the tensors in it."""
+    """Return the tree; raise an error if this rank has read only slices of one of its tensors."""
     if isinstance(tree, torch.Tensor):
         return wholly_read(tree)
     for value in tree.values() if isinstance(tree, dict) else tree if isinstance(tree, (list, tuple)) else ():

@@ -8,7 +8,7 @@ from segue.recipe import EarlyStop
 
 
 class Stopper:
-    """An early stop: counts evaluations without a better metric, over all attempts of a run."""
+    """Counts evaluations without a better metric, over all attempts of a run."""
 
     def __init__(self, rule: EarlyStop) -> None:
         self._rule = rule
@@ -16,7 +16,7 @@ class Stopper:
         self._worse = 0
 
     def judge(self, metric: float) -> str | None:
-        """Count one evaluation; return the reason to end the run, if there is one now."""
+        """Count one evaluation; return a reason if the run should end now."""
         rule = self._rule
         sign = 1.0 if rule.mode == "min" else -1.0
         if self._best is None or sign * metric < sign * self._best - rule.min_delta:

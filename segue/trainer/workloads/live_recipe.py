@@ -1,6 +1,6 @@
-"""A recipe that was built and is being trained: its objects, its data from any position, and its step.
+"""A built recipe in training: its objects, its data from any position, and its step.
 
-An attempt and a resume rehearsal use the same functions here, so a result of the rehearsal holds for the attempt.
+Attempts and resume rehearsals use the same functions, so the result of a rehearsal is valid for the attempt.
 """
 
 from __future__ import annotations
@@ -59,14 +59,14 @@ log = logging.getLogger(__name__)
 
 
 class LiveRecipe:
-    """The objects of one training run in this process."""
+    """The live objects of a recipe in this process."""
 
     def __init__(self, spec: RunSpec, *, device: torch.device, ranks: Ranks, skips: Collection[Skip] = ()) -> None:
-        """Seed every generator, then build the recipe on its device, with its data at position 0.
+        """Seed every random generator, then build the recipe on its device, with the data at position 0.
 
         Raises:
-            RecipeError: there is no such recipe, or it builds something that cannot be trained.
-            DataChangedError, DataUnreadableError: a file of the run's data is not as it was, or could not be read.
+            RecipeError: the recipe does not exist, or the built objects cannot be trained.
+            DataChangedError, DataUnreadableError: a data file of the run has changed or could not be read.
         """
         watch_opened_files()
         build = import_build(spec.recipe_path)
@@ -106,9 +106,9 @@ class LiveRecipe:
         )
         self._drawn: Iterator[Group] = iter(())
         self._evaluated: tuple[int, float] | None = None
-        """The newest step that was evaluated, and its metric."""
+        """The newest evaluated step, and its metric."""
         self._changed_between_steps: set[str] = set()
-        """Parts of the state that `evaluate` or `on_epoch` has changed."""
+        """Names of state parts that `evaluate` or `on_epoch` has changed."""
         stopper = self.components.get(EARLY_STOP)
         self._stopper = stopper if isinstance(stopper, Stopper) else None
         self._metric_schedulers = MetricSchedulers(self.recipe, ranks)
@@ -116,19 +116,20 @@ class LiveRecipe:
 
     @property
     def depends_on_order_of_sums(self) -> bool:
-        """Whether a gradient norm has other bits when it is summed by parameter group than in the model's order."""
+        """Whether the gradient norm depends on the order of its sum: by parameter group or in the model's order."""
         return not are_held_in_order(self.recipe, bare(self.recipe.model))
 
     def restore(self, snapshot: Snapshot) -> Self:
-        """Put a checkpoint's state into the live objects, the random streams last."""
+        """Restore the live objects from a checkpoint, with the random streams last."""
         restore_all(self.components, snapshot)
         return self
 
     def spread(self) -> None:
-        """Spread the model over the ranks. Call it after the restore, which decides which parameters are trained.
+        """Distribute the model over the ranks. To be called after the restore, which decides which parameters are
+        trained.
 
         Raises:
-            RecipeError: the recipe has already spread the model, in a way that is not supported.
+            RecipeError: the recipe itself has distributed the model in an unsupported way.
         """
         self.recipe = spread(self.recipe, self._ranks, self._device, name=self._name)
 
@@ -158,11 +159,11 @@ class LiveRecipe:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Steps of one pass over the data."""
+        """Number of steps in an epoch."""
         return -(-self.feed.order.batches_per_epoch // self.recipe.accumulate)
 
     def begin(self, *, is_resumed: bool) -> None:
-        """Be ready to make steps from the current position on. A model that was not restored is put into train mode."""
+        """Prepare for steps from the current position on. A model that was not restored is put into train mode."""
         if not is_resumed:
             self.recipe.model.train()
         self._drawn = self.groups()
@@ -182,7 +183,7 @@ class LiveRecipe:
         return begin_marks({name: tree for name, tree in parts.items() if name not in self._changed_between_steps})
 
     def state_marks(self) -> dict[str, StateMark]:
-        """Marks of the parts of the state, at once."""
+        """Compute the marks of the state's parts, and wait for them."""
         return self.begin_marks()()
 
     def look_outside(self, trees: dict[str, Any]) -> tuple[Finding, ...]:
@@ -191,7 +192,8 @@ class LiveRecipe:
 
     @contextmanager
     def _between_steps(self) -> Iterator[None]:
-        """A block of the user's code that a replay need not repeat; its changes are not compared after a replay."""
+        """A block of the user's code that a replay leaves out; parts that it changes are not compared after a
+        replay."""
         before = self.state_marks()
         with unchanged(self.components):
             yield
@@ -208,7 +210,7 @@ class LiveRecipe:
         return frozenset().union(*map(changed_by_optimizer, self.recipe.optimizers.values()))
 
     def make_step(self, due: StepDue) -> StepMade | LateStep:
-        """Draw the next batches and do one optimizer step on them."""
+        """Draw the next batches and make one optimizer step with them."""
         group = next(self._drawn)
         prelude = self.prelude(group, with_fingerprints=due.needs_fingerprints)
         due.check(prelude)
@@ -219,12 +221,12 @@ class LiveRecipe:
         return self._made(group, prelude, begun, self._ranks)
 
     def _made(self, group: Group, prelude: Prelude, begun: StepBegun, ranks: Ranks) -> StepMade:
-        """The step, with the numbers of these ranks."""
+        """Return the completed step, with the numbers of these ranks."""
         row, metrics = self._read_step(group, prelude, begun, ranks)
         return StepMade(row, group.start, group.samples, group.ids, self.feed.order.epoch_of(group.start), metrics)
 
     def finish_step(self, *, evaluating: Callable[[], AbstractContextManager[None]]) -> Mapping[str, float]:
-        """Do the work after a step that counts: the evaluation that is due, an early stop, the end of an epoch."""
+        """Do the work after a counted step: a due evaluation, early stopping, the end of an epoch."""
         seen = self.progress.samples_seen
         ends_epoch, self.progress.owes_evaluation = self.feed.order.is_epoch_over(seen), self._is_evaluation_due
         if not ends_epoch and not self.progress.owes_evaluation:
@@ -237,7 +239,7 @@ class LiveRecipe:
         return metrics
 
     def make_up(self, *, evaluating: Callable[[], AbstractContextManager[None]]) -> Mapping[str, float]:
-        """Make the evaluation that is owed after the last step, if any, and act on its metric."""
+        """Make the missing evaluation after the last step, if there is one, and use its metric."""
         if not self.progress.owes_evaluation:
             return NO_METRICS
         with evaluating():
@@ -256,13 +258,13 @@ class LiveRecipe:
             self.progress.finish_reason = f"all {epochs} epochs are done"
 
     def _has_work_after(self, group: Group) -> bool:
-        """Whether `finish_step` has something to do after the step with these batches."""
+        """Whether `finish_step` has work to do after the step with these batches."""
         step, samples_seen = self.progress.step + 1, group.start + group.samples
         return self.feed.order.is_epoch_over(samples_seen) or self._evaluates_after(step, samples_seen)
 
     @property
     def _is_evaluation_due(self) -> bool:
-        """Whether `evaluate_every` asks for an evaluation after the steps so far."""
+        """Whether `evaluate_every` requires an evaluation after the steps so far."""
         return self._evaluates_after(self.progress.step, self.progress.samples_seen)
 
     def _evaluates_after(self, step: int, samples_seen: int) -> bool:
@@ -276,17 +278,18 @@ class LiveRecipe:
         return self._metric_schedulers.is_owed
 
     def groups(self) -> Iterator[Group]:
-        """The batches of each step, from the current position on."""
+        """Yield the batches of each step, from the current position on."""
         return grouped(self.feed, self.progress.samples_seen, count=self.recipe.accumulate)
 
     def left_out(self) -> frozenset[str]:
-        """Fingerprints of the batches near the current position that are skipped."""
+        """Fingerprints of the skipped batches near the current position."""
         order = self.feed.order
         starts = order.left_out_of_next(MOST_WITNESS_STEPS, samples_seen=self.progress.samples_seen)
         return frozenset(batch_fingerprint(order.batch(start)) for start in starts)
 
     def prelude(self, group: Group, *, with_fingerprints: bool = True) -> Prelude:
-        """The inputs of the next step. Only rows that are witnesses, or are compared with one, need fingerprints."""
+        """Return the inputs of the next step. Fingerprints are needed only if the row is a witness or is compared with
+        one."""
         step = self.progress.step + 1
         if not with_fingerprints:
             return Prelude(step, "", "", None)
@@ -305,7 +308,7 @@ class LiveRecipe:
         before_update: Callable[[], None] = lambda: None,
         with_norms: bool = True,
     ) -> tuple[StepRow, dict[str, float]]:
-        """Do one optimizer step; return its row, the same on every rank, and the parts of its loss.
+        """Make one optimizer step; return its row, which is equal on every rank, and the parts of its loss.
 
         The position does not change.
         """
@@ -340,7 +343,7 @@ class LiveRecipe:
         return row_of(prelude._replace(input_fingerprint=seen), outcome), result.parts
 
     def advance(self, start: int, count: int) -> None:
-        """Move the position past a step that counts."""
+        """Move the position past a counted step."""
         if start != self.progress.samples_seen:
             log.warning("samples skipped from=%d to=%d", self.progress.samples_seen, start - 1)
         self.progress.step += 1

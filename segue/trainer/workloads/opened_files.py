@@ -1,7 +1,7 @@
-"""The files that the user's code opens to read or to write, even by names that it makes up at run time.
+"""Files that the user's code opens for reading or writing, even if their names are made up at run time.
 
-Python tells an audit hook of every file that is opened (PEP 578). A hook cannot be removed, so there is one for the
-life of a process, and the hook does little once it knows enough files.
+Python calls an audit hook for every opened file (PEP 578). A hook cannot be removed, so each process has one hook,
+which does little after it knows enough files.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from segue.data.config import CONFIG_VARIABLE
 from segue.user_objects import installed_folders
 
 _MOST_FILES, _MOST_WRITTEN, _MOST_ALIKE = 64, 1024, 8
-"""Files of one folder with one suffix are most likely samples of one data set."""
+"""Limits on recorded files. Many files with the same folder and suffix are most likely samples of one data set."""
 _MOST_FRAMES = 25
 _OF_CODE = (".py", ".pyc", ".pyi", ".so", ".dist-info", ".pth")
 _OF_SYSTEM = ("/proc/", "/sys/", "/dev/", "/run/", "/var/run/")
@@ -28,25 +28,25 @@ _OF_SECRETS = (".pem", ".key", ".p12", ".crt", "_rsa", "_ed25519")
 _opened: dict[str, None] = {}
 _written: set[str] = set()
 _read_back: set[str] = set()
-"""The written files that were read after they were written."""
+"""Files that were read after they were written."""
 _alike: Counter[tuple[str, str]] = Counter()
 _hooks: list[Any] = []
 
 
 def watch_opened_files() -> None:
-    """Note the files that the user's code opens from now on, in this process."""
+    """Record the files that the user's code opens from now on in this process."""
     if not _hooks:
         _hooks.append(_hook)
         sys.addaudithook(_hook)
 
 
 def opened_files() -> tuple[str, ...]:
-    """Paths of the first files that the user's code opened to read."""
+    """Paths of the first files that the user's code opened for reading."""
     return tuple(_opened)
 
 
 def is_only_written(path: str) -> bool:
-    """Whether the user's code opened this file to write and never to read, as one does with a log."""
+    """Whether the user's code opened this file only for writing, like a log file."""
     whole = _absolute(path)
     return whole in _written and whole not in _read_back and whole not in map(_absolute, _opened)
 
@@ -103,7 +103,7 @@ def _is_telling(path: str) -> bool:
 
 
 def _is_by_user(frame: Any) -> bool:
-    """Whether code of the user's is nearer to the call than code of segue's."""
+    """Whether the nearest caller is the user's code and not segue's code."""
     for _ in range(_MOST_FRAMES):
         if frame is None:
             return False
@@ -116,7 +116,7 @@ def _is_by_user(frame: Any) -> bool:
 
 @cache
 def _owner_of(file: str) -> str | None:
-    """The owner of a file's code: the user or segue; None for Python itself and for other packages."""
+    """The owner of a source file: "user" or "segue"; None for Python itself and for other packages."""
     if file.startswith("<"):
         return None
     if file.startswith(_OWN_FOLDER):

@@ -1,4 +1,4 @@
-"""Optimizers whose groups change during a run: the parameters of each group are saved by name, and bound again."""
+"""Optimizers whose parameter groups change during a run: the parameters of each group are saved by name."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from segue.trainer.ranks.ddp import bare
 from segue.trainer.workloads.components import Component, OptimizerState
 
 _BOUND = "bound"
-"""Stored only if the groups are not as built, so that the bytes of all other states are as before."""
+"""Key in the saved state, used only if the groups have changed, so that all other saved states keep their bytes."""
 
 
 def all_optimizers(recipe: Recipe) -> dict[str, Any]:
-    """Every optimizer of a recipe by the name of its component, including those in `extra`."""
+    """All optimizers of a recipe by component name, including those in `extra`."""
     further = {f"extra.{key}": each for key, each in recipe.extra.items() if isinstance(each, torch.optim.Optimizer)}
     return {**recipe.optimizers, **further}
 
 
 def regrouped(recipe: Recipe, components: Mapping[str, Component]) -> dict[str, Component]:
-    """The components of the recipe's torch optimizers, each restored with the groups that it had at the save."""
+    """Components of the recipe's torch optimizers; a restore gives each optimizer the groups that it had at the
+    save."""
     modules = {f"extra.{key}.": each for key, each in recipe.extra.items() if isinstance(each, nn.Module)}
     roots = {"": bare(recipe.model)} | modules
 
@@ -38,12 +39,12 @@ def regrouped(recipe: Recipe, components: Mapping[str, Component]) -> dict[str, 
 
 
 class RegroupedOptimizerState(OptimizerState):
-    """The state of an optimizer, and its groups if they have changed since this object was made."""
+    """The state of an optimizer, and its groups if they have changed since the build."""
 
     def __init__(
         self, optimizer: torch.optim.Optimizer, *, parameters: Callable[[], Mapping[str, torch.Tensor]]
     ) -> None:
-        """`parameters` gives the live parameters by name."""
+        """`parameters` returns the live parameters by name."""
         super().__init__(optimizer)
         self._parameters = parameters
         self._built, self._built_names = self._held(), self._names()
@@ -53,7 +54,7 @@ class RegroupedOptimizerState(OptimizerState):
         if [[*map(id, group)] for group in self._held()] == [[*map(id, group)] for group in self._built]:
             return tree
         names = self._names()
-        # A parameter may have been replaced, in the model as well as here: a resume needs nothing for that.
+        # If a parameter was replaced in the model as well as here, a resume needs nothing further.
         return tree if names == self._built_names else {**tree, _BOUND: names}
 
     def restore(self, tree: Any) -> None:
@@ -70,7 +71,7 @@ class RegroupedOptimizerState(OptimizerState):
         for number in range(len(groups), len(held)):
             settings = {name: value for name, value in stored_groups[number].items() if name != "params"}
             names = settings.pop("param_names", None)
-            # torch takes the names of parameters only together with the parameters.
+            # torch accepts names of parameters only together with the parameters.
             given = held[number] if names is None else [*zip(names, held[number], strict=True)]
             self._optimizer.add_param_group({"params": given, **settings})
 

@@ -1,6 +1,6 @@
-"""Changes by other code between the restore and the first step, of hooks, modules and settings that no resume restores.
+"""Hooks, modules and settings that other code changed between the restore and the first step, and no resume restores.
 
-The search for them is made before the first step; they are named as the cause only if the replay differs.
+The search is made before the first step; its results are named as the cause only if the replay differs.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from segue.user_objects import in_words
 _HOOKS_OF_MODULES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _HOOKS_OF_TENSORS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 _CHANNEL = "setup"
-FIX = "something changes it after the restore: change it in build, before the state is restored, or in steps alone"
+FIX = "other code changes it after the restore: change it in build, before the state is restored, or only in steps"
 
 
 def hooks_of(model: nn.Module) -> Counter[str]:
-    """The number of hooks of each module and parameter, by its path and the kind of the hooks."""
+    """Count the hooks of each module and parameter, by path and kind of hook."""
     found: Counter[str] = Counter()
     for name, module in model.named_modules():
         for table in _HOOKS_OF_MODULES:
@@ -40,7 +40,7 @@ def _path(name: str) -> str:
 
 
 def _count(hooks: Any) -> int:
-    """How many of the hooks are not segue's own hooks, which measure a step."""
+    """Count the hooks without segue's own hooks, which measure a step."""
     return sum(not _is_segues(hook) for hook in hooks.values()) if isinstance(hooks, Mapping) else 0
 
 
@@ -49,14 +49,14 @@ def _is_segues(hook: Any) -> bool:
 
 
 class OtherHands:
-    """The hooks and the modules of a model as built, to be compared with those before the first step."""
+    """The hooks and modules of a model as built, for comparison with those before the first step."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model, self._modules = model, dict(model.named_modules())
         self._built = hooks_of(model)
 
     def findings(self, settings: Mapping[str, str]) -> Iterator[Finding]:
-        """Findings about hooks, modules, and `settings`, by path, that are not as built."""
+        """Yield findings about hooks, modules, and `settings` (by path) that have changed since the build."""
         now = hooks_of(self._model)
         for path in sorted({*now, *self._built}):
             if now[path] != self._built[path]:

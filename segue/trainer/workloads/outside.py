@@ -1,4 +1,4 @@
-"""A recipe's state outside its components: values that training changes and no state_dict holds."""
+"""State of a recipe outside its components: values that training changes and no state_dict holds."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ _OF_STEPS = ("loss", "step", "after_step", "data.dataset", "data.collate_fn")
 
 
 class OutsideState:
-    """Recorded in each checkpoint and never restored: the values explain a replay that differs."""
+    """Values outside every component. Each checkpoint records them, and they explain a replay that differs; no resume
+    restores them."""
 
     def __init__(
         self,
@@ -48,11 +49,11 @@ class OutsideState:
     ) -> None:
         """`walk` visits everything that the training code can reach; it is called now, and again at some saves.
 
-        `use` knows which values decide the further steps; by default, it judges by the code that was reached.
-        `metric_code` has the hashes of the code of `evaluate`; None if there is no `evaluate` to call again.
+        `use` knows which values affect later steps; by default, the reached code decides this. `metric_code` has the
+        hashes of the code of `evaluate`; None if there is no `evaluate`.
         """
         self._opened: dict[str, Mark] = {}
-        """Files that were opened by names made up at run time, with their marks when that was first known."""
+        """Files whose names were made up at run time, with their marks from the time when segue first knew them."""
         found = walk()
         self._surroundings = surroundings(found.functions, found.files)
         self._walk, self._metric_code = walk, dict(metric_code) if metric_code is not None else None
@@ -68,7 +69,7 @@ class OutsideState:
         return recorded | ({_METRIC: self._metric_code} if self._metric_code is not None else {})
 
     def restore(self, tree: Any) -> None:
-        """Put nothing back, but also read the files and variables that the previous attempt has read."""
+        """Restore nothing, but from now on also read the files and variables that the previous attempt has read."""
         for name in tree.get(SURROUNDINGS, {}):
             read = reader_of(name) if name not in self._surroundings else None
             if read is not None and mark_of(read()) is not None and len(self._opened) < MOST_FILES:
@@ -76,10 +77,11 @@ class OutsideState:
                 self._opened[name] = mark_of(read())
 
     def look(self, trees: dict[str, Any]) -> tuple[Finding, ...]:
-        """Findings about values that have changed and are in none of these captured components; each is given once.
+        """Return findings about changed values that are in none of these captured components; each finding is returned
+        once.
 
-        It looks at everything again at the saves 1, 2, 4, 8, ...: a change shows soon, and thousands of saves cost no
-        more than a dozen looks. The new record is then put among the trees.
+        At the saves 1, 2, 4, 8, ..., all values are inspected again: a change shows soon, and thousands of saves need
+        only about a dozen inspections. The new record is then added to `trees`.
         """
         self._saves += 1
         if self._saves & (self._saves - 1):
@@ -87,13 +89,14 @@ class OutsideState:
         try:
             found = self._watch.look(trees)
         except Exception:  # Nothing that only looks may end an attempt.
-            log.warning("state outside the components was not looked for", exc_info=True)
+            log.warning("could not look for state outside the components", exc_info=True)
             found = ()
         trees[UNTRACKED] = self.capture()
         return found
 
     def lost(self, committed: Mapping[str, Any]) -> tuple[Finding, ...]:
-        """Findings about values that differ from the commit; `committed` is the state that was captured there."""
+        """Return findings about values that differ from the commit; `committed` is the state that the commit has
+        recorded."""
         values = committed.get(VALUES, {})
         self._watch.known_before(values)
         now = self._watch.marks_of(values)
@@ -103,7 +106,7 @@ class OutsideState:
     def by_another_hand(
         self, captured: Callable[[], Mapping[str, Any]], committed: Mapping[str, Any]
     ) -> tuple[Finding, ...]:
-        """Findings about settings that are not as built, but were at the commit; `captured` gives all components."""
+        """Return findings about settings that have changed since the build, but were unchanged at the commit."""
         if self._others is None:
             return ()
         trees = captured()
@@ -111,12 +114,12 @@ class OutsideState:
         return tuple(self._others.findings(settings))
 
     def of_process(self) -> tuple[Finding, ...]:
-        """A finding about values that are never compared, because each process has its own values."""
+        """Return a finding about values that are never compared, because they differ in each process."""
         found = self._watch.of_process(_OF_STEPS)
         return (Finding(component=PROCESS, channel="process", sentence=", ".join(found)),) if found else ()
 
     def has_metric_of(self, committed: Mapping[str, Any]) -> bool:
-        """Whether the code of `evaluate` is the same as at the commit."""
+        """Whether the code of `evaluate` has not changed since the commit."""
         return self._metric_code is not None and committed.get(_METRIC) == self._metric_code
 
     def _add_opened_files(self) -> None:
@@ -145,7 +148,7 @@ _OF_LOADERS = frozenset(vars(DataLoader([0]))) | {"_iterator"}  # type: ignore[a
 
 
 def parts_of_loader(loader: DataLoader[Any]) -> dict[str, Any]:
-    """The objects that a loader calls, and those that the user has set as its attributes, by name."""
+    """Return by name the objects that a loader calls, and objects that the user has set as its attributes."""
     parts = {name: getattr(loader, name) for name in ("dataset", "collate_fn", "worker_init_fn")}
     parts |= {name: getattr(loader, name) for name in vars(loader).keys() - _OF_LOADERS}
     if has_own_sampler(loader):
@@ -154,7 +157,7 @@ def parts_of_loader(loader: DataLoader[Any]) -> dict[str, Any]:
 
 
 def of_recipe(recipe: Recipe, *, build: Callable[..., Any]) -> OutsideState:
-    """The state outside the components of a recipe that was just built."""
+    """Find the state of a newly built recipe that is outside its components."""
     home = str(build.__module__).partition(".")[0]
     metric_code = code_hashes([recipe.evaluate], home=home) if recipe.evaluate is not None else None
     scopes = (build.__code__,) if isinstance(build, FunctionType) else ()
@@ -163,9 +166,10 @@ def of_recipe(recipe: Recipe, *, build: Callable[..., Any]) -> OutsideState:
 
 
 def reached(recipe: Recipe, *, home: str, scopes: tuple[CodeType, ...] = ()) -> Reach:
-    """Everything that the objects and functions of a recipe can reach; parts of a component are under its name.
+    """Collect everything that a recipe's objects and functions can reach; parts of a component are listed under its
+    name.
 
-    `scopes` has the code of the function that makes the recipe.
+    `scopes` has the code of the function that builds the recipe.
     """
     found = Reach(home, scopes=scopes)
     model = bare(recipe.model)
@@ -188,7 +192,8 @@ def reached(recipe: Recipe, *, home: str, scopes: tuple[CodeType, ...] = ()) -> 
 
 
 def _expression(name: str, target: Any, scopes: tuple[CodeType, ...]) -> str:
-    """How code writes a field of the recipe: by the name of its function, or as a part of what `build` returns."""
+    """The expression for a field of the recipe: the name of its function, or a path from the return value of
+    `build`."""
     if isinstance(target, FunctionType) and (known := name_of_definition(target, scopes)):
         return known
     kind, _, key = name.partition(".")

@@ -1,4 +1,5 @@
-"""Moving the objects of a step to the attempt's device. Objects that the user has placed or spread stay in place."""
+"""Moves the objects of a step to the attempt's device. Objects that the user has placed or distributed stay in
+place."""
 
 from __future__ import annotations
 
@@ -15,13 +16,13 @@ from segue.recipe import Recipe
 from segue.user_objects import attribute, has
 
 _COUNTER = "step"
-"""The one slot of torch's optimizers that stays in host memory, unless the optimizer is fused or capturable."""
+"""The only state of torch's optimizers that stays in host memory, unless the optimizer is fused or capturable."""
 
 
 def place(recipe: Recipe, device: torch.device) -> None:
-    """Move the model, the loss, the objects in `extra`, and the state that optimizers have from the start.
+    """Move the model, the loss, the objects in `extra`, and initial optimizer state to the device.
 
-    Modules that are on an accelerator already, sharded, or spread over devices are left alone.
+    Modules that are already on an accelerator, sharded, or spread over devices are not moved.
     """
     if device.type == "cpu":
         return
@@ -34,7 +35,7 @@ def place(recipe: Recipe, device: torch.device) -> None:
 
 
 def is_placed(module: nn.Module) -> bool:
-    """Whether the user has decided where the module is: on an accelerator, sharded, or on several devices."""
+    """Whether the user has placed the module: on an accelerator, sharded, or on several devices."""
     tensors = [*module.parameters(), *module.buffers()]
     return attribute(module, "hf_device_map") is not None or any(
         is_sharded(tensor) or tensor.device.type not in ("cpu", "meta") for tensor in tensors
@@ -42,9 +43,9 @@ def is_placed(module: nn.Module) -> bool:
 
 
 def to_device(content: Any, device: torch.device) -> Any:
-    """A batch with its tensors on `device`; collections keep their type.
+    """Return the batch with its tensors on `device`; collections keep their type.
 
-    An object with its own method `to`, such as a batch of a graph library, is asked to move itself.
+    Objects with a method `to`, such as batches of graph libraries, are moved by this method.
     """
     if device.type == "cpu":
         return content

@@ -1,7 +1,7 @@
-"""The setup of a run, recorded in each checkpoint to be compared at a resume, never restored.
+"""The setup of a run. Each checkpoint records it; a resume compares it and never restores it.
 
-It is taken once, when the recipe has been built, because anything that training changes is state. Only the optimizer's
-tensors and the next samples are read again at each save and each resume.
+The setup is recorded once, after the build of the recipe, because everything that training changes is state. Only the
+list of the optimizer's tensors and the next samples are read again at each save and each resume.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from segue.user_objects.variables import Variables
 
 _BATCHES_AHEAD, _GLANCED = 4, 64
 _OF_KERNELS = frozenset({"foreach", "fused", "capturable", "differentiable"})
-"""Settings of how an optimizer computes; many recipes choose them by the device, so they are no hyperparameters."""
+"""Settings of an optimizer's kernels. They are not hyperparameters, because many recipes choose them by the device."""
 
 
 class Looked:
-    """A component that is compared and never restored."""
+    """A component that a resume compares and never restores."""
 
     def __init__(self, look: Callable[[], Any]) -> None:
         self._look = look
@@ -58,14 +58,14 @@ def setup_components(
     config: Mapping[str, Any],
     state: Mapping[str, Component],
 ) -> dict[str, Component]:
-    """The setup of a recipe that was just built, by the names of `segue.continuity.recipe_diff`.
+    """Return the setup of a newly built recipe, by the names of `segue.continuity.recipe_diff`.
 
-    `state` has the components that are restored.
+    `state` has the components that a resume restores.
     """
     found = _inspected(recipe)
     code = [leaf.value for leaf in found.code]
     kinds = {leaf.path: f"{leaf.value.__module__}.{leaf.value.__qualname__}" for leaf in found.code}
-    # In the model's order, each once: the order of a set follows addresses, which differ between processes.
+    # In the model's order, each class once: the order of a set depends on addresses, which differ between processes.
     classes = dict.fromkeys(type(module) for module in bare(recipe.model).modules())
     data = data_hashes(leaf for leaf in found.arrays if leaf.path.startswith(("data.", "loss", "step")))
     fixed = {
@@ -85,14 +85,14 @@ def setup_components(
 
 
 def named_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """The module's live parameters by name; a parameter with several names is listed under each of them."""
+    """Yield the module's live parameters; a parameter with several names is listed under each name."""
     yield from module.named_parameters(remove_duplicate=False)
 
 
 def binding(
     named: Iterable[tuple[str, nn.Parameter]], optimizers: Mapping[str, torch.optim.Optimizer]
 ) -> dict[str, Any]:
-    """Which of the named live parameters each group of an optimizer holds, and which names share one tensor."""
+    """Return the parameter names in each optimizer group, and the names that share one tensor."""
     names: dict[int, str] = {}
     tied: dict[str, str] = {}
     for name, parameter in named:
@@ -105,7 +105,7 @@ def binding(
 
 
 def next_batches(order: SampleOrder, samples_seen: int) -> dict[str, Any]:
-    """The lengths of the next batches, and a hash of some of their samples in their order."""
+    """Return the lengths of the next batches, and a hash of some of their samples in order."""
     lengths, numbers = [], []
     for _ in range(_BATCHES_AHEAD):
         length = order.batch_length(samples_seen)
@@ -116,7 +116,7 @@ def next_batches(order: SampleOrder, samples_seen: int) -> dict[str, Any]:
 
 
 def _inspected(recipe: Recipe) -> Inspection:
-    """All that the recipe's objects hold, except the tensors of model and optimizer."""
+    """Inspect everything in the recipe's objects except the tensors of model and optimizer."""
     found = Inspection()
     found.ignore([recipe, *bare(recipe.model).modules(), *recipe.model.parameters()])
     for name, module in bare(recipe.model).named_modules():
@@ -144,7 +144,7 @@ def _inspected(recipe: Recipe) -> Inspection:
 
 
 def _restored(found: Inspection, extra: Mapping[str, Any]) -> Iterator[str]:
-    """Paths of the found values that a resume restores."""
+    """Yield the paths of the found values that a resume restores."""
     for key, target in extra.items():
         if isinstance(target, Variables):
             yield from found.variables_at(target.places())
@@ -162,7 +162,7 @@ def _described(model: nn.Module) -> dict[str, Any]:
 
 
 def in_words(module: nn.Module) -> str:
-    """The module's class, and a hash of its settings as it prints them."""
+    """Name of the module's class, and a hash of its printed settings."""
     name, text = type(module).__qualname__, settings_shown(module)
     if not is_telling("", text):
         text = "" if " at 0x" in text else xxhash.xxh3_64_hexdigest(text.encode())
@@ -176,7 +176,7 @@ def _spec(tensor: Any) -> str:
 
 
 def settings_of_optimizer(component: str, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """The optimizer's class and the settings of each of its groups, by path."""
+    """Return by path the optimizer's class and the settings of each parameter group."""
     found: dict[str, Any] = {component: type(optimizer).__qualname__}
     for number, group in enumerate(optimizer.param_groups):
         settings = Inspection()

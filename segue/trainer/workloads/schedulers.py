@@ -1,4 +1,5 @@
-"""Schedulers whose length does not fit the run: a warning if one seems to count epochs, an error if it ends."""
+"""Checks if learning-rate schedulers fit the length of the run: an error if one ends early, a warning if one seems to
+count epochs."""
 
 from __future__ import annotations
 
@@ -24,10 +25,10 @@ log = logging.getLogger(__name__)
 
 
 class MetricSchedulers:
-    """The schedulers of one recipe that take a metric.
+    """Learning-rate schedulers of a recipe that take a metric.
 
-    Evaluations are made between two steps; a replay only makes steps, and no evaluation. The missing evaluation is
-    owed, and is made before the next step, whose learning rates depend on it.
+    Evaluations are made between steps, and a replay makes only steps. An evaluation that a replay leaves out is made
+    before the next step, because the next learning rates depend on it.
     """
 
     def __init__(self, recipe: Recipe, ranks: Ranks) -> None:
@@ -37,39 +38,40 @@ class MetricSchedulers:
 
     @property
     def is_owed(self) -> bool:
-        """Whether the next step must not be made before an evaluation."""
+        """Whether an evaluation must be made before the next step."""
         return self._is_owed
 
     def step_made(self, *, is_evaluation_due: bool) -> None:
-        """Record a step, and whether an evaluation follows it."""
+        """Record a step; `is_evaluation_due` tells if an evaluation follows the step."""
         self._is_owed = is_evaluation_due and bool(self._schedulers)
 
     def step(self, metric: float) -> None:
-        """Step the schedulers with the number of the evaluation that is due now."""
+        """Step the schedulers with the metric of the due evaluation."""
         self._is_owed = False
         for scheduler in self._schedulers:
             step_by_metric(scheduler, metric)
 
     def make_up(self, evaluate: Callable[[], float]) -> None:
-        """Step the schedulers if a step is about to be made and they were not stepped since the last step."""
+        """Before a step, step the schedulers if the evaluation after the last step is missing."""
         if self._is_owed:
             self.step(shared_metric(evaluate(), self._ranks))
 
 
 def shared_metric(metric: float, ranks: Ranks) -> float:
-    """Rank 0's number, on every rank: learning rates and the end of the run must be the same on all of them."""
+    """Return rank 0's metric on every rank, because learning rates and the end of the run must be the same on all
+    ranks."""
     return metric if ranks.count == 1 else float.fromhex(ranks.gather_texts(metric.hex())[0])
 
 
 _LEAST_GAMMA = 0.99
-"""An exponential decay by a smaller factor ends a run within some hundred steps."""
+"""With a smaller factor, an exponential decay makes the learning rate almost zero within a few hundred steps."""
 
 
 def check_schedulers(recipe: Recipe, *, name: str, steps: int, steps_per_epoch: int) -> None:
-    """Refuse schedulers that the run would step too often; warn of those that seem to count epochs.
+    """Refuse schedulers that the run would step too often; warn about schedulers that seem to count epochs.
 
     Raises:
-        RecipeError: the message names the scheduler, and how often the run steps it.
+        RecipeError: the run would step a scheduler too often; the message has its name and the number of steps.
     """
     refuse_short_schedules(recipe, name=name, steps=steps, steps_per_epoch=steps_per_epoch)
     if recipe.scheduler_every is None:
@@ -78,7 +80,7 @@ def check_schedulers(recipe: Recipe, *, name: str, steps: int, steps_per_epoch: 
 
 
 def warn_of_epochs(scheduler: Any, *, steps_per_epoch: int) -> None:
-    """Log a warning if the scheduler, stepped after each step, would complete its schedule within one epoch."""
+    """Log a warning if the scheduler is stepped after each step but would end its schedule within one epoch."""
     kind = type(scheduler)
     is_early = (
         (kind is StepLR and scheduler.step_size < steps_per_epoch)
@@ -87,7 +89,7 @@ def warn_of_epochs(scheduler: Any, *, steps_per_epoch: int) -> None:
     )
     if is_early:
         log.warning(
-            "the scheduler counts steps and looks as if it should count epochs; "
+            "the scheduler counts steps, but seems to be made for epochs; "
             "set scheduler_every to 'epoch' or to 'step' scheduler=%s steps_per_epoch=%d",
             kind.__name__,
             steps_per_epoch,
@@ -95,10 +97,10 @@ def warn_of_epochs(scheduler: Any, *, steps_per_epoch: int) -> None:
 
 
 def refuse_short_schedules(recipe: Recipe, *, name: str, steps: int, steps_per_epoch: int) -> None:
-    """Refuse a scheduler that the run would step more often than it allows before it raises.
+    """Refuse a scheduler that would raise an error during the run, because it is stepped too often.
 
     Raises:
-        RecipeError: the message names the scheduler, and how often the run steps it.
+        RecipeError: the run would step a scheduler too often; the message has its name and the number of steps.
     """
     if recipe.epochs is not None:
         steps = min(steps, recipe.epochs * steps_per_epoch)
@@ -109,14 +111,14 @@ def refuse_short_schedules(recipe: Recipe, *, name: str, steps: int, steps_per_e
             if isinstance(each, OneCycleLR) and reached > each.total_steps:
                 number = f"the run steps it {reached} times, once for each of its {unit}"
                 why = (
-                    f"its {component} is a OneCycleLR of total_steps={each.total_steps}, and {number}; it raises then."
+                    f"its {component} is a OneCycleLR of total_steps={each.total_steps}, but {number}: it would raise."
                 )
                 fix = f"give it total_steps={reached}, or train for fewer steps."
                 raise RecipeError(recipe=name, why=why, fix=fix)
 
 
 def _reached(scheduler: Any, calls: int) -> Iterator[tuple[Any, int]]:
-    """A scheduler and its parts, each with the count that it reaches after so many calls."""
+    """Yield the scheduler or its parts, each with its count after this number of calls."""
     if isinstance(scheduler, ChainedScheduler):
         for each in scheduler._schedulers:
             yield from _reached(each, calls)

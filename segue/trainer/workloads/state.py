@@ -1,4 +1,4 @@
-"""The training state of a recipe as named components: captured and restored in order."""
+"""The training state of a recipe: named components that are captured and restored in order."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ from segue.trainer.workloads.values import component_of_value
 PROGRESS, EARLY_STOP = "progress", "early_stop"
 RNG_PREFIX = "rng."
 BUFFERS = ": buffers"
-"""Follows the name of a model to mean its buffers, and not its parameters."""
+"""Suffix for the name of a model; together they mean the model's buffers without its parameters."""
 
 
 def rng_components(ranks: Ranks, model: nn.Module, *, device: torch.device | None = None) -> dict[str, Component]:
-    """Every global random stream that training in this process uses, by names that distinguish the ranks.
+    """All global random streams that training uses in this process; each name contains the rank.
 
-    `device` is the device on which it computes; an offloaded model has no parameter there between steps.
+    `device` is the device that computes; between steps, an offloaded model has no parameters there.
     """
     streams: dict[str, Component] = {"torch": TorchRng(), "python": PythonRng(), "numpy": NumpyRng()}
     # Only accelerators that hold the model: the next machine may have others, and no code drew from the idle ones.
@@ -59,11 +59,11 @@ def rng_components(ranks: Ranks, model: nn.Module, *, device: torch.device | Non
 def components_of(
     recipe: Recipe, progress: Progress, *, name: str, ranks: Ranks | None = None, device: torch.device | None = None
 ) -> dict[str, Component]:
-    """All components of a recipe, in the order in which they are restored: the random streams come last.
+    """Return all components of a recipe in the order of their restore, with the random streams last.
 
     Raises:
-        RecipeError: the optimizer trains tensors that are not parameters of the model.
-        UnsupportedStateError: a value in `extra` holds something that is not data.
+        RecipeError: the optimizer has tensors that are not parameters of the model.
+        UnsupportedStateError: a value in `extra` contains an object that is not data.
     """
     _check_binding(recipe, name=name)
     model = bare(recipe.model)
@@ -81,7 +81,8 @@ def components_of(
     if recipe.early_stop is not None:
         components[EARLY_STOP] = Stopper(recipe.early_stop)
     for key, target in recipe.extra.items():
-        # As for the recipe's own optimizer: before its first step, no live state shows how to spread the stored state.
+        # As for the recipe's own optimizer: before its first step, no live state shows how to distribute the stored
+        # state.
         value = component_of_value(target, path=f"extra.{key}")
         if value is not None:
             components[f"extra.{key}"] = value
@@ -94,10 +95,10 @@ def components_of(
 
 
 def same_on_every_rank(recipe: Recipe) -> Callable[[str], bool]:
-    """A predicate: whether all ranks hold the same values of a state tensor, because the optimizer changes it.
+    """Return a predicate that tells if all ranks hold equal values of a state tensor, because the optimizer changes it.
 
-    Buffers depend on each rank's own samples. For buffers, and for all other objects of a recipe, rank 0's values are
-    the run's.
+    Buffers depend on each rank's own samples. For buffers, and for all other objects of a recipe, the values of rank 0
+    are saved.
     """
     same = {f"model.state.{name}" for name, _ in bare(recipe.model).named_parameters()}
     return lambda name: name in same or name.startswith("optimizer.")
@@ -105,7 +106,7 @@ def same_on_every_rank(recipe: Recipe) -> Callable[[str], bool]:
 
 @contextmanager
 def unchanged(components: Mapping[str, Component]) -> Iterator[None]:
-    """A block of the user's code that leaves random streams and the modes of modules as they were."""
+    """A block of the user's code; after it, random streams and the modes of modules are set back."""
     guarded = {name: c for name, c in components.items() if name == "modes" or name.startswith(RNG_PREFIX)}
     before = {name: component.capture() for name, component in guarded.items()}
     try:
@@ -116,9 +117,10 @@ def unchanged(components: Mapping[str, Component]) -> Iterator[None]:
 
 
 def marked_parts(components: Mapping[str, Component]) -> dict[str, Any]:
-    """The state trees whose marks are compared after a replay; a model's parameters and its buffers are separate parts.
+    """Return the state trees whose marks are compared after a replay; a model's parameters and buffers are separate
+    parts.
 
-    The position is left out, because the batches show it. Components that are only recorded are left out too.
+    The position is left out, because the batches show it; components that are never restored are also left out.
     """
     found: dict[str, Any] = {}
     for name, component in components.items():
@@ -135,14 +137,14 @@ def marked_parts(components: Mapping[str, Component]) -> dict[str, Any]:
 
 
 def capture(components: Mapping[str, Component]) -> dict[str, Any]:
-    """The state trees of all components; tensors are the live ones."""
+    """Return the state trees of all components, which contain the live tensors."""
     return {name: component.capture() for name, component in components.items()}
 
 
 class _Copies(Mapping[str, torch.Tensor]):
-    """Tensors that are copied when they are read.
+    """Tensors of a snapshot that are copied when they are read.
 
-    An optimizer keeps the tensors it loads; views would keep the whole shard in memory for as long as it lives.
+    An optimizer keeps the loaded tensors. If these were views, the whole shard would stay in memory.
     """
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -161,14 +163,14 @@ class _Copies(Mapping[str, torch.Tensor]):
 
 
 def restore_all(components: Mapping[str, Component], snapshot: Snapshot) -> None:
-    """Restore live objects from a snapshot, in the order of the components: the random streams last."""
+    """Restore live objects from a snapshot in the order of the components, with the random streams last."""
     for name, component in components.items():
         if name in snapshot.skeletons:
             component.restore(decode_tree(snapshot.skeletons[name], _Copies(snapshot.tensors)))
 
 
 def changed_by_optimizer(optimizer: torch.optim.Optimizer) -> frozenset[int]:
-    """Addresses of the tensors that change only at the optimizer's step."""
+    """Memory addresses of the tensors that only the optimizer's step changes."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     # Some optimizers keep plain values next to the slots of each parameter.
     slots = (slot for slot in optimizer.state.values() if isinstance(slot, Mapping))

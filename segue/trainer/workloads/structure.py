@@ -1,7 +1,7 @@
-"""The structure of a recipe or a program: its modules, tensors and groups, as a resume will build them again.
+"""The structure of a recipe or a program: the modules, tensors and parameter groups that a resume will build again.
 
-A state_dict has values and no structure. A layer that is added in mid-run, or a weight that is pruned or replaced,
-cannot be restored from a state_dict. The first save after such a change finds it, by names and identities.
+A state_dict has values but no structure, so it cannot restore a layer that was added during the run, or a weight that
+was pruned or replaced. The first save after such a change detects the change by names and identities.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from segue.trainer.workloads.optimizer_groups import all_optimizers
 from segue.trainer.workloads.structure_shape import Groups, Shape, Watched, kept_buffers
 from segue.user_objects import attribute, settings_shown
 
-_FOREIGN = "a tensor that is no parameter of the model"
+_FOREIGN = "a tensor that is not a parameter of the model"
 
 
 class Structure:
-    """The structure of modules and optimizers when this object was made; each save compares theirs with it."""
+    """The structure of modules and optimizers at the time of construction; each save compares the current structure
+    with it."""
 
     def __init__(
         self,
@@ -32,9 +33,9 @@ class Structure:
         plain: Collection[str] = (),
         are_groups_restored: bool = False,
     ) -> None:
-        """`plain`: modules that are restored by their own `load_state_dict`, which knows no new buffers.
+        """`plain` are modules that are restored by their own `load_state_dict`, which does not accept new buffers.
 
-        `are_groups_restored`: a resume binds each optimizer of torch to the parameters that it holds at the save.
+        With `are_groups_restored`, a resume gives each torch optimizer the parameters that it had at the save.
         """
         self._roots, self._optimizers, self._are_groups_restored = dict(modules), dict(optimizers), are_groups_restored
         self._plain = tuple(f"{name}." for name in plain)
@@ -43,9 +44,9 @@ class Structure:
         self._has_settled = False
 
     def step_made(self) -> None:
-        """Accept modules without state as they are after the first step: a resume also makes a first step.
+        """After the first step, accept new modules without state, because a resume makes a first step too.
 
-        Some models create a cache or a table at their first forward pass.
+        Some models create a cache or a table in their first forward pass.
         """
         if self._has_settled:
             return
@@ -59,7 +60,7 @@ class Structure:
         self._built = self._built._replace(modules=kept | made)
 
     def changes(self) -> tuple[str, ...]:
-        """The changes that a resume would not build, in words."""
+        """Describe in words the changes that a resume would not repeat."""
         if self._watched.is_unchanged():
             return ()
         now = self._look()
@@ -98,7 +99,7 @@ class Structure:
 
 
 def structure_of(recipe: Recipe) -> Structure:
-    """The structure of a recipe that was just built: its model, and the modules and optimizers in `extra`."""
+    """The structure of a newly built recipe: its model, and the modules and optimizers in `extra`."""
     modules = {f"extra.{key}": each for key, each in recipe.extra.items() if isinstance(each, nn.Module)}
     return Structure(
         {"": bare(recipe.model)} | {name: each for name, each in modules.items() if each is not recipe.model},
@@ -109,14 +110,14 @@ def structure_of(recipe: Recipe) -> Structure:
 
 
 def structure_of_objects(objects: Mapping[str, Any]) -> Structure:
-    """The structure of the modules and optimizers that a program tracks, by the names that it gave them."""
+    """The structure of the modules and optimizers that a program tracks, by the program's names."""
     modules = {name: bare(each) for name, each in objects.items() if isinstance(each, nn.Module)}
     optimizers = {name: each for name, each in objects.items() if isinstance(each, torch.optim.Optimizer)}
     return Structure(modules, optimizers)
 
 
 def _of_modules(built: Shape, now: Shape) -> Iterator[tuple[str, str]]:
-    """Modules that are new, gone or of another kind, but not the modules below them."""
+    """Yield modules that are new, removed or of another class, without the modules inside them."""
     found: list[tuple[str, str]] = []
     done: tuple[str, ...] = ()
     for name in dict.fromkeys((*built.modules, *now.modules)):
@@ -134,10 +135,10 @@ def _of_modules(built: Shape, now: Shape) -> Iterator[tuple[str, str]]:
 
 
 def _is_layer(name: str, module: nn.Module | None, modules: Mapping[str, nn.Module]) -> bool:
-    """Whether a resume would train differently without it: it has state, or a container of torch calls all it holds.
+    """Whether training differs without the module: it has state, or a torch container calls it.
 
-    If another module of the user's makes and calls a module without a state, its own code decides that, and this code
-    is the same after a resume.
+    A module without state may also belong to a module of the user. Then the user's code creates and calls it, and this
+    code is the same after a resume.
     """
     parent = modules.get(name.rpartition(".")[0])
     has_state = module is not None and any(map(_has_state, module.modules()))
@@ -151,17 +152,17 @@ def _has_state(module: nn.Module) -> bool:
 def _of_parameters(built: Shape, now: Shape) -> Iterator[tuple[str, str]]:
     for name in dict.fromkeys((*built.parameters, *now.parameters)):
         if (name in built.parameters) is not (name in now.parameters):
-            yield name, "is a new parameter" if name in now.parameters else "is no parameter any more"
+            yield name, "is a new parameter" if name in now.parameters else "is no longer a parameter"
 
 
 def _of_buffers(built: Shape, now: Shape, *, within: tuple[str, ...]) -> Iterator[tuple[str, str]]:
     for name in sorted(built.buffers ^ now.buffers):
         if name.startswith(within):
-            yield name, "is a new buffer" if name in now.buffers else "is no buffer any more"
+            yield name, "is a new buffer" if name in now.buffers else "is no longer a buffer"
 
 
 def _of_values(built: Shape, now: Shape) -> Iterator[tuple[str, str]]:
-    """Parameters of another type, shape or identity than a resume would build."""
+    """Yield parameters whose type, shape or identity differs from the build."""
     held = {id(parameter) for groups in now.groups.values() for group in groups for parameter in group}
     first_before, first_now = built.names, now.names
     for name, parameter in now.parameters.items():
@@ -174,7 +175,7 @@ def _of_values(built: Shape, now: Shape) -> Iterator[tuple[str, str]]:
             other = first_now[id(parameter)]
             yield name, f"is now one tensor with {other}" if other != name else "no longer shares its tensor"
         elif before is not parameter and id(before) in held:
-            yield name, "was replaced by another tensor, and the optimizer holds the former one"
+            yield name, "was replaced by another tensor, and the optimizer still holds the old tensor"
 
 
 def _difference(before: Groups, held: Groups, names: Mapping[int, str]) -> str:
@@ -195,6 +196,6 @@ def _ids(groups: Groups) -> list[list[int]]:
 
 
 def _words(module: nn.Module) -> str:
-    """The module's class, and its settings as it prints them."""
+    """Name of the module's class, and its printed settings."""
     settings = settings_shown(module)
     return f"{type(module).__qualname__}({'' if ' at 0x' in settings else settings})"

@@ -1,4 +1,4 @@
-"""Modules, tensors and groups at one moment, by name; and a check, in microseconds, of whether they are the same."""
+"""A record of modules, tensors and groups by name, and a check within microseconds if they have changed."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from segue.checkpoints.format.dtensor import is_sharded
 _dtype_of, _shape_of, _children_of = attrgetter("dtype"), attrgetter("shape"), itemgetter("_modules")
 
 Groups = list[list[Any]]
-"""The parameters of each group of an optimizer."""
+"""The parameters in each group of one optimizer."""
 
 
 class Shape(NamedTuple):
-    """Modules, tensors and groups at one moment."""
+    """Modules, tensors and groups at the time of the record."""
 
     modules: dict[str, nn.Module]
     parameters: dict[str, nn.Parameter]
-    """The parameters by each of their names."""
+    """The parameters by name; a parameter with several names is listed under each name."""
     buffers: frozenset[str]
-    """Names of the buffers that a state_dict has."""
+    """Names of the buffers in the state_dict."""
     specs: dict[str, str]
-    """Types and shapes of the parameters, except those that have no shape before the first forward pass."""
+    """Type and shape of each parameter, except parameters that get their shape in the first forward pass."""
     groups: dict[str, Groups]
-    """The groups of each optimizer."""
+    """Parameter groups by name of the optimizer."""
 
     @classmethod
     def of(cls, roots: Mapping[str, nn.Module], optimizers: Mapping[str, Any]) -> Shape:
@@ -54,17 +54,18 @@ class Shape(NamedTuple):
 
     @property
     def names(self) -> dict[int, str]:
-        """The first name of each parameter."""
+        """The first name of each parameter, by the parameter's id."""
         return {id(parameter): name for name, parameter in reversed(self.parameters.items())}
 
 
 class Watched(NamedTuple):
-    """The modules' own tables, which show a change in microseconds. Holds all objects, so that ids stay unique."""
+    """The tables inside torch modules, which show a change within microseconds. Keeps all objects alive, so that ids
+    stay unique."""
 
     attributes: list[dict[str, Any]]
     parameters: list[dict[str, Any]]
     buffers: list[dict[str, Any]]
-    """The buffers of the modules whose restore does not accept new buffers."""
+    """Buffers of modules whose restore does not accept new buffers."""
     optimizers: list[Any]
     held: list[Any]
     has_lazy: bool

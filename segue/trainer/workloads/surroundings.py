@@ -1,7 +1,7 @@
 """Inputs of a recipe's code besides its arguments: environment variables, files, and settings of libraries.
 
-They are recorded in each checkpoint, and never judged alone: if a replay differs, a difference here is its likely
-cause.
+Each checkpoint records them. They are never judged alone: if a replay differs, a difference in these inputs is its
+likely cause.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _OF_LIBRARIES = (
     *("CUDA_", "CUBLAS_", "CUDNN_", "NCCL_", "NVIDIA_", "TRITON_", "XLA_", "HF_", "TOKENIZERS_", "PYTHONHASHSEED"),
     *("TZ", "LANG", "LC_"),
 )
-"""Beginnings of names of variables that libraries read by themselves."""
+"""Prefixes of environment variables that libraries read themselves."""
 _IS_FILE, _IS_VARIABLE = "file ", "environment variable "
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{1,60}")
 MOST_FILES = 64
@@ -55,7 +55,8 @@ _LONGEST_PATH = 300
 
 
 def surroundings(functions: Iterable[FunctionType], files: Iterable[str]) -> dict[str, Callable[[], Any]]:
-    """Readers of the inputs that the user's functions read by name; `files` are paths among the values they reach."""
+    """Return readers of inputs that the user's functions read by name; `files` are paths among the values of these
+    functions."""
     codes = [code for function in functions for code in codes_of(function.__code__)]
     names = {text for code in codes if _READ_VARIABLES.intersection(code.co_names) for text in _texts(code)}
     # The file that SEGUE_CONFIG names differs between processes; its content belongs to the run's identity.
@@ -67,12 +68,13 @@ def surroundings(functions: Iterable[FunctionType], files: Iterable[str]) -> dic
 
 
 def path_in(name: str) -> str | None:
-    """The path of a file that is recorded under this name; None if it is no file."""
+    """The path of the file recorded under this name; None if the name is not of a file."""
     return name.removeprefix(_IS_FILE) if name.startswith(_IS_FILE) else None
 
 
 def reader_of(name: str) -> Callable[[], Any] | None:
-    """A reader of the value recorded under this name; None if more than the name is needed, or it is confidential."""
+    """Return a reader for the value recorded under this name; None if the value is confidential or needs more than the
+    name."""
     if (path := path_in(name)) is not None:
         return _File(path)
     variable = name.removeprefix(_IS_VARIABLE)
@@ -80,12 +82,12 @@ def reader_of(name: str) -> Callable[[], Any] | None:
 
 
 def file_readers(paths: Iterable[str]) -> dict[str, Callable[[], Any]]:
-    """Ways to read these files, by the names under which they are recorded."""
+    """Return readers of these files, by the names under which the files are recorded."""
     return {f"{_IS_FILE}{path}": _File(path) for path in sorted(filter(_is_file, paths))[:MOST_FILES]}
 
 
 def machine() -> dict[str, Any]:
-    """Facts that reveal values that depend on the machine; the facts are equal in all processes of one machine."""
+    """Facts about this machine, equal in all its processes; they reveal recorded values that depend on the machine."""
     return {
         "cpus": os.cpu_count() or 1,
         "usable_cpus": len(os.sched_getaffinity(0)),
@@ -97,7 +99,7 @@ def machine() -> dict[str, Any]:
 
 
 _DENORMAL = 4e-39
-"""Half of this number is not zero in float32, unless numbers this small are flushed to zero."""
+"""A number whose half is zero in float32 only if very small numbers are flushed to zero."""
 _SETTINGS: dict[str, Callable[[], Any]] = {
     "torch.get_default_dtype()": lambda: str(torch.get_default_dtype()),
     "torch.get_default_device()": lambda: str(torch.get_default_device()),
@@ -114,7 +116,7 @@ _SETTINGS: dict[str, Callable[[], Any]] = {
     "torch.backends.cudnn.allow_tf32": lambda: bool(torch.backends.cudnn.allow_tf32),
     "torch.backends.cuda.matmul.allow_tf32": lambda: bool(torch.backends.cuda.matmul.allow_tf32),
 }
-"""Global settings that change the results of torch."""
+"""Global torch settings that change results."""
 
 
 def _texts(code: CodeType) -> Iterator[str]:
@@ -135,7 +137,7 @@ def _is_file(path: str) -> bool:
 
 
 class _File:
-    """The content of a file as a hash; it is read again only when its size or its time has changed."""
+    """A hash of a file's content; the file is read again only if its size or modification time has changed."""
 
     def __init__(self, path: str) -> None:
         self._path = Path(path)

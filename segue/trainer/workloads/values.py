@@ -1,4 +1,4 @@
-"""Components of values that have no state_dict: collections, arrays, tables, objects, variables, random generators."""
+"""Components for values without a state_dict: collections, arrays, tables, objects, variables, random generators."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from segue.user_objects.variables import is_registrable
 
 
 class LiveValue:
-    """A value that is restored in place, so that all objects that share it, or a part of it, see the restored value."""
+    """A value that is restored in place, so that all objects that share it or its parts see the restored value."""
 
     def __init__(self, value: Any, *, path: str) -> None:
         self._value, self._path = value, path
@@ -27,11 +27,11 @@ class LiveValue:
         put(self._value, tree)
 
     def devices(self) -> dict[str, str]:
-        """Types of the devices of its tensors that are not on the CPU, by their paths."""
+        """Device types of the value's tensors that are not on the CPU, by path."""
         return {path: tensor.device.type for path, tensor in self._encoded()[1].items() if tensor.device.type != "cpu"}
 
     def move(self, devices: Mapping[str, str]) -> None:
-        """Put tensors on these devices: a restored tensor that replaced no live one is on the CPU."""
+        """Move tensors to these devices, because a restored tensor without a live predecessor is on the CPU."""
         skeleton, tensors = self._encoded()
         moved = {path: tensor.to(devices.get(path, tensor.device)) for path, tensor in tensors.items()}
         put(self._value, decode_tree(skeleton, moved))
@@ -42,10 +42,10 @@ class LiveValue:
 
 
 class RestoredValues:
-    """Facts about registered values besides their contents: the devices of tensors, and which values are settings."""
+    """Further facts about registered values: the devices of their tensors, and which values are settings."""
 
     def __init__(self, components: Mapping[str, Component], *, paths: Sequence[str] = ()) -> None:
-        """`paths` are the paths of registered values among the settings."""
+        """`paths` are the paths of those registered values that are settings."""
         self._values = {name: each for name, each in components.items() if isinstance(each, LiveValue)}
         self._paths = list(paths)
 
@@ -60,10 +60,10 @@ class RestoredValues:
 
 
 def component_of_value(target: Any, *, path: str) -> Component | None:
-    """The component of a value that is restored in place; None for a value with a state_dict, or without any state.
+    """Return the component for a value that is restored in place; None if it has a state_dict or no state.
 
     Raises:
-        UnsupportedStateError: something in it cannot be saved; `path` is its name in messages.
+        UnsupportedStateError: a part of the value cannot be saved; `path` is the name of the value in messages.
     """
     if has(target, "state_dict", "load_state_dict") or not is_registrable(target):
         return None

@@ -176,7 +176,7 @@ def test_differences_beyond_rounding_are_not_reproducible_and_unverified():
     found = noise_of(witness, attempt, fresh)
     verdict = judged(tuple(witness), tuple(attempt), found)
     assert verdict.kind is VerdictKind.UNVERIFIED
-    assert "seed generators of the recipe's own" in verdict.findings[0].fix
+    assert "seed the recipe's own generators" in verdict.findings[0].fix
 
 
 def test_a_loss_far_beyond_what_processes_differ_in_is_broken():

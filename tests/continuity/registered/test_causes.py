@@ -156,6 +156,6 @@ def test_where_no_batch_is_seen_the_sentence_says_so():
     unseen = {"batch_fingerprint": "", "input_fingerprint": ""}
     verdict = verdict_of([row(**unseen)], [row(**unseen, loss=2.0)])
     assert "same batch" not in verdict.sentence
-    assert "a batch that is not seen here" in verdict.sentence
+    assert "a batch that segue cannot see" in verdict.sentence
     assert NO_BATCHES_FIX in verdict.findings[0].fix
     assert "on the same batch" in verdict_of([row()], [row(loss=2.0)]).sentence

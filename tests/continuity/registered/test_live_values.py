@@ -237,7 +237,7 @@ def test_an_attribute_that_comes_in_the_first_step_can_be_registered_before():
 
 
 def test_variables_that_a_function_cannot_have_are_refused():
-    with pytest.raises(SessionError, match=r"name 'cals', which its holder has not.*Fix: .*segue\.Variables"):
+    with pytest.raises(SessionError, match=r"name 'cals', which its holder lacks.*Fix: .*segue\.Variables"):
         Variables(counted(), "cals")
     with pytest.raises(SessionError, match="got no name"):
         Variables(counted())

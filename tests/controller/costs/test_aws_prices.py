@@ -175,7 +175,7 @@ def test_missing_credentials_are_named(monkeypatch, tmp_path):
         ({"prices": "aws: g5.xlarge us-east-1a", "on_demand_price": None}, "set on_demand_price too"),
         ({"prices": "aws: g5.xlarge us-east-1a", "currency": "EUR"}, "prices of AWS are in USD"),
         ({"prices": "https://prices"}, "must be 'file: PATH', 'cmd: COMMAND', 'aws'"),
-        ({"spot": [{"deployment": "a/b", "market": "g5.xlarge us-east-1a"}]}, "which only prices = 'aws' reads"),
+        ({"spot": [{"deployment": "a/b", "market": "g5.xlarge us-east-1a"}]}, "which is used only with prices = 'aws'"),
         ({"spot": [{"deployment": "a/b", "market": "g5"}]}, "must be an instance type and a zone (got 'g5')"),
     ],
 )

@@ -184,7 +184,7 @@ def test_a_source_that_fails_later_leaves_the_last_known_prices_and_says_why(pri
     newest = entries(priced.log)[-1]
     assert (newest.prices, newest.taken_at) == (BOTH, START)
     assert newest.problem == "the file cannot be read (No such file or directory)"
-    assert "prices not renewed" in caplog.text
+    assert "new prices not read" in caplog.text
     priced.next_attempt(after_seconds=60)  # It is not asked at each decision.
     assert len(entries(priced.log)) == 2
     priced.write(0.6)

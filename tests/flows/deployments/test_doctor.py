@@ -18,7 +18,7 @@ from segue.doctor.subject import Subject
 from segue.errors import OrchestratorError, QueueMissingError
 from segue.prefect.doctor.items import items
 from segue.prefect.doctor.server_facts import database_of, open_parents
-from segue.prefect.pools import is_verification_limited, read_pool, recovery_of, require_pools
+from segue.prefect.run_pools import is_verification_limited, read_pool, recovery_of, require_pools
 from tests.cli.test_errors import closed_port
 from tests.cli.test_run_command import answering
 from tests.doctor.showing import bad, makes_fail
@@ -168,7 +168,7 @@ def test_what_a_pool_does_badly_is_said_before_the_first_segment(on_pods, make_s
         monkeypatch.setenv("KUBECONFIG", str(cluster.config_of_person))
         bad("pool.nodes", outcomes(spec)["pool.nodes"], "warn", "gpu=h100")
         require_pools(spec)
-    said = [record.getMessage() for record in caplog.records if record.name == "segue.prefect.pools"]
+    said = [record.getMessage() for record in caplog.records if record.name == "segue.prefect.run_pools"]
     assert ["gpu=h100" in text and "Fix: correct nodeSelector" in text for text in said].count(True) == 1
     assert ["/dev/shm" in text for text in said].count(True) == 1
 
@@ -220,7 +220,7 @@ def test_a_queue_that_no_worker_asks_is_found_and_one_that_was_just_made_is_not(
 ):
     deployment, pool = on_pods(variables={"command": ENGINE}, queue="gpu")
     assert read_pool(client, deployment).blocker is None, "a worker may ask for it within the minute"
-    monkeypatch.setattr("segue.prefect.pools._SEEN_WITHIN", timedelta(0))
+    monkeypatch.setattr("segue.prefect.run_pools._SEEN_WITHIN", timedelta(0))
     found = outcomes(make_spec(pools={"spot": deployment}))
     bad("pool.queue", found["pool.queue"], "warn", f"no worker of the pool {pool} takes flow runs from its queue gpu")
     client.get_scheduled_flow_runs_for_work_pool(work_pool_name=pool, work_queue_names=["gpu"])

@@ -54,7 +54,7 @@ USUAL = ProcessJob(
     [
         ({}, None),
         ({"command": None}, None),
-        ({"command": "nice python -m prefect.engine"}, "a command of its own (nice python -m prefect.engine)"),
+        ({"command": "nice python -m prefect.engine"}, "another command (nice python -m prefect.engine)"),
         ({"env": {"AWS_PROFILE": "training"}}, None),
         ({"env": {"AWS_PROFILE": "another"}}, "sets variables that `segue serve` does not have (AWS_PROFILE)"),
         ({"env": {"AWS_PROFILE": None}}, "sets variables that `segue serve` does not have (AWS_PROFILE)"),
@@ -62,10 +62,10 @@ USUAL = ProcessJob(
         ({"working_dir": Path("/runs/../runs")}, None),
         ({"working_dir": Path("/elsewhere")}, "its working_dir is /elsewhere; `segue serve` was started in /runs"),
         ({"working_dir": None}, "its job has no working_dir; `segue serve` was started in /runs"),
-        ({"entrypoint": "segue.flows.recover.recover"}, "another flow"),
-        ({"entrypoint": "flows/train.py:train"}, "another flow"),
-        ({"entrypoint": None}, "another flow"),
-        ({"has_pull_steps": True}, "another flow"),
+        ({"entrypoint": "segue.flows.recover.recover"}, "not the installed segue.flows.train"),
+        ({"entrypoint": "flows/train.py:train"}, "not the installed segue.flows.train"),
+        ({"entrypoint": None}, "not the installed segue.flows.train"),
+        ({"has_pull_steps": True}, "not the installed segue.flows.train"),
     ],
 )
 def test_a_parent_shares_the_process_only_if_its_own_would_be_the_same(changed, why):
@@ -219,7 +219,7 @@ def test_a_run_that_is_one_too_many_waits_and_recovery_does_not(stack, client, p
         ).id
         assert final_state(client, recovery).type is StateType.COMPLETED
         assert client.read_flow_run(second).state.type is StateType.SCHEDULED
-        said = "1 runs are served; 1 more wait. Fix:"
+        said = "1 runs are served at most; 1 more wait. Fix:"
         until(lambda: said in (tmp_path / "serve.log").read_text(), what="what is said about the second run")
         assert client.read_flow_run(second).state.type is StateType.SCHEDULED
         client.set_flow_run_state(first, Cancelling(), force=True)

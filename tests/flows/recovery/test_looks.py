@@ -134,7 +134,9 @@ def test_stores_of_no_parent_are_forgotten_after_a_month_by_the_time_of_the_serv
 
 
 def test_nothing_is_claimed_of_what_was_not_looked_at(client, tmp_path):
-    assert look_at_all([], look_at).lines[0].startswith("no store is known to this Prefect server, and nothing was")
+    assert (
+        look_at_all([], look_at).lines[0].startswith("no store was looked at, because this Prefect server knows none")
+    )
     gone = StoreSpec(url=str(tmp_path / "gone"))
     one, two = store_at(tmp_path / "one"), store_at(tmp_path / "two")
     (line,) = look_at_all([one, two], look_at).lines
@@ -210,7 +212,7 @@ def test_starts_that_piled_up_end_at_once_and_the_newest_one_looks(client, stack
         state = client.read_flow_run(late[0]).state
         assert (state.type, state.message) == (
             StateType.COMPLETED,
-            "nothing was looked at: this start is late, and a later one looks",
+            "this start is late and made no look; a later start makes it",
         )
         assert client.read_flow_run(newest).state.is_pending()
         (in_time,) = starts_of_recover(client, 1)
@@ -251,8 +253,8 @@ def test_a_start_whose_server_cannot_be_asked_looks(environment, capsys):
     assert seconds_until_due(known) == 0
     assert not ended_as_late(known)
     said = capsys.readouterr().err
-    assert "whether this start is early is not known" in said
-    assert "whether this start is late is not known" in said
+    assert "cannot find out whether this start is early" in said
+    assert "cannot find out whether this start is late" in said
 
 
 def test_a_flow_run_that_is_cancelled_while_its_process_starts_does_not_keep_its_slot(client, make_spec):
@@ -269,7 +271,7 @@ def test_a_flow_run_that_is_cancelled_while_its_process_starts_does_not_keep_its
     now = client.read_flow_run(starting.id).state.timestamp
     assert end_never_begun(client, now=now + timedelta(seconds=100)) == Looked(), "its worker may still end it"
     found = end_never_begun(client, now=now + timedelta(seconds=150))
-    assert found.done == ("starting: it was cancelled before its process began, and is Cancelled now",)
+    assert found.done == ("starting: cancelled before its process began; its state is Cancelled now",)
     state = client.read_flow_run(starting.id).state
     assert (state.type, state.message) == (StateType.CANCELLED, "too late")
     assert client.read_flow_run(trains.id).state.is_cancelling(), "its process reports its end"
@@ -364,7 +366,7 @@ def test_when_no_look_ends_parents_say_so_once_and_one_event_is_sent(client, mak
     assert len(until(sent, what="the event")) == 1, "the server keeps one of each id"
     look_at(client, spec.store)
     watches[0].look(client)
-    assert said[0][-2:] == ["looks of `recover` end again", None]
+    assert said[0][-2:] == ["looks of `recover` complete again", None]
 
 
 def test_why_no_look_ends_is_said_with_a_fix(client):

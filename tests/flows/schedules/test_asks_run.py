@@ -66,14 +66,14 @@ def test_a_slot_waits_for_a_person_who_answers_in_the_ui_or_on_the_command_line(
 
     second = suspended(client, started(client, monthly, 5))
     client.set_flow_run_state(second, Crashed(), force=True)
-    assert "its flow run goes on" in gone_on(client, monthly)
+    assert "its flow run continues" in gone_on(client, monthly)
     until(lambda: not client.read_flow_run(second).state.is_scheduled(), what="another start of the flow run")
     suspended(client, second)
     assert client.read_flow_run(second).empirical_policy.pause_keys == {"promotion-2-1", "promotion-2-2"}
     # Nobody has to look at the UI: the decision is in the store, and recovery lets the flow run end.
     rejected = Decision(version=2, answer="rejected", by="ben", why="a holiday")
     monthly.log.decide(rejected, now=SystemClock().now())
-    assert "its flow run goes on" in gone_on(client, monthly)
+    assert "its flow run continues" in gone_on(client, monthly)
     state = final_state(client, second)
     assert in_words(state) == "Not promoted", state
     assert "rejected by ben: a holiday" in state.message

@@ -101,7 +101,7 @@ def test_a_slot_that_waits_after_a_later_one_ran_it_is_asked_about_by_a_flow_run
     later = starts.flow_run(C, state)
     dead = starts.left(A, later, adopted_by=C)
     starts.left(C, later)
-    assert starts.recover(dead) == "a flow run of its own goes on with it"
+    assert starts.recover(dead) == "a separate flow run continues it"
     [own] = starts.others(later)
     assert (own.name, own.parameters) == (f"{starts.spec.name}-20130401t0600", {"slot": A.isoformat()})
     assert starts.recover(dead) == "its flow run will be started"
@@ -120,7 +120,7 @@ def test_a_slot_that_was_decided_before_it_had_a_flow_run_gets_one_that_tells_ho
     starts.log.choose(1, why="by hand")
     later = starts.flow_run(C, Running())
     dead = starts.left(A, later, adopted_by=C)
-    assert starts.recover(dead) == "a flow run of its own goes on with it"
+    assert starts.recover(dead) == "a separate flow run continues it"
     [own] = starts.others(later)
     assert own.parameters == {"slot": A.isoformat()}
     starts.set(own.id, Failed())
@@ -132,7 +132,7 @@ def test_a_flow_run_that_died_in_an_earlier_slot_begins_again_with_what_it_misse
     starts.begin(A)
     later = starts.flow_run(C, Running())
     inside, own = starts.left(A, later, adopted_by=C), starts.left(C, later)
-    assert starts.recover(inside) == f"the flow run of {own.run_id} goes on with it"
+    assert starts.recover(inside) == f"the flow run of {own.run_id} continues it"
     assert starts.others(later) == []
     assert starts.recover(own) == "its flow run was started again"
     [again] = starts.others(later)
@@ -191,6 +191,6 @@ def test_a_slot_with_a_heartbeat_is_left_to_recovery(starts, trigger):
     starts.look()
     run = starts.set(starts.flow_runs()[-1].id, Crashed())
     dead = starts.left(trigger.slot, run)
-    assert "`recover` looks after" in starts.look(after=timedelta(hours=2))
+    assert "`recover` restarts its flow run" in starts.look(after=timedelta(hours=2))
     assert len(starts.flow_runs()) == 1
     assert read_parent(starts.log.store, dead.run_id) == dead

@@ -163,4 +163,4 @@ def test_a_wait_for_room_is_no_slow_boot_and_a_notice_ends_it(cluster, make_ray_
     waiting.relay.give()
     report = waiting.report()
     assert (report.stop_reason, report.got_capacity) == (StopReason.LOST, False)
-    assert report.note == "it was ended before there was room for it on the Ray cluster"
+    assert report.note == "it was ended before the Ray cluster had room for it"

@@ -86,16 +86,19 @@ def test_a_range_of_ranks_needs_a_ray_cluster(make_spec):
     ("fields", "why"),
     [
         ({"ranks": {"min": 2}}, "ranks: a range of ranks is written {min = 2, max = 8}"),
-        ({"ranks": {"min": 2, "max": 8}, "ray": {"min_ranks": 2}}, "which then has no min_ranks"),
+        ({"ranks": {"min": 2, "max": 8}, "ray": {"min_ranks": 2}}, "[ray] may not set min_ranks"),
         ({"ranks": {"min": 2, "max": "many"}}, "ranks"),
         ({"ranks": {"min": 0, "max": 8}}, "ray.min_ranks"),
         ({"ranks": None}, "ranks must be a number"),
-        ({"ranks": 3, "ray": {"ranks_per_bundle": 2}}, "ranks_per_bundle is 2; ranks, which is 3"),
-        ({"ranks": 2, "ray": {"min_ranks": 3}}, "min_ranks is 3, and ranks only 2"),
+        ({"ranks": 3, "ray": {"ranks_per_bundle": 2}}, "ranks is 3, and ranks_per_bundle is 2"),
+        ({"ranks": 2, "ray": {"min_ranks": 3}}, "min_ranks is 3, but ranks is only 2"),
         ({"slurm": {"spot": "a", "on_demand": "b"}}, "either on a Slurm cluster or on a Ray cluster"),
         ({"ray": {"address": "ray://head:10001"}}, "ray.address"),
         ({"ray": {"on_demand": "a b"}}, "ray.on_demand"),
-        ({"recipe": None, "program": {"command": ["python", "a.py"]}, "ray": {"min_ranks": 1}}, "a program keeps"),
+        (
+            {"recipe": None, "program": {"command": ["python", "a.py"]}, "ray": {"min_ranks": 1}},
+            "ranks of a program cannot change",
+        ),
     ],
 )
 def test_a_table_that_no_cluster_could_run_is_refused(make_ray_spec, fields, why):
@@ -151,7 +154,7 @@ def test_a_resource_that_no_node_has_and_a_group_that_is_too_large_are_named_wit
     assert missing.what == "no node of the Ray cluster has the resource 'on_demand'"
     assert "ray.on_demand" in missing.fix
     assert large.what.startswith("3 bundles of 1 CPU on nodes with spot can never be placed")
-    assert large.what.endswith("hold 2")
+    assert large.what.endswith("have room for 2")
     assert "to 2 or less" in large.fix
     assert resource_problems(spec, [node(CPU=3, spot=1, on_demand=1)]) == []
 

@@ -128,15 +128,15 @@ def test_ranks_meet_on_the_first_node_at_a_port_of_their_job():
 @pytest.mark.parametrize(
     ("slurm", "problem"),
     [
-        ({"options": ["-N2"]}, "is no long option"),
-        ({"options": ["--gres gpu:1\n--array=1"]}, "is no long option"),
+        ({"options": ["-N2"]}, "is not a long option"),
+        ({"options": ["--gres gpu:1\n--array=1"]}, "is not a long option"),
         ({"options": ["--time=10"]}, "--time cannot be given: set segment.hours"),
         ({"options": ["--array=1-4"]}, "--array cannot be given"),
         ({"options": ["--arr=1-4"]}, "--array cannot be given"),
         ({"options": ["--parti=other"]}, "--partition cannot be given"),
         ({"options": ["--clusters=other"]}, "--clusters cannot be given"),
         ({"folder": "a\\b"}, "slurm.folder"),
-        ({"nodes": 3}, "nodes is 3, and ranks, which is 4, must be a multiple of it"),
+        ({"nodes": 3}, "ranks must be a multiple of nodes; ranks is 4, and nodes is 3"),
         ({"spot": "a;b"}, "slurm.spot"),
     ],
 )

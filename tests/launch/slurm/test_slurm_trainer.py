@@ -88,7 +88,7 @@ def test_a_job_that_slurm_does_not_know_counts_as_running_until_its_trainer_is_t
     assert trainer.poll() is None
     trainer.give_notice()
     assert trainer.wait(60) == -9
-    assert trainer.ending.in_words == "its Slurm job 7 is not known to Slurm any more"
+    assert trainer.ending.in_words == "its Slurm job 7 is no longer known to Slurm"
     assert f"scancel --name={trainer.name} --signal=SIGTERM 7" in calls.read_text()
 
 
@@ -307,7 +307,7 @@ def test_an_end_does_not_wait_for_ever_for_the_answer_to_a_submission(commands, 
     until(lambda: "squeue" in calls.read_text())
     trainer.kill()
     assert trainer.wait(60) == -9
-    assert "it is not known whether its Slurm job" in trainer.ending.in_words
+    assert "it is unknown whether its Slurm job" in trainer.ending.in_words
 
 
 def test_a_job_that_could_not_start_its_trainer_says_why(commands, start, monkeypatch):
@@ -379,7 +379,7 @@ def test_a_run_that_asks_for_what_the_cluster_has_not_ends_at_once_with_the_fix(
     decision = run_here(spec, open_log(spec), on_line=lambda line: None)
     assert decision.action == "failed"
     assert "there is no Slurm partition 'spot'" in decision.reason
-    assert "Fix: set slurm.spot to one that `sinfo` lists" in decision.reason
+    assert "Fix: set slurm.spot to a partition that `sinfo` lists" in decision.reason
 
 
 @pytest.mark.parametrize(

@@ -117,7 +117,7 @@ def test_a_marker_of_an_earlier_delivery_does_not_make_the_next_one_complete(wat
     for month in (4, 5, 6):  # One delivery.
         watched.monthly.write(month)
         waits = watched.look(after_minutes=1)
-        assert (waits.trigger, "it is that of an earlier delivery" in waits.lines[0]) == (None, True)
+        assert (waits.trigger, "it belongs to an earlier delivery" in waits.lines[0]) == (None, True)
     marker.touch()
     found = watched.look()
     assert found.trigger.why.count("parquet") == 3
@@ -234,7 +234,7 @@ def test_data_that_arrives_while_a_slot_runs_is_trained_where_later_slots_are_le
     watched.monthly.write(3, slope=3.0)
     for _ in range(3):
         found = watched.look(after_minutes=5)
-    assert (found.trigger, "when the one that runs has ended: overlap is skip" in found.lines[0]) == (None, True)
+    assert (found.trigger, "after the end of the running slot: overlap is skip" in found.lines[0]) == (None, True)
     watched.monthly.log.end_slot(SlotEnd(slot=first, outcome="failed", why="out of memory"))
     second = watched.look(after_minutes=5).trigger
     watched.run_slot(second.slot)

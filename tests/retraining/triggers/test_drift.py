@@ -52,7 +52,8 @@ def test_drift_begins_one_slot_and_the_history_says_the_figure(drifting):
     trigger = drifting.look().trigger
     assert trigger.cause == "drift"
     assert re.search(
-        r"drift of the data in service from that of version 1: x has the psi [0-9.]+, above 0.25 \(1 file", trigger.why
+        r"drift of the data in service from the data of version 1: x has the psi [0-9.]+, above 0.25 \(1 file",
+        trigger.why,
     )
     assert drifting.look(after_minutes=10).trigger is None
     drifting.run_slot(trigger.slot, outcome="not_promoted")
@@ -168,7 +169,7 @@ def test_a_slow_comparison_begins_no_second_slot_beside_what_came_meanwhile(drif
             drifting.run_slot(slot)
 
     found = drifting.look()
-    assert (found.trigger, "another slot has come meanwhile" in found.lines[0]) == (None, True)
+    assert (found.trigger, "another slot was requested meanwhile" in found.lines[0]) == (None, True)
     assert not [each for each in drifting.models.triggers.values() if each.cause == "drift"]
 
 
@@ -233,7 +234,7 @@ def test_drift_waits_for_data_that_is_still_arriving(drifting):
     assert (first.trigger, "count as complete in" in first.lines[0], len(first.lines)) == (None, True, 1)
     arrived = drifting.look(after_minutes=5).trigger
     assert arrived.cause == "arrival"
-    assert "when the slot that runs has ended" in drifting.look(after_minutes=5).lines[1]
+    assert "after the end of the running slot" in drifting.look(after_minutes=5).lines[1]
     drifting.run_slot(arrived.slot, outcome="not_promoted")
     assert "there is no newer data to train on" in drifting.look(after_minutes=5).lines[1]
 

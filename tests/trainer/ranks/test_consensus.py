@@ -139,7 +139,7 @@ def test_the_outcome_of_a_single_rank_does_not_change():
 @pytest.mark.parametrize("norms", [{"grad_norm": 2.001}, {"param_norm": 3.001}, {"grad_norm": math.nan}])
 def test_ranks_whose_weights_or_gradients_are_not_the_same_are_stopped(norms):
     ranks = AnsweredRanks(share_of(1.0, 1.0, "b" * 16, **norms))
-    with pytest.raises(RankDriftError, match="of rank 1"):
+    with pytest.raises(RankDriftError, match="on rank 1"):
         combined(ranks, outcome_of(1.0), weight=1.0, fingerprints=("a" * 16,))
 
 

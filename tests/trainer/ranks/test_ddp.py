@@ -85,7 +85,7 @@ def test_each_rank_reads_its_slices_once_and_the_resume_is_exact(attempt, resume
     stored = read_history(runlog).checkpoints[0].manifest.size_bytes
     assert len(by_rank) == 2
     assert max(by_rank) <= 0.55 * stored, "half of what is sharded, and the little that is not"
-    assert "is read whole" not in printed
+    assert "reading the whole state" not in printed
     assert read_history(runlog).attempts[-1].verdict.kind is VerdictKind.EXACT
     expected, found = final_state(undisturbed), final_state(runlog)
     assert all(torch.equal(expected[name], found[name]) for name in expected)
@@ -95,7 +95,7 @@ def test_each_rank_reads_its_slices_once_and_the_resume_is_exact(attempt, resume
 def test_a_state_that_is_sharded_no_longer_in_part_is_read_whole(resumed, tmp_path):
     marker = tmp_path / "left-out"
     runlog, printed = resumed("shrinking", between=marker.touch, marker=str(marker))
-    assert "is read whole" in printed
+    assert "reading the whole state" in printed
     assert read_history(runlog).attempts[-1].verdict.kind is not VerdictKind.BROKEN
 
 

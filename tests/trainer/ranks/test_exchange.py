@@ -102,7 +102,7 @@ def test_without_the_store_a_rank_keeps_its_own_failure(failures):
 
 
 def test_without_the_store_a_broken_collective_is_a_lost_rank_and_no_failure_of_the_recipe(failures):
-    with pytest.raises(RankLostError, match="the store that connects the ranks"), failures.shared():
+    with pytest.raises(RankLostError, match="the key-value store of the ranks"), failures.shared():
         raise DistStoreError("connection reset")
 
 
@@ -111,7 +111,7 @@ def test_a_silence_of_the_store_ends_a_rank_as_lost_and_hangs_no_other_one():
     own, other = (
         RankFailures(notes, watched=notes, rank=rank, count=2, wait_seconds=1.0, clock=SystemClock()) for rank in (1, 0)
     )
-    with pytest.raises(RankLostError, match="the store that connects the ranks"), own.shared():
+    with pytest.raises(RankLostError, match="the key-value store of the ranks"), own.shared():
         raise OSError("a save that failed") from SilentStoreError(60.0)
     assert own.reporter == 0
     assert isinstance(other.ended_elsewhere(), RankLostError), "the machine's fault, not the recipe's"

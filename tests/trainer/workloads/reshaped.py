@@ -229,11 +229,11 @@ BOUND = ("unheld", "group added", "named", "appended")
 """Kinds whose optimizer begins without the head."""
 REFUSED = {
     "removed with state": "optimizer has state of parameters that it no longer holds, which torch cannot save",
-    "foreign": "optimizer holds a tensor that is no parameter of the model since",
-    "replaced": "inner.weight was replaced by another tensor, and the optimizer holds the former one",
+    "foreign": "optimizer holds a tensor that is not a parameter of the model since",
+    "replaced": "inner.weight was replaced by another tensor, and the optimizer still holds the old tensor",
     "tied late": "head.weight is now one tensor with inner.weight",
-    "pruned": "inner.weight is no parameter any more; inner.weight_orig is a new parameter",
-    "parametrized": "module inner.parametrizations (ModuleDict()) is new; inner.weight is no parameter any more",
+    "pruned": "inner.weight is no longer a parameter; inner.weight_orig is a new parameter",
+    "parametrized": "module inner.parametrizations (ModuleDict()) is new; inner.weight is no longer a parameter",
     "layer added": "module inner was Linear(in_features=4, out_features=4, bias=True), now Wrapped()",
     "layer replaced": "module act was ReLU(), now GELU(approximate='none')",
     "layer removed": "module head was Linear(in_features=4, out_features=4, bias=True), now Identity()",

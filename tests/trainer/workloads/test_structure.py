@@ -50,7 +50,9 @@ def test_any_other_change_is_refused_at_the_first_save_after_it(fork_server, mak
     report = fork_server.run_attempt(runlog, spec)
     assert (report.stop_reason, report.failure.type) == (StopReason.FAILED, "StructureChangedError")
     said = report.failure.message
-    assert said.startswith("The structure changed during training, and a resume would build it without the change: ")
+    assert said.startswith(
+        "The structure of the model or an optimizer changed during training; a resume would lack the change: "
+    )
     assert REFUSED[kind] in said
     assert "Nothing was saved at step 20; the run keeps its checkpoints up to step 10. Fix: build the structure" in said
     assert read_history(runlog.reload()).committed_step == 10

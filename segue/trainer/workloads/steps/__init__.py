@@ -1,1 +1,1 @@
-"""One step of a recipe: its work, and how its numbers come to the host."""
+"""One step of a recipe: its computation, and the transfer of its numbers to the host."""

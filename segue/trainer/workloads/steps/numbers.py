@@ -1,4 +1,4 @@
-"""Numbers of a step on their way to the host: all in one copy, for which the next step need not wait."""
+"""Transfers a step's numbers to the host in one copy, without delaying the next step."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from segue.checkpoints.format.dtensor import whole
 from segue.checkpoints.format.on_host import WITH_STREAMS, on_its_way
 
 Number = torch.Tensor | float
-"""A tensor of one element, or its value."""
+"""A tensor of one element, or a plain number."""
 _WITHIN_FP32 = (torch.float32, torch.bfloat16, torch.float16)
 _ONE_BY_ONE = ("mps",)
-"""Devices without streams and without a type that holds every number."""
+"""Devices that have neither streams nor a data type that holds every number."""
 
 
 class Numbers(NamedTuple):
-    """Values that were requested together."""
+    """Values that are transferred to the host together."""
 
     read: Callable[[], list[float]]
-    """Waits until the values have arrived, and returns them in the order in which they were requested."""
+    """Waits for the values, and returns them in the order of the request."""
     is_late: bool
-    """Whether reading the values may have to wait."""
+    """Whether `read` may have to wait."""
 
 
 def sent(numbers: Sequence[Number]) -> Numbers:
-    """Start copying these numbers to the host. Later changes of the tensors do not affect the values that are read."""
+    """Start to copy these numbers to the host. Later changes of the tensors do not change the copied values."""
     there = [number for number in numbers if isinstance(number, torch.Tensor) and number.device.type != "cpu"]
     if not there or there[0].device.type in _ONE_BY_ONE:
         return Numbers([float(each.item() if isinstance(each, torch.Tensor) else each) for each in numbers].copy, False)
@@ -43,7 +43,7 @@ def sent(numbers: Sequence[Number]) -> Numbers:
 
 
 def on_host(numbers: Sequence[Number]) -> list[float] | None:
-    """The values, if none of them is in the memory of an accelerator."""
+    """Return the values; None if one of them is in an accelerator's memory."""
     values = []
     for number in numbers:
         if isinstance(number, torch.Tensor):
@@ -55,7 +55,8 @@ def on_host(numbers: Sequence[Number]) -> list[float] | None:
 
 
 def as_of_now(numbers: Sequence[Number]) -> list[Number]:
-    """The numbers, copied from tensors that may be changed in place. If one is sharded, all ranks must call this."""
+    """Copy the numbers from tensors that may change in place. If a tensor is sharded, all ranks must call this
+    function."""
     return [number if type(number) is float else _apart(number) for number in numbers]
 
 
@@ -66,6 +67,6 @@ def _apart(number: Number) -> Number:
 
 
 def together(tensors: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
-    """Tensors of one element as one tensor on `device`, in a type that holds each value exactly."""
+    """Join tensors of one element into one tensor on `device`, in a type that holds each value exactly."""
     kind = torch.float32 if all(tensor.dtype in _WITHIN_FP32 for tensor in tensors) else torch.float64
     return torch.stack([tensor.detach().reshape(()).to(device, kind) for tensor in tensors])

@@ -1,4 +1,4 @@
-"""A step that the recipe makes itself, with one optimizer or several: watched from outside by torch's step hooks."""
+"""A step that the recipe itself makes, with one or more optimizers; segue measures it with torch's step hooks."""
 
 from __future__ import annotations
 
@@ -31,11 +31,10 @@ def begin_own_step(
 ) -> StepBegun:
     """Call the recipe's `step` on a batch, then its schedulers and `after_step`.
 
-    The gradient norm is taken over all optimizers, each at its own update. `before_update` is called before each
-    update.
+    The gradient norm includes all optimizers, each at its own update. `before_update` is called before each update.
 
     Raises:
-        LossError: `step` returned no number.
+        LossError: the recipe's `step` returned no number.
     """
     assert recipe.step is not None
     scale = scale_of(recipe.scaler)
@@ -67,7 +66,7 @@ def begin_own_step(
 
 @dataclass
 class _Seen:
-    """The values that the optimizers showed at their updates."""
+    """Values measured at the updates of the optimizers."""
 
     norms: list[torch.Tensor] = field(default_factory=list)
     rates: dict[int, list[Number]] = field(default_factory=dict)
@@ -98,7 +97,7 @@ def _watched(recipe: Recipe, before_update: Callable[[], None], *, with_norms: b
 
 
 def _named(value: Any) -> tuple[list[str], list[Number]]:
-    """Names and values of the numbers that `step` returns: the loss alone, or a dict with `loss`, or with its parts."""
+    """Names and values of the numbers that `step` returns: the loss alone, or a dict with `loss` or with its parts."""
     if not isinstance(value, Mapping):
         return ["loss"], [_usable(value)]
     return [str(name) for name in value], [_usable(part) for part in value.values()]
@@ -115,12 +114,12 @@ def _usable(value: Any) -> Number:
 
 
 def held_by_optimizers(recipe: Recipe) -> list[torch.Tensor]:
-    """The parameters of all optimizers in the order of their groups, each once."""
+    """All parameters of the optimizers in the order of their groups, each parameter once."""
     groups = [group for optimizer in recipe.optimizers.values() for group in optimizer.param_groups]
     return list({id(parameter): parameter for group in groups for parameter in group["params"]}.values())
 
 
 def are_held_in_order(recipe: Recipe, model: nn.Module) -> bool:
-    """Whether the optimizers hold the parameters in the model's order."""
+    """Whether the optimizers hold their parameters in the model's order."""
     held = [id(parameter) for parameter in held_by_optimizers(recipe)]
     return held == [number for number in map(id, model.parameters()) if number in set(held)]

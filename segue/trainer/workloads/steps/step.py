@@ -1,4 +1,4 @@
-"""One optimizer step of a recipe, and its result as seen from outside."""
+"""One optimizer step of a recipe, and its measured result."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from segue.user_objects import attribute, in_words
 class ParameterOrder:
     """The optimizer's parameters in the order in which `clip_grad_norm_(model.parameters())` sums their norms.
 
-    Another order rounds to other bits. Parameters that only the model has are left out: no optimizer clears their
-    gradients, so they grow from step to step, and no checkpoint has them. The model is traversed only if the
-    optimizer's parameters have changed, and after `look_again`.
+    A different order changes the rounding. Parameters that no optimizer holds are left out: no optimizer clears their
+    gradients, so these gradients grow from step to step, and no checkpoint has them. The model is traversed only after
+    the optimizer's parameters have changed, or after `look_again`.
     """
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class ParameterOrder:
         self._ordered: list[torch.Tensor] = []
 
     def of(self, model: torch.nn.Module, held: list[torch.Tensor]) -> list[torch.Tensor]:
-        """The order of these parameters of the optimizer."""
+        """Return these parameters of the optimizer in the model's order."""
         if len(held) != len(self._held) or not all(map(operator.is_, held, self._held)):
             left = {id(parameter): parameter for parameter in held}
             first = [left.pop(id(parameter)) for parameter in parameters_of(bare(model)) if id(parameter) in left]
@@ -38,12 +38,12 @@ class ParameterOrder:
         return self._ordered
 
     def look_again(self) -> None:
-        """Traverse the model at the next step: a resume from this step would also do so."""
+        """Traverse the model again at the next step, because a resume from this step would do so too."""
         self._held, self._ordered = [], []
 
 
 def do_step(recipe: Recipe, batches: Sequence[Any], **options: Any) -> StepResult:
-    """Call `begin_step`, and read its result at once."""
+    """Call `begin_step`, and wait for its result."""
     return begin_step(recipe, batches, **options).read()
 
 
@@ -58,14 +58,15 @@ def begin_step(
     with_norms: bool = True,
     order: ParameterOrder | None = None,
 ) -> StepBegun:
-    """Forward and backward for each batch, then clip, update, schedule; `step` is the number of the global step.
+    """Run forward and backward for each batch, then clip, update and schedule; `step` is the global step.
 
-    On return everything is done or queued on the accelerator. Nothing waits for the accelerator, unless the recipe
-    itself waits, or takes the step's metrics.
+    On return, all work is done or queued on the accelerator. The call does not wait for the accelerator, unless the
+    recipe itself waits or its `after_step` takes metrics.
 
-    The gradient is the mean over the batches. `before_update` is called when the gradient is complete, even if a scaler
-    then skips the update. Without `with_norms`, only norms that the recipe itself uses are measured. With several ranks
-    the gradient becomes the mean over them; `weights`, one for each batch, make it the mean over their samples.
+    The gradient is the mean over the batches. `before_update` is called after the gradient is complete, even if a
+    scaler then skips the update. Without `with_norms`, only norms that the recipe itself uses are measured. With
+    several ranks, the gradient becomes the mean over the ranks; with `weights`, one for each batch, it becomes the mean
+    over all samples.
 
     Raises:
         LossError: the loss function returned no scalar tensor with a gradient; no parameter was changed.
@@ -121,7 +122,7 @@ def begin_step(
 def _backward(
     recipe: Recipe, batches: Sequence[Any], weights: Sequence[float]
 ) -> tuple[list[torch.Tensor], list[dict[str, torch.Tensor]]]:
-    """The loss of each batch, and the named parts of the losses that have some."""
+    """Run backward for each batch; return each batch's loss and the named parts of the losses."""
     losses: list[torch.Tensor] = []
     parts: list[dict[str, torch.Tensor]] = []
     scaler = recipe.scaler
@@ -144,7 +145,7 @@ def _mean(losses: Sequence[float], weights: Sequence[float]) -> float:
 
 
 def _means(parts: Sequence[dict[str, torch.Tensor]], numbers: Sequence[float]) -> dict[str, float]:
-    """The mean of each part, by its name; `numbers` are the values of `parts` in the same order."""
+    """Mean of each part by name; `numbers` are the values of `parts` in the same order."""
     found: dict[str, list[float]] = {}
     for name, number in zip((name for named in parts for name in named), numbers, strict=True):
         found.setdefault(name, []).append(number)
@@ -152,7 +153,7 @@ def _means(parts: Sequence[dict[str, torch.Tensor]], numbers: Sequence[float]) -
 
 
 def _parts(value: Any, recipe: Recipe) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """The loss itself, and its named parts if the loss function returns a dict."""
+    """Return the loss, and its named parts if the loss function returns a dict."""
     if not isinstance(value, dict):
         return _usable(value, recipe), {}
     tensors = {str(name): part for name, part in value.items() if isinstance(part, torch.Tensor) and part.numel() == 1}

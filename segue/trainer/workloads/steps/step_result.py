@@ -1,4 +1,4 @@
-"""The common parts of every kind of step: its result, and the work that follows it."""
+"""Code that is common to all kinds of steps: the result, and the work after the step."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from segue.user_objects import attribute
 
 
 class StepResult(NamedTuple):
-    """The result of one step, as seen from outside."""
+    """The measured result of one step."""
 
     outcome: StepNumbers
     parts: dict[str, float]
-    """Parts of the loss, by name, if the recipe returns a dict; the mean over the step's batches."""
+    """Parts of the loss by name, as means over the step's batches; empty unless the recipe returns a dict."""
 
 
 class StepBegun(NamedTuple):
-    """A step that is made, as far as the host is concerned."""
+    """A step whose work on the host is done; an accelerator may still compute."""
 
     result: StepResult | None
-    """None: its numbers are in the memory of an accelerator."""
+    """The result; None if its numbers are still in an accelerator's memory."""
     read_late: Callable[[], StepResult] | None = None
-    """Waits for the numbers, if `result` is None."""
+    """Waits for the numbers and returns the result; set if `result` is None."""
     is_late: bool = False
-    """Whether the accelerator may still be computing them."""
+    """Whether the accelerator may still compute the numbers."""
 
     def read(self) -> StepResult:
-        """The result of the step; waits for an accelerator."""
+        """Return the result of the step; wait for an accelerator if needed."""
         if self.result is not None:
             return self.result
         assert self.read_late is not None
@@ -44,7 +44,7 @@ class StepBegun(NamedTuple):
 
 
 class Shown(NamedTuple):
-    """The numbers that the training code showed in a step."""
+    """Numbers of a step that the training code has computed."""
 
     loss: float
     grad_norm: float | None
@@ -58,7 +58,7 @@ class Shown(NamedTuple):
 
 
 def row_of(prelude: Prelude, outcome: StepNumbers) -> StepRow:
-    """The row of a step."""
+    """Make the row of a step from its inputs and its numbers."""
     loss, grad_norm, param_norm, lr, loss_scale = outcome
     return StepRow(*prelude, loss, grad_norm, param_norm, lr, loss_scale)
 
@@ -69,7 +69,7 @@ def rates_of(optimizer: torch.optim.Optimizer) -> list[Number]:
 
 
 def scale_of(scaler: torch.amp.GradScaler | None) -> list[Number]:
-    """The current loss scale; empty without a scaler."""
+    """The current loss scale; empty if there is no scaler."""
     if scaler is None:
         return []
     # `get_scale` waits for the accelerator. The tensor is missing before the first use of a scaler, or if it is off.
@@ -90,9 +90,9 @@ def ended(
 ) -> StepBegun:
     """Do the work after the update, and begin to read the step's numbers.
 
-    `shown` interprets the values of the numbers `asked`. `measured` are the parameters whose norm is measured; None: no
-    norm is measured. All numbers are read in one copy, and the `asked` ones before `after_step` only if it takes
-    metrics.
+    `shown` interprets the values of the numbers in `asked`. The norm of the parameters in `measured` is computed; None
+    means no norm. All numbers are read in one copy. Only if `after_step` takes metrics, the numbers in `asked` are read
+    before it.
     """
     values = on_host(asked)
     if values is not None:
@@ -123,9 +123,9 @@ def ended(
 
 
 def follow(recipe: Recipe, *, step: int, ends_epoch: bool, metrics: dict[str, float] | None) -> None:
-    """The work after an update: step the schedulers that take no metric, then call the recipe's `after_step`.
+    """Do the work after an update: step schedulers without a metric, then call the recipe's `after_step`.
 
-    `after_step` gets the `metrics` if there are some.
+    `after_step` gets `metrics` unless they are None.
     """
     if ends_epoch or recipe.scheduler_every != "epoch":
         for name, scheduler in recipe.schedulers.items():

@@ -1,4 +1,4 @@
-"""The pools of a run on the Prefect server: what is wrong with them, and why an attempt does not start."""
+"""The pools of a run on the Prefect server: their state, their problems, and reasons why an attempt does not start."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ from segue.spec import RunSpec
 log = logging.getLogger(__name__)
 
 _SEEN_WITHIN = timedelta(minutes=1)
-"""How long a new queue may exist without a worker asking for it."""
+"""Highest age of a new queue for which no worker has asked yet without this being a problem."""
 _SCHEDULED_WITHIN = timedelta(minutes=1)
-"""How long a new deployment may have no flow runs. The server looks at new schedules every 5 s."""
+"""Time that a new deployment may have no flow runs without this being a problem; the server schedules every 5 s."""
 _DEPLOY = (
     "run `prefect --no-prompt deploy --all` in the folder of prefect.yaml (`segue init` writes one), or name another "
     "deployment under [pools] in the run spec."
@@ -52,16 +52,16 @@ _DEPLOY = (
 def require_pools(
     spec: RunSpec, *, parent_pool: str | None = None, parent_queue: str | None = None, is_new: bool = True
 ) -> None:
-    """Refuse a run that its pools cannot run, before anything of it is started, and log their shortcomings.
+    """Refuse a run that its pools cannot run, before any flow run is started, and log warnings about the pools.
 
     The run's parent runs on `parent_pool`, in `parent_queue`. A run that has begun (not `is_new`) is refused only if a
-    deployment does not exist: a pool may be paused, or between two workers. An API that does not answer is not asked
-    again here; the first submission waits for it.
+    deployment does not exist, because a pool may be paused or without a worker for some time. If the API does not
+    answer, nothing is checked; the first submission waits for the API.
 
     Raises:
-        OrchestratorError: with the pool, the reason and the fix; or the API refuses access.
-        SlurmSetupError: the run trains on a Slurm cluster that this machine reaches, and it cannot run there.
-        RaySetupError: the same for a Ray cluster, on a machine with Ray.
+        OrchestratorError: a pool cannot run the run, or the API refuses access.
+        SlurmSetupError: the run trains on a Slurm cluster that this machine reaches, but it cannot run there.
+        RaySetupError: the run trains on a Ray cluster, this machine has Ray, but the run cannot run there.
     """
     if is_new and has_slurm():
         require_slurm(spec)
@@ -87,20 +87,20 @@ def require_pools(
 
 
 def own_pool() -> tuple[str | None, str | None]:
-    """Pool and queue of the current flow run; None outside of one, and when the API does not answer."""
+    """Pool and queue of the current flow run; None outside a flow run, or if the API does not answer."""
     if flow_run.id is None:
         return None, None
     try:
         with quick_client() as client:
             own = client.read_flow_run(UUID(str(flow_run.id)))
     except (*SILENCE, ObjectNotFound) as error:
-        log.warning("the parent's pool is not known reason=%s", type(error).__name__)
+        log.warning("the pool of the parent could not be read reason=%s", type(error).__name__)
         return None, None
     return own.work_pool_name, own.work_queue_name
 
 
 def needs_of(spec: RunSpec, *, parent_pool: str | None, parent_queue: str | None) -> Needs:
-    """The needs of a run that concern its pools."""
+    """The requirements of a run for its pools."""
     return Needs(
         grace_seconds=spec.grace_seconds,
         parent_pool=parent_pool,
@@ -110,31 +110,31 @@ def needs_of(spec: RunSpec, *, parent_pool: str | None, parent_queue: str | None
 
 
 def refuse_unusable(states: Iterable[PoolState], needs: Needs) -> None:
-    """Refuse pools on which no segment can run as it must. Pure. A paused pool may be resumed, and is not refused.
+    """Refuse pools on which segments cannot run correctly; a paused pool is accepted. Pure.
 
     Raises:
-        OrchestratorError: with the pool, the reason and the fix.
+        OrchestratorError: a pool is refused.
     """
     _refuse(refusals(list(states), needs))
 
 
 def refuse_unusable_parent(state: PoolState) -> None:
-    """Refuse a pool on which no parent can run as it must; parents train nothing.
+    """Refuse a pool on which parents cannot run correctly; parents train nothing.
 
     Raises:
-        OrchestratorError: with the pool, the reason and the fix.
+        OrchestratorError: the pool is refused.
     """
     _refuse(refusals_of_parents([state]))
 
 
 def warn_of_shortcomings(states: Sequence[PoolState], needs: Needs) -> None:
-    """Log once the shortcomings of these pools for a run. Nodes are looked at if that is possible."""
+    """Log a warning about each problem of these pools; nodes of the cluster are checked if they can be read."""
     for result in warnings(with_nodes(states), needs):
         log.warning("%s. Fix: %s", result.reason, result.fix)
 
 
 def warn_of_idle_schedule(client: SyncPrefectClient, *, now: datetime) -> None:
-    """Log a warning if the schedule of `recover` is active, but no look follows from it, or soon none may."""
+    """Log a warning if the schedule of `recover` is active but starts no looks, or may soon start none."""
     found = recovery_of(client, now=now)
     if found in (Recovery.IDLE, Recovery.LIMITED):
         result = judge_recovery(found)
@@ -142,7 +142,7 @@ def warn_of_idle_schedule(client: SyncPrefectClient, *, now: datetime) -> None:
 
 
 def recovery_of(client: SyncPrefectClient, *, now: datetime) -> Recovery:
-    """What becomes of the schedule that starts dead parents again."""
+    """The state of the deployment `recover` and of its schedule, which starts dead parents again."""
     try:
         deployment = client.read_deployment_by_name("recover/recover")
     except ObjectNotFound:
@@ -164,7 +164,7 @@ def recovery_of(client: SyncPrefectClient, *, now: datetime) -> Recovery:
 
 
 def is_verification_limited(client: SyncPrefectClient) -> bool | None:
-    """Whether the deployment of scheduled verifications has a concurrency limit; None: there is none."""
+    """True if the deployment of scheduled verifications has a concurrency limit; None if it does not exist."""
     try:
         deployment = client.read_deployment_by_name("verify-resume/verify-resume")
     except ObjectNotFound:
@@ -178,10 +178,10 @@ def server_version(client: SyncPrefectClient) -> str | None:
 
 
 def require_server_version(found: str | None) -> None:
-    """Refuse a server of a version that segue does not work with. A version that cannot be read is accepted.
+    """Refuse a server whose version does not work with segue; a version that cannot be parsed is accepted.
 
     Raises:
-        OrchestratorError: with both versions.
+        OrchestratorError: the version is refused.
     """
     _refuse([judge_version(found)])
 
@@ -196,8 +196,8 @@ def read_pool(client: SyncPrefectClient, deployment: str) -> PoolState:
     """The state of a deployment's pool.
 
     Raises:
-        QueueMissingError: it has no queue, and so no pool.
-        OrchestratorError: there is no such deployment, or no such pool.
+        QueueMissingError: the deployment has no queue and therefore no pool.
+        OrchestratorError: the deployment or its pool does not exist.
     """
     try:
         found = client.read_deployment_by_name(deployment)
@@ -246,25 +246,25 @@ def _state_of(client: SyncPrefectClient, name: str, deployment: DeploymentRespon
 
 
 def _is_polled(queue: WorkQueue, *, now: datetime) -> bool:
-    """Whether workers ask for a queue's flow runs, as the server notes it within a minute."""
+    """True if a worker has recently asked for the queue's flow runs; the server updates this once a minute."""
     is_new = queue.created is None or now - queue.created < _SEEN_WITHIN
     return is_new or queue.status is not WorkQueueStatus.NOT_READY
 
 
 def _job_of(pool: WorkPool, given: Mapping[str, Any]) -> PoolJob | None:
-    """The job that a worker would start; None if the job cannot be read: no run is refused for this."""
+    """The job that a worker would start; None if the template cannot be read, which only causes a warning."""
     try:
         return _filled_in(pool.type, pool.base_job_template, given)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        log.warning("the template of a pool is not understood pool=%s reason=%r", pool.name, error)
+        log.warning("the template of a pool could not be read pool=%s reason=%r", pool.name, error)
         return None
 
 
 def _filled_in(pool_type: str, template: Mapping[str, Any], given: Mapping[str, Any]) -> PoolJob | None:
     """The job of a template with its defaults and these job variables, without blocks and Prefect's variables.
 
-    Filled in as by `BaseJobConfiguration.from_template_and_values` of Prefect's workers. None if the pool has no
-    template yet: its first worker brings it.
+    The template is filled in as by `BaseJobConfiguration.from_template_and_values` of Prefect's workers. The result is
+    None if the pool has no template yet, because its first worker creates the template.
     """
     configuration = template.get("job_configuration")
     if configuration is None:
