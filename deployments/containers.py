@@ -26,7 +26,7 @@ def image(*, has_accelerators: bool) -> dict[str, Any]:
 
 
 def environment(event: str) -> dict[str, Any]:
-    """The template variable for the environment; `event` names the flow runs that Prefect must not restart."""
+    """The template variable for the environment. `event` names the flow runs that Prefect must not restart."""
     return {
         "type": "object",
         "title": "Env",

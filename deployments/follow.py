@@ -1,4 +1,4 @@
-"""Start a run's parent flow through Prefect and show its progress."""
+"""The start of a run's parent flow through Prefect, and the display of the run's progress."""
 
 from __future__ import annotations
 
@@ -32,10 +32,11 @@ from segue.stores.base import StoreReadError, StoreWriteError
 _LOOK_SECONDS = 0.25
 _ASK_PREFECT_SECONDS = 1.0
 _MOST_RESTARTS = 5
-"""Highest number of times that a command starts the parent of its run again."""
+"""Highest number of times that one command starts the parent of its run again."""
 
 Observer = Callable[[History, Heartbeat | None], str | None]
-"""Function that is called with each new state of the run; its text is printed above the progress bar."""
+"""A function that is called with each new state of the run. If it returns a text, the text is printed above the
+progress bar."""
 
 
 def require_server() -> None:
@@ -52,7 +53,7 @@ def require_server() -> None:
 
 
 def require_deployments(client: SyncPrefectClient, spec: RunSpec, *, is_new: bool = True) -> None:
-    """Refuse a run that this Prefect server cannot run, before a record of it is written.
+    """If this Prefect server cannot run the run, refuse the run before any record of it is written.
 
     Raises:
         OrchestratorError: the server does not answer, or a deployment or its pool is missing or cannot be used.
@@ -70,10 +71,10 @@ def require_deployments(client: SyncPrefectClient, spec: RunSpec, *, is_new: boo
 def trigger(
     client: SyncPrefectClient, spec: RunSpec, *, accept_drift: bool = False, requested_at_slot: int | None = None
 ) -> UUID:
-    """Create the parent's flow run; return its id.
+    """Create the parent's flow run, and return the id of the flow run.
 
-    `requested_at_slot` is the number of the next record in the run's log; with it, this start does not undo a stop of
-    the run that is recorded later.
+    `requested_at_slot` is the number of the next record in the run's log. If a later record stops the run, this start
+    does not undo the stop.
     """
     parameters: dict[str, Any] = {"accept_drift": accept_drift}
     parameters |= {} if requested_at_slot is None else {"requested_at_slot": requested_at_slot}
@@ -83,9 +84,9 @@ def trigger(
 def follow(
     client: SyncPrefectClient, flow_run_id: UUID, runlog: RunLog, spec: RunSpec, *, observer: Observer | None = None
 ) -> State:
-    """Show progress until the run has ended; return the final state of its parent. Ctrl-C cancels the run.
+    """Show progress until the run has ended. Return the final state of the run's parent. Ctrl-C cancels the run.
 
-    If the parent dies, it is started again, as by the flow `recover`.
+    If the parent dies, this function starts it again, in the same way as the flow `recover`.
     """
     parent = _Parent(client, flow_run_id, runlog)
     try:
@@ -99,7 +100,7 @@ def follow(
 
 
 class _Parent:
-    """The parent that a command follows: its state, and its recovery."""
+    """The parent that a command follows. The class reads the state of the parent, and recovers it."""
 
     def __init__(self, client: SyncPrefectClient, flow_run_id: UUID, runlog: RunLog) -> None:
         self.flow_run_id = flow_run_id
@@ -108,7 +109,7 @@ class _Parent:
         self._restarts, self._is_crashed = 0, False
 
     def final_state(self) -> State | None:
-        """The final state of the parent; None while it runs or is about to be started again."""
+        """The final state of the parent; None while the parent runs or is about to be started again."""
         try:
             state = self._client.read_flow_run(self.flow_run_id).state
         except SILENCE:
@@ -124,7 +125,7 @@ class _Parent:
             return None
 
     def recover(self) -> str | None:
-        """Start the parent again if it is dead; return a text about this for the terminal, or None.
+        """If the parent is dead, start it again, and return a text about this for the terminal. Otherwise return None.
 
         Raises:
             StoreReadError, StoreWriteError: the store failed; a retry is safe.
@@ -149,7 +150,8 @@ class _Parent:
 
 
 class StepBar(Progress):
-    """A progress bar on a terminal; in a file or pipe, a line for each new activity and each tenth of the steps."""
+    """A progress bar on a terminal. In a file or pipe, it prints one line for each new activity, and one line for each
+    tenth of the steps."""
 
     def __init__(self, *columns: ProgressColumn) -> None:
         super().__init__(*columns, console=errors)
@@ -163,7 +165,7 @@ class StepBar(Progress):
 
 
 def step_bar() -> StepBar:
-    """A progress bar with the pool and the loss, on standard error, because standard output is for results."""
+    """A progress bar with the pool and the loss. It is on standard error, because standard output is for results."""
     columns = (
         TextColumn("{task.description:<34}"),
         BarColumn(bar_width=40),

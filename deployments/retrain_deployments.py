@@ -1,4 +1,4 @@
-"""Deployments of scheduled retrainings, one for each model, made from its retrain.toml."""
+"""Deployments of scheduled retrainings. There is one deployment for each model, made from the model's retrain.toml."""
 
 from __future__ import annotations
 
@@ -38,9 +38,10 @@ _LOOK_SECONDS = 1.0
 
 
 def deploy(client: SyncPrefectClient, spec: RetrainSpec, *, file: str, working_dir: Path, active: bool) -> UUID:
-    """Create or update the deployment `retrain/NAME` on the pool `parents`, with its schedule; return its id.
+    """Create or update the deployment `retrain/NAME` on the pool `parents`, with its schedule. Return the id of the
+    deployment.
 
-    `file` is the path of retrain.toml, relative to `working_dir`, in which the flow runs.
+    `file` is the path of retrain.toml, relative to `working_dir`. The flow runs in the folder `working_dir`.
 
     Raises:
         OrchestratorError: the pool `parents` does not exist.
@@ -75,7 +76,8 @@ def deploy(client: SyncPrefectClient, spec: RetrainSpec, *, file: str, working_d
 
 
 def _deploy_watch(client: SyncPrefectClient, spec: RetrainSpec, common: Mapping[str, Any], *, active: bool) -> None:
-    """Create or update the deployment `watch/NAME` with its event; without [trigger], delete it."""
+    """Create or update the deployment `watch/NAME` with its event. If the specification has no [trigger], delete the
+    deployment."""
     if spec.trigger is None:
         with suppress(ObjectNotFound):
             client.delete_deployment(client.read_deployment_by_name(f"{WATCH}/{spec.name}").id)
@@ -97,7 +99,7 @@ def _deploy_watch(client: SyncPrefectClient, spec: RetrainSpec, common: Mapping[
 
 
 def start_slot(client: SyncPrefectClient, spec: RetrainSpec, slot: datetime) -> UUID:
-    """Create a flow run of the deployment for this slot; return its id.
+    """Create a flow run of the deployment for this slot, and return the id of the flow run.
 
     Raises:
         OrchestratorError: the retraining has no deployment on this server.
@@ -118,7 +120,7 @@ def start_slot(client: SyncPrefectClient, spec: RetrainSpec, slot: datetime) -> 
 
 
 def wait_for(client: SyncPrefectClient, flow_run_id: UUID) -> State:
-    """Wait until a flow run ends or waits for a person; return that state.
+    """Wait until a flow run ends or waits for a person. Return the state of the flow run at this time.
 
     If the server does not answer, the function keeps waiting.
 

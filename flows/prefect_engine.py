@@ -1,7 +1,9 @@
-"""The Prefect engine of a segment, which starts the trainer in parallel: `python -m segue.flows.prefect_engine`.
+"""The Prefect engine of a segment. It starts the trainer in parallel. The command is `python -m
+segue.flows.prefect_engine`.
 
-The deployments that train use this command, so that Prefect and torch are imported in parallel. With `--wait`, the
-process imports both before it has a flow run; the worker that started it sends the flow run on standard input later.
+The deployments that train use this command, so that Prefect and torch are imported in parallel. With `--wait`, Prefect
+and torch are imported before the process has a flow run. The worker that started the process later sends the flow run
+on standard input.
 """
 
 from __future__ import annotations
@@ -20,18 +22,19 @@ WAIT_OPTION = "--wait"
 
 
 def main() -> None:
-    """Run the flow run that the environment names; with `--wait`, run the flow run that standard input names."""
+    """Run the flow run that the environment names. With `--wait`, run the flow run that standard input names."""
     start_early()
     if sys.argv[1:] == [WAIT_OPTION] and not _take_flow_run():
         return
-    # Not at the top: the trainer is started first.
+    # The import is not at the top, because the trainer is started first.
     importlib.import_module("segue.prefect.refused_requests").repeat_refused_requests()
     sys.argv[1:] = []
     runpy.run_module("prefect.engine", run_name="__main__", alter_sys=True)
 
 
 def _take_flow_run() -> bool:
-    """Import the modules of a segment, then read a flow run's variables from stdin; False if the worker has ended."""
+    """Import the modules of a segment. Then read the variables of a flow run from standard input. Return False if the
+    worker has ended."""
     # Ctrl-C on a terminal reaches the whole process group. This process has nothing to save, so it ends at once.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     for name in ("prefect.flow_engine", "segue.flows.segment", "segue.prefect.refused_requests"):

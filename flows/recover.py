@@ -1,4 +1,4 @@
-"""Flow `recover`, run by a schedule: start the dead parents of open runs again."""
+"""Flow `recover`, which a schedule runs. It starts the dead parents of open runs again."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from segue.spec import StoreSpec
 def recover(stores: list[StoreSpec] | None = None, *, take_over: bool = False) -> Any:
     """Find open runs that have no living parent, and start their parents again.
 
-    The flow may run at any time, also several times in parallel. Without `stores`, it looks into every store that a
-    parent or a retraining of this Prefect server used in the last 30 days. It recovers runs that another server started
-    only if `take_over` is set.
+    The flow may run at any time. Several runs of this flow may also run in parallel. If `stores` is not given, the flow
+    checks every store that a parent or a retraining of this Prefect server used in the last 30 days. If another server
+    started a run, the flow recovers this run only if `take_over` is set.
     """
     with get_client(sync_client=True) as client:
         every_seconds = interval_seconds(client)
@@ -39,7 +39,8 @@ def recover(stores: list[StoreSpec] | None = None, *, take_over: bool = False) -
 
 
 def _end_late_starts(client: SyncPrefectClient) -> None:
-    """End late starts, which collect while no worker runs; each would also end by itself, soon after its begin."""
+    """End late starts, which accumulate while no worker runs. Each late start would also end by itself soon after it
+    begins."""
     own, due = deployment.id, flow_run.scheduled_start_time
     if own is None or due is None:
         return

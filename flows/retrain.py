@@ -1,4 +1,5 @@
-"""Flow `retrain`, run by a schedule: check a slot's data, train a candidate, evaluate it, and promote a better one."""
+"""Flow `retrain`, which a schedule runs. It checks a slot's data, trains a candidate, evaluates the candidate, and
+promotes it if it is better."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ _MISSED = "no worker started it while it was the newest slot"
 
 
 def _name() -> str:
-    """Name of a flow run: the name of its slot, or of its file if the file cannot be read."""
+    """Name of a flow run. It is the name of the slot, or the name of the file if the file cannot be read."""
     file = Path(str(flow_run.parameters.get("file", "retrain.toml")))
     try:
         spec = RetrainSpec.from_toml(file)
@@ -41,9 +42,9 @@ def _name() -> str:
 def retrain(file: str = "retrain.toml", *, slot: datetime | None = None) -> Any:
     """Train, evaluate and publish one slot of the schedule in `file`, exactly once even if the flow starts repeatedly.
 
-    `slot` is the time to train for; a time without a zone is in the schedule's zone. The default is the time for which
-    this flow run was scheduled. A repeated start of the flow continues the slot, with the same window, the same run and
-    the same candidate.
+    `slot` is the time of the slot to train. If the time has no zone, it is in the schedule's zone. The default is the
+    time for which this flow run was scheduled. A repeated start of the flow continues the slot, with the same window,
+    the same run and the same candidate.
     """
     survive_broken_output()
     quieten()
@@ -58,7 +59,7 @@ def _ended(file: str, slot: datetime | None) -> State[Any]:
     except ParentAliveError as error:
         return state_with(Word.DUPLICATE, str(error))
     except (StoreReadError, StoreWriteError):
-        raise  # The slot stays open: recovery starts it again when the store is back.
+        raise  # The slot stays open for recovery.
     except SegueError as error:
         return Failed(message=str(error))
 
@@ -86,7 +87,8 @@ def _slot(spec: RetrainSpec, given: datetime | str | None) -> datetime:
 
 
 def _missed(spec: RetrainSpec, runner: SlotRunner, slot: datetime) -> tuple[Sequence[datetime], bool]:
-    """The earlier slots of the schedule that no flow run has begun, and True if this slot itself is missed."""
+    """The earlier slots of the schedule that no flow run has begun. The second value is True if this slot itself was
+    missed."""
     now, known = parent_clock().now(), runner.log.read().slots
     taken = {*known, *runner.turns.living()}
     is_of_schedule = slot in ticks(spec, since=slot - timedelta(seconds=1), until=slot)

@@ -1,4 +1,4 @@
-"""Flow `segment`, run by the pools: one attempt on this machine, or a standby that waits for an attempt."""
+"""Flow `segment`, which the pools run. It is one attempt on this machine, or a standby that waits for an attempt."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ from segue.records import SegmentPlan, SegmentReport
 from segue.spec import RunSpec
 
 _API_SECONDS = 120.0
-"""Longest wait of an ended segment for the Prefect API, to set its state; its report is already in the log."""
+"""Longest time, in seconds, that an ended segment waits for the Prefect API to set the segment's state. The report is
+already in the log."""
 
 
 @flow(name="segment", retries=0, validate_parameters=True, persist_result=False)
@@ -46,7 +47,7 @@ def segment(
     def on_signal(signum: int, frame: FrameType | None) -> None:
         relay.give(signal.Signals(signum))
 
-    # Inside the flow body, to replace Prefect's handler, which would end this flow at once.
+    # The handler is set inside the flow body, to replace Prefect's handler, which would end this flow at once.
     for number in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, on_signal)
     cancellation = _Cancellation(relay, [str(flow_run.id), parent])
@@ -88,7 +89,8 @@ def _state_of_left(left: Left) -> State[Any]:
 
 
 class _Cancellation:
-    """Turns a cancellation of this flow run, or of its parent's, into a notice, because containers get no signal."""
+    """A watch that turns a cancellation of this flow run, or of the parent's flow run, into a notice. It is needed
+    because containers get no signal."""
 
     def __init__(self, relay: NoticeRelay, flow_runs: list[str | None]) -> None:
         self._relay = relay

@@ -1,4 +1,4 @@
-"""One slot of a scheduled retraining, from its data to the version that it trained."""
+"""One slot of a scheduled retraining, from the choice of its data to the version that it trains."""
 
 from __future__ import annotations
 
@@ -52,11 +52,13 @@ Logger = logging.Logger | logging.LoggerAdapter[Any]
 
 
 class _LeftWaitingError(Exception):
-    """The candidate of an earlier slot waits for a person's decision; that slot's own flow run asks for it."""
+    """The candidate of an earlier slot waits for a person's decision. The flow run of the earlier slot asks for this
+    decision."""
 
 
 class SlotRunner:
-    """Runs slots of one retraining; the model's log has every step of a slot, so a slot that died can continue."""
+    """An object that runs the slots of one retraining. The model's log has every step of a slot, so a slot that died
+    can continue."""
 
     def __init__(self, spec: RetrainSpec, *, folder: Path, logger: Logger) -> None:
         """`folder` is the folder of retrain.toml."""
@@ -67,7 +69,7 @@ class SlotRunner:
         self.log = ModelsLog(self._store, spec.name, spec=place, clock=self._clock)
         self.turns = Turns(spec, self._store, self.log, clock=self._clock, logger=logger)
         self._questions = Questions(spec, self.log, clock=self._clock, logger=logger, show=self._publish)
-        self._own: datetime | None = None  # The slot of this flow run; it may run earlier ones first.
+        self._own: datetime | None = None  # The slot of this flow run, which may run earlier slots first.
 
     def require_store(self) -> None:
         """Check that the store can be written.
@@ -78,9 +80,10 @@ class SlotRunner:
         self._store.check()
 
     def run(self, slot: datetime, *, after: Sequence[datetime] = ()) -> State[Any]:
-        """Wait for a slot's turn and run the slot to its end, unless it has already trained a candidate.
+        """Wait for the turn of a slot, and then run the slot to its end. A slot that has already trained a candidate is
+        not run again.
 
-        The slots in `after` were missed; they run before this slot.
+        The slots in `after` were missed, so they run before this slot.
 
         Raises:
             ParentAliveError: another flow run runs this slot.
@@ -146,7 +149,7 @@ class SlotRunner:
             return _superseded(start.run.run_id)
 
     def _begun_before(self, known: SlotState | None) -> SlotStart | None:
-        """The recorded start that a slot continues, with the same window and run; None if the slot begins from scratch.
+        """The recorded start that a slot continues with the same window and run; None if the slot begins from scratch.
 
         A slot that ended without a checkpoint begins from scratch, with the current settings and data.
         """
@@ -160,7 +163,8 @@ class SlotRunner:
         return as_parent(lambda: self.log.open_slot(start), what="slot")
 
     def _planned(self, slot: datetime) -> SlotStart:
-        """Choose the slot's window, check its data, and record it before any capacity is bought.
+        """Choose the window of the slot and check the data of the window. Then record the start of the slot, before any
+        capacity is bought.
 
         Raises:
             NoDataError: there are no files for the window.
@@ -172,7 +176,7 @@ class SlotRunner:
         window, local = choose_window(spec, slot)
         models = self.log.read()
         is_for_new_data = begins_for_data(spec, models, slot)
-        if is_for_new_data:  # Checked here, and again when the slot begins.
+        if is_for_new_data:  # Checked again when the slot begins.
             require_new_data(models, window, slot=slot)
         before = models.window_before(slot)
         gate, docs = check_data(spec, slot, window, local, folder=self._folder, before=before)
@@ -189,7 +193,7 @@ class SlotRunner:
         start = as_parent(lambda: self.log.open_slot(planned, is_for_new_data=is_for_new_data), what="slot")
         for change in start.changes:
             self._logger.warning("data changed: %s", change)
-        publish_data_check(spec, start, return_state=True)  # A failed artifact must not fail the slot.
+        publish_data_check(spec, start, return_state=True)  # If the artifact fails, the slot continues.
         return start
 
     def _trained(self, start: SlotStart, planned: RunSpec) -> State[Any]:
@@ -206,7 +210,7 @@ class SlotRunner:
             return _superseded(run.run_id)
         if not has_reached_goal(state):
             return self._ended_without_goal(start.slot, state)
-        check_curve(run, return_state=True)  # Its findings are in its artifact; they do not fail the slot.
+        check_curve(run, return_state=True)  # The findings are in an artifact. The slot continues.
         models = evaluate_candidate(self._spec, start.model_copy(update={"run": run}))
         slot_state = models.slots[start.slot]
         assert slot_state.version is not None
@@ -214,7 +218,7 @@ class SlotRunner:
             return self._decided(start.slot)
         version = models.version(slot_state.version)
         if self._spec.publish.mlflow is not None:
-            mirror_registry(self._spec, return_state=True)  # A registry that is away must not fail the slot.
+            mirror_registry(self._spec, return_state=True)  # If the registry fails, the slot continues.
         outcome: SlotOutcome = "promoted" if version.is_promoted else "not_promoted"
         why = f"version {slot_state.version}: {version.why}"
         return self._end(start.slot, outcome, why, Word.PROMOTED if version.is_promoted else Word.NOT_PROMOTED)
@@ -223,8 +227,8 @@ class SlotRunner:
         """Suspend the flow run until a person decides about the slot's candidate, then end the slot.
 
         Raises:
-            _LeftWaitingError: this flow run belongs to a later slot, which does not wait. Recovery starts a flow run
-                that asks for the decision.
+            _LeftWaitingError: this flow run belongs to a later slot, and a later slot does not wait for the decision.
+            Recovery starts a flow run that asks for the decision.
         """
         if slot != self._own and as_parent(self.log.read, what="log of the model").slots[slot].is_waiting:
             self._publish(slot)
@@ -247,8 +251,9 @@ class SlotRunner:
             state: Any = train(run, accept_drift=accept_drift, requested_at_slot=asked_at, return_state=True)
             if has_reached_goal(state) or state.is_crashed():
                 return state  # type: ignore[no-any-return]
-            # While its start is on record, the run has, or will have, another parent: after an outage of the store, or
-            # if recovery was faster. This slot waits for that parent, and takes its result.
+            # If the store still has a parent record of the run, the run has another parent, or will have one. This
+            # happens after an outage of the store, or if recovery was faster. This slot waits for the other parent, and
+            # uses the result of the other parent.
             if self._history(run).is_over or read_parent(self._store, run.run_id) is None:
                 if word_of(state) is not Word.DUPLICATE:
                     return state  # type: ignore[no-any-return]
@@ -261,14 +266,15 @@ class SlotRunner:
         return as_parent(lambda: read_history(open_log(run).reload()), what="log of the run")
 
     def _ended_without_goal(self, slot: datetime, state: State[Any]) -> State[Any]:
-        if not state.is_crashed():  # Otherwise the slot stays open: recovery starts it again.
+        if not state.is_crashed():  # A crashed slot stays open for recovery.
             outcome: SlotOutcome = "cancelled" if state.is_cancelled() else "failed"
             self._finish(slot, outcome, state.message or state.name or outcome)
-        # A new state: Prefect would sum up the state of another flow run as "1/1 states failed".
+        # The flow returns a new state. If it returned the state of another flow run, Prefect would show "1/1 states
+        # failed".
         return State(type=state.type, message=state.message)
 
     def _adopt(self, slot: datetime) -> None:
-        """Run an earlier slot before this one, because it was missed or because its flow run has died."""
+        """Run an earlier slot before this slot. The earlier slot was missed, or its flow run has died."""
         self._logger.warning("running an earlier slot first slot=%s", slot.isoformat())
         try:
             self._run_as_parent(slot)
@@ -279,7 +285,7 @@ class SlotRunner:
         except StoreError:
             raise
         except Exception as error:
-            # Any exception: the failure of an earlier slot must not also end this one.
+            # Catch any exception, because the failure of an earlier slot must not also end this slot.
             self._logger.warning("the earlier slot could not be run, continuing with this slot reason=%s", error)
             self._finish(slot, "failed", f"{type(error).__name__}: {error}")
 
@@ -298,17 +304,17 @@ class SlotRunner:
         return end is not None and end.outcome == "superseded"
 
     def _end(self, slot: datetime, outcome: SlotOutcome, why: str, word: Word | None = None) -> State[Any]:
-        """End a slot, and return the state `word` for its flow run; without `word`, the flow run has failed."""
+        """End a slot, and return the state `word` for its flow run. Without `word`, the flow run has failed."""
         self._finish(slot, outcome, why)
         message = f"{run_id_of(self._spec, slot)}: {why}"
         return state_with(word, message) if word is not None else Failed(message=message)
 
     def _finish(self, slot: datetime, outcome: SlotOutcome, why: str) -> None:
         as_parent(lambda: self.log.end_slot(SlotEnd(slot=slot, outcome=outcome, why=why)), what="slot")
-        self._publish(slot)  # If another process was faster, its end counts.
+        self._publish(slot)  # Another process may have ended the slot.
 
     def _publish(self, slot: datetime) -> None:
-        """Publish the pages of a slot that has ended or that waits for a decision, from the model's log."""
+        """Publish the pages of a slot from the model's log. The slot has ended, or waits for a decision."""
         models = as_parent(self.log.read, what="log of the model")
         publish_model(self._spec, models.slots[slot].version, return_state=True)
         announce(self._spec, models, slot, log_id=self.log.log_id, logger=self._logger)

@@ -1,4 +1,5 @@
-"""Flow `train`, the parent: it decides, runs a segment and judges its resume, until a decision ends the run."""
+"""Flow `train`, the parent of a run. It repeatedly makes a decision, runs a segment and judges the resume of the
+segment, until a decision ends the run."""
 
 from __future__ import annotations
 
@@ -44,7 +45,7 @@ from segue.tasks.segment import run_segment
 
 _CANCELLED = "the parent's flow run was cancelled"
 _API_SECONDS = 900.0
-"""Longest wait for the Prefect API, after the end of the run, to set the parent's state."""
+"""Longest wait, in seconds, for the Prefect API to set the parent's state after the end of the run."""
 
 
 @flow(name="train", flow_run_name="{spec.run_id}", retries=0, validate_parameters=True, persist_result=False)
@@ -58,9 +59,10 @@ def train(
     """Train `spec` to its goal, in segments, on the capacity that the policy selects.
 
     If the flow starts again with the same run id, it resumes the run from the run's log. If an attempt is still alive,
-    the flow waits for that attempt and starts no second one. If another parent is alive, the flow ends at once.
-    `requested_at_slot` is the number of the next record in the log when the start was requested: the flow does not undo
-    a stop of the run that was recorded later. `after_parent` is the id of a parent that is known to be dead.
+    the flow waits for this attempt and starts no second attempt. If another parent is alive, the flow ends at once.
+    `requested_at_slot` is the number that the next record of the log had when the start was requested. If a later
+    record stops the run, the flow does not undo the stop. `after_parent` is the id of a parent that is known to be
+    dead.
     """
     survive_broken_output()
     quieten()
@@ -73,7 +75,7 @@ def _train(spec: RunSpec, *, accept_drift: bool, requested_at_slot: int | None, 
     try:
         open_run(spec, accept_drift=accept_drift, requested_at_slot=requested_at_slot)
     except StoreError as error:
-        return Failed(message=str(error))  # The start stays on record: recovery starts the run when the store is back.
+        return Failed(message=str(error))  # Recovery starts the run when the store is back.
     except SegueError as error:
         withdraw_start(open_store(spec.store), spec.run_id)
         return Failed(message=str(error))
@@ -106,15 +108,16 @@ def _run(spec: RunSpec, parent: ParentHeartbeat) -> State[Any]:
             state = _conclude(spec, live, decision, has_resumed=has_resumed)
         if wait_for_api(limit_seconds=_API_SECONDS, clock=clock):
             settle_missed(spec)
-            parent.close()  # Otherwise the record stays, and recovery sets the state from the log.
+            parent.close()  # A remaining record lets recovery set the state from the log.
     return state
 
 
 def _leave(spec: RunSpec, parent: ParentHeartbeat, why: Why) -> State[Any]:
-    """End this parent; the run's attempt trains on, unless a person cancelled the flow run, which stops the run."""
+    """End this parent. The run's attempt continues to train, unless a person cancelled the flow run. A cancellation
+    stops the run."""
     if why is Why.CANCELLED:
         parent.require_own()  # Another parent's run is not stopped.
-        with suppress(StoreError, RunOverError):  # The flow `recover` stops it when the store is back.
+        with suppress(StoreError, RunOverError):  # The flow `recover` stops it later.
             request_stop(open_log(spec).reload(), reason=_CANCELLED)
     return _left(why)
 
@@ -139,7 +142,7 @@ def _flow_run_id() -> UUID | None:
 
 
 def _conclude(spec: RunSpec, live: LiveRun, decision: Decision, *, has_resumed: bool) -> State[Any]:
-    """Publish the pages of a run that has ended; return the final state of its flow run."""
+    """Publish the pages of a run that has ended. Return the final state of the parent's flow run."""
     release_standby(spec)
     live.finish()  # First: the version created last has to be the newest.
     publish_run(spec, return_state=True)  # The returned state is ignored: a failed artifact must not fail the run.
@@ -155,7 +158,7 @@ def _late_seconds(spec: RunSpec) -> float | None:
 
 
 class _Tasks:
-    """The parent's steps; each step is a task in the Prefect UI."""
+    """The work of the parent. Each part of this work is a task in the Prefect UI."""
 
     def __init__(self, spec: RunSpec, parent: ParentHeartbeat, live: LiveRun) -> None:
         self._spec, self._parent, self._live = spec, parent, live
@@ -182,7 +185,8 @@ def _with_cost(reason: str, state: State[CostReport]) -> str:
 
 
 def _report_of(state: State[SegmentReport]) -> SegmentReport:
-    # The state of a preempted attempt is Crashed and holds its report; an exception is a real error and is raised.
+    # If an attempt was preempted, its state is Crashed and holds the report. An exception is a real error, and is
+    # raised.
     result = state.result(raise_on_failure=False)
     if isinstance(result, BaseException):
         raise result

@@ -1,4 +1,5 @@
-"""Flow `verify-resume`: train a run twice on its own pools and store, the second time with kills, and compare."""
+"""Flow `verify-resume`. It trains a run twice on the run's own pools and store, the second time with kills, and
+compares the two runs."""
 
 from __future__ import annotations
 
@@ -73,7 +74,7 @@ def _slot(given: datetime | None) -> datetime:
 
 
 def _recorded(runs: DrillRuns) -> tuple[Verification, ...]:
-    """The verifications up to that of this slot; empty if this slot has no conclusive verification yet."""
+    """The verifications up to the verification of this slot. Empty if this slot has no conclusive verification yet."""
     log = VerificationsLog(open_store(runs.spec.store), runs.spec.run_id, spec=runs.spec.store)
 
     def read() -> tuple[Verification, ...]:
@@ -99,10 +100,11 @@ def _verified(runs: DrillRuns, kinds: Sequence[DisturbanceKind]) -> tuple[Verifi
 
 
 def _train_to_its_end(spec: RunSpec) -> tuple[History, str | None]:
-    """Start or continue a run; return its history and, if the run has not ended, its parent's message."""
+    """Start or continue a run. Return the history of the run. If the run has not ended, also return the message of its
+    parent."""
     known = as_parent(lambda: _history_of(spec), what="log")
     if known is not None and known.is_over and (known.is_finished(spec) or known.decisions[-1].action == "broken"):
-        return known, None  # A run that failed continues: the cause may have been corrected.
+        return known, None  # A failed run continues, because the cause may be corrected.
     state: Any = train(spec, return_state=True)
     if word_of(state) is Word.DUPLICATE:
         _await_end(spec)
@@ -114,11 +116,12 @@ def _history_of(spec: RunSpec) -> History | None:
     try:
         return read_history(open_log(spec))
     except StoreGoneError:
-        return None  # There is no store yet: the parent creates it.
+        return None  # The parent creates the store.
 
 
 def _await_end(spec: RunSpec) -> None:
-    """Wait for the end of a run that has another parent, which `recover` started after an earlier flow run died."""
+    """Wait for the end of a run that has another parent. `recover` started the other parent after an earlier flow run
+    died."""
     runlog, clock = open_log(spec), parent_clock()
     while not as_parent(lambda: read_history(runlog), what="log").is_over:
         clock.sleep(_LOOK_SECONDS)

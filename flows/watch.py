@@ -1,4 +1,5 @@
-"""Flow `watch`, on a schedule and after events: begin a slot if new data has arrived or data in service has drifted."""
+"""Flow `watch`, which runs on a schedule and after events. It begins a slot if new data has arrived, or if data in
+service has drifted."""
 
 from __future__ import annotations
 
@@ -19,10 +20,10 @@ from segue.tasks.retraining.triggers import look_for_triggers, start_triggered
 
 @flow(name="watch", retries=0, validate_parameters=True, persist_result=False)
 def watch(file: str = "retrain.toml") -> State[Any]:
-    """Look once for new or drifted data of the retraining in `file`, and start the flow runs of the new slots.
+    """Check once if the retraining in `file` has new or drifted data, and start the flow runs of the new slots.
 
-    The flow may run several times in parallel: the same data begins only one slot. If the look fails, the flow still
-    starts the slots that earlier looks recorded.
+    Several runs of this flow may run in parallel, because the same data can start only one slot. If the check fails,
+    the flow still starts the slots that earlier checks recorded.
     """
     quieten()
     said: list[str] = []

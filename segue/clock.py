@@ -15,7 +15,10 @@ class Clock(Protocol):
         ...
 
     def monotonic(self) -> float:
-        """Seconds since an arbitrary start; the value never decreases, and means nothing on another machine."""
+        """Return the seconds since an arbitrary start.
+
+        The value never decreases, and means nothing on another machine.
+        """
         ...
 
     def sleep(self, seconds: float) -> None:

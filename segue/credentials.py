@@ -1,7 +1,8 @@
-"""Finds credentials in texts that segue stores or shows, by the form of a value or by its name.
+"""Finds credentials in texts that segue stores or shows.
 
-The same patterns serve both uses: segue refuses to store a text with a credential, and shows the text without the
-credential. A reference to a secret (`$NAME`, `env:NAME`) is not a credential.
+A credential is recognized by the form of the value or by its name. The same patterns have two uses: segue refuses to
+store a text with a credential, and segue shows a text without its credentials. A reference to a secret (`$NAME`,
+`env:NAME`) is not a credential.
 """
 
 from __future__ import annotations
@@ -16,16 +17,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from urllib.parse import quote
 
 _CREDENTIALS = re.compile(r"[A-Za-z][\w+.-]+:(//?)[^/\s?#@]*@")
-"""Credentials in a URL of any scheme, even if its slashes are missing."""
+"""This pattern finds credentials in a URL of any scheme, even if the slashes of the URL are missing."""
 _IN_TEXT = re.compile(r"([A-Za-z][\w+.-]+:(?://?))[^/\s'\"]+@")
 _USER_INFO = re.compile(r"([A-Za-z][\w+.-]+):/{1,2}([^/\s?#'\"]*)@")
 _USER_ALONE = {"ssh", "git", "git+ssh", "sftp", "rsync", "hdfs", "abfs", "abfss", "wasb", "wasbs"}
-"""Schemes of URLs in which a name before the @ is an account or a container."""
+"""Schemes of URLs in which a name before the @ is an account or a container, and not a credential."""
 _SIGNED_QUERY = re.compile(
     r"[?&;#]((?:x-(?:amz|goog|oss|cos|ms)-)?(?:signature|security-token)|sig|hmac|auth|code|key)=([^&#;\s'\"]+)", re.I
 )
 _RANDOM_QUERY = {"code", "key", "auth"}
-"""Query parameters whose values are often harmless; only a value that looks random counts as a credential."""
+"""Query parameters whose values are often harmless.
+
+The value of such a parameter counts as a credential only if it looks random.
+"""
 _KNOWN_FORMS = re.compile(
     r"""
     -----BEGIN\ [A-Z ]*PRIVATE\ KEY (?:[^-]*-----[^-]*)? | AGE-SECRET-KEY-1\w{20,} | PuTTY-User-Key-File
@@ -60,7 +64,7 @@ _VALUE = re.compile(
     r"(?:\"(?P<quoted>[^\"]*)\"|'(?P<single>[^']*)'|(?P<bare>\$\([^()]*\)|\$\{[^{}]*\}|[^\s,;&'\"]+))"
 )
 _CODE = re.compile(r"[A-Za-z_][\w.]*[(\[]|[A-Za-z_]+(\.[A-Za-z_]+)+$")
-"""Code in place of a value: a call, an index or an attribute, as in `password=load()`."""
+"""This pattern finds code in place of a value: a call, an index or an attribute, as in `password=load()`."""
 
 _SECRET_WORDS = {"password", "passwd", "passphrase", "secret", "credential", "apikey"}
 _SECRET_ENDINGS = (
@@ -86,7 +90,7 @@ _REFERENCE = re.compile(r"(env|file):.+")
 _INNER_REFERENCE = re.compile(
     r"\$\w+|\$\{[\w.:]+(?:[?+][^{}]*)?\}|\$\([^()]*\)|`[^`]*`|%\w+%|\{\{.*?\}\}|<[^<>]*>|\*{3,}|\.{3,}|\(hidden\)"
 )
-"""Placeholders that a shell, Hydra, a template or a person later replaces by the value."""
+"""This pattern finds placeholders that a shell, Hydra, a template or a person later replaces with the value."""
 _LEAST_LENGTH, _LEAST_PASSWORD_LENGTH = 8, 4
 _LEAST_KEY_LENGTH = 16
 _MOST_REDACTED_BYTES = 64 * 1024
@@ -110,7 +114,7 @@ def without_credentials(url: str) -> str:
     """Return the URL unchanged if it has no credentials.
 
     Raises:
-        PydanticCustomError: the URL holds credentials.
+        PydanticCustomError: the URL contains credentials.
     """
     if holds_credentials(url) or any(_forms_in(url)):
         from pydantic_core import PydanticCustomError  # Not at the top: the writer process starts without pydantic.
@@ -121,15 +125,16 @@ def without_credentials(url: str) -> str:
 
 
 def masked(text: str) -> str:
-    """The text, with `...` in place of the user name and password of each URL."""
+    """Return the text, with `...` in place of the user name and password of each URL."""
     return _IN_TEXT.sub(r"\1...@", text)
 
 
 def redacted(text: str) -> str:
-    """The text without secrets of this process's environment, and without values that look or are named like secrets.
+    """Return the text without the secrets of this process's environment, and without values that look like secrets or
+    are named like secrets.
 
-    A secret of the environment is the value of a variable that is named like a secret. Quoted and escaped forms of such
-    a value are removed too.
+    A secret of the environment is the value of an environment variable that is named like a secret. Quoted and escaped
+    forms of a secret are removed too.
     """
     for secret in _secrets_of(tuple(os.environ.items())):
         text = text.replace(secret, HIDDEN)
@@ -143,13 +148,18 @@ def redacted(text: str) -> str:
 
 
 def redacted_end(output: bytes, *, most_characters: int) -> str:
-    """The end of a command's output, redacted before the cut, because half a secret would not be recognized."""
+    """Return the end of a command's output without secrets.
+
+    The output is redacted before it is cut, because half a secret would not be recognized.
+    """
     text = redacted(output[-_MOST_REDACTED_BYTES:].decode("utf-8", "replace")).strip()
     return text[-most_characters:]
 
 
 def _forms_in(text: str) -> Iterator[tuple[int, int]]:
-    """The places of values in a text that have the form of a credential, or follow the name of a credential."""
+    """Return the places of values in a text that have the form of a credential, or that follow the name of a
+    credential.
+    """
     for found in _USER_INFO.finditer(text):
         name, colon, password = found[2].partition(":")
         is_account = not colon and found[1].lower() in _USER_ALONE
@@ -171,7 +181,10 @@ def _forms_in(text: str) -> Iterator[tuple[int, int]]:
 
 
 def _named_in(text: str) -> Iterator[tuple[int, int]]:
-    """The places of values of named secrets in a text: NAME=value, "name": "value", --name value."""
+    """Return the places of values of named secrets in a text.
+
+    The forms are NAME=value, "name": "value" and --name value.
+    """
     for name in _NAME.finditer(text):
         if not names_secret(name[2]):
             continue
@@ -188,7 +201,7 @@ def _named_in(text: str) -> Iterator[tuple[int, int]]:
 
 @functools.lru_cache(maxsize=4)
 def _secrets_of(environment: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
-    """The forms in which secrets of an environment may appear in a line of text, the longest first."""
+    """Return the forms in which the secrets of an environment may appear in a line of text, the longest form first."""
     lines = {
         line
         for name, value in environment
@@ -201,7 +214,7 @@ def _secrets_of(environment: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
 
 
 def _written_forms(text: str) -> tuple[str, ...]:
-    """A text as Python, JSON, URLs and headers write it."""
+    """Return the forms of a text in Python, JSON, URLs and headers."""
     in_json = (json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1])
     encoded = text.encode("utf-8", "surrogateescape")
     in_base64 = (base64.b64encode(encoded).decode(), base64.urlsafe_b64encode(encoded).decode())
@@ -217,7 +230,7 @@ def _is_secret_variable(name: str, value: str) -> bool:
 
 
 def names_secret(name: str) -> bool:
-    """Whether a value with this name is a secret, as far as the name tells."""
+    """Whether the name of a value shows that the value is a secret."""
     words = _words_of(name)
     if not words or words[-1] in _NAMES_OF_OTHERS:
         return False
@@ -228,7 +241,10 @@ def names_secret(name: str) -> bool:
 
 
 def _words_of(name: str) -> list[str]:
-    """The words of a name, in lower case; a plural of a word for secrets counts as its singular."""
+    """Return the words of a name, in lower case.
+
+    If a word is the plural of a word for secrets, it counts as the singular.
+    """
     words = [word.lower() for word in _WORDS.findall(name)]
     plurals = {f"{word}s": word for word in (*_SECRET_WORDS, "key")}
     singular = [plurals.get(word, word) for word in words]
@@ -238,7 +254,10 @@ def _words_of(name: str) -> list[str]:
 
 
 def is_secret(name: str, value: object) -> bool:
-    """Whether a value under a secret's name may be a secret: it is long enough, and not a reference to a secret."""
+    """Whether a value under a secret's name may be a secret.
+
+    The value must be long enough and must not be a reference to a secret.
+    """
     is_password = name.lower().rstrip("s").endswith(_PASSWORDS)
     if is_password and isinstance(value, int) and not isinstance(value, bool):
         return len(str(value)) >= _LEAST_PASSWORD_LENGTH
@@ -250,7 +269,10 @@ def is_secret(name: str, value: object) -> bool:
 
 
 def secrets_in(fields: Mapping[str, object]) -> tuple[str, ...]:
-    """The problems in the fields of a run spec; each names the path of its field and does not show the value."""
+    """Return the problems in the fields of a run spec.
+
+    Each problem names the path of its field and does not show the value.
+    """
     return tuple(dict.fromkeys(_found("", fields)))
 
 
@@ -273,7 +295,7 @@ def _found(path: str, value: object) -> Iterator[str]:
 
 
 def _found_in_list(path: str, values: Sequence[object]) -> Iterator[str]:
-    """The problems in a list: a command with options, or several values of one field."""
+    """Return the problems in a list. The list is a command with options, or several values of one field."""
     name, before = ".".join(path.split(".")[-2:]), ""
     for number, value in enumerate(values):
         option, equals, given = str(value).partition("=") if isinstance(value, str) else ("", "", "")
@@ -295,13 +317,19 @@ def _where_to(path: str) -> str:
 
 
 def _is_given(value: object, *, least: int = _LEAST_LENGTH) -> bool:
-    """Whether a value may be a secret itself: the value is a long enough text, and not a reference to a secret."""
+    """Whether a value may be a secret itself.
+
+    The value must be a long enough text and must not be a reference to a secret.
+    """
     if not isinstance(value, str) or _REFERENCE.fullmatch(value):
         return False
     return len(_INNER_REFERENCE.sub("", value)) >= least
 
 
 def _is_random(text: str) -> bool:
-    """Whether a text does not look like a word: it has letters and digits, or both cases, or is long."""
+    """Whether a text does not look like a word.
+
+    Such a text has letters and digits, has upper and lower case, or is long.
+    """
     kinds = [any(map(is_kind, text)) for is_kind in (str.islower, str.isupper, str.isdigit)]
     return len(_INNER_REFERENCE.sub("", text)) >= _LEAST_LENGTH and (sum(kinds) > 1 or len(text) >= 24)

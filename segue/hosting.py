@@ -1,4 +1,4 @@
-"""The attempt to which a program's session belongs, and the check whether a program may train in this process."""
+"""Finds the attempt to which a program's session belongs, and checks whether a program may train in this process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from segue.errors import ProgramError, SessionError
-from segue.recipe import current_folder_first
+from segue.user_objects.users_files import current_folder_first
 
 if TYPE_CHECKING:
     import torch
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Host(Protocol):
-    """The object to which a session passes its calls: the attempt of a segment, or `Bare` outside a segment."""
+    """The object to which a session passes its calls. It is the attempt of a segment, or `Bare` outside a segment."""
 
     @property
     def is_active(self) -> bool:
@@ -32,12 +32,12 @@ class Host(Protocol):
 
     @property
     def step(self) -> int:
-        """Steps that the run has made."""
+        """Number of steps that the run has made."""
         ...
 
     @property
     def goal(self) -> int | None:
-        """The step at which the run ends; None if the step is not known, or if there is no run."""
+        """The step at which the run ends. The value is None if this step is not known, or if there is no run."""
         ...
 
     @property
@@ -45,7 +45,7 @@ class Host(Protocol):
         """The config of the program.
 
         Raises:
-            SessionError: the config cannot be read.
+            SessionError: the config of the program cannot be read.
         """
         ...
 
@@ -60,15 +60,15 @@ class Host(Protocol):
         ...
 
     def measure(self, objects: Mapping[str, Any]) -> None:
-        """Measure these objects without saving them."""
+        """Measure these objects, but do not save them."""
         ...
 
     def restore_folder(self, path: Path) -> Path | None:
-        """Write the folder of the newest commit to this path; None if there is no such folder."""
+        """Write the folder of the newest commit to this path. Return None if there is no such folder."""
         ...
 
     def commit_folder(self, path: Path, *, instead: Mapping[str, bytes | Path], best: Mapping[str, str] | None) -> None:
-        """Commit the folder at the next safe point; `instead` replaces the content of some of its files."""
+        """Commit the folder at the next safe point. `instead` replaces the content of some of the folder's files."""
         ...
 
     def track(self, objects: Mapping[str, Any]) -> None:
@@ -80,19 +80,24 @@ class Host(Protocol):
         ...
 
     def carry(self, name: str, values: Mapping[str, Any]) -> SimpleNamespace:
-        """Make these values part of the run's state under `name`; a later call with the name starts from new values."""
+        """Make these values part of the run's state under `name`.
+
+        A later call with the same name starts from new values.
+        """
         ...
 
     def batches(self, loader: Any) -> OnePass:
-        """A function that yields one pass over the loader, or the rest of an interrupted pass, as numbered batches."""
+        """Return a function that yields one pass over the loader, or the rest of an interrupted pass, as numbered
+        batches.
+        """
         ...
 
     def steps(self, numbers: range | None) -> Iterator[int]:
-        """The remaining step numbers."""
+        """Yield the numbers of the remaining steps."""
         ...
 
     def epochs(self, numbers: range) -> Iterator[int]:
-        """The remaining epoch numbers."""
+        """Yield the numbers of the remaining epochs."""
         ...
 
     def report(self, loss: Number, *, lr: Rates, grad_norm: Number | None, metrics: Mapping[str, Number]) -> None:
@@ -113,7 +118,7 @@ class Host(Protocol):
 
     @property
     def has_ended_early(self) -> bool:
-        """Whether `finish` had ended the training at the newest commit, so that no step is left."""
+        """Whether `finish` had already ended the training at the newest commit. If so, no step is left."""
         ...
 
     def finish(self, reason: str) -> None:
@@ -122,7 +127,7 @@ class Host(Protocol):
 
 
 class Bare:
-    """The host without an attempt: it only counts the steps, and the script runs as if segue were not there."""
+    """The host outside an attempt. It only counts the steps, and the script runs as if segue were not there."""
 
     is_active = has_ended_early = should_save = False
     goal = None
@@ -200,10 +205,10 @@ class Bare:
 
 
 _hosts: list[Host] = []
-"""The attempt in this process, if there is one."""
+"""The attempt in this process. The list is empty if there is no attempt."""
 
 _refused: list[str] = []
-"""Reasons why this process must not train; empty if it may train."""
+"""Reasons why this process must not train. The list is empty if the process may train."""
 
 
 @contextmanager
@@ -230,7 +235,8 @@ def require_training_here() -> None:
     """Raise an error if this process must not train.
 
     Raises:
-        SessionError: the message says why, and how a script is imported without its loop.
+        SessionError: this process must not train. The message gives the reason, and explains how to import a script
+            without its loop.
     """
     if _refused:
         fix = 'put the loop into `if __name__ == "__main__":`, or move the imported functions to another module.'
@@ -238,10 +244,12 @@ def require_training_here() -> None:
 
 
 def require_program(command: Sequence[str]) -> None:
-    """Check that the script or module of a command exists, as seen from the current folder, without running it.
+    """Check, without running it, that the script or module of a command exists.
+
+    The search starts from the current folder.
 
     Raises:
-        ProgramError: there is no such script or module, or the script is not Python.
+        ProgramError: the script or module does not exist, or the script is not Python.
     """
     if command[1] == "-m":
         with current_folder_first():
@@ -266,5 +274,5 @@ def require_program(command: Sequence[str]) -> None:
 
 
 def host_here() -> Host | None:
-    """The attempt to which sessions of this process belong; None outside of an attempt."""
+    """Return the attempt to which sessions of this process belong. Return None outside of an attempt."""
     return _hosts[0] if _hosts else None

@@ -1,4 +1,4 @@
-"""The attempt of a script that was started by hand: the script's own process trains the one run of a folder."""
+"""Runs the attempt of a script that was started by hand. The script's own process trains the one run of a folder."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ from segue.spec import RunSpec
 from segue.trainer.attempt import local_attempt
 
 RUN_ID = "local"
-"""Name of the run in the folder of a local session."""
+"""The run id of the run in the folder of a local session."""
 _NO_GOAL = 2**53
-"""Goal of the run in steps; too high to be reached, because the program itself sets the real goal."""
+"""The goal of the run in steps. It is too high to be reached, because the program itself sets the real goal."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 @contextmanager
 def training_in(folder: Path) -> Iterator[Host]:
-    """A block in which this process is an attempt at the run in the folder; gives the host of its session.
+    """A block in which this process is an attempt at the run in the folder. The block gives the host of the session.
 
     Raises:
         SessionError: another process trains in the folder, or this process is one of several ranks.
-        BrokenResumeError: from the block, if the resume does not continue the run in the folder.
+        BrokenResumeError: the block raises this error if the resume does not continue the run in the folder.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         what = "a local session trains in one process, and this is one of several ranks."
@@ -84,7 +84,7 @@ def _spec(folder: Path) -> RunSpec:
 
 
 def _announced(runlog: RunLog, spec: RunSpec, folder: Path) -> SegmentPlan:
-    """Declare an earlier attempt lost if it was killed, then write the plan of this process's attempt to the log."""
+    """If an earlier attempt was killed, declare it lost. Then write the plan of this process's attempt to the log."""
     while True:
         history = read_history(runlog)
         before = history.open_plan
@@ -131,9 +131,9 @@ def _refuse_living(runlog: RunLog, attempt: Attempt | None, spec: RunSpec, folde
 
 @contextmanager
 def _stopped_by_signals(board: NoticeBoard, grace_seconds: float) -> Iterator[None]:
-    """A block in which the first Ctrl-C or SIGTERM asks the loop to save and end; a second one has its usual effect.
+    """A block in which the first Ctrl-C or SIGTERM asks the loop to save and end. A second signal has its usual effect.
 
-    Outside the main thread, signals are left as they are.
+    Outside the main thread, the handling of signals does not change.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

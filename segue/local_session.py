@@ -1,6 +1,7 @@
-"""`segue.session`: the session of a segment, of a bare script, or of a script that saves to a folder and resumes.
+"""`segue.session` returns the session of a segment, of a bare script, or of a script that saves to a folder and
+resumes.
 
-The training code is imported only when a local session is entered, so a script that runs bare does not load it.
+The training code is imported only when a local session is entered. A script that runs bare therefore does not load it.
 """
 
 from __future__ import annotations
@@ -20,19 +21,19 @@ def session(local: None = None) -> Session: ...
 @overload
 def session(local: Path | str) -> LocalSession: ...
 def session(local: Path | str | None = None) -> Session | LocalSession:
-    """The session of this training script; a context manager.
+    """Return the session of this training script. The session is a context manager.
 
     In a segment, the tracked objects are restored, saved and verified. Outside a segment, the script runs bare if
     `local` is not given. With `local`, the script saves to this folder and resumes from it, in a block:
 
         with segue.session(local="runs/first") as run:
 
-    The folder is a store with one run, `local`. Ctrl-C and SIGTERM save before they end the script; a second Ctrl-C
-    ends it at once. In a segment the folder is ignored.
+    The folder is a store with one run, whose run id is `local`. Ctrl-C and SIGTERM first save and then end the script.
+    A second Ctrl-C ends the script at once. If the script runs in a segment, the folder is ignored.
 
     Raises:
         SessionError: the block cannot be entered, because another process trains in the folder.
-        BrokenResumeError: from the loop, if the resume does not continue the run in the folder.
+        BrokenResumeError: the loop raises this error if the resume does not continue the run in the folder.
     """
     return Session(host_here()) if local is None else LocalSession(Path(local))
 

@@ -15,10 +15,10 @@ _Model = typing.TypeVar("_Model", bound=BaseModel)
 
 
 def parsed(model: type[_Model], data: object, *, source: str) -> _Model:
-    """The data, validated as `model`.
+    """Return the data, validated as `model`.
 
     Raises:
-        SpecError: some fields are wrong; the error names each field by its path, with the remedy.
+        SpecError: some fields are wrong. The error names each field by its path, with the remedy.
     """
     try:
         return model.model_validate(data)
@@ -35,7 +35,7 @@ _PATTERNS = {
     "market": ("must be an instance type and a zone", "g5.xlarge us-east-1a"),
     "endpoint_url": ("must be a URL", "http://127.0.0.1:9000"),
 }
-"""For each name of a field: the required form of its text, and an example."""
+"""For each name of a field, the required form of its text, and an example."""
 
 
 def _problem(model: type[BaseModel], item: Any) -> str:
@@ -71,7 +71,7 @@ def _what_is_wrong(model: type[BaseModel], item: Any) -> str:
 
 
 def _shown(where: tuple[int | str, ...], value: object) -> str:
-    """A value as messages show it; a value that may be secret is not shown at all."""
+    """Return a value as messages show it. A value that may be secret is not shown at all."""
     return "a value that is not shown" if any(names_secret(str(name)) for name in where) else masked(repr(value))
 
 

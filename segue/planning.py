@@ -1,4 +1,4 @@
-"""Planning from Python: the figures of `segue plan` without a command line."""
+"""Plans from Python: gives the figures of `segue plan` without a command line."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ def plan(
     runs: int = 200,
     seed: int = 0,
 ) -> Plan:
-    """Simulate the rest of a run without training: expected cost, lateness, preemptions and lost work.
+    """Simulate the rest of a run without training.
 
-    If the spec's store has the run already, the plan begins at the run's current step and uses the run's measurements.
-    `traces` is a trace file or a folder of trace files; without `traces`, synthetic traces are drawn from published
-    hazards.
+    The result contains the expected cost, lateness, preemptions and lost work. If the spec's store already has the run,
+    the plan begins at the run's current step and uses the run's measurements. `traces` is a trace file or a folder of
+    trace files. Without `traces`, synthetic traces are drawn from published hazards.
 
     Raises:
-        DeadlinePassedError, HopelessPlanError: the run cannot be done as requested; the message gives the reason.
-        SpecError: the step time is not known; set `step_seconds` or `policy.step_seconds`.
+        DeadlinePassedError, HopelessPlanError: the run cannot be done as requested. The message gives the reason.
+        SpecError: the step time is not known. Set `step_seconds` or `policy.step_seconds`.
         StoreUnreachableError: the store cannot be read.
         PriceSourceError: the source of current prices gives no prices.
     """

@@ -1,7 +1,7 @@
-"""The declaration of each policy: its name, its parameters, and whether it returns from on-demand to spot.
+"""Declares each policy: its name, its parameters, and whether it returns from on-demand to spot.
 
-The run spec checks names and parameters against these declarations. `segue.policy.rules` has the rule by which each
-policy chooses. A new policy needs one class here and one rule in `segue.policy.rules.registry`.
+The run spec checks the names and the parameters of policies against these declarations. `segue.policy.rules` contains
+the rule by which each policy chooses. A new policy needs one class here and one rule in `segue.policy.rules.registry`.
 """
 
 from __future__ import annotations
@@ -14,51 +14,60 @@ from typing import Any, ClassVar
 
 @dataclass(frozen=True)
 class PolicyParameters:
-    """The declaration of one policy. Its fields are its parameters, with their defaults."""
+    """The declaration of one policy. The fields of the class are the parameters of the policy, with their defaults."""
 
     name: ClassVar[str]
     comes_back: ClassVar[bool] = False
-    """Whether the policy can move a run from on-demand back to spot; only such a policy uses standbys."""
+    """Whether the policy can move a run from on-demand back to spot. Only a policy that can do this uses standbys."""
     as_published: ClassVar[bool] = True
-    """Whether comparisons run the policy as in its publication: it always observes spot, and there is no hand-over."""
+    """Whether comparisons run the policy as in its publication.
+
+    In the publication, the policy always observes spot, and there is no hand-over.
+    """
 
     @property
     def preemption_bound(self) -> int | None:
-        """Number of preemptions after which the policy stays on on-demand; None: no limit."""
+        """Number of preemptions after which the policy stays on on-demand. The value None means no limit."""
         return None
 
 
 @dataclass(frozen=True)
 class PlanParameters(PolicyParameters):
-    """Chooses the lowest expected cost over the possible futures of spot, by dynamic programming."""
+    """This policy chooses the lowest expected cost over the possible futures of spot, by dynamic programming."""
 
     name: ClassVar[str] = "plan"
     comes_back: ClassVar[bool] = True
     as_published: ClassVar[bool] = False
 
     prior_weight: float = 16.0
-    """Weight of the published hazards, as a number of ended intervals; the run's own ended intervals count 1 each."""
+    """The weight of the published hazards, as a number of ended intervals.
+
+    Each of the run's own ended intervals counts as 1.
+    """
     reach: float = field(default=4.0, metadata={"least": 1.0})
-    """The largest factor by which a run's own hazards may differ from the published ones."""
+    """The largest factor by which a run's own hazards may differ from the published hazards."""
 
 
 @dataclass(frozen=True)
 class SlackAgeParameters(PolicyParameters):
-    """Waits for spot while the remaining wait, estimated from the age of the down interval, fits into the slack."""
+    """This policy waits for spot while the remaining wait fits into the slack.
+
+    The remaining wait is estimated from the age of the down interval.
+    """
 
     name: ClassVar[str] = "slack_age"
     comes_back: ClassVar[bool] = True
     as_published: ClassVar[bool] = False
 
     wait_share: float = 1.0
-    """Share of the slack that the expected remaining wait may take."""
+    """Share of the slack that the expected remaining wait may use."""
     pays_for: float = 3.0
-    """Number of changeover delays that an up interval must save, so that the policy leaves on-demand for it."""
+    """The policy leaves on-demand for spot only if an up interval saves at least this number of changeover delays."""
 
 
 @dataclass(frozen=True)
 class UniformProgressParameters(PolicyParameters):
-    """Keeps the work done at or above the straight line from start to deadline (NSDI 2024)."""
+    """This policy keeps the work done at or above the straight line from the start to the deadline (NSDI 2024)."""
 
     name: ClassVar[str] = "uniform_progress"
     comes_back: ClassVar[bool] = True
@@ -66,7 +75,9 @@ class UniformProgressParameters(PolicyParameters):
 
 @dataclass(frozen=True)
 class EagerProgressParameters(PolicyParameters):
-    """Uniform progress, but the run leaves on-demand as soon as spot is available, even if it is behind the line."""
+    """This policy is like uniform progress, but the run leaves on-demand as soon as spot is available, even if the work
+    done is below the line.
+    """
 
     name: ClassVar[str] = "eager_progress"
     comes_back: ClassVar[bool] = True
@@ -74,14 +85,16 @@ class EagerProgressParameters(PolicyParameters):
 
 @dataclass(frozen=True)
 class GreedyParameters(PolicyParameters):
-    """Uses spot until the slack is less than two changeover delays, then on-demand to the end (NSDI 2024)."""
+    """This policy uses spot until the slack is less than two changeover delays, and then uses on-demand to the end
+    (NSDI 2024).
+    """
 
     name: ClassVar[str] = "greedy"
 
 
 @dataclass(frozen=True)
 class TimeSlicedParameters(PolicyParameters):
-    """Divides the time into equal slices and applies the greedy policy in each slice (NSDI 2024)."""
+    """This policy divides the time into equal slices and applies the greedy policy in each slice (NSDI 2024)."""
 
     name: ClassVar[str] = "time_sliced"
     comes_back: ClassVar[bool] = True
@@ -91,7 +104,9 @@ class TimeSlicedParameters(PolicyParameters):
 
 @dataclass(frozen=True)
 class ThresholdParameters(PolicyParameters):
-    """Uses spot until a number of preemptions is reached or little slack is left, then on-demand to the end."""
+    """This policy uses spot until a number of preemptions is reached or little slack is left, and then uses on-demand
+    to the end.
+    """
 
     name: ClassVar[str] = "threshold"
 
@@ -106,14 +121,14 @@ class ThresholdParameters(PolicyParameters):
 
 @dataclass(frozen=True)
 class SpotOnlyParameters(PolicyParameters):
-    """Always uses spot; only the safety clamp moves the run to on-demand."""
+    """This policy always uses spot. Only the safety clamp moves the run to on-demand."""
 
     name: ClassVar[str] = "spot_only"
 
 
 @dataclass(frozen=True)
 class OnDemandOnlyParameters(PolicyParameters):
-    """Always uses on-demand; the baseline of the cost."""
+    """This policy always uses on-demand. Its cost is the baseline for other policies."""
 
     name: ClassVar[str] = "on_demand_only"
 
@@ -132,14 +147,14 @@ POLICIES: dict[str, type[PolicyParameters]] = {
         OnDemandOnlyParameters,
     )
 }
-"""All policies by name, the default first."""
+"""All policies by name. The default policy is the first."""
 
 
 def declaration(name: str) -> type[PolicyParameters]:
-    """The declaration of a policy.
+    """Return the declaration of a policy.
 
     Raises:
-        ValueError: no policy has this name; the message lists the existing policies.
+        ValueError: no policy has this name. The message lists the existing policies.
     """
     if name not in POLICIES:
         raise ValueError(f"no such policy; known are {', '.join(POLICIES)}")
@@ -147,10 +162,10 @@ def declaration(name: str) -> type[PolicyParameters]:
 
 
 def checked_parameters(name: str, given: Mapping[str, float]) -> dict[str, Any]:
-    """The parameters given for a policy, each in its own type.
+    """Return the parameters that were given for a policy, each in its own type.
 
     Raises:
-        ValueError: the policy does not exist, has no such parameter, or does not permit the value.
+        ValueError: the policy does not exist, does not have one of the parameters, or does not permit a value.
     """
     known = {item.name: item for item in fields(declaration(name))}
     checked: dict[str, Any] = {}
@@ -168,9 +183,9 @@ def checked_parameters(name: str, given: Mapping[str, float]) -> dict[str, Any]:
 
 
 def declared_policy(name: str, given: Mapping[str, float]) -> PolicyParameters:
-    """A policy's parameters: the given ones, and the defaults of the others.
+    """Return all parameters of a policy: the given parameters, and the defaults of the other parameters.
 
     Raises:
-        ValueError: as for `checked_parameters`.
+        ValueError: the policy or a parameter is refused, as for `checked_parameters`.
     """
     return declaration(name)(**checked_parameters(name, given))

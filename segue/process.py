@@ -1,4 +1,7 @@
-"""Checks whether other processes still run, and sets what `ps` shows of this process; imports few modules."""
+"""Checks whether other processes still run, and sets what `ps` shows of this process.
+
+The module imports few modules.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +14,23 @@ from pathlib import Path
 from typing import Self
 
 _SET_DEATH_SIGNAL = 1
-"""PR_SET_PDEATHSIG of prctl(2)."""
+"""The number of the option PR_SET_PDEATHSIG of prctl(2)."""
 _STATE, _GROUP, _START_TICKS = 0, 2, 19
-"""Fields of /proc/<pid>/stat, counted after the name in parentheses."""
+"""The positions of three fields of /proc/<pid>/stat, counted after the name in parentheses."""
 
 
 FLOW_RUN_VARIABLE = "PREFECT__FLOW_RUN_ID"
-"""The environment variable by which the processes of a flow run are found. Prefect sets it for its engine."""
+"""The environment variable that identifies the processes of a flow run.
+
+Prefect sets this environment variable for its engine.
+"""
 
 
 def this_machine() -> str:
-    """A name of this machine or container, in which a process id is valid; empty if unknown."""
+    """Return a name of this machine or container, in which a process id is valid.
+
+    The name is empty if it is unknown.
+    """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
@@ -31,30 +40,33 @@ def this_machine() -> str:
 
 @dataclass(frozen=True)
 class ProcessRef:
-    """One process on this machine, distinguished from a later process with the same id.
+    """One process on this machine. The reference distinguishes the process from a later process with the same id.
 
     A process that has ended but was not reaped (a zombie) counts as not alive. On a system without /proc, a zombie
-    counts as alive until it is reaped, and a reused id is not recognised.
+    counts as alive until it is reaped, and a reused process id is not recognised.
     """
 
     pid: int
     start_ticks: int | None = None
-    """Start time of the process, in clock ticks since boot; None if the system does not show it."""
+    """Start time of the process, in clock ticks since boot.
+
+    The value is None if the system does not show the start time.
+    """
 
     @classmethod
     def of(cls, pid: int) -> Self:
-        """The process that has this id now."""
+        """Return a reference to the process that has this id now."""
         fields = _stat(pid)
         return cls(pid, int(fields[_START_TICKS]) if fields else None)
 
     @classmethod
     def this(cls) -> Self:
-        """The calling process."""
+        """Return a reference to the calling process."""
         return cls.of(os.getpid())
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read a reference that `str` wrote in a process of this machine; the text is not valid on another machine."""
+        """Read a reference that `str` wrote in a process of this machine. The text is not valid on another machine."""
         pid, _, start_ticks = text.partition(" ")
         return cls(int(pid), int(start_ticks) if start_ticks else None)
 
@@ -77,25 +89,25 @@ class ProcessRef:
 
 
 class Parent:
-    """The process that started this one.
+    """The process that started this process.
 
-    This check is the most reliable one: the system gives this process another parent as soon as the first parent ends,
-    so a zombie or a reused id is never taken for the parent.
+    This check is the most reliable check of a process. The system gives this process another parent as soon as the
+    first parent ends, so a zombie or a reused id is never taken for the parent.
     """
 
     def __init__(self, pid: int | None = None) -> None:
-        """`pid` is needed if the parent may have ended before this call: the parent then passes its own id."""
+        """`pid` is needed if the parent may have ended before this call. In this case the parent passes its own id."""
         self.pid = os.getppid() if pid is None else pid
 
     def is_alive(self) -> bool:
-        """Whether the parent still runs."""
+        """Whether the parent process still runs."""
         return os.getppid() == self.pid
 
 
 def end_with(parent: Parent, *, poll_seconds: float) -> None:
     """Watch `parent` in a thread, and end this process without clean-up soon after the parent has ended.
 
-    A pipe or socket cannot show that the parent has ended: another process that the parent forked may hold the
+    A pipe or socket cannot show that the parent has ended, because another process that the parent forked may hold the
     parent's side open.
     """
 
@@ -109,10 +121,10 @@ def end_with(parent: Parent, *, poll_seconds: float) -> None:
 
 
 def go_on_without_parent() -> None:
-    """Let the system continue this process, if it is suspended, when its parent process ends.
+    """When the parent process ends, let the system continue this process if it is suspended.
 
-    The parent may have suspended this process, and after the parent's end nothing else would continue it. Only Linux
-    offers this.
+    The parent may have suspended this process. After the parent's end, nothing else would continue this process. Only
+    Linux offers this function.
     """
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
     if prctl is not None:
@@ -137,7 +149,7 @@ def has_members(group: int) -> bool:
 
 
 def _stat(pid: int) -> list[str]:
-    """Fields of /proc/<pid>/stat after the name; empty if the file cannot be read."""
+    """Return the fields of /proc/<pid>/stat after the name. The result is empty if the file cannot be read."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:
@@ -156,10 +168,10 @@ def _takes_signals(pid: int) -> bool:
 
 
 def set_shown_variable(name: str, value: str) -> None:
-    """Set an environment variable of this process, also in the environment that /proc and `ps` show.
+    """Set an environment variable of this process. The change also appears in the environment that /proc and `ps` show.
 
-    /proc and `ps` show the memory with which the process started. If the new value has another length than the old one,
-    it is set, but /proc and `ps` do not show it.
+    /proc and `ps` read the memory with which the process started. If the new value has another length than the old
+    value, the variable is set, but /proc and `ps` do not show the new value.
     """
     if len(os.environ.get(name, "")) == len(value):
         getenv = ctypes.CDLL(None).getenv

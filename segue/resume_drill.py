@@ -1,4 +1,6 @@
-"""The drill: train once undisturbed, once with SIGKILLs and notices, and compare the two final states bit for bit."""
+"""The drill trains a recipe once undisturbed and once with SIGKILLs and notices, and compares the two final states bit
+for bit.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ _HEARTBEAT_SECONDS = 0.2
 _BUDGETS = ("max_failures", "max_transient_failures", "max_out_of_memory", "max_hung")
 
 Progress = Callable[[str, int], None]
-"""Called during the drill, with the name of a run (reference or killed) and the run's newest committed step."""
+"""This function is called during the drill, with the name of a run (reference or killed) and the run's newest committed
+step.
+"""
 
 
 def _no_progress(run: str, step: int) -> None:
@@ -60,7 +64,7 @@ def _no_progress(run: str, step: int) -> None:
 
 
 class _Output:
-    """Logs the output of the training processes, and keeps its last lines."""
+    """Logs the output of the training processes, and keeps the last lines of the output."""
 
     def __init__(self) -> None:
         self.last: deque[str] = deque(maxlen=_LINES_KEPT)
@@ -72,7 +76,7 @@ class _Output:
 
 @dataclass
 class _Observer:
-    """Reports the progress of the run."""
+    """Reports the progress of the run during the drill."""
 
     progress: Callable[[int], None]
 
@@ -85,14 +89,14 @@ def drill(
 ) -> DrillReport:
     """Train `recipe` twice for `steps` steps, once with SIGKILLs and notices, and compare the two final states.
 
-    `recipe` is package.module:function, found from the current folder; `config` is passed to the function. Both runs
-    use processes and a temporary folder of their own. The call blocks until both runs have ended; the result is in
-    `DrillReport.passed`.
+    `recipe` has the form package.module:function, and is found from the current folder. `config` is passed to the
+    function. Both runs use processes and a temporary folder of their own. The call blocks until both runs have ended.
+    The result is in `DrillReport.passed`.
 
     Raises:
-        SpecError, RecipeError: the recipe cannot be drilled as requested; nothing was started.
-        DrillFailedError: the recipe does not reach its goal even without a kill; the error shows what the recipe
-            raised, and where.
+        SpecError, RecipeError: the recipe cannot be drilled as requested. Nothing was started.
+        DrillFailedError: the recipe does not reach its goal even without a kill. The error shows which exception the
+            recipe raised, and where.
     """
     fields = {"run_id": "drill", "recipe": recipe, "steps": steps, "config": dict(config or {})}
     return drill_spec(RunSpec.parse(fields, source="the call of segue.drill"), kills=kills, notices=notices)
@@ -107,18 +111,18 @@ def drill_spec(
     folder: Path | None = None,
     store: StoreSpec | None = None,
 ) -> DrillReport:
-    """Run `spec` twice, the second time with kills and notices, and report whether the resumes continued the run.
+    """Run `spec` twice, the second time with kills and notices. Report whether the resumes continued the run.
 
-    Both runs have the settings of the spec, except for the save interval: it is a number of steps, short enough for a
-    commit before and after each disturbance. Both runs commit in `folder` (a temporary folder by default), or below a
-    prefix of their own in `store`, never in the spec's own run. The prefix is emptied again if the drill passes. A
-    program runs in the current folder both times, as if it were started by hand, and finds the files that its earlier
-    attempts left there. These files are hidden from every second resume, including the last one, as if that resume
-    were on another machine.
+    Both runs have the settings of the spec, except for the save interval. In a drill, the save interval is a number of
+    steps, and is short enough for a commit before and after each disturbance. Both runs commit in `folder` (a temporary
+    folder by default), or below a prefix of their own in `store`. Neither run commits in the run of the spec. If the
+    drill passes, the prefix in the store is emptied again. In both runs, a program runs in the current folder, as if a
+    person started it there. The program finds the files that its earlier attempts left in the folder. These left files
+    are hidden from every second resume, including the last resume, as if that resume ran on another machine.
 
     Raises:
-        RecipeError, ProgramError: there is no such recipe or program; nothing was started.
-        StoreUnreachableError: the store cannot be used; nothing was started.
+        RecipeError, ProgramError: the recipe or program does not exist. Nothing was started.
+        StoreUnreachableError: the store cannot be used. Nothing was started.
         DrillFailedError: the run does not reach its goal even without a kill.
     """
     if spec.program is not None:
@@ -213,14 +217,17 @@ def _report(
 
 
 def _of_folder(*runs: RunSpec) -> tuple[str, ...]:
-    """The differences between the folders of the newest checkpoints of two runs."""
+    """Return the differences between the folders of the newest checkpoints of two runs."""
     states = (load_checkpoint(run.run_id, store=run.store) for run in runs)
     one, other = (state.get(FOLDER, {}).get("files", {}) for state in states)
     return folder_differences(*({name: file.numpy().tobytes() for name, file in each.items()} for each in (one, other)))
 
 
 def _with_noise(report: DrillReport, reference: RunSpec, *, clock: Clock) -> DrillReport:
-    """The report, with evidence from the undisturbed run's replays whether the final states differ only by noise."""
+    """Return the report, with evidence whether the final states differ only by noise.
+
+    The evidence comes from the undisturbed run's replays.
+    """
     if reference.recipe is None or report.unreproducible is not None:
         return report
     runlog = open_log(reference, clock=clock)

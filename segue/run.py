@@ -1,4 +1,4 @@
-"""A run to inspect: its state, segments, checkpoints, loss curve and cost. Read-only."""
+"""Opens a run for inspection: its state, segments, checkpoints, loss curve and cost. The module only reads."""
 
 from __future__ import annotations
 
@@ -38,12 +38,15 @@ class Run:
 
     @property
     def state(self) -> str:
-        """State of the run: `finished`, `stopped`, `segment 2 attempt 1 on spot`."""
+        """The state of the run, for example `finished`, `stopped` or `segment 2 attempt 1 on spot`."""
         return state_of(self._history)
 
     @property
     def step(self) -> int:
-        """Step of the newest checkpoint from which an attempt may resume; 0 if there is none."""
+        """The step of the newest checkpoint from which an attempt may resume.
+
+        The value is 0 if there is no such checkpoint.
+        """
         return self._history.committed_step
 
     @property
@@ -52,9 +55,10 @@ class Run:
 
     @property
     def late_seconds(self) -> float | None:
-        """Seconds by which the run is late, or will be at the measured step time.
+        """Seconds by which the run is late, or will be late at the measured step time.
 
-        Negative if the run is early. None if the run has no deadline, or no measured step time yet.
+        The value is negative if the run is early. The value is None if the run has no deadline, or if no step time is
+        measured yet.
         """
         return summarize(self.run_id, self._history, now=SystemClock().now()).late_seconds
 
@@ -65,27 +69,29 @@ class Run:
 
     @property
     def decisions(self) -> list[dict[str, Any]]:
-        """Every decision with its reason and the numbers behind it, oldest first."""
+        """Every decision with its reason and its numbers, oldest first."""
         return decision_rows(self._history)
 
     @property
     def checkpoints(self) -> list[dict[str, Any]]:
-        """Every checkpoint in the log, oldest first: its step, bytes and metric, and whether it is kept."""
+        """Every checkpoint in the log, oldest first, with step, bytes and metric, and whether the checkpoint is
+        kept.
+        """
         return checkpoint_rows(self._history)
 
     @property
     def cost(self) -> CostReport | None:
-        """Time and money so far; None if the run was never opened for training."""
+        """Time and money of the run so far. The value is None if the run was never opened for training."""
         return cost_report(self.spec, self._history) if self.spec is not None else None
 
     def curve(self) -> pd.DataFrame:
-        """The loss curve, each step once. Requires the extra `data`."""
+        """The loss curve, each step once. The method needs the extra `data`."""
         from segue.curves.frame import curve
 
         return curve(self._runlog)
 
     def reload(self) -> Self:
-        """Read the records that were appended to the log since the last read; return this run.
+        """Read the records that were appended to the log since the last read. Return this run.
 
         Raises:
             StoreReadError: the store could not be read.
@@ -95,10 +101,10 @@ class Run:
 
 
 def open_run(run_id: str, store: StoreSpec | str | Path = DEFAULT_STORE) -> Run:
-    """Open a run of a store for inspection. Nothing is written.
+    """Open a run of a store for inspection. The function writes nothing.
 
     Raises:
-        RunNotFoundError: the store has no such run.
+        RunNotFoundError: the store has no run with this id.
         StoreUnreachableError: the store cannot be read.
     """
     return Run(*find_run(run_id, store))

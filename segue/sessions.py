@@ -1,6 +1,6 @@
-"""A training loop of the user's own: `segue.session()` gives it the features that recipes get from segue's loop.
+"""`segue.session()` gives a user's own training loop the features that segue's loop gives to recipes.
 
-Outside a segment a session changes nothing and writes nothing: the script runs as if segue were not there.
+If the script does not run as a segment of a run, a session changes nothing and writes nothing.
 """
 
 from __future__ import annotations
@@ -36,44 +36,51 @@ class Session:
 
     @property
     def is_active(self) -> bool:
-        """Whether this is a segment of a run; outside a segment, every method only lets the script continue."""
+        """Whether this script runs as a segment of a run.
+
+        If it does not, every method only lets the script continue.
+        """
         return self._host.is_active
 
     @property
     def step(self) -> int:
-        """Steps done since the run began; not 0 after a resume."""
+        """Number of steps since the run began. After a resume, this number is not 0."""
         return self._host.step
 
     @property
     def goal(self) -> int | None:
-        """The step at which the run ends; None if the step is not known, and outside a segment."""
+        """The step at which the run ends.
+
+        The value is None if this step is not known, or if the script does not run as a segment of a run.
+        """
         return self._host.goal
 
     @property
     def config(self) -> dict[str, Any]:
-        """The `[config]` of the run spec; if the run has files, `data` is the list of their paths on this machine.
+        """The `[config]` of the run spec. If the run has files, `data` is the list of their paths on this machine.
 
-        This is a copy: changes in it are not kept. Outside a segment, and in processes that a program starts, it is
-        the content of the JSON file that the variable `SEGUE_CONFIG` names, or {} if the variable is not set.
+        The property returns a copy of the config: changes in the copy are not kept. Outside a segment, and in processes
+        that a program starts, the value is the content of the JSON file that the environment variable `SEGUE_CONFIG`
+        names, or {} if that variable is not set.
 
         Raises:
-            SessionError: `SEGUE_CONFIG` names no such file.
+            SessionError: the file that `SEGUE_CONFIG` names cannot be read, or does not contain a JSON object.
         """
         return copy.deepcopy(dict(self._host.config))
 
     @property
     def should_stop(self) -> bool:
-        """Whether the next safe point is the last one; a long evaluation may be cut short in this case."""
+        """Whether the next safe point is the last one. If so, the script may cut a long evaluation short."""
         return self._host.should_stop
 
     def track(self, **objects: Any) -> None:
-        """Make objects part of the run's state; after a resume, this call restores them.
+        """Make objects part of the run's state. After a resume, this call restores the objects.
 
-        It takes objects with `state_dict` and `load_state_dict` (modules, optimizers, schedulers, scalers, loaders with
-        a state, your own), dicts of plain values (restored in place), and random generators of torch, NumPy and
-        `random`. The global random streams of these three libraries are always tracked. In a resumed run, all objects
-        are restored once more before the first step, so changes that the script makes to them after this call are
-        undone.
+        The objects may be objects with `state_dict` and `load_state_dict` (modules, optimizers, schedulers, scalers,
+        loaders with a state, your own), dicts of plain values (restored in place), and random generators of torch,
+        NumPy and `random`. The global random streams of torch, NumPy and `random` are always tracked. In a resumed run,
+        all objects are restored once more before the first step. If the script changes a tracked object between the
+        call of `track` and the first step, the change is therefore undone.
 
         Raises:
             SessionError: an object has no state that can be saved, a name is taken, or training has begun.
@@ -83,9 +90,9 @@ class Session:
     def track_variables(self, namespace: dict[str, Any], *names: str) -> None:
         """Make variables part of the run's state: plain values and tensors that the loop carries to the next iteration.
 
-        For a loop at the top level of a script: `run.track_variables(globals(), "best_loss", "x", "y")`. After a resume
-        the variables are assigned before the first step. Variables of a function cannot be assigned from outside; use
-        `run.carry` for them.
+        In a loop at the top level of a script, write `run.track_variables(globals(), "best_loss", "x", "y")`. After a
+        resume, segue assigns the variables before the first step. Segue cannot assign the local variables of a
+        function. Use `run.carry` for local variables.
 
         Raises:
             SessionError: a name is taken, or training has begun.
@@ -93,11 +100,14 @@ class Session:
         self._host.track_variables(namespace, names)
 
     def carry(self, name: str, /, **values: Any) -> SimpleNamespace:
-        """Values that the loop carries to its next iteration, as attributes of one object in the run's state.
+        """Return one object whose attributes are the values that the loop carries to its next iteration.
 
-        Write `sums = run.carry("sums", total=0.0, count=0)` before the loop, and `sums.total += loss.item()` in it. The
-        values are numbers, strings, tensors, tuples and collections of these. After a resume they are restored before
-        the first step. The same call in the next epoch begins again with the values that are passed to it.
+        The object is part of the run's state.
+
+        Write `sums = run.carry("sums", total=0.0, count=0)` before the loop, and `sums.total += loss.item()` inside the
+        loop. The values are numbers, strings, tensors, tuples, and collections of such values. After a resume, the
+        values are restored before the first step. If the script calls `carry` again in the next epoch, the values begin
+        again with the arguments of that call.
 
         Raises:
             SessionError: a value cannot be saved, the name is taken, or the name is new after training has begun.
@@ -105,11 +115,11 @@ class Session:
         return self._host.carry(name, values)
 
     def steps(self, start: int | None = None, stop: int | None = None) -> Iterator[int]:
-        """Yield those numbers of `range(start, stop)` whose steps the run has not made yet.
+        """Yield the numbers of `range(start, stop)` whose steps the run has not done yet.
 
-        The safe point is the top of an iteration: the run saves there, and ends there if the machine is about to be
-        taken away. In the second case the program exits inside this call. Code after the loop runs only when the goal
-        of the run or of the program is reached, whichever comes first.
+        The top of each iteration is the safe point. At the safe point the run saves, and the run ends there if the
+        machine is about to be taken away. If the run ends at a safe point, the program exits inside this call. Code
+        after the loop runs only after the goal of the run or the goal of the program is reached, whichever comes first.
 
         Raises:
             SessionError: a step reported nothing, the range is empty, or the checkpoint was made in another range.
@@ -117,11 +127,12 @@ class Session:
         return self._host.steps(None if start is None else _numbers(start, stop))
 
     def epochs(self, start: int, stop: int | None = None) -> Iterator[int]:
-        """Yield those numbers of `range(start, stop)` whose epochs the run has not finished yet.
+        """Yield the numbers of `range(start, stop)` whose epochs the run has not finished yet.
 
-        The steps are the batches of `run.batches(loader)` inside the loop. After a resume in the middle of an epoch,
-        the loop begins with that epoch, and the batches begin with the first unused one. Before that batch, all state
-        is restored once more: code before the inner loop runs again, but has no effect on tracked objects.
+        Each batch of `run.batches(loader)` inside the loop is one step. After a resume in the middle of an epoch, the
+        loop begins with that epoch, and the batches begin with the first unused one. Before that batch, all state is
+        restored once more. Code before the inner loop therefore runs again after a resume, but has no effect on tracked
+        objects.
 
         Raises:
             SessionError: an epoch had no batch of `run.batches`, a step reported nothing, the range is empty, or the
@@ -130,27 +141,31 @@ class Session:
         return self._host.epochs(_numbers(start, stop))
 
     def batches(self, loader: Any) -> Batches:
-        """The loader, with its position as part of the run's state; the loader's own order and length do not change.
+        """Return the loader, with its position as part of the run's state.
 
-        Inside `run.epochs`, each batch is a step, and its safe point is before the batch is drawn. With `run.steps`,
-        call `run.batches` before the loop, and take batches by `next(batches)`, which begins a new pass at the end of
-        each pass.
+        The order and the length of the loader do not change.
 
-        A plain DataLoader's sampler draws the order of an interrupted pass again, from the random streams as they were
-        at the beginning of the pass; samples of batches that were already used are not fetched. Worker processes get a
-        seed for each batch, so that random transforms are the same after a resume. A loader or data set with
-        `state_dict` (torchdata's StatefulDataLoader, or a data set without workers) restores its own position. A
-        `range` counts as a loader of its numbers. A loader that is made again in each epoch replaces the previous one.
+        Inside `run.epochs`, each batch is one step. The safe point of the step is before the batch is drawn. With
+        `run.steps`, call `run.batches` before the loop and take each batch by `next(batches)`. At the end of a pass
+        over the data, `next` begins a new pass.
+
+        After a resume, the sampler of a plain DataLoader draws the order of the interrupted pass again, from the random
+        streams as they were at the beginning of the pass. Samples of batches that were already used are not fetched.
+        Worker processes get a seed for each batch. Random transforms are therefore the same after a resume. A loader or
+        data set with `state_dict` (torchdata's StatefulDataLoader, or a data set without workers) restores its own
+        position. A `range` counts as a loader of its numbers. If the script makes a new loader in each epoch, the new
+        loader replaces the previous loader.
 
         Raises:
-            SessionError: the loader has no position that could be resumed; the message names the remedies.
+            SessionError: the loader has no position that could be resumed. The message names the remedies.
         """
         return Batches(loader, self._host.batches(loader))
 
     def enumerate(self, loader: Any, start: int = 0) -> Iterator[tuple[int, Any]]:
-        """Like `enumerate(run.batches(loader), start)`, but the numbers of the batches stay correct after a resume.
+        """Return the same as `enumerate(run.batches(loader), start)`, but with batch numbers that stay correct after a
+        resume.
 
-        Raises what `run.batches` and `run.epochs` raise.
+        Raises the same errors as `run.batches` and `run.epochs`.
         """
         for number, batch in self.batches(loader).one_pass():
             yield start + number, batch
@@ -163,35 +178,44 @@ class Session:
         grad_norm: Number | None = None,
         **metrics: Number,
     ) -> None:
-        """Report the numbers of this step, once in each iteration; a resume must give the same numbers.
+        """Report the numbers of this step.
 
-        If `lr` is not given, it is read from the tracked optimizers. If `grad_norm` is not given, it is measured at
-        the optimizers' steps. Further numbers go to the loss curve only, under their names; a step may leave them out.
+        Call this method once in each iteration. A resume must give the same numbers.
+
+        If `lr` is not given, the learning rate is read from the tracked optimizers. If `grad_norm` is not given, the
+        gradient norm is measured when the optimizers make their steps. Further numbers are only added to the loss
+        curve, under their names. A step may leave out these further numbers.
         """
         self._host.report(loss, lr=lr, grad_norm=grad_norm, metrics=metrics)
 
     def evaluating(self) -> AbstractContextManager[None]:
-        """A block that evaluates: it leaves the random streams unchanged, and a long block is not taken for a hang.
+        """Return a block for an evaluation.
 
-        The random streams are also kept outside a segment, so that the script trains in the same way there.
+        The block leaves the random streams unchanged, and a long block does not count as a hang.
+
+        Outside a segment, the block also keeps the random streams unchanged, so that the script trains in the same way
+        with and without a run.
         """
         return self._host.evaluating()
 
     def restore_folder(self, path: Path | str) -> Path | None:
-        """Write the checkpoint folder of the newest commit to `path`; None in a new run, and outside a segment.
+        """Write the checkpoint folder of the newest commit to `path`. Return None in a new run, and outside a segment.
 
-        Use it for frameworks that save and load a folder of their own. Call it before the loop, even in a new run. The
-        state of the run is then the folder given to `commit_folder`, the global random streams, and all tracked
-        objects. The bytes are verified, and files of this run in `path` are replaced.
+        Use this method for frameworks that save and load a folder of their own. Call this method before the loop, even
+        in a new run. After this call, the state of the run is the folder given to `commit_folder`, the global random
+        streams, and all tracked objects. The bytes of the checkpoint are verified. Files of this run in `path` are
+        replaced.
 
         Raises:
-            SessionError: the folder has files that do not belong to this run.
+            SessionError: the folder `path` has files that do not belong to this run.
         """
         return self._host.restore_folder(Path(path))
 
     @property
     def should_save(self) -> bool:
-        """Whether to write the folder at the end of this iteration and pass it to `commit_folder`."""
+        """Whether the script must write its checkpoint folder at the end of this iteration and pass it to
+        `commit_folder`.
+        """
         return self._host.should_save
 
     def commit_folder(
@@ -201,17 +225,19 @@ class Session:
         instead: Mapping[str, bytes | Path] | None = None,
         best: Mapping[str, str] | None = None,
     ) -> None:
-        """Commit this folder at the next safe point, as one atomic and fenced commit with a digest for each file.
+        """Commit this folder at the next safe point. The commit is atomic and fenced, and has a digest for each file.
 
-        Call it at the end of an iteration in which `should_save` is true; the folder may be changed or deleted after
-        the next iteration has begun. Without this call, the safe point saves nothing, and a requested stop comes one
-        step later. `instead` gives the content to commit for some files, by their path in the folder: for example,
-        content without times of day, because these would make every run different. The content is given as bytes, or
-        as the path of a file elsewhere. Files that the folder does not have are added. `best` gives the committed file
-        for each file of the best model that `segue checkpoints export --best` writes: `{"model.pt": "best/model.pt"}`.
+        Call this method at the end of an iteration in which `should_save` is true. The script may change or delete the
+        folder after the next iteration has begun. If the script does not call `commit_folder`, the safe point saves
+        nothing, and a requested stop comes one step later. `instead` maps paths of files in the folder to other content
+        to commit. For example, the other content may leave out times of day, because a time of day makes every run
+        different. `instead` gives each content as bytes, or as the path of another file. If `instead` names a file that
+        the folder does not have, this file is added to the commit. `best` maps each file of the best model to the
+        committed file with its content. `segue checkpoints export --best` writes these files. Example: `{"model.pt":
+        "best/model.pt"}`.
 
         Raises:
-            SessionError: there is no such folder, or `restore_folder` was not called before the loop.
+            SessionError: the folder does not exist, or `restore_folder` was not called before the loop.
         """
         self._host.commit_folder(Path(path), instead=instead or {}, best=best)
 
@@ -220,9 +246,12 @@ class Session:
         self._host.measure(objects)
 
     def on_notice(self, function: Callable[[Notice], None]) -> None:
-        """Call this function with each notice, before the last save, in a thread and for a few seconds at most.
+        """Register a function that is called with each notice, before the last save.
 
-        It works like `on_notice` of a recipe (docs/recipes.md). If the script runs bare, the function is never called.
+        The function runs in a thread of its own, for a few seconds at most.
+
+        The function works like `on_notice` of a recipe (docs/recipes.md). If the script does not run as a segment of a
+        run, the function is never called.
 
         Raises:
             SessionError: training has begun.
@@ -230,19 +259,21 @@ class Session:
         self._host.call_on_notice(function)
 
     def save_best(self, metric: float) -> None:
-        """Save at the next safe point and record this metric with the checkpoint; retention keeps the best checkpoint.
+        """Save at the next safe point and record this metric with the checkpoint.
 
-        The metric belongs to the weights at that safe point, so training waits there until the previous save is
+        Retention keeps the checkpoint with the best metric.
+
+        The metric belongs to the weights at that safe point. Training therefore waits there until the previous save is
         written.
         """
         self._host.save_best(metric)
 
     @property
     def has_ended_early(self) -> bool:
-        """Whether `finish` ended the training in an earlier attempt that was lost in the code after the loop.
+        """Whether an earlier attempt ended the training by `finish` and was then lost in the code after the loop.
 
-        In that case no step is left: the loops of a session yield nothing, and the loop of a framework has to check
-        this property.
+        If training has ended early, no step is left. The loops of a session then yield nothing, and the loop of a
+        framework has to check this property.
         """
         return self._host.has_ended_early
 
@@ -250,19 +281,26 @@ class Session:
         """Raise an error if a framework's trainer begins at step 0 although the run has made steps.
 
         Raises:
-            SessionError: the trainer begins at step 0; the message names the `call` that loads its checkpoint.
+            SessionError: the trainer begins at step 0. The message names the `call` that loads the trainer's
+                checkpoint.
         """
         if self._host.is_active and step == 0 < self._host.step:
             what = f"the run has made {self._host.step} steps, and the Trainer begins at step 0."
             raise SessionError(what=what, fix=f"load its checkpoint: `{call}`.")
 
     def finish(self, reason: str) -> None:
-        """End the run at the next safe point, before its goal; code after the loop runs. `reason` is for people."""
+        """End the run at the next safe point, before the run reaches its goal.
+
+        Code after the loop still runs. `reason` is a text for people.
+        """
         self._host.finish(reason)
 
 
 class Batches:
-    """A loader with its position as part of a run's state; it has all other attributes of the user's loader."""
+    """Wraps a loader and makes its position part of a run's state.
+
+    The wrapper has all other attributes of the user's loader.
+    """
 
     def __init__(self, loader: Any, one_pass: OnePass) -> None:
         self._loader, self.one_pass = loader, one_pass

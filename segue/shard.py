@@ -1,4 +1,7 @@
-"""One stored blob of a checkpoint; in its own module, because the writer process must start without pydantic."""
+"""Defines one stored blob of a checkpoint.
+
+It is in a module of its own, because the writer process must start without pydantic.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,10 @@ class Shard:
     chunk_bytes: Annotated[int, Gt(0)]
     chunk_crc32c: tuple[int, ...]
     chunk_sha256: tuple[str, ...] = ()
-    """SHA-256 of each chunk if the manifest is signed, because a checksum shows damage but not forgery."""
+    """SHA-256 of each chunk, if the manifest is signed.
+
+    The hash is needed because a checksum shows damage but not forgery.
+    """
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
     """As a field of a record, a shard is validated like a record."""
@@ -31,6 +37,6 @@ class Shard:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """The shard from the data of `to_json`; nothing is checked."""
+        """Return the shard from the data of `to_json`. Nothing is checked."""
         lists = {name: tuple(data.get(name, ())) for name in ("chunk_crc32c", "chunk_sha256")}
         return cls(**(dict(data) | lists))

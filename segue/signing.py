@@ -1,8 +1,8 @@
-"""Signatures with a key that is named by reference: `env:NAME` or `file:/path`; the key itself is never stored.
+"""Signs with a key that is named by a reference: `env:NAME` or `file:/path`. The key itself is never stored.
 
-A secret text signs with HMAC-SHA256, by the standard library. A key in PEM form signs with ed25519 (extra `signing`); a
-public key only verifies. Signed bytes begin with their purpose, so that a signature for one purpose is not valid for
-another.
+If the key is a secret text, it signs with HMAC-SHA256 of the standard library. If the key has PEM form, it signs with
+ed25519 (extra `signing`). A public key can only verify. Signed bytes begin with their purpose, so that a signature for
+one purpose is not valid for another.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 REFERENCE = re.compile(r"env:[A-Za-z_][A-Za-z0-9_]*|file:/[^\s?#@]*")
-"""The form of a reference. A key that is pasted in its place does not match."""
+"""The pattern of a reference to a key. A key that is pasted in place of a reference does not match this pattern."""
 
 _LEAST_SECRET_BYTES = 32
 _PEM = b"-----BEGIN "
@@ -29,15 +29,15 @@ _MAKE_KEY = "make one with `openssl rand -hex 32`, or `openssl genpkey -algorith
 
 
 class Signer(Protocol):
-    """A key, ready to sign and verify. Safe to use from several threads."""
+    """A key that is ready to sign and verify. Several threads may use a signer at the same time."""
 
     @property
     def key_id(self) -> str:
-        """A text that distinguishes this key from others, for messages; it does not reveal the key."""
+        """A text that distinguishes this key from other keys, for messages. The text does not reveal the key."""
         ...
 
     def sign(self, data: bytes) -> str:
-        """The signature of these bytes; always the same for the same bytes.
+        """Return the signature of these bytes. The signature is always the same for the same bytes.
 
         Raises:
             SigningKeyError: the key is a public key.
@@ -54,11 +54,11 @@ class Signer(Protocol):
 
 
 def open_signer(reference: str) -> Signer:
-    """The key that a reference names: `env:NAME`, a variable of this process, or `file:/path`.
+    """Return the key that a reference names: `env:NAME` for a variable of this process, or `file:/path`.
 
     Raises:
         SigningKeyError: the key does not exist, cannot be read, or is not a key.
-        MissingExtraError: it is an ed25519 key, and the extra `signing` is not installed.
+        MissingExtraError: the key is an ed25519 key, and the extra `signing` is not installed.
     """
     if not REFERENCE.fullmatch(reference):
         # The reference is not shown: it may be the key itself.
@@ -74,7 +74,7 @@ def open_signer(reference: str) -> Signer:
 
 
 class HmacSigner:
-    """HMAC-SHA256: anyone who can verify can also sign."""
+    """Signs with HMAC-SHA256. Anyone who can verify a signature can also sign."""
 
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
@@ -96,7 +96,7 @@ class HmacSigner:
 
 
 class Ed25519Signer:
-    """ed25519: the private key signs, the public one verifies."""
+    """Signs with ed25519. The private key signs, and the public key verifies."""
 
     def __init__(self, public: Ed25519PublicKey, private: Ed25519PrivateKey | None, *, reference: str) -> None:
         self._public, self._private, self._reference = public, private, reference
@@ -138,7 +138,7 @@ def _content(reference: str) -> bytes:
 
 
 def _parsed(signature: str, *, scheme: str, key_id: str) -> str:
-    """The digits of a signature, after a check that this key made it."""
+    """Return the digits of a signature, after a check that this key made the signature."""
     found_scheme, _, rest = signature.partition(":")
     found_id, _, digits = rest.partition(":")
     if (found_scheme, found_id) != (scheme, key_id):

@@ -1,9 +1,10 @@
-"""Numbers with a unit: the bounds for numbers in records, and the text of numbers for people.
+"""Defines numbers with a unit: the bounds for numbers in records, and the texts of numbers for people.
 
 Records come from other processes. A clock that jumped, a broken disk or another writer can leave a time of 1e12
-seconds, nan, infinity, or a negative number. If such a record were refused as damaged, the rest of its content would
-be lost. So each number is moved to the nearest bound when the record is read, and code that calculates with the number
-need not handle such values. Durations that people write are parsed by `segue.cli.durations`.
+seconds, nan, infinity, or a negative number. If a record with such a number were refused as damaged, the rest of the
+record's content would be lost. Therefore each number is moved to the nearest bound when the record is read. Code that
+calculates with the number need not handle values outside the bounds. Durations that people write are parsed by
+`segue.cli.durations`.
 """
 
 from __future__ import annotations
@@ -16,17 +17,19 @@ from pydantic import AfterValidator, AwareDatetime
 
 _MINUTE, _HOUR, _DAY = 60.0, 3600.0, 86400.0
 MOST_SECONDS = 10 * 366 * 86_400.0
-"""Ten years: no attempt takes longer, and adding it to any time of a clock gives a valid time."""
+"""Ten years in seconds. No attempt takes longer, and ten years added to any time of a clock give a valid time."""
 LEAST_SECONDS = 1e-3
 MOST_COUNT = 2**53
-"""Largest count; above it, floating point cannot represent every whole number."""
+"""Largest count. Above this number, floating point cannot represent every whole number."""
 MOST_MONEY = 1e12
 EARLIEST, LATEST = datetime(2000, 1, 1, tzinfo=UTC), datetime(2100, 1, 1, tzinfo=UTC)
-"""Bounds for the time of a clock."""
+"""The earliest and the latest permitted time of a clock."""
 
 
 def duration(seconds: float) -> str:
-    """A duration in the unit that fits best, with two digits or more: 20 ms, 2.5 s, 84 s, 4.1 min, 2.0 h."""
+    """Return a duration as text in the unit that fits best, with two digits or more: 20 ms, 2.5 s, 84 s, 4.1 min, 2.0
+    h.
+    """
     length = abs(seconds)
     if length < 0.01:
         return f"{1000 * seconds:.2g} ms" if seconds else "0 s"
@@ -42,13 +45,18 @@ DEFAULT_CURRENCY = "USD"
 
 
 def money(amount: float, currency: str) -> str:
-    """An amount with its currency, in enough digits to show small amounts; old records have an empty currency."""
+    """Return an amount as text with its currency, in enough digits to show small amounts.
+
+    Old records have an empty currency.
+    """
     digits = 2 if abs(amount) >= 1 or not amount else 4
     return f"{amount:.{digits}f} {currency or DEFAULT_CURRENCY}"
 
 
 def size(count_bytes: float) -> str:
-    """A number of bytes in the decimal unit that fits best, with two digits or more: 900 B, 28 kB, 3.4 GB."""
+    """Return a number of bytes as text in the decimal unit that fits best, with two digits or more: 900 B, 28 kB, 3.4
+    GB.
+    """
     value, units = float(count_bytes), ["B", "kB", "MB", "GB", "TB"]
     while value >= 1000 and len(units) > 1:
         value, units = value / 1000, units[1:]
@@ -56,12 +64,15 @@ def size(count_bytes: float) -> str:
 
 
 def later(moment: datetime, seconds: float) -> datetime:
-    """The moment that is `seconds` later; more than ten years count as ten years, because no run lasts longer."""
+    """Return the moment that is `seconds` later.
+
+    More than ten years count as ten years, because no run lasts longer.
+    """
     return moment + timedelta(seconds=within(seconds, least=-MOST_SECONDS, most=MOST_SECONDS))
 
 
 def within(value: float, *, least: float, most: float) -> float:
-    """The nearest number within these bounds; `least` for nan."""
+    """Return the nearest number within these bounds. Return `least` for nan."""
     return least if math.isnan(value) else min(max(value, least), most)
 
 
@@ -110,6 +121,9 @@ Count = Annotated[int, AfterValidator(_count)]
 Money = Annotated[float, AfterValidator(_money)]
 Moment = Annotated[AwareDatetime, AfterValidator(_moment)]
 Figures = Annotated[dict[str, float], AfterValidator(_figures)]
-"""Numbers behind a decision, by name; numbers whose names end in `seconds` may be negative, such as a slack."""
+"""The numbers behind a decision, by name.
+
+A number whose name ends in `seconds` may be negative, for example a slack.
+"""
 Prices = Annotated[dict[str, float], AfterValidator(_prices)]
 """Prices per hour, by deployment."""

@@ -1,1 +1,1 @@
-"""Prefect tasks: each calls one engine function, publishes the result, and returns a record."""
+"""The Prefect tasks. Each task calls one engine function, publishes the result, and returns a record."""

@@ -1,4 +1,5 @@
-"""Tasks of verdicts: judge one resume; record and publish a scheduled verification, and remove its checkpoints."""
+"""The tasks of verdicts. They judge one resume, record and publish a scheduled verification, and remove the checkpoints
+of the verification."""
 
 from __future__ import annotations
 
@@ -52,7 +53,7 @@ def judge_resume(spec: RunSpec, report: SegmentReport) -> Verdict | None:
 def record_verification(
     runs: DrillRuns, kinds: Sequence[DisturbanceKind], *, said: str | None = None
 ) -> tuple[Verification, ...]:
-    """Compare the two runs and record the outcome; return all verifications up to this one."""
+    """Compare the two runs, and record the outcome. Return all verifications up to this verification."""
     found = as_parent(lambda: _found(runs, said), what="logs of the two runs")
     outcome = judge_verification(runs, found, kinds=kinds)
     get_run_logger().info("verification judged outcome=%s reason=%s", outcome.outcome, outcome.reason)
@@ -98,7 +99,8 @@ def publish_verification(spec: RunSpec, history: Sequence[Verification]) -> None
 
 @task(name="tidy-verification", retries=0, cache_policy=NO_CACHE)
 def tidy_verification(spec: RunSpec, history: Sequence[Verification]) -> None:
-    """Remove the checkpoints of a verification that passed; if this fails, the next verification removes them."""
+    """Remove the checkpoints of a verification that passed. If this fails, the next verification removes the
+    checkpoints."""
     try:
         tidy(open_store(spec.store), history, history[-1], spec=spec.store)
     except (StoreReadError, StoreWriteError) as error:

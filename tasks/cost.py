@@ -1,4 +1,4 @@
-"""Task that logs a run's cost and returns it as a record."""
+"""The task that logs the cost of a run and returns the cost as a record."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from segue.spec import RunSpec
 
 @task(name="report-cost", retries=0, cache_policy=NO_CACHE)
 def report_cost(spec: RunSpec) -> CostReport:
-    """Log and return the cost of the run so far, and the cost of the same work on on-demand alone."""
+    """Log and return the cost of the run so far, and the cost that the same work would have on on-demand capacity
+    alone."""
     runlog = as_parent(open_log(spec).reload, what="log")
     standbys = as_parent(lambda: held_by_standbys(runlog.store, spec.run_id), what="standbys")
     cost = cost_report(spec, read_history(runlog), standbys=standbys)

@@ -1,4 +1,4 @@
-"""Tasks of a run's loss curve: publish a check of the curve and a plot of a resume as artifacts."""
+"""The tasks of a run's loss curve. They publish a check of the curve, and a plot of a resume, as artifacts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from segue.spec import RunSpec
 
 @task(name="check-curve", retries=0, cache_policy=NO_CACHE)
 def check_curve(spec: RunSpec) -> CurveReport:
-    """Check a run's loss curve; the findings are in the artifact `segue-<run>-curve` and in the returned record."""
+    """Check a run's loss curve. The findings are in the artifact `segue-<run>-curve` and in the returned record."""
     report = check_curve_here(open_log(spec))
     for item in report.failed:
         get_run_logger().warning("curve expectation failed name=%s observed=%s", item.name, item.observed)

@@ -1,11 +1,11 @@
-"""Tasks on a run's log: open it, and decide the next step."""
+"""The tasks on a run's log. They open the log, and decide the next step of the run."""
 
 from __future__ import annotations
 
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
-from segue.controller.pool_memory import recall_pools, remember_pools
+from segue.controller.pool_observations import recall_pools, remember_pools
 from segue.controller.steps import check_start, decide_next
 from segue.controller.steps import open_run as open_run_here
 from segue.doctor.save_time import newly_measured
@@ -21,7 +21,8 @@ from segue.spec import RunSpec
 
 @task(name="open-run", retries=0, cache_policy=NO_CACHE)
 def open_run(spec: RunSpec, *, accept_drift: bool, requested_at_slot: int | None = None) -> int:
-    """Check the store, spec, pools and trackers, then open or resume the run; return its last committed step."""
+    """Check the store, the spec, the pools and the trackers. Then open or resume the run. Return the last committed
+    step of the run."""
     clock = parent_clock()
     known = check_start(spec, clock=clock, accept_drift=accept_drift, known_slots=requested_at_slot or 0)
     is_new = not read_history(known).has_trained

@@ -1,4 +1,4 @@
-"""Task of one attempt: submit it to its pool, and wait for its report."""
+"""The task of one attempt. It submits the attempt to its pool, and waits for the report."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from segue.spec import RunSpec
 
 @task(name="segment", task_run_name="{spec.run_id}-seg{plan.segment}-a{plan.attempt}", retries=0, cache_policy=NO_CACHE)
 def run_segment(spec: RunSpec, plan: SegmentPlan, show: Show = lambda _: None) -> Any:
-    """Run one attempt on its pool; the returned state shows how the attempt ended, and holds its report.
+    """Run one attempt on its pool. The returned state shows how the attempt ended, and holds the report of the attempt.
 
-    The report is also in the run's log. `show` is called with a text about what the attempt waits for, as in
-    `await_report`.
+    The report is also in the run's log. While the attempt waits, `show` is called with a text about the reason, in the
+    same way as in `await_report`.
     """
     clock = parent_clock()
     runlog = as_parent(open_log(spec, clock=clock).reload, what="log")
@@ -63,7 +63,8 @@ def _in_log_too(show: Show) -> Show:
 
 
 def _handle_of(runlog: RunLog, spec: RunSpec, plan: SegmentPlan, prefect: PrefectOrchestrator, *, clock: Clock) -> str:
-    """The handle of the plan's flow run: the flow run whose machine was kept for this plan, or a new flow run."""
+    """The handle of the plan's flow run. This flow run is the flow run whose machine was kept for this plan, or a new
+    flow run."""
     kept: dict[str, str] = {}
 
     def has_left(flow_run_id: str) -> bool:

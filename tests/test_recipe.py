@@ -11,8 +11,10 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from segue.errors import RecipeError
-from segue.recipe import Recipe, built_recipe, import_build, users_line
+from segue.recipe import Recipe, import_build
+from segue.recipe_check import built_recipe
 from segue.testing.recipes import tiny
+from segue.user_objects.users_files import users_line
 from tests.recipes import frozen, imported
 
 

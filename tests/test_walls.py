@@ -218,6 +218,7 @@ def test_only_what_trains_saves_or_replays_imports_torch():
         "doctor/probe.py",
         "launch",
         "recipe.py",
+        "recipe_check.py",
         "hosting.py",
         "testing",
         "retraining/versions",

@@ -22,7 +22,8 @@ from segue.data.loader import Feed
 from segue.errors import BrokenResumeError
 from segue.launch.assignment import Assignment
 from segue.notices.board import NO_KILL_COMING_SECONDS, NoticeBoard
-from segue.recipe import Recipe, built_recipe
+from segue.recipe import Recipe
+from segue.recipe_check import built_recipe
 from segue.records import Capacity, CheckpointRef, SegmentPlan, SegmentReport
 from segue.runlog.history import History, read_history
 from segue.runlog.log import RunLog

@@ -16,8 +16,8 @@ _IMAGES = ("images/Dockerfile.cpu", "images/Dockerfile.cuda")
 RUN_GRACE_SECONDS = STOP_SECONDS - SIGTERM_SECONDS
 """Value of `grace_seconds` in run specs for these pools."""
 NOTICES: Mapping[Kind, tuple[str, ...]] = {"fargate": (), "ec2": ("aws",)}
-"""Metadata services that segments watch. If a spot machine is taken back, ECS only stops tasks of services, and the
-tasks of flow runs belong to no service; on EC2 they therefore read the notice from the machine's metadata.
+"""Metadata services that segments watch. If a spot machine is taken back, ECS only stops tasks of services. The tasks
+of flow runs belong to no service, so on EC2 they read the notice from the machine's metadata.
 """
 
 

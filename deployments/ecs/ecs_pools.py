@@ -1,6 +1,6 @@
 """Base job templates of the ECS pools, for `prefect work-pool create --base-job-template`.
 
-There are two kinds: pools on Fargate, which has no accelerators, and pools on EC2 machines with accelerators, which
+There are two kinds of pools. Pools on Fargate have no accelerators. Pools on EC2 use machines with accelerators, which
 come from capacity providers.
 """
 
@@ -13,7 +13,7 @@ from segue.deployments.containers import PoolName, command, environment, image, 
 Kind = Literal["fargate", "ec2"]
 CONTAINER = "segue"
 STOP_SECONDS = 120
-"""Seconds from SIGTERM to SIGKILL: the time from a spot notice to the preemption, which is also Fargate's maximum.
+"""Seconds from SIGTERM to SIGKILL. It is the time from a spot notice to the preemption, and also Fargate's maximum.
 
 https://docs.aws.amazon.com/AmazonECS/latest/APIReference/API_ContainerDefinition.html (stopTimeout).
 """
@@ -24,7 +24,7 @@ _SHARED_MIB = 8192
 
 
 def job_template(kind: Kind, pool: PoolName) -> dict[str, Any]:
-    """The base job template of a pool. Pure."""
+    """The base job template of a pool. The function is pure."""
     return {"job_configuration": _configuration(kind, pool), "variables": _variables(kind, pool)}
 
 
@@ -72,7 +72,8 @@ def _container(kind: Kind, pool: PoolName) -> dict[str, Any]:
         "name": CONTAINER,
         "image": "{{ image }}",
         "essential": True,
-        # The same values as for the task; without them in the container, ECS refuses the task on EC2.
+        # The container has the same values as the task. Without these values in the container, ECS refuses the task on
+        # EC2.
         "cpu": "{{ cpu }}",
         "memory": "{{ memory }}",
         # ECS's init process passes SIGTERM on and reaps ended processes; segue's images also have an init process.

@@ -1,4 +1,5 @@
-"""Rules that place segments and parents on nodes of three clouds' Kubernetes: labels, taints, annotations."""
+"""The rules that place segments and parents on the nodes of a Kubernetes cluster, for three clouds. The rules use
+labels, taints and annotations."""
 
 from __future__ import annotations
 
@@ -17,14 +18,15 @@ class Cloud:
 
     title: str
     spot_label: tuple[str, str]
-    """Label of spot nodes, and its value."""
+    """Label of spot nodes, and the value of the label."""
     other_label: tuple[str, str] | None
-    """Label of nodes that are not spot, and its value; None if such nodes only lack the label of spot nodes."""
+    """Label of nodes that are not spot, and the value of the label. None if the cloud has no such label, and these
+    nodes only lack the label of spot nodes."""
     is_spot_tainted: bool
-    """True if spot nodes may have their label as a taint too. On AKS all spot nodes have this taint; on GKE only nodes
-    of pools that GKE created by itself have it, and nodes of pools for which a person has set it."""
+    """True if spot nodes may have their label as a taint too. On AKS all spot nodes have this taint. On GKE a node has
+    this taint only if GKE created the pool by itself, or if a person has set the taint for the pool."""
     grace_seconds: int
-    """Longest grace period in seconds of a pod on a spot node that is taken back."""
+    """Longest grace period, in seconds, of a pod on a spot node that the cloud takes back."""
     accelerator_label: str
     """Label that all nodes with accelerators have, and no other nodes."""
     store_extra: str
@@ -32,11 +34,11 @@ class Cloud:
     notices: tuple[str, ...]
     """Metadata services that segments watch in addition to SIGTERM."""
     annotations: Mapping[PoolName, Mapping[str, str]]
-    """Annotations, by pool, that keep the cluster's optimizers from moving a pod that works."""
+    """Annotations of the pods of each pool. They keep the cluster's optimizers from moving a pod that works."""
     pod_labels: Mapping[str, str] = field(default_factory=dict)
     """Further labels of all pods."""
     accelerator_taints: tuple[Mapping[str, str], ...] = ()
-    """Usual taints of nodes with accelerators on this cloud, in addition to `nvidia.com/gpu`."""
+    """Usual taints of nodes with accelerators on this cloud. The taint `nvidia.com/gpu` is added."""
 
 
 _AUTOSCALER = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}
@@ -44,7 +46,8 @@ _KARPENTER = {"karpenter.sh/do-not-disrupt": "true"}
 
 CLOUDS: Mapping[CloudName, Cloud] = {
     # https://karpenter.sh/docs/concepts/disruption: a spot machine is drained two minutes before it is taken back. The
-    # drain leaves out pods with do-not-disrupt, so on spot such a pod would get no SIGTERM before its machine is gone.
+    # drain leaves out pods with do-not-disrupt. On a spot machine, a pod with this annotation would therefore get no
+    # SIGTERM before the machine is gone.
     "eks": Cloud(
         title="Amazon EKS with Karpenter",
         spot_label=("karpenter.sh/capacity-type", "spot"),
@@ -56,7 +59,7 @@ CLOUDS: Mapping[CloudName, Cloud] = {
         notices=(),
         annotations={"spot": {}, "on-demand": _KARPENTER, "parents": _KARPENTER},
     ),
-    # https://cloud.google.com/kubernetes-engine/docs/concepts/spot-vms: pods that are not of the system have 15 s.
+    # https://cloud.google.com/kubernetes-engine/docs/concepts/spot-vms: pods that are not system pods have 15 s.
     "gke": Cloud(
         title="Google GKE",
         spot_label=("cloud.google.com/gke-spot", "true"),
@@ -69,8 +72,8 @@ CLOUDS: Mapping[CloudName, Cloud] = {
         annotations=dict.fromkeys(POOLS, _AUTOSCALER),
     ),
     # https://learn.microsoft.com/azure/aks/spot-node-pool: an eviction is announced 30 s before. AKS then cordons and
-    # drains the node if it can in time, so SIGTERM comes seconds later or never; the metadata service announces it at
-    # once.
+    # drains the node if there is enough time, so SIGTERM comes seconds later or never. The metadata service announces
+    # the eviction at once.
     "aks": Cloud(
         title="Azure AKS",
         spot_label=("kubernetes.azure.com/scalesetpriority", "spot"),
@@ -81,7 +84,7 @@ CLOUDS: Mapping[CloudName, Cloud] = {
         store_extra="azure",
         notices=("azure",),
         annotations=dict.fromkeys(POOLS, _AUTOSCALER),
-        # Without this label a pod gets no identity, whatever the annotations of its service account say.
+        # Without this label, a pod gets no identity, even if its service account has the annotations.
         pod_labels={"azure.workload.identity/use": "true"},
         # https://learn.microsoft.com/azure/aks/use-nvidia-gpu
         accelerator_taints=({"key": "sku", "operator": "Equal", "value": "gpu", "effect": "NoSchedule"},),
@@ -90,8 +93,8 @@ CLOUDS: Mapping[CloudName, Cloud] = {
 
 
 def placement(cloud: Cloud, pool: PoolName) -> dict[str, Any]:
-    """The part of a pod's spec that decides on which nodes it runs."""
-    # Pods are spread over zones, so that the loss of a zone affects few runs; but no pod waits because a zone is full.
+    """The part of a pod's spec that decides on which nodes the pod runs."""
+    # Pods are spread over zones, so that the loss of a zone affects few runs. But no pod waits because a zone is full.
     spread = {
         "maxSkew": 1,
         "topologyKey": "topology.kubernetes.io/zone",
@@ -123,7 +126,8 @@ def node_rules(cloud: Cloud, pool: PoolName) -> dict[str, Any]:
 
 
 def tolerations(cloud: Cloud, pool: PoolName) -> list[dict[str, str]]:
-    """The taints that a pod of this pool tolerates: taints of nodes with accelerators, and taints of spot nodes."""
+    """The taints that a pod of this pool tolerates. They are the taints of nodes with accelerators and the taints of
+    spot nodes."""
     if pool == "parents":
         return []
     accepted = [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
@@ -135,4 +139,4 @@ def tolerations(cloud: Cloud, pool: PoolName) -> list[dict[str, str]]:
 
 
 POOL_LABEL = "segue.dev/pool"
-"""Label of every pod with the name of its pool; the manifests select pods by it."""
+"""Label of every pod, with the name of the pool as its value. The manifests select pods by this label."""

@@ -16,12 +16,13 @@ _FOLDER = "deployments/kubernetes"
 _AS_THEY_ARE = ("00-namespace.yaml", "access.yaml", "disruption.yaml", "create-pools.sh")
 _WORKERS = "workers.yaml"
 _NODES = "      # The nodes of parents, by cloud, are written here.\n"
-"""The line of the packaged workers.yaml that is replaced by the rules for nodes."""
+"""The line of the packaged workers.yaml that the rules for nodes replace."""
 _IMAGES = ("images/Dockerfile.cpu", "images/Dockerfile.cuda")
 
 
 def kubernetes_files(name: CloudName) -> dict[str, str]:
-    """The text of each file, by path; manifests alone are in the top folder, for `kubectl apply -f`."""
+    """The text of each file, by path. Only manifests are in the top folder, so that `kubectl apply -f` can use the
+    folder."""
     cloud, home = CLOUDS[name], files("segue.deployments") / "kubernetes"
     packaged = {name: (home / name).read_text(encoding="utf-8") for name in (*_AS_THEY_ARE, _WORKERS, *_IMAGES)}
     packaged[_WORKERS] = packaged[_WORKERS].replace(_NODES, _nodes_of_parents(cloud))
@@ -43,7 +44,8 @@ def _nodes_of_parents(cloud: Cloud) -> str:
 
 
 def _yaml(value: Mapping[str, Any]) -> Iterator[str]:
-    """YAML lines of a mapping; written by hand because YAML packages are only in the extra `prefect`."""
+    """YAML lines of a mapping. This function writes the lines itself, because YAML packages are only in the extra
+    `prefect`."""
     for name, inner in value.items():
         if isinstance(inner, str):
             yield f"{name}: {json.dumps(inner) if inner in ('true', 'false') else inner}"

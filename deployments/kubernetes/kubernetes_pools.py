@@ -18,7 +18,7 @@ _KEPT_SECONDS = 3600
 
 
 def job_template(name: CloudName, pool: PoolName) -> dict[str, Any]:
-    """The base job template of a pool on a cloud's Kubernetes. Pure."""
+    """The base job template of a pool on a cloud's Kubernetes service. The function is pure."""
     cloud = CLOUDS[name]
     return {"job_configuration": _configuration(cloud, pool), "variables": _variables(cloud, pool)}
 
@@ -86,7 +86,8 @@ def _container(pool: PoolName) -> dict[str, Any]:
         "name": "prefect-job",
         "image": "{{ image }}",
         "imagePullPolicy": "{{ image_pull_policy }}",
-        # As arguments, so that the image's entrypoint stays the first process and passes SIGTERM on.
+        # The command is passed as arguments, so that the image's entrypoint remains the first process and passes
+        # SIGTERM on.
         "args": "{{ command }}",
         "env": "{{ env }}",
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},

@@ -1,1 +1,1 @@
-"""A complete local Prefect, which `segue run` starts if no server is configured."""
+"""A complete local Prefect installation, which `segue run` starts if no server is configured."""

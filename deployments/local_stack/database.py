@@ -1,6 +1,7 @@
-"""The SQLite database of a local Prefect, which starts as a copy of a template without flow runs.
+"""The SQLite database of a local Prefect server. It starts as a copy of a template that has no flow runs.
 
-The copy saves ten seconds of a core: seven for Prefect's migrations and three for segue's deployments.
+The copy saves ten seconds of a core. Prefect's migrations would take seven seconds, and segue's deployments three
+seconds.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ def template_file() -> Path:
 
 
 def copy_template(database: Path, *, template: Path) -> bool:
-    """Create a database from the template; return False if the template cannot be read or copied."""
+    """Create a database from the template. Return False if the template cannot be read or copied."""
     database.parent.mkdir(parents=True, exist_ok=True)
     partial = database.with_name(f"{database.name}.new")
     try:
@@ -35,7 +36,8 @@ def copy_template(database: Path, *, template: Path) -> bool:
 
 
 def keep_template(database: Path, *, template: Path) -> None:
-    """Copy a database to the template, even while a server uses it; failures are ignored: they only cost time."""
+    """Copy a database to the template, even while a server uses the database. Failures are ignored, because they only
+    cost time."""
     own = template.with_name(f"{template.name}.{os.getpid()}")
     try:
         template.parent.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,8 @@
-"""The worker of one pool of a local stack, which runs in a fork of the stack's supervisor; arguments: POOL and NAME.
+"""The worker of one pool of a local stack. It runs in a fork of the stack's supervisor. The arguments are POOL and
+NAME.
 
-Imports take most of a worker's start time. The supervisor makes them once for all workers, when it imports this module.
+Imports take most of a worker's start time. The supervisor makes these imports once for all workers, when it imports
+this module.
 """
 
 from __future__ import annotations

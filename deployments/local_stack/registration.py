@@ -1,7 +1,7 @@
-"""Registration of pools and deployments at a local Prefect, from the files that `segue init` writes.
+"""Registration of pools and deployments at a local Prefect server, from the files that `segue init` writes.
 
-Through the API this takes three seconds, or almost no time if the server already has them. `prefect deploy --all` takes
-seven seconds, and needs a prefect.yaml in the folder.
+The registration through the API takes three seconds, or almost no time if the server already has the pools and
+deployments. `prefect deploy --all` takes seven seconds, and needs a prefect.yaml in the folder.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from segue.flows.recover import recover
 TEMPLATES = files("segue.deployments") / "templates"
 
 _ALSO_BY_HAND = ("verify-resume", "recover")
-"""Scheduled deployments that a local Prefect also gets."""
+"""Scheduled deployments that a local Prefect server also gets."""
 _LOOKS_EVERY = timedelta(seconds=60)
-"""Interval of looks for dead parents; each look takes about 2.5 s of one core on the machine that trains."""
+"""Interval between two checks for dead parents. Each check takes about 2.5 s of one core on the machine that trains."""
 
 UNFINISHED = (StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING, StateType.PAUSED, StateType.CANCELLING)
 """States of flow runs that have not ended."""
@@ -53,13 +53,14 @@ class Registered:
     description: str
     tags: tuple[str, ...]
     command: str | None
-    """The command that starts the flow runs; None means the command of the pool."""
+    """The command that starts the flow runs. None means the command of the pool."""
 
 
 def read_deployments(text: str) -> list[Registered]:
-    """The deployments of a prefect.yaml that a local Prefect gets, without their schedules and parameters.
+    """The deployments of a prefect.yaml that a local Prefect server gets. Their schedules and parameters are left out.
 
-    Deployments that only a schedule starts are left out, except `recover`, which starts dead parents again.
+    If only a schedule starts a deployment, the deployment is left out. The exception is `recover`, which starts dead
+    parents again.
     """
     return [
         Registered(
@@ -83,7 +84,7 @@ def process_template(working_dir: Path) -> dict[str, Any]:
 
 
 def create_pools(client: SyncPrefectClient, pools: Iterable[str], *, working_dir: Path) -> None:
-    """Create the process pools; existing pools get the current template and folder."""
+    """Create the process pools. An existing pool gets the current template and folder."""
     template = process_template(working_dir)
     known = {pool.name for pool in client.read_work_pools()}
     for pool in pools:
@@ -94,7 +95,7 @@ def create_pools(client: SyncPrefectClient, pools: Iterable[str], *, working_dir
 
 
 class Described(NamedTuple):
-    """A deployment with its flow."""
+    """A deployment, and its flow."""
 
     deployment: Registered
     flow: Flow[..., Any]
@@ -103,7 +104,7 @@ class Described(NamedTuple):
 
     @property
     def version(self) -> str:
-        """The version of segue, and a digest of the registered values."""
+        """The version of the deployment. It consists of the version of segue and a digest of the registered values."""
         facts = json.dumps([asdict(self.deployment), self.schema], sort_keys=True)
         return f"{version('segue')}-{hashlib.sha256(facts.encode()).hexdigest()[:12]}"
 
@@ -126,7 +127,7 @@ class Described(NamedTuple):
 
 
 def describe_deployments() -> list[Described]:
-    """Import the flows of the packaged prefect.yaml; return its deployments with their flows."""
+    """Import the flows of the packaged prefect.yaml. Return the deployments of this file, with their flows."""
     found = []
     for deployment in read_deployments((TEMPLATES / "prefect.yaml").read_text(encoding="utf-8")):
         module, _, name = deployment.entrypoint.rpartition(".")
@@ -136,7 +137,8 @@ def describe_deployments() -> list[Described]:
 
 
 def register_deployments(client: SyncPrefectClient, described: Iterable[Described]) -> bool:
-    """Create or update the deployments that differ on the server, without schedules; return True if any differed."""
+    """Create or update the deployments that differ on the server, without schedules. Return True if a deployment
+    differed."""
     known = {(found.entrypoint, found.name, found.version) for found in client.read_deployments()}
     missing = [
         each
@@ -157,8 +159,9 @@ def schedule_recovery(client: SyncPrefectClient, described: Iterable[Described])
 
 
 def crash_leftovers(client: SyncPrefectClient) -> None:
-    """Set flow runs of an earlier server in the same folder to Crashed; their processes ended with that server."""
-    with suppress(ObjectNotFound):  # One request, which also deletes the flow runs that are scheduled ahead.
+    """Set flow runs of an earlier server in the same folder to Crashed, because their processes ended with the earlier
+    server."""
+    with suppress(ObjectNotFound):  # The request also deletes scheduled runs.
         client.delete_deployment(client.read_deployment_by_name("recover/recover").id)
     unfinished = FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=list(UNFINISHED))))
     while runs := client.read_flow_runs(flow_run_filter=unfinished):

@@ -1,4 +1,5 @@
-"""The processes of a local Prefect, which their owner starts, checks and ends through a supervisor."""
+"""The processes of a local Prefect installation. Their owner starts, checks and ends these processes through a
+supervisor."""
 
 from __future__ import annotations
 
@@ -23,11 +24,11 @@ class Service(NamedTuple):
     module: str
     arguments: tuple[str, ...]
     is_forked: bool = False
-    """True if its `main` runs in a fork of the supervisor, so that all forks share the imported modules."""
+    """True if the `main` of the module runs in a fork of the supervisor. All forks then share the imported modules."""
 
 
 class Services:
-    """Services that all end together with this process, even after SIGKILL."""
+    """The services of this process. They all end together with this process, even if it gets a SIGKILL."""
 
     def __init__(self, *, logs: Path, environment: Mapping[str, str], cwd: Path, kept_open: int) -> None:
         """Each process writes its output to `logs`/NAME.log, and inherits the file descriptor `kept_open`."""
@@ -62,7 +63,7 @@ class Services:
         return self.processes[name]
 
     def start_again(self, name: str) -> None:
-        """Start a service that has ended again, as a service manager does, and return before it is ready.
+        """Restart a service that has ended, as a service manager does. Return before the service is ready.
 
         Raises:
             OrchestratorError: the process could not be started.
@@ -70,8 +71,9 @@ class Services:
         self.start(name, self._known[name])
 
     def import_for_forks(self, module: str) -> None:
-        """Let the supervisor import a module of forked services; return at once; later orders wait for the import."""
-        with suppress(OSError):  # The supervisor has ended; the next order reports that.
+        """Let the supervisor import a module of forked services. The call returns at once. Later orders wait for the
+        import."""
+        with suppress(OSError):  # The next order reports an ended supervisor.
             self._order(imported=module)
 
     def _order(self, **order: object) -> None:
@@ -90,7 +92,7 @@ class Services:
                 raise self.ended_at_start(name)
 
     def end(self) -> None:
-        """End all services and the processes that they started; return after their end."""
+        """End all services and the processes that they started. Return after all these processes have ended."""
         assert self._supervisor.stdin is not None
         assert self._supervisor.stdout is not None
         with suppress(BrokenPipeError):
@@ -106,7 +108,8 @@ class Services:
 
 
 def is_alive(process: psutil.Process) -> bool:
-    """True if a process runs; a zombie, whose end the supervisor has not noticed yet, does not run."""
+    """True if a process runs. A zombie does not run. A zombie is an ended process whose end the supervisor has not
+    noticed yet."""
     try:
         return bool(process.is_running()) and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

@@ -1,4 +1,5 @@
-"""A complete local Prefect in one folder: a server on SQLite, and three process pools with one worker each."""
+"""A complete local Prefect installation in one folder. It has a server on SQLite, and three process pools with one
+worker each."""
 
 from __future__ import annotations
 
@@ -41,11 +42,12 @@ class _Beginning(NamedTuple):
 
 
 class LocalStack:
-    """A local Prefect that starts in about eight seconds and ends with `stop` or with this process.
+    """A local Prefect installation that starts in about eight seconds. It ends with the call of `stop`, or with this
+    process.
 
-    This module does not import Prefect, because the import takes two seconds; call `begin` before you import Prefect.
-    Nothing is written outside `folder`. If another command uses the same folder, this stack has a separate server,
-    database and logs in it.
+    This module does not import Prefect, because the import takes two seconds. Call `begin` before you import Prefect.
+    Nothing is written outside `folder`. If another command uses the same folder, this stack has its own server,
+    database and logs in the folder.
     """
 
     def __init__(
@@ -72,7 +74,7 @@ class LocalStack:
 
     @property
     def url(self) -> str:
-        """URL of the UI; the URL of the API is below it."""
+        """URL of the UI. The URL of the API begins with this URL."""
         return f"http://127.0.0.1:{self.port}"
 
     @property
@@ -93,7 +95,7 @@ class LocalStack:
         return self._home_of_prefect / "prefect.db"
 
     def begin(self) -> None:
-        """Start the server, and return before it is ready; `start` waits for it."""
+        """Start the server, and return before the server is ready. The method `start` waits for the server."""
         began = time.monotonic()
         self.folder.mkdir(parents=True, exist_ok=True)
         self._take_lock()
@@ -111,7 +113,7 @@ class LocalStack:
         """
         if self._services is None:
             self.begin()
-        # Imported while the server starts, because these imports take three seconds.
+        # These imports take three seconds, so they run while the server starts.
         from prefect.client.orchestration import get_client
 
         from segue.deployments.local_stack import registration
@@ -138,7 +140,7 @@ class LocalStack:
         return self._started.processes
 
     def start_again(self, name: str) -> None:
-        """Start a service that has ended again, as a service manager does, and return before it is ready.
+        """Restart a service that has ended, as a service manager does. Return before the service is ready.
 
         Raises:
             OrchestratorError: the process could not be started.
@@ -151,7 +153,8 @@ class LocalStack:
         return self._services
 
     def stop(self) -> None:
-        """End the workers, the server and the processes that they started; return after their end."""
+        """End the workers, the server and the processes that they started. Return after all these processes have
+        ended."""
         self._end_services()
         if self._database is not None:
             self._database.close()
@@ -178,7 +181,8 @@ class LocalStack:
                 "PREFECT_HOME": str(self._home_of_prefect),
                 "PREFECT_API_URL": self.api_url,
                 "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-                # The new database has the block types; to compare them, the server would import all collections.
+                # The new database already has the block types. To compare them, the server would import all
+                # collections.
                 "PREFECT_API_BLOCKS_REGISTER_ON_START": "false",
                 "PREFECT_MEMOIZE_BLOCK_AUTO_REGISTRATION": "false",
                 "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "false",
@@ -195,8 +199,8 @@ class LocalStack:
     def _take_lock(self) -> None:
         """Choose and lock file names in the folder that no other running stack uses.
 
-        The supervisor holds the lock too, so after a SIGKILL of this process the lock is free when all processes have
-        ended; the kernel frees a lock when its last holder ends.
+        The supervisor holds the lock too, and the kernel frees a lock when the last holder of the lock ends. So if this
+        process gets a SIGKILL, the lock is free after all processes of the stack have ended.
         """
         for number in count(1):
             self._suffix = "" if number == 1 else f"-{number}"
@@ -210,13 +214,15 @@ class LocalStack:
             return
 
     def _start_server(self) -> None:
-        """Start a supervisor and the server at the port; the supervisor also imports the modules of the workers."""
+        """Start a supervisor, and start the server at the port. The supervisor also imports the modules of the
+        workers."""
         self._services = Services(logs=self.logs, environment=self.environment(), cwd=self.home, kept_open=self._lock)
         self._services.start("server", Service(_SERVER, (str(self.port),)))
         self._services.import_for_forks(_WORKER)
 
     def _await_server(self) -> None:
-        """Wait until the server answers; if another process has taken its port, start it again with another port."""
+        """Wait until the server answers. If another process has taken the port, start the server again with another
+        port."""
         for tries_left in reversed(range(_PORT_TRIES)):
             try:
                 self._wait_until(self._server_answers, name="server")
@@ -235,12 +241,13 @@ class LocalStack:
             services.end()
 
     def _keep_log_of_database(self) -> None:
-        """Keep one connection to the server's SQLite database open while the stack runs; PostgreSQL needs none.
+        """Keep one connection to the server's SQLite database open while the stack runs. PostgreSQL needs no such
+        connection.
 
         When the last connection closes, SQLite removes the write-ahead log, and a process that opens the database at
         that moment may get SQLITE_BUSY (https://www.sqlite.org/wal.html, "Sometimes Queries Return SQLITE_BUSY In WAL
-        Mode"). The server opens a connection for every request. Without this connection it would refuse many requests,
-        and an engine waits for two seconds after a refused request.
+        Mode"). The server opens a connection for every request. Without the connection of this method, the server would
+        refuse many requests, and an engine waits for two seconds after a refused request.
         """
         if self._database_file.exists():
             self._database = sqlite3.connect(self._database_file, check_same_thread=False)

@@ -1,13 +1,14 @@
-"""The Prefect server of a local stack: Prefect's own application, changed to refuse no request if SQLite is busy.
+"""The Prefect server of a local stack. It is Prefect's own application, changed so that it refuses no request if SQLite
+is busy.
 
 `python -m segue.deployments.local_stack.stack_server PORT`. Most requests of Prefect's server read first and then
 write, in one transaction that SQLite begins as a reader (DEFERRED). If another connection writes in between, SQLite
-refuses the write at once, whatever its busy timeout is (https://www.sqlite.org/lang_transaction.html, "Read
-transactions versus write transactions"); the server then answers 503, and a worker or an engine waits for 2, 4, 8, 16,
-32 s. Here each transaction begins as a writer (IMMEDIATE), so it waits and is never refused. Prefect itself does
-this in some places (`begin_transaction(..., with_for_update=True)`). If a request opens a further session within its
-transaction, as a change of a work queue does for its event, that session does not begin as a writer, because it would
-wait for the first session.
+refuses the write at once, even if it has a busy timeout (https://www.sqlite.org/lang_transaction.html, "Read
+transactions versus write transactions"). The server then answers 503, and a worker or an engine waits for 2, 4, 8, 16,
+32 s. In this module each transaction begins as a writer (IMMEDIATE), so SQLite lets it wait and never refuses it.
+Prefect itself begins some transactions as a writer (`begin_transaction(..., with_for_update=True)`). A request may open
+a further session within its transaction. For example, a request that changes a work queue does so for its event. The
+further session does not begin as a writer, because it would wait for the first session.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from segue.deployments.local_stack.database import copy_template, template_file
 
 HOST = "127.0.0.1"
 _OUTER: ContextVar[AsyncSessionTransaction | None] = ContextVar("outer transaction", default=None)
-"""The transaction of the current request; tasks that outlive the request also have this variable."""
+"""The transaction of the current request. Tasks that outlive the request also have this variable."""
 
 
 class ImmediateSqlite(AioSqliteConfiguration):
@@ -71,9 +72,10 @@ async def _create() -> None:
 
 
 def main() -> None:
-    """Serve at a port of this machine until SIGTERM; exit with code 1 immediately if the port is in use."""
+    """Serve at a port of this machine until SIGTERM. If the port is in use, exit immediately with code 1."""
     try:
-        # Checked first, because uvicorn binds after the start of Prefect's services, and would then wait for their end.
+        # The port is checked first. uvicorn would bind after the start of Prefect's services, and would then wait for
+        # the end of these services.
         listener = socket.create_server((HOST, int(sys.argv[1])), backlog=2048)
     except OSError as error:
         sys.exit(f"port {sys.argv[1]} cannot be used: {os.strerror(error.errno or 0)}")

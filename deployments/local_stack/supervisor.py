@@ -1,7 +1,8 @@
-"""Parent process of a local Prefect: it starts processes for its owner, and ends them when the owner ends.
+"""The parent process of a local Prefect installation. It starts processes for its owner, and ends them when the owner
+ends.
 
-The owner holds the other end of standard input. The pipe closes when the owner closes it, returns, crashes or is
-killed with SIGKILL, so no process of a local Prefect outlives the command that started it.
+The owner holds the other end of the supervisor's standard input. The pipe closes when the owner closes it, returns,
+crashes or is killed with SIGKILL. So no process of a local Prefect installation outlives the command that started it.
 """
 
 from __future__ import annotations
@@ -25,14 +26,15 @@ _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 15, 36
 _SERVICE_SECONDS = 3.0
 """Seconds from SIGTERM to SIGKILL for a server or a worker."""
 _ROUNDS = 5
-"""Number of times that the supervisor looks for processes that were started while it ended the others."""
+"""Number of times that the supervisor searches for new processes, which were started while it ended the other
+processes."""
 
 
 def main() -> None:
-    """Read one JSON order per line and answer with the process id; at the end of standard input, end all processes.
+    """Read one JSON order per line, and answer with the process id. At the end of standard input, end all processes.
 
-    An order starts a process (if requested, in a fork of this process), or imports the modules that forked processes
-    need.
+    An order starts a process, or imports the modules that forked processes need. If requested, the process is a fork of
+    this process.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # The owner handles Ctrl-C on the terminal.
     signal.signal(signal.SIGTERM, _leave)
@@ -44,7 +46,8 @@ def main() -> None:
 
 
 def _supervise(*, grace_seconds: float) -> Callable[[], None] | None:
-    """Carry out orders until standard input ends, then end all processes; in a forked service, return its function."""
+    """Carry out orders until standard input ends, then end all processes. In a forked service, return the function of
+    the service."""
     supervisor, services = os.getpid(), list[int]()
     try:
         while line := sys.stdin.readline():
@@ -56,7 +59,7 @@ def _supervise(*, grace_seconds: float) -> Callable[[], None] | None:
             if pid == 0:
                 return partial(_become, **order)
             services.append(pid)
-            with contextlib.suppress(BrokenPipeError):  # The owner is gone then; the next read ends the loop.
+            with contextlib.suppress(BrokenPipeError):  # The owner is gone; the next read returns.
                 os.write(sys.stdout.fileno(), f"{pid}\n".encode())
     finally:
         if os.getpid() == supervisor:
@@ -66,7 +69,8 @@ def _supervise(*, grace_seconds: float) -> Callable[[], None] | None:
 
 
 def end_all(services: list[int], *, grace_seconds: float) -> None:
-    """End all descendants of this process: first flow runs and trainers, then the services, the server last.
+    """End all descendants of this process. Flow runs and trainers end first, then the services, and the server ends
+    last.
 
     Flow runs can still report their last state to the server, and trainers get `grace_seconds` for a last checkpoint.
     """
@@ -92,12 +96,13 @@ def _start(module: str, arguments: list[str], log: str) -> int:
         process = subprocess.Popen(
             argv, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
         )
-    process.returncode = 0  # _reap waits for it; this object must not.
+    process.returncode = 0  # _reap waits, so Popen must not wait.
     return process.pid
 
 
 def _fork(module: str) -> int:
-    """Fork this process and return the process id, 0 in the fork; the module's imports are made once for all forks."""
+    """Fork this process, and return the process id of the fork. In the fork, return 0. The module is imported once for
+    all forks."""
     importlib.import_module(module)
     return os.fork()
 

@@ -1,4 +1,4 @@
-"""The worker of `segue serve`: parents run in threads of one process, other flow runs in separate processes."""
+"""The worker of `segue serve`. Parents run in threads of one process, and other flow runs run in separate processes."""
 
 from __future__ import annotations
 
@@ -59,10 +59,11 @@ class ProcessJob(NamedTuple):
 
 
 def why_own_process(job: ProcessJob, *, here: Path, environment: Mapping[str, str]) -> str | None:
-    """Reason why a job cannot run in a thread of this process, which works in `here` with `environment`, else None.
+    """The reason why a job cannot run in a thread of this process; None if it can. This process works in the folder
+    `here`, with the variables `environment`.
 
-    Threads share the working folder and the variables of the process. In another working folder, a relative path of a
-    store would be another store.
+    Threads share the working folder and the variables of the process. If the working folder were different, a relative
+    path of a store would name a different store.
     """
     if not job.is_parent:
         return "its flow is not the installed segue.flows.train"
@@ -79,14 +80,15 @@ def why_own_process(job: ProcessJob, *, here: Path, environment: Mapping[str, st
 
 
 _ASK_SECONDS = 2.0
-"""Interval of the requests for cancelled parents; one request is for all parents."""
+"""Seconds between two requests for cancelled parents. One request covers all parents."""
 _LEAVE_SECONDS = 20.0
-"""Longest wait, at the end of this process, for its parents to report their ends; Kubernetes kills after 30 s."""
+"""Longest wait, in seconds, at the end of this process, until all parents have reported their ends. Kubernetes kills a
+pod after 30 s."""
 _CANCELLED = FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.CANCELLING, StateType.CANCELLED]))
 
 
 class ServedJob(ProcessJobConfiguration):
-    """A job of a process pool that keeps its original settings, before Prefect adds its own variables."""
+    """A job in a process pool. It stores the settings that the job had before Prefect added variables."""
 
     _job: ProcessJob = PrivateAttr()
 
@@ -111,9 +113,10 @@ def _job_of(deployment: DeploymentResponse | None, asked: ProcessJobConfiguratio
     )
 
 
-# ABC, because Prefect does not register abstract classes, so the type "process" stays Prefect's own ProcessWorker.
+# The class has the base ABC, because Prefect does not register abstract classes. The type "process" therefore remains
+# Prefect's own ProcessWorker.
 class ParentsWorker(ProcessWorker, ABC):
-    """A worker of a process pool that runs up to `runs` parents in its own process; the limit only counts parents."""
+    """A worker of a process pool that runs up to `runs` parents in its own process. The limit counts only parents."""
 
     job_configuration = ServedJob
 
@@ -122,7 +125,7 @@ class ParentsWorker(ProcessWorker, ABC):
         self._most_runs, self._say = runs, say
         self._served: dict[UUID, ServedRun] = {}
         self._taken: set[UUID] = set()
-        """Parents that were taken from the pool, including those that are not in `_served` yet."""
+        """Parents that this worker has taken from the pool, including parents that are not in `_served` yet."""
         self._here = Path.cwd()
         self._held = 0
 
@@ -132,7 +135,8 @@ class ParentsWorker(ProcessWorker, ABC):
         configuration: ProcessJobConfiguration,
         task_status: anyio.abc.TaskStatus[int] | None = None,
     ) -> ProcessWorkerResult:
-        """Run a flow run to its end: a parent in a thread if its job permits this, other flow runs in a process."""
+        """Run a flow run to its end. A parent runs in a thread if its job permits this. Other flow runs run in a
+        process."""
         assert isinstance(configuration, ServedJob)
         why = why_own_process(configuration.job, here=self._here, environment=os.environ)
         if why is not None:
@@ -152,7 +156,7 @@ class ParentsWorker(ProcessWorker, ABC):
         return ProcessWorkerResult(status_code=status_code, identifier=str(os.getpid()))
 
     async def watch_cancellations(self) -> None:
-        """End the parents whose flow runs are being cancelled; this coroutine never returns."""
+        """End the parents whose flow runs are being cancelled. This coroutine never returns."""
         with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}):
             async with get_client() as client:
                 while True:
@@ -168,7 +172,8 @@ class ParentsWorker(ProcessWorker, ABC):
                             served.end(Why.CANCELLED)
 
     async def _submit_scheduled_flow_runs(self, flow_run_response: list[WorkerFlowRunResponse]) -> list[FlowRun]:
-        # Prefect's own limit is not used, because it counts every flow run, and `recover` must not wait for parents.
+        # Prefect's own limit is not used, because it counts every flow run. A flow run of `recover` must not wait for
+        # parents.
         self._taken &= self._submitting_flow_run_ids | self._served.keys()
         known: dict[UUID, bool] = {}
         chosen, held = [], 0
@@ -186,7 +191,8 @@ class ParentsWorker(ProcessWorker, ABC):
         return await super()._submit_scheduled_flow_runs(chosen)
 
     async def _is_parent(self, run: FlowRun, known: dict[UUID, bool]) -> bool:
-        """True if a flow run's deployment is that of a parent; False if it was deleted (Prefect then cancels)."""
+        """True if the deployment of a flow run is the deployment of parents. False if the deployment was deleted, and
+        Prefect then cancels the flow run."""
         if run.deployment_id is None:
             return False
         if run.deployment_id not in known:
@@ -204,7 +210,7 @@ class ParentsWorker(ProcessWorker, ABC):
 
 
 async def _ended(served: ServedRun) -> int:
-    """Wait for the end of a parent and return its status; if this process ends, first ask the parent to end."""
+    """Wait for the end of a parent, and return its status. If this process ends, first ask the parent to end."""
     ended = asyncio.wrap_future(served.ended)
     try:
         return await asyncio.shield(ended)
@@ -218,8 +224,8 @@ async def _ended(served: ServedRun) -> int:
 def serve(*, pool: str, runs: int, name: str | None, say: Callable[[str], None]) -> signal.Signals:
     """Serve a process pool until SIGINT or SIGTERM; return the signal.
 
-    At the signal the parents end as Crashed within `_LEAVE_SECONDS`. Their attempts train on, and recovery starts the
-    parents again.
+    At the signal the parents end as Crashed within `_LEAVE_SECONDS`. The attempts of these parents continue to train,
+    and recovery starts the parents again.
 
     Raises:
         OrchestratorError: no server is configured or answers, or the pool does not exist or has another type.

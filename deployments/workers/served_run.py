@@ -1,4 +1,4 @@
-"""One parent in a thread of this process, in place of a process with `python -m prefect.engine`."""
+"""One parent in a thread of this process. The thread replaces a process with `python -m prefect.engine`."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from segue.prefect.parent_clock import with_clock
 log = logging.getLogger(__name__)
 
 _THREAD = "segue-served-"
-"""Prefix of the names of parents' threads; the id of the flow run follows."""
+"""Prefix of the name of a parent's thread. The id of the flow run follows the prefix."""
 
 
 class ServedRun:
-    """A flow run of `train` in its own thread; no exception in the thread ends the process."""
+    """A flow run of `train` in its own thread. No exception in the thread ends the process."""
 
     def __init__(self, flow_run_id: UUID) -> None:
         self.ended: Future[int] = Future()
         """Future of the thread's exit code: 0, or 1 if the engine failed and may not have set the state."""
         self._flow_run_id, self._ending = flow_run_id, Ending()
-        # A daemon: a parent that waits for a store or a server that is away does not hold the process up.
-        # With this context it talks to the same server.
+        # The thread is a daemon, so a parent that waits for a store or a server does not keep the process alive. With
+        # this context, the thread uses the same server.
         self._thread = threading.Thread(
             target=copy_context().run, args=(self._work,), name=f"{_THREAD}{flow_run_id}", daemon=True
         )
@@ -43,7 +43,8 @@ class ServedRun:
         self._thread.start()
 
     def end(self, why: Why) -> None:
-        """Ask the parent to end at its next wait; its attempt trains on, unless the run was cancelled."""
+        """Ask the parent to end at its next wait. The attempt of the parent continues to train, unless the run was
+        cancelled."""
         self._ending.request(why)
 
     def _work(self) -> None:
@@ -52,14 +53,14 @@ class ServedRun:
                 status_code = _run(self._flow_run_id)
             _settle_cancelled(self._flow_run_id)
         except BaseException:
-            # Any exception, also SystemExit, because the end of one parent must not affect the others.
+            # Catch any exception, also SystemExit, because the end of one parent must not affect the other parents.
             log.exception("a parent ended with an exception flow_run=%s", self._flow_run_id)
             status_code = 1
         self.ended.set_result(status_code)
 
 
 def name_runs() -> None:
-    """Put the run id at the begin of segue's log lines on the terminal; may be called repeatedly."""
+    """Put the run id at the beginning of segue's log lines on the terminal. This function may be called repeatedly."""
     for handler in logging.getLogger().handlers:
         handler.addFilter(_named)
 
@@ -78,7 +79,7 @@ def _run(flow_run_id: UUID) -> int:
     threading.current_thread().name = f"{_THREAD}{flow_run.name}".replace("%", "")
     logger: Any = flow_run_logger(flow_run=flow_run)
     try:
-        # The state is read instead of the result, because a parent with a failed state is no error of this process.
+        # The state is read instead of the result. If a parent has a failed state, this is not an error of this process.
         run_flow(train, flow_run=flow_run, error_logger=logger, return_type="state")
     except (Abort, Pause, EndedError) as error:
         log.info("parent ended by prefect flow_run=%s reason=%s", flow_run_id, type(error).__name__)
@@ -86,7 +87,8 @@ def _run(flow_run_id: UUID) -> int:
 
 
 def _settle_cancelled(flow_run_id: UUID) -> None:
-    """Set a parent that was cancelled before its begin to Cancelled; for a process, a worker does this."""
+    """If a parent was cancelled before it began, set its state to Cancelled. For a parent in a process, a worker does
+    this."""
     with get_client(sync_client=True) as client:
         state = client.read_flow_run(flow_run_id).state
         if state is not None and state.is_cancelling():

@@ -1,4 +1,4 @@
-"""Pruning: deleting checkpoints that retention no longer keeps, and leftover objects of killed attempts."""
+"""Deletes the checkpoints that retention no longer keeps, and the leftover objects of killed attempts."""
 
 from __future__ import annotations
 
@@ -18,29 +18,40 @@ from segue.stores.base import Store, StoreReadError, StoreWriteError
 log = logging.getLogger(__name__)
 
 _MOST_TIDIED = 20
-"""Number of earlier attempts whose unfinished objects are removed; those of older attempts were removed before."""
+"""Number of earlier attempts whose unfinished objects are removed.
+
+The unfinished objects of older attempts were removed before.
+"""
 
 _MOST_LEFT = 100
-"""Most objects whose failed delete is tried again, so that a save does not wait long."""
+"""Maximum number of objects whose failed delete is tried again.
+
+The limit is needed so that a save does not wait long.
+"""
 
 _SHARD = re.compile(r"[^/]+/(attempts/([^/]+)/step-[0-9]+/[^/]+)")
 
 
 class Pruner:
-    """Prunes for one attempt. A failed delete is tried again after later checkpoints and by the next attempt."""
+    """Deletes checkpoints for one attempt.
+
+    A failed delete is tried again after later checkpoints and by the next attempt.
+    """
 
     def __init__(self, *, epoch: int, retention: CheckpointSpec, tiers: Sequence[Store]) -> None:
         self._epoch, self._retention, self._tiers = epoch, retention, tiers
         self._has_swept = False
         self._left: set[str] = set()
-        """Names of objects that could not be deleted, at most `_MOST_LEFT`; their delete is tried again."""
+        """Names of at most `_MOST_LEFT` objects that could not be deleted. Their delete is tried again."""
 
     def prune(self, runlog: RunLog) -> None:
-        """Delete the checkpoints that are no longer kept; after the first commit, also objects that no record names.
+        """Delete the checkpoints that are no longer kept.
+
+        After the first commit, also delete objects that no record names.
 
         Raises:
             FencedError, UnreadRecordError: a newer claim exists, or may exist.
-            StoreWriteError, StoreReadError: the log could not be read or written; a retry is safe.
+            StoreWriteError, StoreReadError: the log could not be read or written. It is safe to call the method again.
         """
         history = read_history(runlog)
         if history.unread:
@@ -70,7 +81,10 @@ class Pruner:
         return retention.slots_to_prune(history.checkpoints, kept=kept)
 
     def drop_earlier_tries(self, runlog: RunLog, commit: CheckpointRef) -> None:
-        """Delete the objects of earlier tries of this committed save; after the commit, no attempt can adopt them."""
+        """Delete the objects of earlier tries of this committed save.
+
+        After the commit, no attempt can adopt these objects.
+        """
         history = read_history(runlog)
         used = names_in_use(history)
         for store in self._tiers if not history.damage else ():
@@ -82,10 +96,13 @@ class Pruner:
                 log.warning("earlier tries of a save could not be deleted store=%s reason=%s", store.url, error)
 
     def _sweep(self, runlog: RunLog, history: History) -> None:
-        """Delete shards of earlier attempts that no record names; these attempts are fenced and write no more records.
+        """Delete shards of earlier attempts that no record names.
+
+        The earlier attempts are fenced and write no more records.
 
         Raises:
-            FencedError, UnreadRecordError: a newer claim exists or may exist, and its attempt may adopt such shards.
+            FencedError, UnreadRecordError: a newer claim exists or may exist, and the attempt of this claim may adopt
+                the shards.
             StoreReadError: the log could not be read.
         """
         if history.damage:
@@ -118,13 +135,16 @@ class Pruner:
 
 
 def _names_of(checkpoint: Checkpoint) -> list[str]:
-    """The names of the shards and the prepared commits of a checkpoint."""
+    """Return the names of the shards and the prepared commits of a checkpoint."""
     ranks = range(checkpoint.manifest.environment.world_size)
     prepared = [keys.prepared_name(checkpoint.ref.attempt_id, checkpoint.manifest.step, rank) for rank in ranks]
     return [*prepared, *(shard.key for shard in checkpoint.manifest.shards)]
 
 
 def names_in_use(history: History, *, without: Sequence[int] = ()) -> set[str]:
-    """The names of all objects that checkpoints need, except pruned checkpoints and checkpoints in `without`."""
+    """Return the names of all objects that checkpoints need.
+
+    Pruned checkpoints and the checkpoints in `without` do not count.
+    """
     unpruned = (c for c in history.checkpoints if not c.is_pruned and c.ref.slot not in without)
     return {name for checkpoint in unpruned for name in _names_of(checkpoint)}

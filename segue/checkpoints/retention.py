@@ -1,4 +1,4 @@
-"""Retention: selecting the checkpoints to keep and the checkpoints to prune. Pure."""
+"""Selects the checkpoints to keep and the checkpoints to prune. The module is pure."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ def slots_to_keep(
     best: Literal["min", "max"],
     verified_parents: Sequence[CheckpointRef],
 ) -> frozenset[int]:
-    """The log slots of the checkpoints to keep.
+    """Return the log slots of the checkpoints to keep.
 
-    These are the newest `keep` checkpoints, the best by metric, the last verified parent, the newest checkpoint that
-    shares no shard with the newest, and all quarantined checkpoints, which are evidence. A verified parent is kept
-    until a later parent is verified: if all later checkpoints are bad, this parent is the last good state.
+    These are the newest `keep` checkpoints, the best checkpoint by metric, the last verified parent, the newest
+    checkpoint that shares no shard with the newest, and all quarantined checkpoints, which are evidence. A verified
+    parent is kept until a later parent is verified. If all later checkpoints are bad, this parent is the last good
+    state.
     """
     usable = [c for c in checkpoints if c.quarantined is None and not c.is_pruned]
     kept = {checkpoint.ref.slot for checkpoint in usable[-keep:]}
@@ -36,7 +37,7 @@ def slots_to_keep(
 
 
 def best_of(usable: Sequence[Checkpoint], best: Literal["min", "max"]) -> Checkpoint | None:
-    """The checkpoint with the best finite metric; None if no checkpoint has a finite metric."""
+    """Return the checkpoint with the best finite metric. Return None if no checkpoint has a finite metric."""
     rated = [(c.manifest.metric, c) for c in usable if c.manifest.metric is not None]
     sign = 1 if best == "min" else -1
     # Of equal metrics the newest checkpoint is chosen, because it was trained on more data.
@@ -45,7 +46,10 @@ def best_of(usable: Sequence[Checkpoint], best: Literal["min", "max"]) -> Checkp
 
 
 def _independent_of_newest(usable: Sequence[Checkpoint]) -> frozenset[int]:
-    """The newest checkpoint that shares no shard with the newest of all; a damaged shard damages all that use it."""
+    """Return the newest checkpoint that shares no shard with the newest of all.
+
+    A damaged shard damages all checkpoints that use it.
+    """
     if not usable:
         return frozenset()
     needed = {shard.key for shard in usable[-1].manifest.shards}

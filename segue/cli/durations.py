@@ -1,4 +1,5 @@
-"""Deadlines and durations as people write them: `+8h24m`, `06:00`, `24h`. `segue.units` writes durations."""
+"""Deadlines and durations as people write them, for example `+8h24m`, `06:00`, `24h`. The module `segue.units` writes
+durations."""
 
 from __future__ import annotations
 
@@ -26,14 +27,14 @@ def parse_deadline(text: str, *, now: datetime) -> datetime:
         problem = f"deadline: {text!r} is not a time; write +2h, +8h30m, 06:00 or 2026-12-01T06:00:00+00:00"
         raise SpecError(source=COMMAND_LINE, problems=(problem,)) from None
     if moment.tzinfo is None:
-        # The run spec refuses such a time too: the parent's machine may be in another time zone.
+        # The run spec also refuses a time without a zone, because the parent's machine may be in another time zone.
         problem = f"deadline: {text!r} has no time zone; add one, e.g. Z or +01:00"
         raise SpecError(source=COMMAND_LINE, problems=(problem,))
     return moment
 
 
 def parse_seconds(text: str, *, name: str) -> float:
-    """Read a duration such as `24h`, `90m`, `600s` or `1d12h`; `name` is the option, for error messages.
+    """Read a duration such as `24h`, `90m`, `600s` or `1d12h`. `name` is the name of the option, for error messages.
 
     Raises:
         SpecError: the text is not a duration, or the duration is not above zero.
@@ -46,7 +47,7 @@ def parse_seconds(text: str, *, name: str) -> float:
 
 
 def _duration_seconds(text: str) -> float | None:
-    """The duration in seconds; None if the text is no duration, or a unit repeats or is out of order."""
+    """The duration in seconds; None if the text is not a duration, or if a unit is repeated or out of order."""
     if not _DURATION.fullmatch(text):
         return None
     parts = [(_UNIT_SECONDS[unit], float(count)) for count, unit in _PART.findall(text)]

@@ -1,4 +1,4 @@
-"""The Prefect server of a command: the configured server, or a local server that the command starts."""
+"""The Prefect server of a command. It is the configured server, or a local server that the command starts."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ _FOLDER = Path(".segue")
 
 @contextmanager
 def server() -> Iterator[bool]:
-    """A block with a Prefect server: that of PREFECT_API_URL, or a local server with pools that ends with the block.
+    """A block with a Prefect server. It is the server of PREFECT_API_URL, or a local server with pools that ends with
+    the block.
 
-    Yields True for a local server, False for a configured server.
+    The block gets True for a local server, and False for a configured server.
 
     Raises:
         OrchestratorError: the local server did not start.

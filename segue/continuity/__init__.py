@@ -1,1 +1,1 @@
-"""Deciding whether a resume continued the run, with fingerprints, witness rows and verdicts."""
+"""Decides whether a resume continued the run, with fingerprints, witness rows and verdicts."""

@@ -1,4 +1,7 @@
-"""Comparing a replayed step with its witness, channel by channel, bit for bit or within tolerances. Pure."""
+"""Compares a replayed step with its witness, channel by channel, bit for bit or within tolerances.
+
+The module is pure.
+"""
 
 from __future__ import annotations
 
@@ -14,26 +17,31 @@ EXACT_CHANNELS = ("batch_fingerprint", "streams", "input_fingerprint", "lr", "lo
 """Channels that are equal on every machine, because they do not depend on the order of sums."""
 
 TOLERANCES = {"loss": 1e-4, "grad_norm": 1e-3, "param_norm": 1e-3}
-"""Largest relative difference if the environment changed (fp32, at most 8 steps; see docs/continuity.md)."""
+"""Largest relative difference if the environment changed (fp32, at most 8 steps). See docs/continuity.md."""
 
 STATE_TOLERANCE, _STATE_FLOOR = 5e-3, 1e-6
-"""The same tolerance, for the norms of the parts of the state after the replayed steps."""
+"""Largest relative difference of the norms of the parts of the state after the replayed steps, if the environment
+changed.
+"""
 
 NO_TOLERANCES: Mapping[str, float] = MappingProxyType({})
 """The tolerances for deterministic kernels: no difference is allowed."""
 
 FLOORS = {"loss": 1e-6, "grad_norm": 1e-6, "param_norm": 0.0}
-"""Absolute differences below these values count as rounding, e.g. for a loss near 0 that is a sum of larger terms."""
+"""Absolute differences below these values count as rounding.
+
+An example is a loss near 0 that is a sum of larger terms.
+"""
 
 
 def compared_parts(before: dict[str, StateMark], after: dict[str, StateMark], *, exact: bool) -> list[str]:
-    """The names of the parts of the state that are in both rows and can be compared."""
+    """Return the names of the parts of the state that are in both rows and can be compared."""
     # The count of random numbers that a kernel draws depends on its instructions.
     return [name for name in before if name in after and (exact or not name.startswith("rng."))]
 
 
 def is_same_part(name: str, before: StateMark, after: StateMark, *, exact: bool, allowed: Mapping[str, float]) -> bool:
-    """Whether a part of the state is equal after the replay; `allowed` is the noise of each channel and part."""
+    """Whether a part of the state is equal after the replay. `allowed` contains the noise of each channel and part."""
     noise = allowed.get(f"{STATE}.{name}", allowed.get(STATE, 0.0))
     if before.digest == after.digest:
         return True
@@ -46,7 +54,10 @@ def is_same_part(name: str, before: StateMark, after: StateMark, *, exact: bool,
 
 
 def agree(channel: str, before: object, after: object, *, exact: bool, allowed: Mapping[str, float]) -> bool:
-    """Whether a channel is equal in two rows, up to the `allowed` noise; if `exact`, without other tolerances."""
+    """Whether a channel is equal in two rows, up to the `allowed` noise.
+
+    If `exact` is true, no other tolerances apply.
+    """
     if channel in ("streams", "state") and (before is None or after is None):
         return True  # Not every row has this channel.
     if channel == "state":

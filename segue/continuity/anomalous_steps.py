@@ -1,6 +1,6 @@
-"""Finding anomalous steps from their rows: a number that is not finite, or a spike of the loss.
+"""Finds anomalous steps from their rows. An anomaly is a number that is not finite, or a spike of the loss.
 
-Pure, so every rank and every replay gets the same result.
+The module is pure, so every rank and every replay gets the same result.
 """
 
 from __future__ import annotations
@@ -15,14 +15,20 @@ from segue.records import Anomaly, Skip
 from segue.spec import AnomalySpec
 
 LEAST_LOSS_SCALE = 1e-4
-"""Smallest loss scale. Below it, a scaler has skipped so many steps that no scale helps (fairseq stops there too)."""
+"""Smallest loss scale.
+
+Below this loss scale, a scaler has skipped so many steps that no scale helps (fairseq stops there too).
+"""
 
 MOST_SAMPLE_IDS = 1024
-"""Most sample ids in an anomaly, because an anomaly is stored in the log, which is read at every start."""
+"""Maximum number of sample ids in an anomaly. An anomaly is stored in the log, which is read at every start."""
 
 _MAD_TO_DEVIATION = 1.4826
 _LEAST_SPREAD = 0.01
-"""Smallest standard deviation, as a share of the median, so that small changes after a flat loss are not spikes."""
+"""Smallest standard deviation, as a share of the median.
+
+Because of this limit, small changes after a flat loss are not spikes.
+"""
 
 
 class Symptom(NamedTuple):
@@ -34,14 +40,14 @@ class Symptom(NamedTuple):
     limit: float | None = None
 
     def on(self, batch: Skip, *, step: int, sample_ids: Sequence[int]) -> Anomaly:
-        """The anomaly as a record, with the batch of the step."""
+        """Return the anomaly as a record, with the batch of the step."""
         return Anomaly(step=step, batch=batch, sample_ids=tuple(sample_ids[:MOST_SAMPLE_IDS]), **self._asdict())
 
 
 def symptom(row: StepRow, *, spec: AnomalySpec, recent_losses: Sequence[float]) -> Symptom | None:
-    """The anomaly of a step; None if there is no anomaly, or if the spec turns the check off.
+    """Return the anomaly of a step. Return None if there is no anomaly, or if the spec turns the check off.
 
-    `recent_losses` are the losses of the previous steps, at most `spike_window_steps`. Spikes are detected only if
+    `recent_losses` contains the losses of at most `spike_window_steps` previous steps. Spikes are detected only if
     there are `spike_window_steps` losses.
     """
     is_finite = row.loss_scale is None and math.isfinite(row.loss + (row.grad_norm or 0.0) + (row.param_norm or 0.0))
@@ -57,9 +63,10 @@ def symptom(row: StepRow, *, spec: AnomalySpec, recent_losses: Sequence[float]) 
 
 
 def spike_limit(losses: Sequence[float], *, factor: float) -> float | None:
-    """The highest next loss that is not a spike, computed from median and median absolute deviation.
+    """Return the highest next loss that is not a spike.
 
-    None if all losses are zero, because there is no spread to compare with.
+    The limit is computed from the median and the median absolute deviation. Return None if all losses are zero, because
+    there is then no spread to compare with.
     """
     level = median(losses)
     deviation = _MAD_TO_DEVIATION * median([abs(loss - level) for loss in losses])
@@ -68,7 +75,7 @@ def spike_limit(losses: Sequence[float], *, factor: float) -> float | None:
 
 
 def with_loss(recent_losses: tuple[float, ...], loss: float, *, spec: AnomalySpec) -> tuple[float, ...]:
-    """The recent losses including one more step; empty if spikes are not checked."""
+    """Return the recent losses including one more step. The result is empty if spikes are not checked."""
     if spec.spikes == "off" or not math.isfinite(loss):
         return () if spec.spikes == "off" else recent_losses
     return (*recent_losses, loss)[-spec.spike_window_steps :]

@@ -1,7 +1,8 @@
-"""Hashes of code, to find out whether the functions and classes of a recipe have changed since the checkpoint.
+"""Computes hashes of code, to find out whether the functions and classes of a recipe have changed since the checkpoint.
 
-Hashes cover bytecode, so that comments, formatting and line numbers are ignored; the hash of a function also covers the
-user's code that the function calls. Hashes can be compared between processes with the same Python version.
+The hashes cover bytecode, so comments, formatting and line numbers do not change a hash. The hash of a function also
+covers the user's code that the function calls. The hashes of two processes can be compared only if both processes have
+the same Python version.
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ from segue.user_objects import installed_folders
 
 
 def code_hashes(roots: Iterable[Any], *, home: str) -> dict[str, str]:
-    """A hash of every function and class of the user that `roots` can reach, by qualified name.
+    """Return a hash of every function and class of the user that `roots` can reach, by qualified name.
 
-    `home` is the top package of the recipe; its code counts as the user's, wherever it is installed.
+    `home` is the top package of the recipe. The code of this package counts as the user's code, wherever it is
+    installed.
     """
     hashes: dict[str, str] = {}
     waiting = list(roots)
@@ -54,7 +56,7 @@ def code_hashes(roots: Iterable[Any], *, home: str) -> dict[str, str]:
 
 
 def merged(before: str | None, new: str) -> str:
-    """One value for all hashes of the same name, independent of their order."""
+    """Return one value for all hashes of the same name. The value does not depend on the order of the hashes."""
     return new if before in (None, new) else ",".join(sorted({*str(before).split(","), new}))
 
 
@@ -69,7 +71,7 @@ def _functions_of(owner: type) -> Iterator[Any]:
 
 
 def _settings_read(function: types.FunctionType, *, home: str) -> Iterator[tuple[str, Any]]:
-    """The plain global values that a function reads, including attributes of the user's modules."""
+    """Yield the plain global values that a function reads, including attributes of the user's modules."""
     names = {name for code in codes_of(function.__code__) for name in code.co_names}
     for read, value in _globals_read(function):
         if isinstance(value, types.ModuleType):
@@ -81,7 +83,7 @@ def _settings_read(function: types.FunctionType, *, home: str) -> Iterator[tuple
 
 
 def _shown(value: Any) -> str:
-    """A number as text; for any other value a hash, because the value may be long or confidential."""
+    """Return a number as text. Return a hash of any other value, because the value may be long or confidential."""
     if isinstance(value, (bool, int, float)):
         return repr(value)
     return xxhash.xxh3_64_hexdigest(repr(value).encode())
@@ -92,7 +94,7 @@ def _is_setting(name: str, value: Any) -> bool:
 
 
 def bytes_of(code: types.CodeType, *, doc: str | None = None) -> bytes:
-    """The parts of a code object that determine its behaviour."""
+    """Return the parts of a code object that determine its behaviour."""
     consts: list[bytes] = []
     for number, const in enumerate(code.co_consts):
         if isinstance(const, types.CodeType):
@@ -108,7 +110,7 @@ def bytes_of(code: types.CodeType, *, doc: str | None = None) -> bytes:
 
 
 def codes_of(code: types.CodeType) -> Iterator[types.CodeType]:
-    """A code object, and the code objects of its nested functions."""
+    """Yield a code object, and the code objects of its nested functions."""
     yield code
     for const in code.co_consts:
         if isinstance(const, types.CodeType):
@@ -116,14 +118,14 @@ def codes_of(code: types.CodeType) -> Iterator[types.CodeType]:
 
 
 def _globals_read(function: types.FunctionType) -> list[tuple[str, Any]]:
-    """The global names that a function reads but does not set, with their values."""
+    """Return the global names that a function reads but does not set, with their values."""
     names = {name for code in codes_of(function.__code__) for name in code.co_names}
     known = function.__globals__
     return [(name, known[name]) for name in sorted(names - _globals_set(function)) if name in known]
 
 
 def _globals_set(function: types.FunctionType) -> set[str]:
-    """The global names that a function sets; these are state, not settings."""
+    """Return the global names that a function sets. These names are state, not settings."""
     return {
         str(instruction.argval)
         for code in codes_of(function.__code__)

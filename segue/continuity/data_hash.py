@@ -1,7 +1,7 @@
-"""Hashes of data, to find out whether the content of a data set has changed.
+"""Computes hashes of data, to find out whether the content of a data set has changed.
 
-Of large arrays, evenly spaced values at fixed positions are hashed. So a change of a few rows may be missed here; but
-if these rows are drawn, the witness shows the change.
+Of large arrays, evenly spaced values at fixed positions are hashed. These hashes may therefore miss a change of a few
+rows. But if the changed rows are drawn, the witness shows the change.
 """
 
 from __future__ import annotations
@@ -23,11 +23,14 @@ from segue.continuity.object_walk import PLAIN, Leaf
 from segue.continuity.process_values import ANY_ORDER
 
 WHOLE_BYTES = 64 * 2**20
-"""Largest array in bytes that is read whole, which takes about ten milliseconds."""
+"""Largest array in bytes that is read whole. This takes about ten milliseconds."""
 _BLOCK_BYTES = 16 * 2**10
 _ITEMS = 10_000
 _MOST_PERMUTED = 200_000
-"""Longest collection whose items are all hashed, so that the same items in another order are recognized."""
+"""Number of items of the longest collection whose items are all hashed.
+
+With all hashes, the same items in another order are recognized.
+"""
 
 
 def data_hashes(leaves: Iterable[Leaf]) -> dict[str, str]:
@@ -97,7 +100,7 @@ def _feed_tensor(tensor: torch.Tensor, hasher: Any) -> None:
 
 
 def _thinned(array: Any) -> Any:
-    """Evenly spaced rows of an object, so that the whole object need not be copied."""
+    """Return evenly spaced rows of an object, so that the whole object need not be copied."""
     is_contiguous = array.flags.c_contiguous if isinstance(array, np.ndarray) else array.is_contiguous()
     is_here = isinstance(array, np.ndarray) or array.device.type == "cpu"
     if array.nbytes <= WHOLE_BYTES or (is_contiguous and is_here) or array.shape[0] < 2:

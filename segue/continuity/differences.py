@@ -1,4 +1,4 @@
-"""The differences between two replays of the same steps, by channel. Pure."""
+"""Computes the differences between two replays of the same steps, by channel. The module is pure."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ from itertools import combinations
 from segue.records import StateMark, WitnessRow
 
 CONTENT = ("batch_fingerprint", "streams", "input_fingerprint", "lr", "loss_scale")
-"""Channels without rounding; a difference in these channels is never noise."""
+"""Channels without rounding. A difference in one of these channels is never noise."""
 FLOATS = ("loss", "grad_norm", "param_norm")
 STATE = "state"
-"""The channel of the state after the last step of a witness; its noise is stored by part, e.g. `state.optimizer`."""
+"""The channel of the state after the last step of a witness.
+
+The noise of this channel is stored by part, e.g. `state.optimizer`.
+"""
 
 
 def spread(replays: Sequence[Sequence[WitnessRow]]) -> dict[str, float]:
-    """The largest relative difference between any two replays, by channel; equal channels are left out."""
+    """Return the largest relative difference between any two replays, by channel. Equal channels are left out."""
     found: dict[str, float] = {}
     for one, other in combinations(replays, 2):
         for name, value in differences(one, other).items():
@@ -83,7 +86,7 @@ def pairs_of(one: Sequence[WitnessRow], other: Sequence[WitnessRow]) -> list[tup
 
 
 def relative(before: float, after: float) -> float | None:
-    """The relative difference of two numbers; None if they are equal."""
+    """Return the relative difference of two numbers. Return None if the numbers are equal."""
     if before == after or (math.isnan(before) and math.isnan(after)):
         return None
     if not (math.isfinite(before) and math.isfinite(after)):

@@ -1,4 +1,4 @@
-"""Fast, exact hashes of the data that a step uses."""
+"""Computes fast, exact hashes of the data that a step uses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from segue.checkpoints.format.snapshot import raw_bytes
 from segue.data.order import Ids, mix
 
 _MOST_DEPTH = 4
-"""Most levels of nested objects, e.g. a batch of graphs with storages, which contain tensors."""
+"""Maximum number of levels of nested objects. An example is a batch of graphs with storages, which contain tensors."""
 
 _NO_DATA = (type, ModuleType, FunctionType, nn.Module, Dataset)
 """Types of objects to which a batch may refer but which are not part of its data."""
@@ -35,7 +35,7 @@ _PARTS_OF_SPARSE = {
 
 
 def batch_fingerprint(ids: Ids) -> str:
-    """A hash of the sample ids, independent of their order: the 64-bit sum of mixed ids, in hex.
+    """Return a hash of the sample ids that does not depend on their order. It is the 64-bit sum of mixed ids, in hex.
 
     The order is ignored, because another world size distributes the same global batch in another order.
     """
@@ -49,9 +49,10 @@ def streams_fingerprint(streams: Mapping[str, Any]) -> dict[str, str]:
 
 
 def input_fingerprint(content: Any) -> str:
-    """A hash of the content of a batch: the bytes, type and shape of every tensor, in the order of the structure.
+    """Return a hash of the content of a batch: the bytes, type and shape of every tensor, in the order of the
+    structure.
 
-    In an object that is not a collection, only tensors and arrays are hashed, because its other values may differ from
+    If an object is not a collection, only its tensors and arrays are hashed, because its other values may differ from
     process to process.
     """
     hasher = xxhash.xxh3_64()

@@ -23,7 +23,7 @@ def is_iterator(value: Any) -> bool:
 
 
 def position_of(iterator: Any) -> int | float | None:
-    """A number that grows with each drawn item; None if the position cannot be read, as for a generator.
+    """Return a number that grows with each drawn item. Return None if the position cannot be read, as for a generator.
 
     For an iterator over a sequence, this is the negative number of remaining items.
     """
@@ -49,7 +49,7 @@ def position_of(iterator: Any) -> int | float | None:
 
 
 def draw_until(iterator: Iterator[Any], position: float) -> None:
-    """Draw items until the iterator is at this position, which an iterator of the same kind had."""
+    """Draw items until the iterator is at this position. An iterator of the same kind had this position."""
     now = position_of(iterator)
     left = round(position - now) if now is not None else 0
     for _ in itertools.islice(iterator, max(0, min(left, _MOST_DRAWN))):

@@ -1,6 +1,6 @@
-"""Converting live values to trees of data, and putting trees back into the same live objects.
+"""Converts live values to trees of data, and puts trees back into the same live objects.
 
-The objects are changed in place, so that all code that shares them sees the change.
+The objects are changed in place, so that all code that shares the objects sees the change.
 """
 
 from __future__ import annotations
@@ -42,10 +42,11 @@ _OBJECT_FIX = (
 
 
 def tree_of(value: Any, *, path: str, depth: int = 0) -> Any:
-    """The value as a tree of data; tensors and arrays are not copied.
+    """Return the value as a tree of data. Tensors and arrays are not copied.
 
     Raises:
-        UnsupportedStateError: a part is not data and has no state_dict; the message has its path.
+        UnsupportedStateError: a part of the value is not data and has no state_dict. The message contains the path of
+            the part.
     """
     if depth > _DEEPEST:
         raise UnsupportedStateError(path=path, type_name=f"{type(value).__qualname__} that holds itself")
@@ -107,7 +108,7 @@ def _tree_of_items(value: Any, path: str, depth: int) -> Any:
 def put(live: Any, saved: Any) -> Any:
     """Put a tree from `tree_of` into the live value, and return the resulting value.
 
-    The result is the live value itself if it can be changed in place; otherwise it is a new value.
+    The result is the live value itself if it can be changed in place. Otherwise the result is a new value.
     """
     if _put_by_its_own_way(live, saved):
         return live
@@ -132,7 +133,7 @@ def put(live: Any, saved: Any) -> Any:
 
 
 def _put_by_its_own_way(live: Any, saved: Any) -> bool:
-    """Restore a live value that has its own method for this; return whether it has such a method."""
+    """Restore a live value that has its own method for this. Return whether the value has such a method."""
     if isinstance(live, STREAMS):
         set_state_of_stream(live, saved)
     elif isinstance(saved, Fields) and saved.kind == _ITERATOR:
@@ -231,7 +232,10 @@ def _name_of(kind: type) -> str:
 
 
 def _class_of(name: str) -> type | None:
-    """The loaded class of this name, if its objects hold data; no module is imported and no code is called."""
+    """Return the loaded class of this name, if its objects contain data.
+
+    No module is imported and no code is called.
+    """
     module, _, path = name.partition(":")
     found: Any = sys.modules.get(module)
     for part in path.split("."):
@@ -241,7 +245,7 @@ def _class_of(name: str) -> type | None:
 
 
 def parts_held(value: Any, *, depth: int = 0) -> Iterator[Any]:
-    """The value itself, and the objects and collections inside it that are restored in place."""
+    """Yield the value itself, and the objects and collections inside the value that are restored in place."""
     yield value
     if depth > _DEEPEST or isinstance(value, (*_AS_THEY_ARE, *STREAMS)) or is_frame(value):
         return

@@ -1,4 +1,7 @@
-"""Naming the state that a resume has lost: the root cause first, then its consequences, and the fix. Pure."""
+"""Names the state that a resume has lost.
+
+The root cause comes first, then the consequences of the root cause, and the fix. The module is pure.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from segue.records import Finding
 UNREGISTERED = "unregistered state"
 """The component name in findings about untracked state."""
 CARRIED = "carried"
-"""The channel of lost values that affect later steps; if such values are lost, no verdict is exact."""
+"""The channel of lost values that affect later steps. If such values are lost, no verdict is exact."""
 OUTSIDE = "outside the checkpoint"
 """The component name in findings about a difference whose cause is not among the compared values."""
 
@@ -21,7 +24,7 @@ NO_BATCHES_FIX = (
 """The fix for a loss that differs in a framework, or in a program without `run.batches`."""
 
 PROCESS = "values of the process"
-"""The component name for times and unseeded randomness, which differ in each process and are never compared."""
+"""The component name for times and unseeded randomness. Such values differ in each process and are never compared."""
 UNREAD = "unread"
 """The channel of findings about objects whose state cannot be compared."""
 
@@ -34,10 +37,15 @@ ORDER, CONTENT, SCHEDULE, SCALE, UPDATE, METRIC = (
     "evaluate",
 )
 REACHED_FROM = "reached from "
-"""Text before the recipe field that leads to an untracked value, if the path does not begin with this field."""
+"""The text before the recipe field that leads to an untracked value, if the path of the value does not begin with this
+field.
+"""
 _MOST_CAUSES, _MOST_FIXES = 6, 6
 _OF_DATA = ("data.", "batches")
-"""Prefixes of the component names of data, for a recipe and for the loaders of a program."""
+"""Prefixes of the component names of data.
+
+The first prefix is for a recipe, the second for the loaders of a program.
+"""
 _NEAREST = {
     "batch_fingerprint": _OF_DATA,
     "streams": _OF_DATA,
@@ -75,7 +83,7 @@ _FIXES = {
 
 
 def fix_of(component: str, channel: str) -> str:
-    """The fix for a finding about this component and channel."""
+    """Return the fix for a finding about this component and channel."""
     if component in CHANGEABLE:
         return f"undo the change, or accept it by naming {component} in continuity.accept"
     if component == NEXT_BATCHES:
@@ -99,10 +107,11 @@ def explained(
     noted: Sequence[Finding],
     compared: Collection[str],
 ) -> tuple[Finding, ...]:
-    """The findings of a replay with their fixes; the first finding is renamed to its root cause.
+    """Return the findings of a replay with their fixes. The first finding gets the name of the root cause.
 
-    All values in `compared` are equal, so the cause is elsewhere: in `untracked` values or in `noted` differences of
-    the setup. If an RNG stream differs, or samples have another order, this is itself the cause.
+    All values in `compared` are equal, so the cause is not among them. The cause is in `untracked` values or in `noted`
+    differences of the setup. If a random stream differs, or if samples have another order, this difference is itself
+    the cause.
     """
     if not findings:
         return ()
@@ -134,7 +143,10 @@ def explained(
 
 
 def unreplayed(*, untracked: Sequence[Finding], noted: Sequence[Finding]) -> tuple[Finding, ...]:
-    """The finding for a resume without a replayed step; it lists the values that differ from the commit."""
+    """Return the finding for a resume without a replayed step.
+
+    The finding lists the values that differ from the commit.
+    """
     known = [*untracked, *(finding for finding in noted if finding.component != PROCESS)]
     if not known:
         return ()
@@ -149,7 +161,7 @@ def _rank_of(finding: Finding, channel: str) -> tuple[bool, bool]:
 
 
 def _by_carried(first: Finding, untracked: Sequence[Finding], noted: Sequence[Finding]) -> Finding:
-    """The finding of a replay whose cause is known: lost values that affect later steps."""
+    """Return the finding of a replay whose cause is known: lost values that affect later steps."""
     causes = [finding for finding in untracked if finding.channel == CARRIED]
     more = [f"{len(causes) - _MOST_CAUSES} more"] if len(causes) > _MOST_CAUSES else []
     said = "; ".join([cause.sentence for cause in causes[:_MOST_CAUSES]] + more)
@@ -160,7 +172,9 @@ def _by_carried(first: Finding, untracked: Sequence[Finding], noted: Sequence[Fi
 
 
 def with_causes(finding: Finding, *, untracked: Sequence[Finding], noted: Sequence[Finding]) -> Finding:
-    """The finding about a recipe that is not reproducible, extended with the values that differ in each process."""
+    """Return the finding about a recipe that is not reproducible, extended with the values that differ in each
+    process.
+    """
     causes = [cause.sentence for cause in (*noted, *untracked)]
     if not causes:
         return finding
@@ -175,7 +189,7 @@ def _is_near(finding: Finding, channel: str) -> bool:
 
 
 def _cause_of(first: Finding, untracked: Sequence[Finding], noted: Sequence[Finding]) -> Finding | None:
-    """The cause among the candidates; None if the finding itself is the cause."""
+    """Return the cause among the candidates. Return None if the finding itself is the cause."""
     if first.channel in _OF_NUMBERS:
         candidates = [*untracked, *noted]
     elif first.channel == "input_fingerprint" or (first.channel == "streams" and first.step is not None):
@@ -187,5 +201,5 @@ def _cause_of(first: Finding, untracked: Sequence[Finding], noted: Sequence[Find
 
 
 def with_fix(finding: Finding) -> Finding:
-    """The finding with its fix."""
+    """Return the finding with its fix."""
     return finding if finding.fix else finding.model_copy(update={"fix": fix_of(finding.component, finding.channel)})

@@ -1,7 +1,8 @@
-"""The noise of kernels that are not deterministic: measuring and judging differences between replays. Pure.
+"""Measures the noise of kernels that are not deterministic, and judges differences between replays. The module is pure.
 
-If a replay differs from its witness, this proves a loss of state only if replays agree with each other. So fresh
-processes replay the same steps from the same checkpoint; the differences between them are the noise of the recipe.
+If a replay differs from its witness, the difference proves a loss of state only if replays agree with each other.
+Therefore fresh processes replay the same steps from the same checkpoint. The differences between these replays are the
+noise of the recipe.
 """
 
 from __future__ import annotations
@@ -32,40 +33,45 @@ REPLAYS = 4
 replay differed by up to 29 times the difference between two replays, but by at most 8 times the largest difference
 among four replays."""
 _OF_FEW = 3.0
-"""Multiple of the difference between fewer replays; a third replay differed by up to 29 times this difference."""
+"""If noise is measured from fewer than four processes, the measured difference is multiplied by this factor. In
+simulations, a third replay differed by up to 29 times the difference between two replays."""
 SAFETY_FACTOR = 10.0
-"""Tolerance of a channel, as a multiple of the largest difference among the replays."""
+"""The tolerance of a channel is this multiple of the largest difference among the replays."""
 STATE_FACTOR = 30.0
-"""The same multiple for parts of the state, which are compared only after one step, so that their noise is known less
-well."""
+"""The tolerance of a part of the state is this multiple of the largest difference among the replays. State is compared
+only after one step, so its noise is known less well than the noise of other channels."""
 
 LARGEST = {"loss": 5e-3, "grad_norm": 5e-2, "param_norm": 1e-3, STATE: 5e-2}
-"""Largest relative difference between two replays that kernels may cause: some units of bf16. If the difference is
-larger, the recipe itself draws, reads or computes something different in each process."""
+"""Largest relative difference between two replays that kernels may cause. The limit is some units of bf16. If the
+difference between two replays is larger than this limit, the recipe itself draws, reads or computes something different
+in each process."""
 RARE = {"loss": 1e-5, "grad_norm": 1e-4, "param_norm": 1e-3, STATE: 1e-3}
-"""The same limit, for one replay that differs while two others agree. Weights may differ by more than losses: an
-optimizer that divides by the size of gradients makes full steps from gradients that are only rounding errors."""
+"""Largest relative difference that kernels may cause if one replay differs while two other replays agree. Weights may
+differ by more than losses. The reason is that an optimizer that divides by the size of gradients makes full steps even
+from gradients that are only rounding errors."""
 
 LEAST = {"loss": 1e-6, "grad_norm": 1e-5, "param_norm": 1e-4, STATE: 1e-4}
-"""Smallest tolerances if a recipe is known to have noise, because some channels may not have shown it yet."""
+"""Smallest tolerance of each channel if a recipe is known to have noise. Some channels may not have shown the noise
+yet."""
 
 MOST = {"loss": 5e-2, "grad_norm": 0.5, "param_norm": 1e-2, STATE: 0.5}
-"""Largest tolerances."""
+"""Largest tolerance of each channel."""
 
 UNIT = 2.0**-23
-"""Distance from 1 to the next float32 number; for bf16 the distance is 2**-7, for float16 and TF32 2**-10."""
+"""Distance from 1 to the next float32 number. For bf16 this distance is 2**-7, for float16 and TF32 it is 2**-10."""
 _COARSE_UNITS = {"loss": 2.0, "grad_norm": 4.0, STATE: 0.125}
 """Number of units of a coarse format by which one rounding may change a value. A loss near its minimum and its gradient
-are differences of larger terms. A value that is kept from a batch, such as its mean, changes by a part of a unit."""
+are differences of larger terms. If a step keeps a value from a batch, such as the mean of the batch, rounding changes
+the value by a part of a unit."""
 
 _UNITS = 4
-"""Number of units in the last place of float32 that count as rounding if a recipe is known to have noise. For a coarser
-type, one unit counts as rounding."""
+"""Number of units in the last place of float32 that count as rounding if a recipe is known to have noise. For a type
+that is coarser than float32, one unit counts as rounding."""
 _BFLOAT16_BITS, _FLOAT16_BITS, _FLOAT32_BITS = 8, 11, 24
 
 FIX = "set deterministic = true in the run spec, if every resume must be equal bit for bit"
 NOT_REPRODUCIBLE = "recipe"
-"""The component name in findings about a recipe that is not reproducible."""
+"""The component name that findings use for a recipe that is not reproducible."""
 
 _ADVICE = {
     "batch_fingerprint": "draws other samples: seed its sampler or shuffle in build, from the config",
@@ -86,9 +92,9 @@ class Noise:
     """The known differences between replays from one state."""
 
     floats: Mapping[str, float] = field(default_factory=dict)
-    """Largest relative difference by channel; empty: no difference is known."""
+    """Largest relative difference by channel. An empty mapping means that no difference is known."""
     unreproducible: Finding | None = None
-    """A finding about the recipe, if two fresh processes differ by more than rounding; None otherwise."""
+    """A finding about the recipe, if two fresh processes differ by more than rounding. Otherwise the value is None."""
 
     def __or__(self, other: Noise) -> Noise:
         names = dict.fromkeys([*self.floats, *other.floats])
@@ -102,7 +108,10 @@ NONE = Noise()
 def needs_more(
     fresh: Sequence[Sequence[WitnessRow]], *, attempt: Sequence[WitnessRow] | None, is_attempt_fresh: bool = False
 ) -> bool:
-    """Whether another fresh replay is needed; False if two replays are equal or the limit is reached."""
+    """Whether another fresh replay is needed.
+
+    The result is False if two replays are equal or if the limit of replays is reached.
+    """
     known = [*fresh, *([attempt] if attempt is not None else [])]
     if any(are_equal(one, other) for one, other in combinations(known, 2)):
         return False
@@ -120,15 +129,16 @@ def noise_of(
     is_lost: bool = False,
     unit: float = UNIT,
 ) -> Noise:
-    """The noise that explains why `attempt` differs from its witness; empty if the difference is a loss of state.
+    """Return the noise that explains why `attempt` differs from its witness.
 
-    `fresh` are replays of the same steps by fresh processes. With `is_attempt_fresh`, the replay of the attempt is one
-    of them, as in a rehearsal. Otherwise the replay of the attempt does not count, because a fault of the attempt would
-    be taken for noise. `is_noisy`: earlier replays of the run have shown noise. `is_lost`: values outside the
-    checkpoint have changed; if replays then agree with each other but not with the witness, even a small difference
-    proves a loss.
-    `unit` is the largest relative rounding of the number formats of the recipe. It is needed because a value between
-    two bf16 numbers is rounded differently in one of dozens of replays, which four replays may not show.
+    The result is empty if the difference is a loss of state. `fresh` contains replays of the same steps by fresh
+    processes. With `is_attempt_fresh`, the replay of the attempt counts as one of the fresh replays, as in a rehearsal.
+    Otherwise the replay of the attempt does not count as a fresh replay, because a fault of the attempt would be taken
+    for noise. `is_noisy` means that earlier replays of the run have shown noise. `is_lost` means that values outside
+    the checkpoint have changed. If `is_lost` is true, and the replays agree with each other but not with the witness,
+    even a small difference proves a loss. `unit` is the largest relative rounding of the number formats of the recipe.
+    The function needs `unit`, because a value between two bf16 numbers is rounded differently in one of dozens of
+    replays, and four replays may not show this rare difference.
     """
     if is_lost:
         unit = UNIT  # The lost values are known, so the difference need not be explained by a rare rounding.
@@ -167,9 +177,10 @@ def noise_of_attempts(
     *,
     is_lost: bool = False,
 ) -> Noise:
-    """The noise between earlier attempts from the same checkpoint; empty if there are none, or if all agree.
+    """Return the noise between earlier attempts from the same checkpoint.
 
-    This is used if no other process can replay the steps, as for a program or for several ranks.
+    The result is empty if there are no earlier attempts, or if all of them agree. This function is used if no other
+    process can replay the steps, as for a program or for a recipe with several ranks.
     """
     if not earlier:
         return NONE
@@ -185,17 +196,21 @@ def may_be_rare(
     *,
     unit: float = UNIT,
 ) -> bool:
-    """Whether replays agree with each other, and differ from the witness by no more than rare noise.
+    """Whether the replays agree with each other, and differ from the witness by no more than rare noise.
 
-    Two threads may add numbers in the same order hundreds of times. Then a loss can be distinguished from noise only if
-    it is known whether the recipe has such kernels; if it has, the caller sets `is_noisy`.
+    Two threads may add numbers in the same order hundreds of times, and then in another order. In such a case a loss
+    can be distinguished from noise only if it is known whether the recipe has kernels with this behaviour. If the
+    recipe has such kernels, the caller sets `is_noisy`.
     """
     agreed = next((one for one, other in combinations([attempt, *fresh], 2) if are_equal(one, other)), None)
     return agreed is not None and not spread(fresh) and bool(_rare(agreed, witness, unit).floats)
 
 
 def unreproducible_of(verdict: Verdict) -> Finding | None:
-    """The finding in a verdict that the recipe is not reproducible; None if there is no such finding."""
+    """Return the finding of a verdict that the recipe is not reproducible.
+
+    Return None if the verdict has no such finding.
+    """
     names = (*CONTENT, *FLOATS, STATE)
     found = (each for each in verdict.findings if each.component == NOT_REPRODUCIBLE and kind_of(each.channel) in names)
     return next(found, None)
@@ -215,7 +230,10 @@ def known_noise(history: History, environment: Environment) -> Noise:
 
 
 def tolerances(noise: Mapping[str, float], rows: Sequence[WitnessRow]) -> dict[str, float]:
-    """The largest relative difference from `rows` that noise explains, by channel; empty if there is no noise."""
+    """Return the largest relative difference from `rows` that noise explains, by channel.
+
+    The result is empty if there is no noise.
+    """
     if not noise:
         return {}
     names = dict.fromkeys([*FLOATS, STATE, *noise])
@@ -224,7 +242,10 @@ def tolerances(noise: Mapping[str, float], rows: Sequence[WitnessRow]) -> dict[s
 
 
 def rounding_of(values: Sequence[float | None]) -> float:
-    """The relative change of these values by rounding; a loss or norm in bf16 has only eight significant bits."""
+    """Return the relative change of these values by rounding.
+
+    A loss or norm in bf16 has only eight significant bits.
+    """
     used = [_significant_bits(value) for value in values if value is not None]
     bits = min(max([*used, _BFLOAT16_BITS] if used else [_FLOAT32_BITS]), _FLOAT32_BITS)
     units = _UNITS if bits > _FLOAT16_BITS else 1
@@ -238,7 +259,7 @@ def in_words(noise: Mapping[str, float]) -> str:
 
 
 def _at_least(floats: dict[str, float], unit: float) -> dict[str, float]:
-    """The noise, increased to at least the effect of one rounding if the format is coarser than float32."""
+    """Return the noise, but at least the effect of one rounding if the number format is coarser than float32."""
     if not floats or unit <= UNIT:
         return floats
     names = dict.fromkeys([*floats, "loss", "grad_norm"])
@@ -246,12 +267,15 @@ def _at_least(floats: dict[str, float], unit: float) -> dict[str, float]:
 
 
 def _coarse(channel: str, unit: float) -> float:
-    """The relative change of a channel by one rounding in a format that is coarser than float32."""
+    """Return the relative change of a channel by one rounding in a number format that is coarser than float32."""
     return unit * _COARSE_UNITS.get(kind_of(channel), 0.0) if unit > UNIT else 0.0
 
 
 def _rare(usual: Sequence[WitnessRow], odd: Sequence[WitnessRow], unit: float) -> Noise:
-    """The differences of `odd` from `usual`, on which two processes agree; empty if they are more than rounding."""
+    """Return the differences of the replay `odd` from the replay `usual`.
+
+    Two processes agree on `usual`. The result is empty if the differences are more than rounding.
+    """
     away = differences(usual, odd)
     largest = {name: max(value, _coarse(name, unit)) for name, value in RARE.items()}
     is_tiny = all(value <= largest[kind_of(name)] for name, value in away.items())
@@ -267,7 +291,7 @@ def _is_far(
 
 
 def _is_lost_alike(witness: Sequence[WitnessRow], replays: Sequence[Sequence[WitnessRow]]) -> bool:
-    """Whether at some step all replays have the same content but the witness has other content."""
+    """Whether at some step all replays have the same content and the witness has different content."""
     for row in witness:
         made = [other for replay in replays for other in replay if other.step == row.step]
         for channel in (*CONTENT, STATE):
@@ -278,7 +302,10 @@ def _is_lost_alike(witness: Sequence[WitnessRow], replays: Sequence[Sequence[Wit
 
 
 def _begins_as_rounding(one: Sequence[WitnessRow], other: Sequence[WitnessRow]) -> bool:
-    """Whether the first difference is a few units in the last place of a float, which is not a sign of lost state."""
+    """Whether the first difference is only a few units in the last place of a float.
+
+    Such a difference is no sign of lost state.
+    """
     for before, after in pairs_of(one, other):
         away = {name: relative(getattr(before, name), getattr(after, name)) for name in FLOATS}
         found = [value for value in away.values() if value is not None]

@@ -1,6 +1,6 @@
-"""Walking through the objects of a recipe to find plain values, arrays and code, each with its path.
+"""Walks through the objects of a recipe to find plain values, arrays and code, each with its path.
 
-The walk only reads: it calls no code of the user, fetches no sample and draws no random number.
+The walk only reads. It calls no code of the user, fetches no sample and draws no random number.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ log = logging.getLogger(__name__)
 
 PLAIN = (bool, int, float, str, bytes, type(None))
 LONG_ITEMS = 256
-"""Length above which a sequence is one leaf, because it is data, not settings."""
+"""A sequence with more items than this is one leaf, because it contains data and not settings."""
 
 STREAMS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
-"""Types of random number generators."""
+"""The types of random number generators."""
 _DEEPEST = 8
 _MOST_OBJECTS = 20_000
 _SKIPPED = (
@@ -54,7 +54,7 @@ _MOST_PLAIN = 20_000
 
 @dataclass(frozen=True)
 class Leaf:
-    """One value found in the walk, with its path."""
+    """One value that the walk found, with the path of the value."""
 
     path: str
     value: Any
@@ -72,7 +72,10 @@ class Inspection:
     paths: dict[int, str] = field(default_factory=dict)
     """The path at which each object was found, by its id."""
     _seen: dict[int, Any] = field(default_factory=dict)
-    """Visited objects by id; kept alive, because a new object could get the id of a freed object."""
+    """The visited objects by id.
+
+    The objects are kept alive, because a new object could get the id of a freed object.
+    """
 
     def ignore(self, objects: Iterable[Any]) -> None:
         """Do not walk into these objects."""
@@ -83,7 +86,10 @@ class Inspection:
         self._take(path, root, 0)
 
     def variables_at(self, places: Iterable[tuple[int, str]]) -> Iterator[str]:
-        """The paths of variables, each given by the id of its holder and its name, or by the id of a cell."""
+        """Return the paths of variables.
+
+        Each variable is given by the id of its holder and its name, or by the id of a cell.
+        """
         for holder, name in places:
             if name and holder in self.paths:
                 middle = "defaults." if isinstance(self._seen[holder], types.FunctionType) else ""
@@ -122,7 +128,7 @@ class Inspection:
 
 
 def parts_of(value: Any) -> Iterator[tuple[str, Any]]:
-    """The direct parts of an object, by name."""
+    """Yield the direct parts of an object, by name."""
     if isinstance(value, _MAPPINGS):
         # Other mappings may load items when they are read. The items are copied, because threads may change the dict.
         yield from ((str(key), item) for key, item in list(value.items()) if is_telling_key(key))
@@ -155,9 +161,9 @@ def is_telling_key(key: Any) -> bool:
 
 
 def settings_of(module: torch.nn.Module) -> Iterator[tuple[str, Any]]:
-    """The values in a torch module, without its tensors, its submodules and the attributes of torch.
+    """Return the values in a torch module, without its tensors, its submodules and the attributes of torch.
 
-    Names that differ in each process are left out too, e.g. the UUID under which FSDP keeps its state in a module.
+    Names that differ in each process are also left out, e.g. the UUID under which FSDP keeps its state in a module.
     """
     for name, value in vars(module).items():
         if name not in _OF_MODULES and is_telling_key(name):
@@ -170,7 +176,7 @@ _OF_MODULES = frozenset(vars(torch.nn.Module()))
 def is_telling(path: str, value: Any) -> bool:
     """Whether a plain value is expected to be equal in every process that builds the same recipe.
 
-    False for times, addresses, paths and generated names.
+    The result is False for times, addresses, paths and generated names.
     """
     name = path.rpartition(".")[2]
     if isinstance(value, bool) or value is None:
@@ -221,7 +227,10 @@ def _parts_of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]
 
 
 def attributes_of(value: Any) -> Iterator[tuple[str, Any]]:
-    """The attributes of one object, including slots, read without calling code of the user's class."""
+    """Return the attributes of one object, including slots.
+
+    They are read without a call of code of the user's class.
+    """
     try:
         # The user's class is bypassed, because it may load something.
         held = object.__getattribute__(value, "__dict__")

@@ -1,8 +1,8 @@
-"""Recognizing values that belong to a process or its machine and not to the run. Pure.
+"""Recognizes values that belong to a process or its machine and not to the run. The module is pure.
 
 Examples are run ids, temporary names, ports, restart counts, numbers of processors, and the order of a set. After a
-resume such values differ, which alone is not a loss of state. If such a value affects training, the replayed steps show
-this.
+resume, values of a process differ. This difference alone is not a loss of state. If a value of a process affects
+training, the replayed steps show the effect.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _NAMES = re.compile(
     r"|free_memory|available_memory)$|^load$",
     re.IGNORECASE,
 )
-"""Common names of such values in programs."""
+"""Common names that programs use for values of a process."""
 
 _DERIVED: tuple[Callable[[float], float], ...] = (
     lambda n: n,
@@ -48,7 +48,7 @@ _DERIVED: tuple[Callable[[float], float], ...] = (
     lambda n: min(n, 16),
     lambda n: min(n, 8),
 )
-"""Common formulas for numbers of threads and workers from the number of processors."""
+"""Common formulas that compute numbers of threads and workers from the number of processors."""
 
 
 def belongs_to_process(
@@ -60,11 +60,11 @@ def belongs_to_process(
     permuted: Collection[str],
     has_names: bool,
 ) -> frozenset[str]:
-    """The paths of the changes that belong to the process or the machine.
+    """Return the paths of the changes that belong to the process or the machine.
 
-    `known` are values that differed in a second process with the same recipe; `machines` are facts about the machine of
-    the commit and about this machine; `permuted` are collections with the same items in another order; `has_names`: the
-    values are plain, so their names and values are used.
+    `known` contains the values that differed in a second process with the same recipe. `machines` contains facts about
+    the machine of the commit and about this machine. `permuted` contains the collections with the same items in another
+    order. `has_names` means that the values are plain, so that their names and values are used.
     """
     own = {change.path for change in changes if f"{component} {change.path}" in known}
     own |= {change.path for change in changes if change.path in permuted}
@@ -76,12 +76,12 @@ def belongs_to_process(
 
 
 def _name(path: str) -> str:
-    """The last part of a path that is not a number."""
+    """Return the last part of a path that is not a number."""
     return next((part for part in reversed(path.split(".")) if not part.isdigit()), path)
 
 
 def _in_another_order(changes: Sequence[Change]) -> set[str]:
-    """Items of collections with the same values in another order, e.g. lists that were made from a set."""
+    """Return the items of collections with the same values in another order, e.g. lists that were made from a set."""
     groups: dict[str, list[Change]] = defaultdict(list)
     for change in changes:
         parent, _, item = change.path.rpartition(".")

@@ -1,8 +1,9 @@
-"""Hashes of the code of a program: its script and the user's modules that it imports.
+"""Computes hashes of the code of a program.
 
-The code is read from files. Hashes cover bytecode, as for recipes, so that comments, docstrings and formatting are
-ignored. No code is run or imported: the import statements show which modules a file imports. Hashes can be compared
-between processes with the same Python version.
+The code is the program's script and the user's modules that the script imports. The code is read from files. The hashes
+cover bytecode, as for recipes. Comments, docstrings and formatting therefore do not change a hash. No code is run or
+imported. The import statements of a file show which modules the file imports. The hashes of two processes can be
+compared only if both processes have the same Python version.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ from segue.spec import RunSpec
 from segue.user_objects import installed_folders
 
 _MOST_FILES = 500
-"""Most files of a program that are read; further files of a larger program are not compared."""
+"""Maximum number of files of a program that are read. Further files of a larger program are not compared."""
 
 
 def program_hashes(command: Sequence[str], *, folder: Path) -> dict[str, str]:
-    """A hash of each function of a program, and of the code outside of functions in each file and class.
+    """Return a hash of each function of a program, and of the code outside of functions in each file and class.
 
-    The names consist of the file, relative to its import folder, and the function. A module is included if import
+    Each name consists of the file, relative to its import folder, and the function. A module is included if import
     statements lead to it, and if it is next to the script, in `folder` (where the command runs) or on the path of this
-    process; installed packages are not included. A file that cannot be read or compiled is left out; its error appears
-    when the program runs.
+    process. Installed packages are not included. A file that cannot be read or compiled is left out. The error of this
+    file appears when the program runs.
     """
     hashes: dict[str, str] = {}
     for source in sources_of(command, folder=folder):
@@ -54,7 +55,7 @@ class SourceFile(NamedTuple):
 
 
 def sources_of(command: Sequence[str], *, folder: Path) -> Iterator[SourceFile]:
-    """The files of the user that a command reaches; see `program_hashes`."""
+    """Return the files of the user that a command reaches. See `program_hashes`."""
     waiting, places = _run_by(command, folder=folder)
     read: set[Path] = set()
     while waiting and len(read) < _MOST_FILES:
@@ -72,7 +73,7 @@ def sources_of(command: Sequence[str], *, folder: Path) -> Iterator[SourceFile]:
 
 
 def passed_to_program(spec: RunSpec) -> dict[str, str]:
-    """The values that the run spec passes to its program (command, config, files), as stored in checkpoints."""
+    """Return the values that the run spec passes to its program (command, config, files), as stored in checkpoints."""
     assert spec.program is not None
     passed: dict[str, Any] = {"command": list(spec.program.command)}
     passed |= {f"config.{name}": value for name, value in spec.config.items()}
@@ -82,13 +83,16 @@ def passed_to_program(spec: RunSpec) -> dict[str, str]:
 
 
 def script_of(command: Sequence[str], *, folder: Path) -> Path | None:
-    """The script file that a command runs; None if no file of the user is found."""
+    """Return the script file that a command runs. Return None if no file of the user is found."""
     files, _ = _run_by(command, folder=folder)
     return files[-1][0] if files else None
 
 
 def _run_by(command: Sequence[str], *, folder: Path) -> tuple[list[tuple[Path, Path]], list[Path]]:
-    """The files that a command runs (the script is the last), each with its folder; and the import folders."""
+    """Return the files that a command runs, each with its folder, and the import folders.
+
+    The script is the last file.
+    """
     is_module = command[1] == "-m"
     beside = folder if is_module else (folder / command[1]).resolve().parent
     on_path = (Path(entry) for entry in sys.path if entry)
@@ -99,7 +103,10 @@ def _run_by(command: Sequence[str], *, folder: Path) -> tuple[list[tuple[Path, P
 
 
 def _files_of(module: str, places: Sequence[Path], *, runs: bool = False) -> list[tuple[Path, Path]]:
-    """The files that an import of this module runs, each with its import folder. `runs`: the module is run by -m."""
+    """Return the files that an import of this module runs, each with its import folder.
+
+    `runs` means that the module is run by -m.
+    """
     parts = module.split(".")
     if parts[0] == "segue":
         return []
@@ -116,7 +123,7 @@ def _files_of(module: str, places: Sequence[Path], *, runs: bool = False) -> lis
 
 
 def _imported(tree: ast.Module, *, file: Path, place: Path) -> Iterator[str]:
-    """The full names of the modules that a file imports, or may import with `from package import name`."""
+    """Return the full names of the modules that a file imports, or may import with `from package import name`."""
     package = file.relative_to(place).parent.parts
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -130,7 +137,7 @@ def _imported(tree: ast.Module, *, file: Path, place: Path) -> Iterator[str]:
 
 
 def _compiled(file: Path) -> tuple[ast.Module, types.CodeType]:
-    """The file, parsed and compiled without docstrings; warnings are not shown."""
+    """Return the file, parsed and compiled without docstrings. Warnings are not shown."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         tree = _without_docstrings(ast.parse(file.read_bytes()))
@@ -147,7 +154,7 @@ def _without_docstrings(tree: ast.Module) -> ast.Module:
 
 
 def _parts(code: types.CodeType, name: str = "") -> Iterator[tuple[str, types.CodeType]]:
-    """The code outside of functions, and each function including its nested functions."""
+    """Yield the code outside of functions, and each function including its nested functions."""
     if code.co_flags & inspect.CO_OPTIMIZED:
         yield name, code
         return

@@ -1,6 +1,7 @@
-"""Comparing the setup of a run between a checkpoint and the process that resumes from it. Pure.
+"""Compares the setup of a run in a checkpoint with the setup in the process that resumes from the checkpoint.
 
-The setup describes a recipe or a program without its state: modules, settings, code, data, and the next batches.
+The module is pure. The setup describes a recipe or a program without its state. The setup consists of modules,
+settings, code, data, and the next batches.
 """
 
 from __future__ import annotations
@@ -16,46 +17,62 @@ from segue.records import Finding
 MODEL = "setup.model"
 """The class and settings of each module, and the type and shape of each tensor."""
 HYPERPARAMETERS = "setup.hyperparameters"
-"""The plain values of all objects of the recipe, as they were built."""
+"""The plain values of all objects of the recipe, as `build` made them."""
 CODE = "setup.code"
-"""Hashes of the bytecode of the user's functions and classes, or of the files of a program."""
+"""Hashes of the bytecode of the user's functions and classes.
+
+For a program, the part contains hashes of the program's files.
+"""
 DATA = "setup.data"
-"""Hashes of the arrays and long lists of the data set; large arrays are sampled."""
+"""Hashes of the arrays and long lists of the data set. Only a sample of each large array is hashed."""
 BINDING = "setup.binding"
-"""The names of the parameters in the optimizer."""
+"""The names of the parameters that the optimizer updates."""
 NEXT_BATCHES = "data.next"
 """The sample ids of the next four batches."""
 MACHINE = "setup.machine"
-"""The part of the setup with facts about the process and its machine, to recognize values that depend on these."""
+"""The part of the setup with facts about the process and its machine.
+
+It helps to recognize values that depend on the process or the machine.
+"""
 CONFIG = "setup.config"
-"""The values that the run spec passes to the recipe or the program; changes were already accepted with
-`--accept-drift`."""
+"""The values that the run spec passes to the recipe or the program.
+
+If these values changed, a person has already accepted the change with `--accept-drift`.
+"""
 RANGE = "setup.range"
-"""The object that a program loops over; it is compared at the start of the loop, where another range is refused."""
+"""The range over which a program loops.
+
+The range is compared at the start of the loop, and another range is refused there.
+"""
 RESTORED = "setup.restored"
-"""Paths of registered values among the settings; these are state, because a resume restores them."""
+"""Paths of registered values among the settings. These values are state, because a resume restores them."""
 UNTRACKED = "loose"
-"""The part of the setup about untracked state, which may explain a replay that differs."""
+"""The part of the setup about untracked state. Untracked state may explain a replay that differs."""
 VALUES = "values"
 """The part of the untracked state with the marks of its values, by path."""
 SURROUNDINGS = "setup.surroundings"
-"""The part of the setup about inputs that code reads at run time: environment variables, files, and global settings
-of libraries."""
+"""The part of the setup about inputs that code reads at run time.
+
+Such inputs are environment variables, files, and global settings of libraries.
+"""
 
 GLOBALS = "globals of "
-"""Prefix of the names of global values that a function reads; such a value may belong to the machine."""
+"""Prefix of the names of global values that a function reads. Such a global value may belong to the machine."""
 CHANNEL = "setup"
-"""The channel name in findings about the setup."""
+"""The channel name that findings about the setup use."""
 
 CHANGEABLE = (MODEL, HYPERPARAMETERS, CODE, DATA, BINDING)
-"""The parts that a person may change on purpose during a run and accept by name."""
+"""The parts of the setup that a person may change on purpose during a run, and that a person accepts by name."""
 COMPARED = (*CHANGEABLE, NEXT_BATCHES)
 NOT_STATE = frozenset((*COMPARED, CONFIG, RANGE, RESTORED, UNTRACKED))
-"""Components that are compared but not restored, so their digests are not compared like those of state."""
+"""Components that are compared but not restored.
+
+The digests of these components are therefore not compared like the digests of state.
+"""
 
 PACKAGES = "packages"
 KERNELS = "kernels"
-"""The name of changed package versions among the changes of the environment."""
+"""The name under which changed package versions appear among the changes of the environment."""
 _OF_VERSIONS = ("torch", "python", PACKAGES)
 _MOST_SHOWN = 3
 _ABSENT = "absent"
@@ -66,12 +83,17 @@ class SetupChanges:
     """The differences between the live setup and the setup in the checkpoint."""
 
     findings: tuple[Finding, ...] = ()
-    """Findings about changes that were not accepted."""
+    """Findings about changes that no person has accepted."""
     accepted: tuple[Finding, ...] = ()
-    """Findings about changes on purpose: by a new config, or named in the run spec."""
+    """Findings about changes that a person made on purpose.
+
+    Such a change comes with a new config, or is named in the run spec.
+    """
     noted: tuple[Finding, ...] = ()
-    """Findings about differences that may come from the process or the machine; they are used only to explain rows
-    that differ."""
+    """Findings about differences that may come from the process or the machine.
+
+    These findings are used only to explain rows that differ.
+    """
 
 
 def setup_changes(
@@ -84,11 +106,11 @@ def setup_changes(
 ) -> SetupChanges:
     """Compare two setups, component by component.
 
-    `process_values` are values that are known to differ in each process, each as component and path.
+    `process_values` contains the values that are known to differ in each process, each as component and path.
 
     If the checkpoint has no setup, there are no findings. If the version of torch, Python or an imported package has
-    changed, entries that only one side has are not compared, because the versions determine which entries exist. If the
-    version of Python has changed, code is not compared, because the bytecode differs.
+    changed, entries that only one side has are not compared. The reason is that the versions determine which entries
+    exist. If the version of Python has changed, code is not compared, because the bytecode differs.
     """
     other_versions = not set(_OF_VERSIONS).isdisjoint(environment_changes)
     other_config = CONFIG in committed and committed[CONFIG] != live.get(CONFIG)
@@ -134,7 +156,10 @@ def setup_changes(
 
 
 def noted_packages(others: Collection[str]) -> tuple[Finding, ...]:
-    """The finding about packages whose version differs from the checkpoint; it may explain rows that differ."""
+    """Return the finding about packages whose version differs from the version in the checkpoint.
+
+    The finding may explain rows that differ.
+    """
     if not others:
         return ()
     sentence = f"the checkpoint was made with other versions of packages: {', '.join(others)}"
@@ -143,14 +168,14 @@ def noted_packages(others: Collection[str]) -> tuple[Finding, ...]:
 
 
 def noted_kernels() -> tuple[Finding, ...]:
-    """The finding about kernels that torch.compile timed again; it may explain rows that differ."""
+    """Return the finding about kernels that torch.compile timed again. The finding may explain rows that differ."""
     sentence = "torch.compile timed and chose its kernels again, because its cache folder is not that of the checkpoint"
     fix = "share the folder of TORCHINDUCTOR_CACHE_DIR between machines, or turn off autotuning in torch.compile"
     return (Finding(component=KERNELS, channel=CHANNEL, sentence=sentence, fix=fix),)
 
 
 def _is_below(path: str, places: Collection[str]) -> bool:
-    """Whether a path is one of these places, or is below one of them."""
+    """Whether a path is one of these places, or is inside one of these places."""
     parts = path.split(".")
     return any(".".join(parts[:count]) in places for count in range(1, len(parts) + 1))
 
@@ -161,7 +186,10 @@ def _with_parts(setup: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _renamed(before: Any, now: Any) -> re.Pattern[str]:
-    """A pattern of paths that an older version of segue wrote in another form, so that they cannot be compared."""
+    """Return a pattern of paths that an older version of segue wrote in another form.
+
+    Paths of this pattern cannot be compared.
+    """
     if not isinstance(before, dict) or not isinstance(now, dict):
         return _NO_PATH
     is_numbered = any(_NUMBERED_DEFAULT.search(path) and path not in now for path in before)
@@ -169,11 +197,17 @@ def _renamed(before: Any, now: Any) -> re.Pattern[str]:
 
 
 _DEFAULT, _NUMBERED_DEFAULT, _NO_PATH = (re.compile(text) for text in (r"\.defaults\.", r"\.defaults\.\d", r"(?!)"))
-"""Paths contain the names of default arguments; in older checkpoints, paths contain their numbers."""
+"""Paths contain the names of default arguments.
+
+In older checkpoints, paths contain the numbers of default arguments instead.
+"""
 
 
 def _permuted(before: Any, now: Any) -> list[str]:
-    """The paths of long collections whose items are equal in another order; such collections have two hashes."""
+    """Return the paths of long collections whose items are equal in another order.
+
+    Each long collection has two hashes.
+    """
     if not isinstance(before, dict) or not isinstance(now, dict):
         return []
     found = (path.removesuffix(ANY_ORDER) for path in before if path.endswith(ANY_ORDER))
@@ -181,7 +215,7 @@ def _permuted(before: Any, now: Any) -> list[str]:
 
 
 def _is_only_noted(component: str, path: str) -> bool:
-    """Whether a difference is only noted, as for objects that handle samples or are called after steps."""
+    """Whether a difference is only noted, for example in objects that handle samples or that are called after steps."""
     if component == CODE:
         return path.startswith((*_OF_HANDLERS, GLOBALS))
     return component == SURROUNDINGS or (component == HYPERPARAMETERS and path.startswith(_OF_HANDLERS))
@@ -196,7 +230,9 @@ def differences(before: Any, now: Any, *, both_only: bool = False) -> list[str]:
 
 
 def differing_paths(committed: Mapping[str, Any], live: Mapping[str, Any]) -> tuple[str, ...]:
-    """The component and path of each value that differs between the setups of two processes with one recipe."""
+    """Return the component and the path of each value that differs between the setups of two processes with one
+    recipe.
+    """
     names = (name for name in (MODEL, HYPERPARAMETERS, CODE, DATA) if name in committed and name in live)
     return tuple(f"{name} {each.path}" for name in names for each in _changes(committed[name], live[name]))
 
@@ -233,7 +269,10 @@ def _sentence(component: str, changes: list[str]) -> str:
 
 
 def _in_words(change: str) -> str:
-    """A change in words; two hashes are replaced with one word, because only their difference matters."""
+    """Describe a change in words.
+
+    Two hashes are replaced with one word, because only the difference between the hashes matters.
+    """
     return _HASHES.sub(lambda found: f" is {_NEWS.get((found[1][:1], found[2][:1]), 'changed')}", change)
 
 
@@ -242,6 +281,9 @@ _NEWS = {("a", "'"): "new", ("'", "a"): "gone"}
 
 
 def _short(value: Any) -> str:
-    """The value in at most 80 characters. The middle is left out, because paths of code differ at their ends."""
+    """The value in at most 80 characters.
+
+    The middle of the value is left out, because paths of code differ at their ends.
+    """
     text = _ABSENT if value is _ABSENT else repr(value)
     return text if len(text) <= 80 else f"{text[:38]}...{text[-39:]}"

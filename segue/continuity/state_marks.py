@@ -1,7 +1,9 @@
-"""State marks: a short hash of each part of the state after a step, to compare the state after a replay.
+"""Computes state marks.
 
-The rows of a witness contain only the numbers that a step computes. If a step changes state that no later step of the
-window reads (batch statistics, an average, a mode, the count of a scheduler), only the state marks show a difference.
+A state mark is a short hash of each part of the state after a step. It is used to compare the state after a replay. The
+rows of a witness contain only the numbers that a step computes. A step may change state that no later step of the
+window reads, for example batch statistics, an average, a mode, or the count of a scheduler. Only the state marks show a
+difference in such state.
 """
 
 from __future__ import annotations
@@ -23,8 +25,11 @@ from segue.errors import UnsupportedStateError
 from segue.records import StateMark
 
 WHOLE_ELEMENTS = 16_384
-"""Number of elements above which a tensor is sampled evenly. An update changes all elements of a tensor, and reading
-gigabytes after each commit would take longer than the commit."""
+"""A tensor with more elements than this is sampled evenly.
+
+A sample is enough because an update changes all elements of a tensor. To read gigabytes after each commit would take
+longer than the commit.
+"""
 _SAMPLED = 4_096
 
 
@@ -33,12 +38,15 @@ Marks = Callable[[], dict[str, StateMark]]
 
 
 def state_marks(parts: Mapping[str, Any]) -> dict[str, StateMark]:
-    """A mark of each part of the state; `parts` are state trees by name. A part that cannot be stored has no mark."""
+    """Return a mark of each part of the state.
+
+    `parts` contains state trees by name. A part of the state that cannot be stored has no mark.
+    """
     return begin_marks(parts)()
 
 
 def begin_marks(parts: Mapping[str, Any]) -> Marks:
-    """Start the copies for the marks behind the queued work of a device; the returned function waits for them."""
+    """Start the copies for the marks behind the queued work of a device. The returned function waits for the copies."""
     begun = {}
     for name, tree in parts.items():
         try:
@@ -49,7 +57,7 @@ def begin_marks(parts: Mapping[str, Any]) -> Marks:
 
 
 def mark_of(tree: Any) -> StateMark:
-    """The mark of one state tree.
+    """Return the mark of one state tree.
 
     Raises:
         UnsupportedStateError: the tree contains a value that cannot be stored.
@@ -85,7 +93,7 @@ def _begin(tree: Any) -> Callable[[], StateMark]:
 
 
 def _without_floats(tree: Any, numbers: list[float]) -> Any:
-    """The skeleton in a fixed order; floating-point numbers are moved into `numbers`."""
+    """Return the skeleton in a fixed order. Floating-point numbers are moved into `numbers`."""
     if isinstance(tree, float):
         numbers.append(tree)
         return None
@@ -101,7 +109,10 @@ def _without_floats(tree: Any, numbers: list[float]) -> Any:
 
 
 def _by_kind(tensors: Mapping[str, torch.Tensor]) -> dict[tuple[torch.dtype, torch.device], list[torch.Tensor]]:
-    """Samples of all tensors in the order of names, grouped by type and device so that each group can be joined."""
+    """Return samples of all tensors in the order of names.
+
+    The samples are grouped by type and device, so that each group can be joined.
+    """
     found: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = defaultdict(list)
     for name in sorted(tensors):
         tensor = local_tensor(tensors[name]).detach()
@@ -118,14 +129,14 @@ def _sampled(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _joined(group: list[torch.Tensor]) -> torch.Tensor:
-    """The samples as one tensor, which is a copy."""
+    """Return the samples as one tensor, which is a copy."""
     if group[0].element_size() == 1:  # Torch cannot join some types of eight bits.
         group = [tensor.contiguous().view(torch.uint8) for tensor in group]
     return group[0].contiguous().clone() if len(group) == 1 else torch.cat(group)
 
 
 def _square(values: torch.Tensor) -> float:
-    """The sum of squares of the finite values."""
+    """Return the sum of squares of the finite values."""
     if values.dtype is torch.uint8:
         return 0.0
     norm = float(torch.linalg.vector_norm(values, dtype=_wide(values.dtype)))

@@ -1,4 +1,4 @@
-"""Reading and setting the state of random number generators."""
+"""Reads and sets the state of random number generators."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Computing the verdict about a resume from expected and observed digests and rows. Pure."""
+"""Computes the verdict about a resume from expected and observed digests and rows. The module is pure."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ _CAUSES = {
     "param_norm": (UPDATE, "the parameter norm differs after the same gradient"),
     "state": (OUTSIDE, "the state differs after the same steps"),
 }
-"""Channels in the order of cause and effect in a step; the finding names the first channel that differs."""
+"""The channels in the order of cause and effect in a step. A finding names the first channel that differs."""
 
 
 _UNSEEN = "the loss differs with the same weights, on a batch that segue cannot see"
@@ -87,15 +87,16 @@ def judge(
     metric: tuple[Finding, ...] = (),
     noise: Noise = NONE,
 ) -> Verdict:
-    """The verdict on whether a resume continued the run.
+    """Return the verdict on whether a resume continued the run.
 
-    `committed` are the digests of the checkpoint, `restored` the digests of the live objects after the restore.
-    `witness` has the rows of the steps after the commit, `replay` the rows of the same steps in the resumed attempt.
-    Rows are matched by step; rows of only one side are not compared. `setup` are the changes of the setup since the
-    checkpoint: after an accepted change, rows that differ prove nothing. `untracked` are findings about untracked state
-    that has changed since the commit; they may explain rows that differ. `early` are findings that prevented a step.
-    `metric` are findings about the user's metric, which is evaluated again. `noise` are the differences that replays
-    from one state show without a loss of state.
+    `committed` contains the digests of the checkpoint, `restored` contains the digests of the live objects after the
+    restore. `witness` contains the rows of the steps after the commit, `replay` contains the rows of the same steps in
+    the resumed attempt. The rows of both sides are matched by step. A row that only one side has is not compared.
+    `setup` contains the changes of the setup since the checkpoint. If a change was accepted, rows that differ prove
+    nothing. `untracked` contains findings about untracked state that has changed since the commit. The findings may
+    explain rows that differ. `early` contains the findings that prevented a step. `metric` contains findings about the
+    user's metric. The metric is evaluated again after the resume. `noise` contains the differences that replays from
+    one state show although no state was lost.
     """
     pairs = _pairs(witness, replay)
     found = digest_findings(committed, restored, environment_changes=environment_changes)
@@ -146,7 +147,10 @@ def _unread(noted: Sequence[Finding]) -> Iterator[str]:
 
 
 def _not_compared(committed: Digests, pairs: Sequence[tuple[WitnessRow, WitnessRow]]) -> tuple[str, ...]:
-    """The parts that a resume of this code cannot compare; programs and frameworks expose less than recipes."""
+    """List the parts that a resume of this code cannot compare.
+
+    Programs and frameworks expose fewer parts than recipes.
+    """
     rows = [row for row, _ in pairs]
     is_seen = {
         "the code": CODE in committed.components,
@@ -162,9 +166,10 @@ def _not_compared(committed: Digests, pairs: Sequence[tuple[WitnessRow, WitnessR
 def digest_findings(
     committed: Digests, restored: Digests, *, environment_changes: Container[str] = ()
 ) -> tuple[Finding, ...]:
-    """One finding for each component whose live state differs from the committed state.
+    """Return one finding for each component whose live state differs from the committed state.
 
-    Another device has no RNG streams of the earlier device; this alone is not a loss of state.
+    If the device is another one, the random streams of the earlier device are missing. This alone does not count as a
+    loss of state.
     """
     findings: list[Finding] = []
     unmatched = _unmatched_streams(committed, restored) if _DEVICE in environment_changes else ()
@@ -207,7 +212,7 @@ def _streams_of_another_device(
 
 
 def state_findings(committed: Digests, live: Digests) -> tuple[Finding, ...]:
-    """One finding for each component that was restored but changed before the first step."""
+    """Return one finding for each component that was restored but changed before the first step."""
     again = digest_findings(committed, live)
     changed = "changed between the restore and the first step"
     return tuple(f.model_copy(update={"sentence": f.sentence.replace("was not restored", changed, 1)}) for f in again)
@@ -216,7 +221,7 @@ def state_findings(committed: Digests, live: Digests) -> tuple[Finding, ...]:
 def prelude_findings(
     expected: WitnessRow, seen: Prelude, *, environment_changes: tuple[str, ...], is_first: bool
 ) -> tuple[Finding, ...]:
-    """The differences that are found before a step runs; if there are any, the step does not run."""
+    """Return the differences that are found before a step runs. If there are any differences, the step does not run."""
     skip = (*(name for name in _CAUSES if name not in Prelude._fields), *_not_comparable(environment_changes))
     found = row_findings([(expected, seen)], exact=True, skip=skip)
     return tuple(f.model_copy(update={"step": None if is_first else f.step}) for f in found)
@@ -229,7 +234,10 @@ def row_findings(
     skip: Container[str] = (),
     allowed: Mapping[str, float] = NO_TOLERANCES,
 ) -> tuple[Finding, ...]:
-    """The finding about the first channel that differs at the first step that differs; others follow from it."""
+    """Return the finding about the first channel that differs, at the first step that differs.
+
+    Other differences follow from this difference.
+    """
     for expected, found in pairs:
         for channel, (component, meaning) in _CAUSES.items():
             if channel in skip:
@@ -270,11 +278,11 @@ def _not_comparable(environment_changes: Collection[str]) -> tuple[str, ...]:
 
 
 def _of_randomness(environment_changes: Collection[str]) -> tuple[str, ...]:
-    """Channels that may differ because of another number of ranks or another device.
+    """The channels that may differ because the number of ranks or the device is another one.
 
-    Equal values are evidence of continuity, but different values prove nothing. Dropout and batch statistics depend on
-    the distribution of samples to ranks, dropout masks depend on the number of multiprocessors of the device, and sums
-    in bf16 and TF32 depend on the order of the additions.
+    If the values of these channels are equal, this is evidence of continuity. If the values differ, this proves
+    nothing. Dropout and batch statistics depend on the distribution of samples to ranks, dropout masks depend on the
+    number of multiprocessors of the device, and sums in bf16 and TF32 depend on the order of the additions.
     """
     if _WORLD_SIZE in environment_changes:
         return (*TOLERANCES, "loss_scale")
@@ -288,7 +296,7 @@ def _pairs(witness: Sequence[WitnessRow], replay: Sequence[WitnessRow]) -> list[
 
 
 def _of_first_stream(before: dict[str, str], after: dict[str, str]) -> tuple[str, str, str]:
-    """The name of the first stream that differs, and its hashes."""
+    """Return the name of the first random stream that differs, and the hashes of this stream."""
     name = next(name for name in before if before[name] != after.get(name))
     return name, before[name], after.get(name, "absent")
 
@@ -296,7 +304,7 @@ def _of_first_stream(before: dict[str, str], after: dict[str, str]) -> tuple[str
 def _of_parts(
     before: dict[str, StateMark], after: dict[str, StateMark], *, exact: bool, allowed: Mapping[str, float]
 ) -> tuple[str, str]:
-    """The component and the sentence of the finding, if parts of the state differ after the replay."""
+    """Return the component and the sentence of the finding, if parts of the state differ after the replay."""
     compared = compared_parts(before, after, exact=exact)
     parts = [
         name for name in compared if not is_same_part(name, before[name], after[name], exact=exact, allowed=allowed)

@@ -1,4 +1,4 @@
-"""Collecting witness rows of the steps after a commit, which a resume from the commit must reproduce."""
+"""Collects witness rows of the steps after a commit. A resume from the commit must reproduce these rows."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class StepRow(NamedTuple):
     state: dict[str, StateMark] | None = None
 
     def as_witness(self) -> WitnessRow:
-        """The row as a record; the norms must have been measured."""
+        """Return the row as a record. The norms of the row must have been measured."""
         return WitnessRow.model_validate(self._asdict())
 
 
@@ -43,13 +43,13 @@ class Witness:
         self._windows[step] = []
 
     def wants(self, step: int) -> bool:
-        """Whether the row of a step will be kept; rows of earlier steps may still be missing."""
+        """Whether the row of a step will be kept. Rows of earlier steps may still be missing."""
         return any(
             start < step <= start + self._width and len(rows) < self._width for start, rows in self._windows.items()
         )
 
     def completes(self, step: int) -> bool:
-        """Whether the row of a step is the last row of a window, which also has the state marks."""
+        """Whether the row of a step is the last row of a window. The last row also has the state marks."""
         return any(step == start + self._width for start in self._windows)
 
     def add(self, row: StepRow) -> None:
@@ -67,7 +67,7 @@ class Witness:
         return step not in self._windows or len(self._windows[step]) >= self._width
 
     def take_full(self) -> list[tuple[int, tuple[WitnessRow, ...]]]:
-        """The complete windows; each window is returned once."""
+        """Return the complete windows. Each window is returned only once."""
         if not self._windows:
             return []
         full = [step for step, rows in self._windows.items() if len(rows) >= self._width]
@@ -76,7 +76,7 @@ class Witness:
         return list(self._newest_full.items()) if full else []
 
     def take_rest(self) -> list[tuple[int, tuple[WitnessRow, ...]]]:
-        """The incomplete windows at the end of the attempt; fewer rows prove less."""
+        """Return the incomplete windows at the end of the attempt. A window with fewer rows proves less."""
         rest = [(step, tuple(rows)) for step, rows in self._windows.items() if rows]
         self._windows.clear()
         return rest
@@ -85,7 +85,7 @@ class Witness:
         return len(rows) < self._width and step == start + len(rows) + 1
 
     def unsealed_rows(self) -> tuple[WitnessRow, ...]:
-        """The rows so far of saves whose seal may not be written yet, by step."""
+        """The rows so far, by step, of the saves whose seal may not be written yet."""
         # The dict is copied first, because the training thread changes it.
         windows = [*self._newest_full.values(), *map(tuple, list(self._windows.values()))]
         return tuple(sorted({row.step: row for rows in windows for row in rows}.values(), key=lambda row: row.step))

@@ -1,4 +1,4 @@
-"""Reports and verdicts that the controller writes for attempts that ended without writing their own."""
+"""Writes reports and verdicts for attempts that ended before they wrote their own."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from segue.runlog.log import RunLog, Stamp
 _PHASES = {"starting": "build", "restoring": "restore", "training": "step", "stopping": "end"}
 """The name that a notice uses for each phase of a heartbeat."""
 _MEMORY_LIMIT_SHARE = 0.95
-"""Share of the memory limit from which an attempt that ended without a report counts as out of memory."""
+"""An attempt that ended without a report counts as out of memory if it used at least this share of the memory limit."""
 
 
 def declare_lost(
@@ -38,13 +38,14 @@ def declare_lost(
     failure: CodeFailure | None = None,
     notice: Notice | None = None,
 ) -> SegmentReport:
-    """Write the report of an attempt that ended without one; if the attempt has its own report by now, return that.
+    """Write the report of an attempt that ended without a report.
 
-    A `lost` attempt whose memory had reached its limit is reported as out of memory. If `was_refused` is true, the
-    attempt never had a machine.
+    If the attempt has written its own report by now, return its own report. If the memory of a `lost` attempt had
+    reached its limit, the attempt is reported as out of memory. If `was_refused` is true, the attempt never had a
+    machine.
 
     Raises:
-        StoreWriteError, StoreReadError: the report was not written; a retry is safe.
+        StoreWriteError, StoreReadError: the report was not written. It is safe to call the function again.
     """
     beat = last_heartbeat(runlog, read_history(runlog).attempt_of(plan.segment, plan.attempt))
 
@@ -67,10 +68,10 @@ def declare_lost(
 
 
 def declare_as(runlog: RunLog, plan: SegmentPlan, reason: StopReason, *, why: str) -> SegmentReport:
-    """Correct the reason of an attempt that was reported as preempted; return its newest report.
+    """Correct the reason of an attempt that was reported as preempted. Return the newest report of the attempt.
 
     Raises:
-        StoreWriteError, StoreReadError: the report was not written; a retry is safe.
+        StoreWriteError, StoreReadError: the report was not written. It is safe to call the function again.
     """
 
     def build(stamp: Stamp) -> Entry:
@@ -88,13 +89,14 @@ def declare_as(runlog: RunLog, plan: SegmentPlan, reason: StopReason, *, why: st
 
 
 class NothingToAddError(Exception):
-    """Cancels an append, because the log already has this record."""
+    """Cancels an append, because the log already contains this record."""
 
 
 def _with_memory(reason: StopReason, why: str, beat: Heartbeat | None) -> tuple[StopReason, str]:
-    """Reason and note of an attempt without a report, with the memory that its last heartbeat shows.
+    """Return the reason and the note of an attempt without a report, with the memory that the attempt's last heartbeat
+    shows.
 
-    An attempt that used nearly all of its memory limit counts as out of memory: the process that would have reported
+    An attempt that used nearly all of its memory limit counts as out of memory. The process that would have reported
     this was killed with its container.
     """
     if beat is None or reason not in (StopReason.LOST, StopReason.OUT_OF_MEMORY):
@@ -138,12 +140,13 @@ def _lost_report(
 
 
 def settle_verdict(runlog: RunLog, report: SegmentReport) -> Verdict | None:
-    """The verdict about an attempt's resume; `unverified` if the attempt ended before it wrote a verdict.
+    """Return the verdict about an attempt's resume.
 
-    None if the attempt did not resume, or never claimed the run.
+    The verdict is `unverified` if the attempt ended before it wrote a verdict. Return None if the attempt did not
+    resume, or never claimed the run.
 
     Raises:
-        StoreWriteError, StoreReadError: the verdict is not known; a retry is safe.
+        StoreWriteError, StoreReadError: the verdict is not known. It is safe to call the function again.
     """
     parent = read_history(runlog).parent_of(report.segment, report.attempt)
 

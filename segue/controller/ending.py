@@ -1,4 +1,7 @@
-"""Ends a parent from another thread, by an exception in its next sleep; a parent process of its own gets a signal."""
+"""Ends a parent from another thread, by an exception in the parent's next sleep.
+
+If a parent has a process of its own, this process gets a signal.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from segue.clock import SystemClock
 
 
 class Why(StrEnum):
-    """The reason for ending a parent that shares its process with others."""
+    """The reason for ending a parent that shares its process with other parents."""
 
     CANCELLED = "its flow run was cancelled"
     LEAVING = "the process that serves it ends"
@@ -18,8 +21,8 @@ class Why(StrEnum):
 class EndedError(BaseException):
     """A parent was asked to end.
 
-    This is a BaseException, like the exception of a signal: code that continues after an ordinary error must not
-    continue after this one.
+    This error is a BaseException, like the exception of a signal. Code that continues after an ordinary error must not
+    continue after this error.
     """
 
     def __init__(self, why: Why) -> None:
@@ -28,7 +31,7 @@ class EndedError(BaseException):
 
 
 class Ending:
-    """The request to end a parent, from any thread; the reason of the first request counts."""
+    """The request to end a parent. It may come from any thread, and the reason of the first request counts."""
 
     def __init__(self) -> None:
         self._given = threading.Event()
@@ -36,7 +39,7 @@ class Ending:
         self.why: Why | None = None
 
     def request(self, why: Why) -> None:
-        """Ask the parent to end. Returns at once."""
+        """Ask the parent to end. The method returns at once."""
         with self._lock:
             self.why = self.why or why
         self._given.set()

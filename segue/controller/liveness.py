@@ -1,4 +1,4 @@
-"""Heartbeat timeout: a process is alive as long as its heartbeat counter changes."""
+"""Implements the heartbeat timeout: a process is alive as long as its heartbeat counter changes."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 class HeartbeatTimeout:
     """Tells from repeated reads of a heartbeat counter whether its writer is alive, by the reader's monotonic clock.
 
-    While the store is unreachable, the counter can be neither read nor written. So the time between two reads counts
-    as at most half a heartbeat timeout, and the other half is left for the writer's next heartbeat.
+    While the store is unreachable, the counter can be neither read nor written. Therefore the time between two reads
+    counts as at most half a heartbeat timeout. The other half is left for the writer's next heartbeat.
     """
 
     heartbeat_timeout_seconds: float
@@ -19,7 +19,7 @@ class HeartbeatTimeout:
     _read_at: float = field(default=0.0)
 
     def update(self, counter: int | None, *, at: float) -> None:
-        """Record the counter that was read; None if there is no counter yet."""
+        """Record the counter that was read. The counter is None if there is no counter yet."""
         counter = counter or 0
         if counter == self._counter:
             self._unchanged_seconds += min(at - self._read_at, self.heartbeat_timeout_seconds / 2)
@@ -29,7 +29,7 @@ class HeartbeatTimeout:
 
     @property
     def unchanged_seconds(self) -> float:
-        """Seconds for which the counter has not changed, counted at the reads."""
+        """Return the seconds for which the counter has not changed, counted at the reads."""
         return self._unchanged_seconds
 
     @property

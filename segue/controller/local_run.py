@@ -1,4 +1,7 @@
-"""A run on this machine only: log, parent loop and wait are those of a run under Prefect; the pool is this machine."""
+"""Runs a run on this machine only.
+
+The log, the parent loop and the wait are the same as under Prefect, and the only pool is this machine.
+"""
 
 from __future__ import annotations
 
@@ -28,10 +31,10 @@ from segue.spec import RunSpec
 log = logging.getLogger(__name__)
 
 Watch = Callable[[Trainer, RunLog, SegmentPlan], None]
-"""Called repeatedly while an attempt runs; may send signals to it."""
+"""This function is called repeatedly while an attempt runs. It may send signals to the trainer."""
 
 Before = Callable[[], None]
-"""Called before each attempt, after the last process of the previous attempt has ended."""
+"""This function is called before each attempt, after the last process of the previous attempt has ended."""
 
 _PERIOD = Period(poll_seconds=0.02, ask_seconds=0.0, patience_seconds=60.0)
 
@@ -45,9 +48,9 @@ def run_here(
     on_line: OnLine | None = None,
     clock: Clock | None = None,
 ) -> Decision:
-    """Decide and train, attempt after attempt, until a decision ends the run; return that decision.
+    """Decide and train, attempt after attempt, until a decision ends the run. Return this decision.
 
-    If this call raises an exception, a trainer that still runs is killed.
+    If this call raises an exception, it kills a trainer that still runs.
 
     Raises:
         StoreWriteError, StoreReadError: the log cannot be read or written.
@@ -58,7 +61,7 @@ def run_here(
 
 
 class _Steps:
-    """The parent's steps as plain function calls."""
+    """The steps of a parent, as plain function calls."""
 
     def __init__(
         self, spec: RunSpec, runlog: RunLog, processes: _ChildProcesses, clock: Clock, *, before: Before | None
@@ -85,7 +88,7 @@ class _Steps:
 
 
 class _ChildProcesses:
-    """An orchestrator without standbys whose only pool is this machine."""
+    """An orchestrator without standbys. Its only pool is this machine."""
 
     def __init__(self, runlog: RunLog, *, watch: Watch | None, on_line: OnLine | None) -> None:
         self._runlog, self._watch, self._on_line = runlog, watch, on_line
@@ -103,12 +106,13 @@ class _ChildProcesses:
         return None
 
     def state(self, handle: str) -> str | None:
-        """As in the protocol, but also None if the trainer ended because another process holds its attempt.
+        """Return the state, as in the protocol.
 
-        In this case, the heartbeat of that process shows whether the attempt is alive.
+        Return also None if the trainer ended because another process holds the trainer's attempt. If another process
+        holds the attempt, the heartbeat of this other process shows whether the attempt is alive.
 
         Raises:
-            StoreWriteError, StoreReadError: the report could not be written; a retry is safe.
+            StoreWriteError, StoreReadError: the report could not be written. It is safe to call the method again.
         """
         if self._running is None:
             return None
@@ -159,7 +163,7 @@ class _ChildProcesses:
         self.close()
 
     def finish(self, patience_seconds: float) -> None:
-        """Wait until a trainer that has written its report ends; kill the trainer if it does not end in time."""
+        """Wait until a trainer that has written its report ends. If the trainer does not end in time, kill it."""
         if self._running is not None:
             self._running[0].wait(patience_seconds)
         self.close()

@@ -1,7 +1,8 @@
-"""The interface between controller and orchestrator: start attempts and standbys, read their state, cancel them.
+"""The interface between the controller and the orchestrator.
 
-The run's log takes precedence over every answer of an orchestrator. Implementations are
-`segue.prefect.prefect_orchestrator` (Prefect) and `segue.controller.local_run` (processes on this machine).
+The controller starts attempts and standbys, reads their state, and cancels them. The run's log takes precedence over
+every answer of an orchestrator. The implementations are `segue.prefect.prefect_orchestrator` (Prefect) and
+`segue.controller.local_run` (processes on this machine).
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from segue.spec import RunSpec
 
 
 class Orchestrator(Protocol):
-    """Starts attempts and standbys; each has a handle, which stays valid if the controller is restarted."""
+    """Starts attempts and standbys. Each has a handle, and the handle stays valid if the controller is restarted."""
 
     def submit(self, spec: RunSpec, plan: SegmentPlan) -> str:
-        """Start the attempt of a plan, if it was not started before; return its handle.
+        """Start the attempt of a plan, if it was not started before. Return the handle of the attempt.
 
         Raises:
             OrchestratorError: the attempt cannot be started.
@@ -25,9 +26,10 @@ class Orchestrator(Protocol):
         ...
 
     def submit_again(self, spec: RunSpec, plan: SegmentPlan, number: int) -> str | None:
-        """Start the attempt of a plan once more, beside its first start; return the handle of the new start.
+        """Start the attempt of a plan once more, beside the attempt's first start. Return the handle of the new start.
 
-        The same number always gives the same handle. None if this orchestrator has no other place for the attempt.
+        The same number always gives the same handle. The method returns None if this orchestrator has no other place
+        for the attempt.
 
         Raises:
             OrchestratorError: the attempt cannot be started.
@@ -35,53 +37,76 @@ class Orchestrator(Protocol):
         ...
 
     def submit_standby(self, spec: RunSpec, standby: str, *, deployment: str) -> str | None:
-        """Start a standby on a pool, or find the standby of that name; None if the orchestrator does not answer."""
+        """Start a standby on a pool, or find the standby with this name.
+
+        Return None if the orchestrator does not answer.
+        """
         ...
 
     def state(self, handle: str) -> str | None:
-        """Name of the final state; None if there is none yet, or if the orchestrator does not answer.
+        """Return the name of the final state.
+
+        Return None if there is no final state yet, or if the orchestrator does not answer.
 
         Raises:
-            OrchestratorError: the orchestrator did not answer the submission at first, and then refused it.
+            OrchestratorError: the orchestrator did not answer the submission at first, and then refused the submission.
         """
         ...
 
     def is_running(self, handle: str) -> bool:
-        """Whether the attempt is known to run on a machine; must not block."""
+        """Whether the attempt is known to run on a machine. The method must not block."""
         ...
 
     def starting_seconds(self, handle: str) -> float | None:
-        """Seconds since a worker or a machine took the attempt; None if none has taken it yet. Must not block."""
+        """Return the seconds since a worker or a machine took the attempt.
+
+        Return None if none has taken the attempt yet. The method must not block.
+        """
         ...
 
     def flow_run_id(self, handle: str) -> str | None:
-        """The id of the flow run, as in a claim; None if there is no flow run, or its id is not known yet."""
+        """Return the id of the flow run, as in a claim.
+
+        Return None if there is no flow run, or if its id is not known yet.
+        """
         ...
 
     def why_waiting(self, handle: str) -> str | None:
-        """The reason why the attempt does not start, such as a paused pool; None if it is not known. Must not block."""
+        """Return the reason why the attempt does not start, for example a paused pool.
+
+        Return None if the reason is not known. The method must not block.
+        """
         ...
 
     def queues(self, spec: RunSpec, handle: str) -> Queues | None:
-        """The queues for this spot attempt and for an attempt on on-demand; None if not known. Must not block."""
+        """Return the queues for this spot attempt and for an attempt on on-demand.
+
+        Return None if the queues are not known. The method must not block.
+        """
         ...
 
     def refusal(self, handle: str) -> str | None:
-        """Why the pool could not start an attempt that has ended; None if it was started, or if not known."""
+        """Return the reason why the pool could not start an attempt that has ended.
+
+        Return None if the attempt was started, or if this is not known.
+        """
         ...
 
     def was_cancelled(self, handle: str) -> bool:
-        """Whether a person cancelled the attempt; False if the orchestrator does not answer."""
+        """Whether a person cancelled the attempt. The result is False if the orchestrator does not answer."""
         ...
 
     def cancel(self, handle: str, why: str, *, reason: StopReason = StopReason.CANCELLED) -> None:
-        """Cancel an attempt that has not started, giving this reason; failures are ignored."""
+        """Cancel an attempt that has not started, with this reason. Failures are ignored."""
         ...
 
     def cancel_standby(self, handle: str, why: str) -> None:
-        """Cancel a standby, which may have no process yet; failures are ignored."""
+        """Cancel a standby, which may have no process yet. Failures are ignored."""
         ...
 
     def mark_lost(self, handle: str, why: str) -> None:
-        """If the orchestrator still shows a lost attempt as running, show it as lost; failures are ignored."""
+        """If the orchestrator still shows a lost attempt as running, let it show the attempt as lost.
+
+        Failures are ignored.
+        """
         ...

@@ -1,6 +1,6 @@
-"""The loop of a parent: decide, run an attempt, judge the attempt's resume, until a decision ends the run.
+"""Runs the loop of a parent: decide, run an attempt, judge the attempt's resume, until a decision ends the run.
 
-The Prefect flow `train` and a run on this machine only (`local_run`) share this loop; each has its own `Steps`.
+The Prefect flow `train` and a run on this machine only (`local_run`) use the same loop. Each has its own `Steps`.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from segue.records import SegmentPlan, SegmentReport, Verdict
 
 
 class Steps(Protocol):
-    """The steps of the loop; each may block, and writes its result to the run's log."""
+    """The steps of the loop. Each step may block, and writes its result to the run's log."""
 
     def decide(self) -> Decision: ...
 
     def run(self, plan: SegmentPlan) -> SegmentReport: ...
 
     def judge(self, report: SegmentReport) -> Verdict | None:
-        """The verdict about the attempt's resume; None if the attempt did not resume."""
+        """Return the verdict about the attempt's resume. Return None if the attempt did not resume."""
         ...
 
 
@@ -33,7 +33,7 @@ class Ended(NamedTuple):
 def drive(steps: Steps) -> Ended:
     """Run the loop until a decision ends the run.
 
-    A parent that is killed and started again continues from the run's log: the loop keeps no state.
+    If a parent is killed and started again, it continues from the run's log, because the loop keeps no state.
     """
     has_resumed = False
     while True:

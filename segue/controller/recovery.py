@@ -1,7 +1,8 @@
-"""Recovery of parents: the heartbeat of a parent, and the search for open runs whose parent is dead.
+"""Recovers runs whose parent is dead: parents write heartbeats, and a search finds open runs with a dead parent.
 
 A parent may be killed, be restarted or lose its worker at any moment. The parent's record in the store shows that the
-run is open, and the counter in the record shows whether the parent is alive. A new parent continues from the run's log.
+run is open. The counter in the record shows whether the parent is alive. A new parent continues the run from the run's
+log.
 """
 
 from __future__ import annotations
@@ -28,12 +29,14 @@ log = logging.getLogger(__name__)
 _MOST_PERIOD_SECONDS = 5.0
 _MOST_TIMEOUT_SECONDS, _MOST_REMOTE_TIMEOUT_SECONDS = 20.0, 25.0
 _PERIOD_PER_HEARTBEAT = 2.5
-"""A parent waits for hours, so its heartbeat is slower than a trainer's, and even slower in a remote store."""
+"""The period of a parent's heartbeat is this multiple of the period of a trainer's heartbeat, because a parent waits
+for hours. In a remote store, the period of a parent is even longer.
+"""
 _LOOK_SECONDS, _REMOTE_LOOK_SECONDS = 0.5, 2.5
 
 
 class ParentHeartbeat:
-    """The heartbeat of this process as the parent of a run; at most one living parent holds the record of a run."""
+    """The heartbeat of this process as the parent of a run. At most one living parent holds the record of a run."""
 
     def __init__(
         self,
@@ -45,7 +48,7 @@ class ParentHeartbeat:
         server_id: str = "",
         adopted_by: str | None = None,
     ) -> None:
-        """`adopted_by` is the heartbeat of the flow run's slot, if the slot has a heartbeat of its own."""
+        """`adopted_by` is the heartbeat of the flow run's slot, if this slot has a heartbeat of its own."""
         liveness = spec.liveness
         self._store, self._clock = store, clock
         period_seconds = min(_MOST_PERIOD_SECONDS, _PERIOD_PER_HEARTBEAT * liveness.heartbeat_seconds)
@@ -69,12 +72,12 @@ class ParentHeartbeat:
         self._server_id = server_id
 
     def take_over(self, *, after: str | None = None) -> None:
-        """Become the run's parent, after waiting until it is clear that no other parent is alive.
+        """Become the run's parent, after a wait until it is clear that no other parent is alive.
 
         `after` is the id of a parent that is known to be dead.
 
         Raises:
-            ParentAliveError: another parent is alive; nothing was changed.
+            ParentAliveError: another parent is alive. Nothing was changed.
             StoreReadError, StoreWriteError: the store could not be used.
         """
         watch = OrphanWatch(self._store, clock=self._clock)
@@ -100,7 +103,7 @@ class ParentHeartbeat:
 
     @contextmanager
     def beating(self) -> Iterator[None]:
-        """Write heartbeats until the block ends; after an exception, the run stays open for another parent."""
+        """Write heartbeats until the block ends. After an exception, the run stays open for another parent."""
         thread = threading.Thread(target=self._work, name="segue-parent-heartbeat", daemon=True)
         thread.start()
         try:
@@ -112,20 +115,24 @@ class ParentHeartbeat:
         self._end_thread(thread)
 
     def show(self, waiting: str | None) -> None:
-        """Show the reason for waiting in the next heartbeat; None if the run does not wait."""
+        """Show in the next heartbeat the reason why the run waits. None means that the run does not wait."""
         self._waiting = waiting
 
     def show_guard(self, *, server_id: str, unguarded: str | None) -> None:
-        """Show in the next heartbeat which server would restart this parent, or the reason why no server would.
+        """Show in the next heartbeat which server would restart this parent, or the reason why no server would restart
+        it.
 
-        A server that lost its database has a new id. An empty `server_id` means that the server is not known; the
-        known id is then kept.
+        If a server lost its database, the server has a new id. If `server_id` is empty, the server is not known. In
+        this case the known id is kept.
         """
         self._server_id = server_id or self._server_id
         self._unguarded = unguarded
 
     def close(self) -> None:
-        """Remove the record, because the run has ended; if this fails, recovery removes the record later."""
+        """Remove the record of the parent, because the run has ended.
+
+        If the removal fails, recovery removes the record later.
+        """
         try:
             remove_parent(self._store, self._record)
         except (StoreReadError, StoreWriteError) as error:
@@ -165,12 +172,12 @@ class Life(StrEnum):
 
 
 class OrphanWatch:
-    """Tells which parents of a store's open runs are dead, from repeated reads of their records."""
+    """Finds the dead parents of a store's open runs by repeated reads of the parents' records."""
 
     def __init__(self, store: Store, *, clock: Clock) -> None:
         self._store, self._clock = store, clock
         self.found = 0
-        """Number of open runs that `find` has looked at."""
+        """Number of open runs that `find` has checked."""
         self._first: dict[str, ParentRecord] = {}
         self._timeouts: dict[tuple[str, str], HeartbeatTimeout] = {}
 
@@ -191,10 +198,13 @@ class OrphanWatch:
         return Life.UNKNOWN if is_same else Life.ALIVE
 
     def find(self) -> list[ParentRecord]:
-        """The dead parents of a store's open runs; waits until each parent is known to be alive or dead.
+        """Return the dead parents of a store's open runs.
+
+        The method waits until each parent is known to be alive or dead.
 
         Raises:
-            StoreReadError, StoreWriteError: the store could not be used, so parents cannot write heartbeats either.
+            StoreReadError, StoreWriteError: the store could not be used. Parents therefore cannot write heartbeats
+                either.
         """
         probe_writes(self._store)
         dead: list[ParentRecord] = []
@@ -221,7 +231,7 @@ def register_start(store: Store, spec: RunSpec, *, clock: Clock, server_id: str 
     """Record the request to start a run, so that recovery finds the run even if its parent never begins.
 
     Raises:
-        StoreReadError, StoreWriteError: nothing was recorded; a retry is safe.
+        StoreReadError, StoreWriteError: nothing was recorded. It is safe to call the function again.
     """
     if read_parent(store, spec.run_id) is None:
         timing = {"timeout_seconds": _timeout_seconds(store, spec), "beat_at": clock.now()}
@@ -229,7 +239,10 @@ def register_start(store: Store, spec: RunSpec, *, clock: Clock, server_id: str 
 
 
 def forget_parent(store: Store, run_id: str) -> None:
-    """Remove the record of a run that a person has ended, so that recovery does not restart it; failures are logged."""
+    """Remove the record of a run that a person has ended, so that recovery does not restart the run.
+
+    Failures are logged.
+    """
     try:
         found = read_parent(store, run_id)
         if found is not None:
@@ -239,7 +252,7 @@ def forget_parent(store: Store, run_id: str) -> None:
 
 
 def withdraw_start(store: Store, run_id: str) -> None:
-    """Remove the record of a start that was refused before a parent began; failures are logged."""
+    """Remove the record of a start that was refused before a parent began. Failures are logged."""
     try:
         found = read_parent(store, run_id)
         if found is not None and not found.parent_id:

@@ -1,7 +1,8 @@
-"""Looks of recovery at a store: segue avoids needless looks, and warns if no look has ended for a long time.
+"""Manages the checks of a store by recovery.
 
-A look that was killed does not prevent the next look: its age is measured by the clock of the store alone, and two
-looks at the same time do no harm.
+Segue avoids checks that are not needed, and warns if no check has ended for a long time. A check that was killed does
+not prevent the next check, because its age is measured only by the clock of the store. Two checks at the same time do
+no harm.
 """
 
 from __future__ import annotations
@@ -29,11 +30,14 @@ from segue.units import duration
 log = logging.getLogger(__name__)
 
 _FRESH_SECONDS = 10.0
-"""Seconds after the end of a look in which no new look is needed; delayed looks all start at the same moment."""
+"""Seconds after the end of a check in which no new check is needed. Delayed checks all start at the same moment."""
 _LEASE_SECONDS = 20.0
-"""Seconds for which a look that has begun keeps other looks from beginning; a killed look delays them no longer."""
+"""Seconds for which a check that has begun keeps other checks from beginning.
+
+A killed check delays the other checks no longer than this.
+"""
 LEAST_SILENCE_SECONDS = 180.0
-"""Shortest time without a completed look after which a warning is given."""
+"""Shortest time in seconds without a completed check after which a warning is given."""
 _SILENT_INTERVALS = 3.0
 SILENCE_FIX = (
     "Fix: `segue doctor` shows whether the schedule of recover/recover runs, and `prefect worker start --pool parents` "
@@ -42,7 +46,7 @@ SILENCE_FIX = (
 
 
 def is_needless(*, begun_seconds_ago: float | None, ended_seconds_ago: float | None) -> bool:
-    """Whether another look has just ended or is running; an age is negative if the store's clock was set back."""
+    """Whether another check has just ended or is running. An age is negative if the store's clock was set back."""
     if ended_seconds_ago is not None and 0 <= ended_seconds_ago < _FRESH_SECONDS:
         return True
     if begun_seconds_ago is None or not 0 <= begun_seconds_ago < _LEASE_SECONDS:
@@ -51,13 +55,15 @@ def is_needless(*, begun_seconds_ago: float | None, ended_seconds_ago: float | N
 
 
 def silence_limit_seconds(interval_seconds: float | None) -> float:
-    """Seconds without a completed look after which a warning is given, for a schedule with this interval."""
+    """Return the seconds without a completed check after which a warning is given, for a schedule with this
+    interval.
+    """
     return max(LEAST_SILENCE_SECONDS, _SILENT_INTERVALS * (interval_seconds or 0.0))
 
 
 @dataclass(frozen=True)
 class Look:
-    """A running look at a store."""
+    """A running check of a store."""
 
     store: Store
     look_id: str
@@ -65,7 +71,7 @@ class Look:
     interval_seconds: float | None
 
     def end(self) -> None:
-        """Record that this look has ended; if the record cannot be written, parents report that no look has ended."""
+        """Record that this check has ended. If the record cannot be written, parents report that no check has ended."""
         try:
             before = read_look(self.store)
             known_seconds = before.interval_seconds if before is not None else None
@@ -83,10 +89,12 @@ class Look:
 def begin_look(
     store: Store, *, clock: Clock, interval_seconds: float | None = None, is_asked_for: bool = False
 ) -> Look | None:
-    """Begin a look at a store; None if another look makes it needless. A look that a person requests always begins.
+    """Begin a check of a store.
+
+    Return None if another check makes this check unnecessary. A check that a person requests always begins.
 
     Raises:
-        StoreReadError, StoreWriteError: the store could not be used, so parents cannot write heartbeats either.
+        StoreReadError, StoreWriteError: the store could not be used. Parents therefore cannot write heartbeats either.
     """
     probe_writes(store)
     if not is_asked_for and _has_another(store):
@@ -111,9 +119,10 @@ def _age(now: datetime | None, then: datetime | None) -> float | None:
 
 
 def seconds_without_look(store: Store, *, now: datetime) -> float | None:
-    """Seconds since the last completed look if they exceed the limit; None otherwise, or if no look has ended yet.
+    """Return the seconds since the last completed check, if they exceed the limit.
 
-    This is for a single check, by the clock of this machine; a parent uses a `SilenceWatch`.
+    Return None otherwise, and if no check has ended yet. This function is for a single call, and uses the clock of this
+    machine. A parent uses a `SilenceWatch` instead.
 
     Raises:
         StoreReadError: the store could not be read.
@@ -126,19 +135,21 @@ def seconds_without_look(store: Store, *, now: datetime) -> float | None:
 
 
 def silence_sentence(seconds: float) -> str:
-    """A sentence about the consequence if no look has ended for `seconds`."""
+    """Return a sentence about the consequence if no check has ended for `seconds`."""
     return f"no look of `recover` has ended for {duration(seconds)}: a parent that dies is not started again"
 
 
 class SilenceWatch:
-    """Watches whether looks at a store still end, by the counter of looks and the watcher's monotonic clock."""
+    """Watches whether checks of a store still end, by the counter of checks and the watcher's monotonic clock."""
 
     def __init__(self, store: Store, *, clock: Clock) -> None:
         self._store, self._clock = store, clock
         self._timeout = HeartbeatTimeout(LEAST_SILENCE_SECONDS)
 
     def look(self, *, interval_seconds: float | None) -> float | None:
-        """Seconds since the last completed look if they are too many for a schedule with this interval; else None.
+        """Return the seconds since the last completed check, if they are too many for a schedule with this interval.
+
+        Otherwise return None.
 
         Raises:
             StoreReadError: the store could not be read.

@@ -1,4 +1,6 @@
-"""One attempt on this machine: its trainer process, the notices for the trainer, and the attempt's report."""
+"""Runs one attempt on this machine: the attempt's trainer process, the notices for the trainer, and the attempt's
+report.
+"""
 
 from __future__ import annotations
 
@@ -39,41 +41,47 @@ _HUNG = "no thread of the trainer ran any more; the stacks of its threads are in
 _CRASHES = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
 
 _patiently = partial(patiently, patience_seconds=OUTAGE_SECONDS)
-"""Retries while the store is unreachable: after the trainer's end, the segment only has to write the report."""
+"""Retries an operation while the store is unreachable.
+
+After the trainer's end, the segment only has to write the report, so it can wait for the store.
+"""
 
 
 class Requests(Protocol):
-    """Requests of the orchestrator to a segment while it runs."""
+    """The requests of the orchestrator to a running segment."""
 
     def look(self) -> None:
-        """Forward a requested cancellation; called several times a second, and must not block."""
+        """Forward a requested cancellation. The method is called several times a second and must not block."""
         ...
 
     def was_cancelled(self) -> bool:
-        """Whether a person cancelled this segment; called once, after a notice has ended the trainer."""
+        """Whether a person cancelled this segment. The method is called once, after a notice has ended the trainer."""
         ...
 
 
 @dataclass(frozen=True)
 class TrainerEnd:
-    """How a trainer process ended."""
+    """Describes how a trainer process ended."""
 
     exit_code: int | None
-    """The exit code; None if the process has ended and its exit code is not known."""
+    """The exit code of the process. The value is None if the process has ended and its exit code is not known."""
     was_out_of_memory: bool = False
     """Whether the kernel killed one of the trainer's processes because memory ran out."""
     evidence: str | None = None
-    """The evidence of a kill for memory on this machine."""
+    """The evidence that a process on this machine was killed because memory ran out."""
     elsewhere: Ending | None = None
-    """The end that was reported to the launcher, if the trainer was on another machine."""
+    """The trainer's end as the launcher reported it, if the trainer was on another machine."""
     notice: Notice | None = None
-    """The notice that was forwarded to the trainer; without a report, the trainer has not answered it."""
+    """The notice that was forwarded to the trainer. If the trainer wrote no report, it has not answered the notice."""
     printed: str = ""
     """The last lines that the trainer printed about the cause of its end."""
 
     @classmethod
     def of(cls, exit_code: int, *, kills: RecentKills, elsewhere: Ending | None = None) -> Self:
-        """The end with this exit code; `kills` has read the kernel's counters while the trainer ran on this machine."""
+        """Return the end with this exit code.
+
+        `kills` has read the kernel's counters while the trainer ran on this machine.
+        """
         if elsewhere is not None:
             return cls(exit_code, elsewhere.was_out_of_memory, elsewhere=elsewhere)
         evidence = kills.evidence(was_killed=exit_code == -signal.SIGKILL)
@@ -89,7 +97,7 @@ class TrainerEnd:
 
     @property
     def reason(self) -> StopReason:
-        """The stop reason of an attempt whose trainer ended this way without a report."""
+        """The stop reason of an attempt whose trainer ended in this way without a report."""
         if self.was_out_of_memory or self.exit_code == ExitCode.OUT_OF_MEMORY:
             return StopReason.OUT_OF_MEMORY
         if self.elsewhere is not None and self.elsewhere.refusal is not None:
@@ -98,13 +106,13 @@ class TrainerEnd:
 
     @property
     def failure(self) -> CodeFailure | None:
-        """Why the trainer can never start as requested; None if it can start."""
+        """The reason why the trainer can never start as requested. The value is None if the trainer can start."""
         refusal = self.elsewhere.refusal if self.elsewhere is not None else None
         return None if refusal is None else CodeFailure(type=type(refusal).__name__, message=str(refusal), traceback="")
 
     @property
     def why(self) -> str:
-        """The note of a report that the trainer did not write itself."""
+        """The note for a report that the trainer did not write itself."""
         printed = f"; it printed: {self.printed}" if self.printed and self._crashed else ""
         if self.elsewhere is None:
             return f"the trainer {self.in_words} without a report{printed}"
@@ -132,7 +140,7 @@ class TrainerEnd:
 
 
 class NoticeRelay:
-    """Forwards notices to the trainer, including notices that arrived before the trainer started."""
+    """Forwards notices to the trainer. Notices that arrived before the trainer started are forwarded too."""
 
     def __init__(self) -> None:
         self._trainer: Trainer | None = None
@@ -147,13 +155,13 @@ class NoticeRelay:
         return list(self._given)
 
     def give(self, number: signal.Signals = signal.SIGTERM) -> None:
-        """Record the notice and forward it as this signal; safe to call from a signal handler."""
+        """Record the notice and forward it as this signal. A signal handler may call this method."""
         self._given[number] = True
         if self._trainer is not None:
             self._trainer.give_notice(number)
 
     def attach(self, trainer: Trainer) -> None:
-        """Forward notices to this trainer from now on, and earlier notices at once."""
+        """Forward notices to this trainer from now on. Forward earlier notices at once."""
         self._trainer = trainer
         for number in self.given():
             trainer.give_notice(number)
@@ -169,9 +177,9 @@ def run_attempt(
     on_line: OnLine,
     flow_run_id: str | None = None,
 ) -> SegmentReport | None:
-    """Train the attempt of a plan to its end; after a planned end, train the next attempt on this machine too.
+    """Train the attempt of a plan to its end. After a planned end, train the next attempt on this machine too.
 
-    Return the last report, which is in the log; None if another process holds the attempt.
+    The function returns the last report, which is in the log. It returns None if another process holds the attempt.
     """
     lines = LastLines(on_line)
     trainer = launch_soonest(Assignment(spec=spec, plan=plan, flow_run_id=flow_run_id), on_line=lines)
@@ -189,9 +197,10 @@ def run_standby(
     on_line: OnLine,
     flow_run_id: str | None = None,
 ) -> SegmentReport | Left | None:
-    """Wait as a standby, then train the assigned attempt like `run_attempt`; if no attempt comes, return why it left.
+    """Wait as a standby, then train the assigned attempt like `run_attempt`.
 
-    None if another process holds the attempt.
+    If no attempt comes, return the reason why the standby left. The function returns None if another process holds the
+    attempt.
     """
     runlog = _patiently(lambda: open_log(spec, clock=clock).reload(), what="log")
     lines = LastLines(on_line)
@@ -212,13 +221,14 @@ def run_standby(
 def conclude(
     runlog: RunLog, plan: SegmentPlan, end: TrainerEnd, *, flow_run_id: str | None = None
 ) -> SegmentReport | None:
-    """The report of an attempt whose trainer has ended; made from the `end` if the trainer wrote no report.
+    """Return the report of an attempt whose trainer has ended.
 
-    None if another process, which may be alive, holds the same attempt: the trainer ended for this reason, or a start
-    with another `flow_run_id` has claimed the attempt or may still claim it.
+    If the trainer wrote no report, the report is made from `end`. The function returns None if another process holds
+    the same attempt. This process may be alive. Either the trainer ended because of this other process, or a start with
+    another `flow_run_id` has claimed the attempt or may still claim it.
 
     Raises:
-        StoreWriteError, StoreReadError: the outcome is not known; a retry is safe.
+        StoreWriteError, StoreReadError: the outcome is not known. It is safe to call the function again.
     """
     history = read_history(runlog)
     if history.report_of(plan.segment, plan.attempt) is None and _is_anothers(history, plan, end, flow_run_id):
@@ -236,10 +246,12 @@ def _is_anothers(history: History, plan: SegmentPlan, end: TrainerEnd, flow_run_
 
 
 def report_or_lost(runlog: RunLog, plan: SegmentPlan, end: TrainerEnd) -> SegmentReport:
-    """The report of an attempt whose trainer has ended; made from the `end` if the trainer wrote no report.
+    """Return the report of an attempt whose trainer has ended.
+
+    If the trainer wrote no report, the report is made from `end`.
 
     Raises:
-        StoreWriteError, StoreReadError: the outcome is not known; a retry is safe.
+        StoreWriteError, StoreReadError: the outcome is not known. It is safe to call the function again.
     """
     history = read_history(runlog)
     report = history.report_of(plan.segment, plan.attempt)
@@ -261,7 +273,7 @@ def report_or_lost(runlog: RunLog, plan: SegmentPlan, end: TrainerEnd) -> Segmen
 
 
 class _Segment:
-    """The attempts that this machine trains, one after the other: after each planned end, the next attempt follows."""
+    """The attempts that this machine trains one after the other. After each planned end, the next attempt follows."""
 
     def __init__(
         self,
@@ -277,7 +289,10 @@ class _Segment:
         self._lines, self._flow_run_id = lines, flow_run_id
 
     def train(self, plan: SegmentPlan, trainer: Trainer) -> SegmentReport | None:
-        """Train until an attempt ends before its planned end, or no further plan comes; return the last report."""
+        """Train until an attempt ends before its planned end, or until no further plan comes.
+
+        Return the last report.
+        """
         while True:
             with closing(NextTrainer(partial(launch_standby, self._spec, on_line=self._lines))) as next_trainer:
                 report = self._to_its_end(plan, trainer, next_trainer)

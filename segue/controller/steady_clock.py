@@ -1,7 +1,7 @@
-"""The clock for the decisions of one run: it advances with monotonic time, and slowly follows a reference clock.
+"""The clock for the decisions of one run. The clock advances with monotonic time, and slowly follows a reference clock.
 
-The reference is the clock of the orchestrator's server, or of the store. If only this machine's clock or only the
-reference jumps, decisions are not affected, because the other clocks still agree with monotonic time.
+The reference clock is the clock of the orchestrator's server, or the clock of the store. If only this machine's clock
+or only the reference clock jumps, decisions are not affected, because the other clock still agrees with monotonic time.
 """
 
 from __future__ import annotations
@@ -20,14 +20,20 @@ from segue.units import duration
 log = logging.getLogger(__name__)
 
 JUMP_SECONDS = 2.0
-"""A clock has jumped if it moved against monotonic time by more than this between two looks."""
+"""A clock has jumped if it moved against monotonic time by more than this number of seconds between two checks."""
 _WRONG_SECONDS = 5.0
-"""Difference from the reference at the start for which a warning is logged; a smaller one is only corrected."""
+"""If the difference from the reference clock at the start is larger than this number of seconds, a warning is logged.
+
+A smaller difference is only corrected.
+"""
 _SLEW = 0.05
-"""Largest correction by an unconfirmed reference, as a share of the time since the last reading."""
+"""Largest correction by a reference clock that nothing confirms, as a share of the time since the last reading."""
 _LOOK_SECONDS = 1.0
 _REFERENCE_SECONDS, _FIRST_REFERENCE_SECONDS = 60.0, 5.0
-"""Seconds between two reads of the reference; the second value applies until the reference has answered once."""
+"""Seconds between two reads of the reference clock.
+
+The second value applies until the reference clock has answered once.
+"""
 
 
 class Reading(NamedTuple):
@@ -40,15 +46,18 @@ class Reading(NamedTuple):
 
 
 Reference = Callable[[], Reading | None]
-"""Reads the reference clock; returns None if it does not answer. May take seconds."""
+"""A function that reads the reference clock.
+
+It returns None if the reference clock does not answer. The function may take seconds.
+"""
 
 
 @dataclass(frozen=True)
 class Correction:
-    """The correction that follows from a reading of the reference."""
+    """The correction that follows from a reading of the reference clock."""
 
     seconds: float
-    """The seconds by which the clock is moved."""
+    """The number of seconds by which the clock is moved."""
     kind: Literal["agrees", "first", "slept", "follows"]
 
 
@@ -59,10 +68,10 @@ def correction(
     local_jump_seconds: float,
     passed_seconds: float | None,
 ) -> Correction:
-    """The correction of a clock that differs from the reference by `error_seconds`. Pure.
+    """Return the correction of a clock that differs from the reference clock by `error_seconds`. The function is pure.
 
-    `local_jump_seconds` is the sum of the jumps of this machine's clock since the last agreement with the reference.
-    `passed_seconds` is the time since the previous reading; None for the first reading.
+    `local_jump_seconds` is the sum of the jumps of this machine's clock since the clocks last agreed. `passed_seconds`
+    is the time since the previous reading. It is None for the first reading.
     """
     if abs(error_seconds) <= uncertainty_seconds:
         return Correction(0.0, "agrees")
@@ -85,7 +94,10 @@ class LocalJumps:
         """The sum of the jumps in seconds, since the last reset to 0."""
 
     def look(self) -> float:
-        """Seconds by which the clock has jumped since the last look; 0 if the movement is too small for a jump."""
+        """Return the seconds by which the clock has jumped since the last check.
+
+        Return 0 if the movement is too small for a jump.
+        """
         offset = self._base.now().timestamp() - self._base.monotonic()
         moved, self._offset = offset - self._offset, offset
         if abs(moved) <= JUMP_SECONDS:
@@ -95,11 +107,11 @@ class LocalJumps:
 
 
 class SteadyClock:
-    """The time of one run; `now` never jumps, even if this machine's clock jumps."""
+    """The time of one run. The method `now` never jumps, even if this machine's clock jumps."""
 
     def __init__(self, base: Clock, *, reference: Reference) -> None:
         self.base, self._reference = base, reference
-        """The clock for monotonic time and for sleeping."""
+        """The first object is the clock for monotonic time and for sleeping, the second reads the reference clock."""
         self._offset = base.now().timestamp() - base.monotonic()
         self._jumps = LocalJumps(base)
         self._read_at: float | None = None
@@ -107,7 +119,7 @@ class SteadyClock:
         self._is_reference_off = False
         self._looking = threading.Lock()
         self.trouble: str | None = None
-        """The known problem of a clock, for the run's page; None if no problem is known."""
+        """The known problem of a clock, for the run's page. The value is None if no problem is known."""
 
     def now(self) -> datetime:
         return datetime.fromtimestamp(self.base.monotonic() + self._offset, UTC)
@@ -119,7 +131,7 @@ class SteadyClock:
         self.base.sleep(seconds)
 
     def look(self) -> None:
-        """Compare the clocks, and read the reference if that is due; may take seconds."""
+        """Compare the clocks, and read the reference clock if a read is due. The method may take seconds."""
         with self._looking:
             self._look_at_local()
             every = _FIRST_REFERENCE_SECONDS if self._read_at is None else _REFERENCE_SECONDS
@@ -165,7 +177,10 @@ class SteadyClock:
 
 @contextmanager
 def steady(base: Clock, *, reference: Reference) -> Iterator[SteadyClock]:
-    """A clock that a thread corrects until the block ends; the reference is read once before the block begins."""
+    """A block with a clock that a thread corrects until the block ends.
+
+    The reference clock is read once before the block begins.
+    """
     clock, stop = SteadyClock(base, reference=reference), threading.Event()
 
     def look() -> None:

@@ -1,6 +1,7 @@
-"""Supervision of a trainer by its segment: the segment ends a trainer whose attempt is over or that ignores a notice.
+"""The supervision of a trainer by its segment.
 
-A trainer ends by itself in both cases, except if it hangs or is suspended, or if none of its threads runs any more.
+The segment ends a trainer whose attempt is over or that ignores a notice. Usually, such a trainer ends by itself. The
+segment has to end it only if the trainer hangs or is suspended, or if none of its threads runs any more.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ log = logging.getLogger(__name__)
 
 
 def look_seconds(spec: RunSpec) -> float:
-    """Shortest time in seconds between two looks for a request."""
+    """Return the shortest time in seconds between two checks for a request."""
     # On a remote store, each look is a request that costs money.
     return spec.liveness.heartbeat_seconds if spec.store.is_remote else 0.0
 
 
 class DisturbedTrainer:
-    """Carries out a drill's request to disturb one attempt, once."""
+    """Carries out a drill's request to disturb one attempt. The request is carried out only once."""
 
     def __init__(
         self, spec: RunSpec, plan: SegmentPlan, trainer: Trainer, *, give_notice: Callable[[], None], clock: Clock
@@ -47,10 +48,10 @@ class DisturbedTrainer:
         self._look_at = -math.inf
 
     def look(self) -> None:
-        """Check once whether a disturbance is requested; if so, send SIGKILL or a notice at once.
+        """Check once whether a disturbance is requested. If so, send SIGKILL or a notice at once.
 
         Raises:
-            SegueError: the store could not be read; a later look tries again.
+            SegueError: the store could not be read. A later check tries again.
         """
         at = self._clock.monotonic()
         if at < self._look_at:
@@ -78,11 +79,11 @@ _POLL_SECONDS = 0.5
 _LOG_SECONDS = 5.0
 """Shortest time in seconds between two reads of the run's log."""
 _MARGIN_SECONDS = 8.0
-"""Seconds after the grace period at which a trainer is killed; the trainer's own watchdog acts earlier."""
+"""Seconds after the grace period at which a trainer is killed. The trainer's own watchdog acts earlier."""
 _DUMP_SECONDS = 2.0
-"""Seconds that a trainer has to write its stacks."""
+"""Seconds that a trainer has to write its stack traces."""
 _END_NEAR_SECONDS = 30.0
-"""Seconds before a planned end at which the trainer of the next segment boots."""
+"""When the planned end of a segment is this number of seconds away, the trainer of the next segment boots."""
 
 
 @dataclass
@@ -107,9 +108,10 @@ def supervising(
     clock: Clock,
     give_notice: Callable[[], None] | None = None,
 ) -> Iterator[Supervision]:
-    """Supervise a trainer from a thread until the block ends; `notices` returns the notices forwarded to the trainer.
+    """Supervise a trainer from a thread until the block ends.
 
-    If a drill's disturbance is a notice, `give_notice` gives the notice; if None, the trainer itself gets it.
+    `notices` returns the notices that were forwarded to the trainer. If a drill's disturbance is a notice,
+    `give_notice` gives the notice. If `give_notice` is None, the trainer itself gets the notice.
     """
     supervisor = _Supervisor(spec, plan, trainer, notices, clock)
     looks = {"supervisor": supervisor.look, "supervisor-log": supervisor.look_at_log}
@@ -163,14 +165,14 @@ class _Supervisor:
         self._beat_at = clock.monotonic() if plan.keeps_machine else math.inf
 
     def look(self) -> None:
-        """Check once, and end the trainer if its time is over."""
+        """Check the trainer once, and end the trainer if its time is over."""
         at = self._clock.monotonic()
         due = [found for found in (self._due, self._end_of_notice(at)) if found is not None]
         if due and self._trainer.poll() is None:
             self._end(*min(due, key=lambda found: found[1]), at=at)
 
     def _end_of_notice(self, at: float) -> tuple[str, float] | None:
-        """The reason and the time to kill a trainer that got a notice; None if there was no notice."""
+        """Return the reason and the time to kill a trainer that got a notice. Return None if there was no notice."""
         for number in self._notices():
             self._noticed_at.setdefault(number, at)
             if self.outcome.notice is None:
@@ -186,10 +188,10 @@ class _Supervisor:
         return self._spec.grace_seconds if ahead is None else ahead
 
     def look_at_log(self) -> None:
-        """Read the log if that is due, and ask the trainer to end if its attempt is over.
+        """Read the log if a read is due, and ask the trainer to end if its attempt is over.
 
         Raises:
-            SegueError: the log could not be read; a later look tries again.
+            SegueError: the log could not be read. A later check tries again.
         """
         at = self._clock.monotonic()
         if self._due is not None or at - self._read_at < self._period_seconds:
@@ -219,7 +221,7 @@ class _Supervisor:
         self._beat_at = math.inf if self.outcome.is_end_near else at + (left - _END_NEAR_SECONDS) / 2
 
     def _heartbeat_counter(self) -> int | None:
-        """The counter of the attempt's newest heartbeat; None if it cannot be read."""
+        """Return the counter of the attempt's newest heartbeat. Return None if the heartbeat cannot be read."""
         try:
             beat = self._last_heartbeat()
         except SegueError:
@@ -243,14 +245,14 @@ class _Supervisor:
             self._trainer.kill()
 
     def _is_hung(self) -> bool:
-        """Whether the trainer runs without a heartbeat; with heartbeats, it is only in a long step."""
+        """Whether the trainer runs without a heartbeat. A trainer with heartbeats is only in a long step."""
         if self._counter_when_over is None or not self._trainer.is_known_to_run():
             return False
         return self._heartbeat_counter() == self._counter_when_over
 
 
 def _why_over(history: History, plan: SegmentPlan) -> str | None:
-    """Why an attempt is over although its trainer runs; None if the attempt is not over."""
+    """Return the reason why an attempt is over although its trainer runs. Return None if the attempt is not over."""
     report = history.report_of(plan.segment, plan.attempt)
     if report is not None:
         return f"its attempt was reported as {report.stop_reason.in_words}"

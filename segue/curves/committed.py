@@ -1,4 +1,7 @@
-"""Reads the rows of committed steps as plain values, in the order of steps, for trackers; needs no pandas."""
+"""Reads the rows of committed steps as plain values, in the order of steps, for trackers.
+
+The module needs no pandas.
+"""
 
 from __future__ import annotations
 
@@ -29,19 +32,19 @@ class CommittedRow:
     step: int
     at: datetime
     values: Mapping[str, float]
-    """Loss, learning rate, norms, and further metrics of the training code; no value is NaN."""
+    """Loss, learning rate, norms, and further metrics of the training code. No value is NaN."""
 
 
 class CommittedRows:
-    """Reads a run's curve while it grows; a stored file that was read and has not changed is not read again."""
+    """Reads a run's curve while the curve grows. A stored file that was read and has not changed is not read again."""
 
     def __init__(self, runlog: RunLog) -> None:
         self._runlog = runlog
         self._read: dict[str, tuple[int, int]] = {}
-        """For each file: its size at the last read, and its last step."""
+        """For each file, its size at the last read, and its last step."""
 
     def after(self, step: int, history: History) -> Iterator[CommittedRow]:
-        """The rows after `step` up to the newest checkpoint, from the attempts in the checkpoint's lineage.
+        """Yield the rows after `step` up to the newest checkpoint, from the attempts in the checkpoint's lineage.
 
         Raises:
             StoreReadError: the store could not be read.

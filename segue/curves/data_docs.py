@@ -1,8 +1,8 @@
 """Makes Data Docs complete, so that the pages need no internet.
 
 The pages of Great Expectations load their style, their icons and the table of their index from other servers. People
-also read the pages without access to these servers, for example in a store or on a machine of a pool. So the links to
-these servers are removed, and style, signs and table are written into the pages.
+also read the pages without access to these servers, for example in a store or on a machine of a pool. Therefore the
+links to these servers are removed, and the style, the signs and the table are written into the pages.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SIGNS = {
     "times": ("failed", "&#10007;", "failed"),
     "exclamation-triangle": ("failed", "!", "error"),
 }
-"""For each icon of Great Expectations: the class of its style, the sign, and the word after it."""
+"""For each icon of Great Expectations, the class of its style, the sign, and the word after the sign."""
 _TABLE = re.compile(r"\$\('#([\w-]+)'\)\.bootstrapTable\(.*?\bcolumns: (\[.*?\]),\n\s*data: (\[.*?\]),\n", re.DOTALL)
 
 
@@ -40,7 +40,7 @@ def complete(folder: Path) -> None:
 
 
 def completed(page: str) -> str:
-    """A page that contains its style, signs and tables, and loads nothing."""
+    """Return a page that contains its style, signs and tables, and loads nothing."""
     tables = {found[1]: _table(found[2], found[3]) for found in _TABLE.finditer(page)}
     for pattern in (_SCRIPT, _LOADED, _FOOTER, _BUTTON, _HANDLER, _STYLED):
         page = pattern.sub("", page)
@@ -52,7 +52,10 @@ def completed(page: str) -> str:
 
 
 def _put(table: str, page: str, *, at: str) -> str:
-    """The page with the table in place of the match; the replacement is a function, as a table may have backslashes."""
+    """Return the page with the table in place of the match.
+
+    The replacement is a function, because a table may contain backslashes.
+    """
     return re.sub(at, lambda _: table, page, flags=re.DOTALL)
 
 
@@ -65,7 +68,10 @@ def _sign(found: re.Match[str]) -> str:
 
 
 def _table(columns: str, rows: str) -> str:
-    """The table of an index, which a script would otherwise build; cells are escaped, because they may contain HTML."""
+    """Return the table of an index.
+
+    Without this table, a script would build it. The cells are escaped, because they may contain HTML.
+    """
     fields = [column.get("field") for column in ast.literal_eval(columns)]
     found = ast.literal_eval(rows)
     if "validation_success" not in fields:

@@ -1,7 +1,8 @@
-"""Expectations of a run's loss curve, checked by Great Expectations.
+"""Defines the expectations for a run's loss curve. Great Expectations checks the expectations.
 
-A check of the range of the loss would not detect a threefold jump or a gap of three rows. So the expectations are about
-derived frames: the distances between steps, and the steps with more than one record (`segue.curves.repeated_steps`).
+A check of the range of the loss would not detect a threefold jump or a gap of three rows. Therefore the expectations
+are about derived frames: the distances between steps, and the steps with more than one record
+(`segue.curves.repeated_steps`).
 """
 
 from __future__ import annotations
@@ -29,16 +30,19 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Schedule = Callable[[int], float]
-"""A function that returns the planned learning rate of a step; steps count from 1."""
+"""A function that returns the planned learning rate of a step. Steps count from 1."""
 
 SCHEDULE_TOLERANCE = 1e-6
-"""Permitted relative difference; a scheduler that multiplies at each step rounds differently than a formula."""
+"""Permitted relative difference between a planned and a recorded learning rate.
+
+A scheduler that multiplies at each step rounds differently than a formula.
+"""
 
 _MOST_NAMED = 6
 
 
 class Met(Value):
-    """One expectation of a loss curve, and its outcome."""
+    """One expectation for a loss curve, and the outcome of the expectation."""
 
     name: str
     outcome: Literal["met", "failed", "not measured"]
@@ -65,12 +69,12 @@ class CurveReport(Record):
 
     @property
     def passed(self) -> bool:
-        """Whether no expectation failed; some may not have been measured, as `expectations` shows."""
+        """Whether no expectation failed. Some expectations may not have been measured, as `expectations` shows."""
         return not self.failed
 
     @property
     def sentence(self) -> str:
-        """The result in one line."""
+        """The result of the check in one line."""
         failed = f"{len(self.failed)} of {len(self.expectations)} expectations failed"
         return (
             f"{self.run_id}: {failed if self.failed else 'nothing failed'} in steps {self.first_step} to "
@@ -78,7 +82,7 @@ class CurveReport(Record):
         )
 
     def in_markdown(self) -> str:
-        """The result, and a table of the expectations."""
+        """The result of the check, and a table of the expectations."""
         rows = [(item.name, item.outcome, item.sentence) for item in self.expectations]
         return blocks(self.sentence, table(("expectation", "outcome", "meaning"), rows))
 
@@ -99,13 +103,13 @@ def check_curve(
     docs: Path | None = None,
     clock: Clock | None = None,
 ) -> CurveReport:
-    """Check a run's loss curve up to its newest checkpoint; with `docs`, write Data Docs into that folder.
+    """Check a run's loss curve up to the run's newest checkpoint. If `docs` is given, write Data Docs into that folder.
 
-    The run is only read. `run` is a run's log, or a run id in `store`. If `schedule` is None, learning rates are only
-    compared between records of the same step.
+    The function only reads the run and changes nothing in it. `run` is a run's log, or a run id in `store`. If
+    `schedule` is None, learning rates are only compared between records of the same step.
 
     Raises:
-        RunNotFoundError, StoreUnreachableError: as for `segue.curve`.
+        RunNotFoundError, StoreUnreachableError: the run or the store does not exist, as for `segue.curve`.
         NoCheckpointError: the run has no commit, so no step is accepted yet.
         MissingExtraError: pandas or great-expectations is not installed.
         OutputError: `docs` cannot be written.
@@ -124,7 +128,7 @@ def check_frame(
     docs: Path | None = None,
     clock: Clock | None = None,
 ) -> CurveReport:
-    """Like `check_curve`, for a frame from `segue.curves.frame.curve_frame`."""
+    """Check a frame from `segue.curves.frame.curve_frame` as `check_curve` checks a run."""
     clock = clock or SystemClock()
     started_at = clock.monotonic()
     first, last = _span(history, run_id=run_id)
@@ -148,7 +152,10 @@ def check_frame(
 
 
 def _span(history: History, *, run_id: str) -> tuple[int, int]:
-    """First and last step that must have a row; they come from the log, because rows may be missing at the ends."""
+    """Return the first and the last step that must have a row.
+
+    These steps come from the log, because rows may be missing at both ends.
+    """
     newest = root = history.newest
     if newest is None:
         raise NoCheckpointError(run_id=run_id)
@@ -229,7 +236,7 @@ _REPEATED = {
     "grad_norm": ("gradient norms", "the loss or clipping code changed"),
     "param_norm": ("parameter norms", "the optimizer's state or settings changed"),
 }
-"""For each channel: its plural, and the likely cause if it differs at a step that was executed again."""
+"""For each channel, its plural, and the likely cause if the channel differs at a step that was executed again."""
 
 
 def _of_repeats() -> list[_Check]:

@@ -19,39 +19,42 @@ if TYPE_CHECKING:
 
 _ANALYTICS = "GX_ANALYTICS_ENABLED"
 SITE = "segue"
-"""Name of the site of Data Docs."""
+"""Name of the site that contains the Data Docs."""
 _MOST_SHOWN = 20
 _CHATTY = ("great_expectations", "great_expectations.data_context.types.base")
-"""Loggers to silence; the second logger has a level of its own."""
+"""The loggers to silence. The second logger has a level of its own."""
 _WARNED_OF_AT_IMPORT = ("module 'sre_(constants|parse)' is deprecated",)
 
 
 class Expected(NamedTuple):
-    """One expectation of a frame; `kind` is the name of its class in `great_expectations.expectations`."""
+    """One expectation for a frame.
+
+    `kind` is the name of the expectation's class in `great_expectations.expectations`.
+    """
 
     name: str
     kind: str
     arguments: Mapping[str, Any]
     promise: str
-    """The sentence for the expectation in the Data Docs."""
+    """The sentence that the Data Docs show for the expectation."""
 
 
 class Validation(NamedTuple):
-    """The outcome that Great Expectations found."""
+    """The outcome of an expectation, as Great Expectations found it."""
 
     met: bool
     observed: str
     steps: tuple[int, ...]
-    """The first steps at which the expectation is not met, if it is about steps."""
+    """The first steps at which the expectation is not met, if the expectation is about steps."""
 
 
 def validate(
     frames: Mapping[str, tuple[pd.DataFrame, Sequence[Expected]]], *, run_id: str, docs: Path | None = None
 ) -> dict[str, Validation]:
-    """The outcome of each expectation, by its name; every frame needs a column `step` and a unique index.
+    """Return the outcome of each expectation, by its name. Every frame needs a column `step` and a unique index.
 
-    If `docs` is given, Data Docs are written into that folder; open its `index.html`. The environment variables and the
-    caller's own Great Expectations context are restored afterwards, and the network is not used.
+    If `docs` is given, Data Docs are written into that folder. Open the `index.html` of the folder. The environment
+    variables and the caller's own Great Expectations context are restored at the end. The network is not used.
 
     Raises:
         MissingExtraError: great-expectations is not installed.
@@ -86,8 +89,8 @@ def validate(
 def build_docs(context: Any, folder: Path) -> None:
     """Write the Data Docs of a context into the folder of its site, as pages that need no internet.
 
-    The call escapes all texts in the context, because Great Expectations writes names and values into its pages without
-    escaping, so that the name of a column could run a script there.
+    The call escapes all texts in the context. Great Expectations writes names and values into its pages without
+    escaping, so that without this call the name of a column could run a script.
     """
     _escape_texts(context)
     context.build_data_docs(site_names=[SITE])
@@ -144,10 +147,12 @@ def _plain(value: Any) -> str:
 
 @contextmanager
 def ephemeral_context(docs: Path | None, *, needed_for: str) -> Iterator[tuple[Any, Any]]:
-    """A block with the package Great Expectations and a temporary context of it; `build_docs` fills `docs`.
+    """A block with the package Great Expectations and a temporary context of the package.
+
+    `build_docs` fills the folder `docs`.
 
     Raises:
-        MissingExtraError: great-expectations is not installed; the error names its use.
+        MissingExtraError: great-expectations is not installed. The error names the use of the package.
         OutputError: `docs` cannot be written.
     """
     with _without_analytics(), _without_info_logs():
@@ -199,7 +204,7 @@ def _without_analytics() -> Iterator[None]:
 
 @contextmanager
 def _without_info_logs() -> Iterator[None]:
-    """A block without the package's log lines about its own folders; its warnings are still shown."""
+    """A block without the package's log lines about its own folders. Warnings of the package are still shown."""
     loggers = [logging.getLogger(name) for name in _CHATTY]
     before = [logger.level for logger in loggers]
     for logger in loggers:

@@ -13,14 +13,20 @@ _SIZES = ((110, 64), (100, 32), (90, 24), (75, 16), (60, 12), (45, 8))
 """Resolutions in dots per inch and numbers of colours, from the best quality to the smallest file."""
 
 PAGE_INCHES = 7.7
-"""Width of a figure; the page shows it 850 pixels wide, so that a text of 9 points is 14 pixels high."""
+"""Width of a figure in inches.
+
+The page shows the figure 850 pixels wide, so that a text of 9 points is 14 pixels high.
+"""
 
 _ONE_AT_A_TIME = threading.Lock()
 
 
 @contextmanager
 def styled() -> Iterator[None]:
-    """A block that draws in the style of segue's plots; one at a time, because matplotlib's settings are global."""
+    """A block that draws in the style of segue's plots.
+
+    Only one block runs at a time, because matplotlib's settings are global.
+    """
     import matplotlib as mpl
 
     style = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}
@@ -29,7 +35,10 @@ def styled() -> Iterator[None]:
 
 
 def small_png(figure: Any) -> bytes:
-    """A matplotlib figure as a PNG in the best quality with at most 40 kB; if no quality fits, the smallest PNG."""
+    """Return a matplotlib figure as a PNG in the best quality with at most 40 kB.
+
+    If no quality fits, return the smallest PNG.
+    """
     from PIL import Image
 
     png = b""

@@ -1,7 +1,8 @@
-"""Steps with more than one record, as a pandas frame for the expectations.
+"""Finds the steps with more than one record, and returns them as a pandas frame for the expectations.
 
-A step has a second record in three cases: a resume replayed it, so that the witness has it too; both a seal and the
-curve have it; or a superseded attempt executed it. Only such steps can be compared.
+A step has a second record in three cases. In the first case, a resume replayed the step, so that the witness also has
+the step. In the second case, both a seal and the curve have the step. In the third case, a superseded attempt executed
+the step. Only steps with a second record can be compared.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from segue.runlog.history import History
 
 TOLERATED_STEPS = 8
-"""Number of steps after a fork for which the tolerances of another environment are valid; later steps may diverge."""
+"""Number of steps after a fork for which the tolerances of another environment are valid. Later steps may diverge."""
 
 _CHANNELS = tuple(TOLERANCES)
 
@@ -34,7 +35,10 @@ class _Record(NamedTuple):
     recorded_by: str
     changes: str
     allowed: float
-    """Factor on the tolerances: 0 if all bits must be equal, infinite if any difference is permitted."""
+    """Factor on the tolerances.
+
+    The factor is 0 if all bits must be equal, and infinite if any difference is permitted.
+    """
     loss_before: float
     grad_norm_before: float
     param_norm_before: float
@@ -44,21 +48,24 @@ class _Record(NamedTuple):
     def of(
         cls, row: Any, lr: float, *, by: str, attempt_id: str, here: Environment, there: Environment, fork: int
     ) -> Self:
-        """The record from a row of another attempt or a witness; `here` and `there` are the two environments."""
+        """Return the record from a row of another attempt or of a witness.
+
+        `here` and `there` are the two environments.
+        """
         allowed = _allowed(here, there, steps_after_fork=row.step - fork)
         changes = ", ".join(here.differs_from(there))
         return cls(attempt_id, row.step, by, changes, allowed, row.loss, row.grad_norm, row.param_norm, lr)
 
 
 def repeats(frame: pd.DataFrame, history: History) -> pd.DataFrame:
-    """A frame with one row for each pair of an accepted step and another record of the step.
+    """Return a frame with one row for each pair of an accepted step and another record of the same step.
 
     `frame` is the result of `curve_frame`. The columns are step, attempt_id, recorded_by, changes (the fields in which
-    the environments differ), lr and lr_before. For each of loss, grad_norm and param_norm, there are also the value,
+    the environments differ), lr and lr_before. For each of loss, grad_norm and param_norm, four columns give the value,
     the value `_before`, their relative `_difference` and the `_allowed` difference. In equal environments, no
-    difference is allowed. In different environments, the verdict's tolerances apply for eight steps; after that, and
-    with another number of ranks, any difference is allowed (infinite). The learning rates must always be equal. After
-    an accepted change of the recipe, only the records that the verdict found equal are compared.
+    difference is allowed. In different environments, the verdict's tolerances apply for eight steps. After these steps,
+    and with another number of ranks, any difference is allowed (infinite). The learning rates must always be equal.
+    After an accepted change of the recipe, the frame compares only the records that the verdict found equal.
     """
     import pandas as pd
 
@@ -112,7 +119,7 @@ def _of_superseded(frame: pd.DataFrame, history: History) -> Iterator[_Record]:
 
 
 def _fork(parent: CheckpointRef | None, *, other_id: str, other_parent: CheckpointRef | None) -> int | None:
-    """The step at which two attempts diverged; None if other attempts are between them."""
+    """Return the step at which two attempts diverged. Return None if other attempts are between the two attempts."""
     if parent == other_parent:
         return parent.step if parent is not None else 0
     return parent.step if parent is not None and parent.attempt_id == other_id else None
@@ -126,7 +133,7 @@ def _allowed(here: Environment, there: Environment, *, steps_after_fork: int) ->
 
 
 def _changed_on_purpose(history: History) -> set[str]:
-    """Attempts whose verdict names an accepted change of the recipe and differing rows."""
+    """Return the attempts whose verdict names an accepted change of the recipe and rows that differ."""
     return {
         entry.attempt_id
         for entry in history.resumes
@@ -140,7 +147,7 @@ def _environments(history: History) -> dict[str, Environment]:
 
 
 def _difference(after: float, before: float, *, is_each_step: bool) -> float:
-    """The relative difference; 0 if a value is missing, because norms are not measured at each step."""
+    """Return the relative difference. Return 0 if a value is missing, because norms are not measured at each step."""
     if after == before or (math.isnan(after) and math.isnan(before)):
         return 0.0
     if not is_each_step and (math.isnan(after) or math.isnan(before)):

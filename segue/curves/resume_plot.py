@@ -1,4 +1,7 @@
-"""The plot of a resume point: the steps before it, and after it the witness and the replay in one panel."""
+"""Draws the plot of a resume point.
+
+One panel shows the steps before the resume point, and after it the witness and the replay.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ _COLUMNS = ["step", *CHANNELS]
 
 @dataclass(frozen=True)
 class ResumePoint:
-    """One resume with a verdict; its frames have the columns `step`, `loss`, `grad_norm` and `param_norm`."""
+    """One resume with a verdict. The frames have the columns `step`, `loss`, `grad_norm` and `param_norm`."""
 
     segment: int
     attempt: int
@@ -35,20 +38,24 @@ class ResumePoint:
     before: pd.DataFrame
     """The steps up to the committed step, from the attempt that made the commit."""
     witness: pd.DataFrame
-    """The steps after the committed step, from the same attempt; empty if there is no seal."""
+    """The steps after the committed step, from the attempt that made the commit.
+
+    The frame is empty if there is no seal.
+    """
     replay: pd.DataFrame
-    """The steps after the committed step, from the attempt that resumed; the replay may be longer than the witness."""
+    """The steps after the committed step, from the attempt that resumed. The replay may be longer than the witness."""
 
 
 def resume_point_of(
     log: RunLog, *, segment: int | None = None, attempt: int | None = None, steps: int = 24
 ) -> ResumePoint:
-    """The newest resume with a verdict, of a segment and attempt or of the run; at most `steps` steps on each side.
+    """Return the newest resume with a verdict, of a segment and attempt or of the whole run.
 
-    A broken resume committed nothing, so the curve does not have its steps; they come from the record of its verdict.
+    The result has at most `steps` steps on each side. A broken resume committed nothing, so the curve does not contain
+    the steps of this resume. The steps come from the record of the verdict instead.
 
     Raises:
-        NoResumeError: there is no such resume.
+        NoResumeError: the requested resume does not exist, or has no verdict.
         MissingExtraError: pandas is not installed.
     """
     history = read_history(log.reload())
@@ -101,17 +108,21 @@ _TITLE_COLOUR = {VerdictKind.BROKEN: _DIFFERS, VerdictKind.UNVERIFIED: _REPLAY}
 
 
 def draw_resume(log: RunLog, *, segment: int | None = None, attempt: int | None = None) -> bytes:
-    """The plot of the newest resume with a verdict, of a segment and attempt or of the run, as a PNG.
+    """Return the plot of the newest resume with a verdict as a PNG.
+
+    The resume is of a segment and attempt, or of the whole run.
 
     Raises:
-        NoResumeError: there is no such resume.
+        NoResumeError: the requested resume does not exist, or has no verdict.
         MissingExtraError: matplotlib or pandas is not installed.
     """
     return draw(resume_point_of(log, segment=segment, attempt=attempt), run_id=log.run_id)
 
 
 def draw(point: ResumePoint, *, run_id: str) -> bytes:
-    """The plot of one resume point as a PNG, with panels for loss, gradient norm and parameter norm over the steps.
+    """Return the plot of one resume point as a PNG.
+
+    The panels show loss, gradient norm and parameter norm over the steps.
 
     Raises:
         MissingExtraError: matplotlib is not installed.
@@ -135,7 +146,7 @@ def draw(point: ResumePoint, *, run_id: str) -> bytes:
 
 
 def title(point: ResumePoint, *, run_id: str) -> str:
-    """The name of the resume and its verdict, in lines that fit the plot."""
+    """Return the name of the resume and its verdict, in lines that fit the plot."""
     which = f"segment {point.segment}" + (f" attempt {point.attempt}" if point.attempt > 1 else "")
     text = f"{run_id}: {which} resumed from step {point.parent.step}; {point.verdict.sentence}"
     return "\n".join(textwrap.wrap(text, width=84))

@@ -1,4 +1,4 @@
-"""The loss curve of one attempt, and its Parquet files."""
+"""Stores the loss curve of one attempt in Parquet files."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ SCHEMA = pa.schema(
         ("wall_time", pa.timestamp("us", tz="UTC")),
     ]
 )
-"""`environment` is `Environment.short_id`; `from_checkpoint` is the step of the resume, or 0 for a new start.
+"""`environment` is `Environment.short_id`. `from_checkpoint` is the step of the resume, or 0 for a new start.
 
-Old files lack these two columns; `segue.curve` then takes both from the run's log.
+Old files lack the columns `environment` and `from_checkpoint`. `segue.curve` then takes both from the run's log.
 """
 
 ROWS_PER_PART = 20_000
@@ -52,7 +52,7 @@ _ROW_TYPE = np.dtype(
     + [(name, "f8") for name in ("loss", "grad_norm", "param_norm", "lr", "step_seconds")]
     + [("wall_time", "i8")]
 )
-"""Type of a packed row, with the columns of `SCHEMA` that vary within an attempt."""
+"""The type of a packed row. A packed row has the columns of `SCHEMA` that vary within an attempt."""
 
 METRIC_PREFIX = "metric."
 """Prefix of the column names of the training code's own metrics."""
@@ -72,7 +72,7 @@ class CurvePart:
     """The columns of the training code's own metrics, by name."""
 
     def to_parquet(self) -> bytes:
-        """All rows of the part as one file."""
+        """Return all rows of the part as one file."""
         rows = np.frombuffer(self.rows, _ROW_TYPE)
         arrays = [
             _repeated(field, self.constants[field.name], len(rows))
@@ -88,7 +88,10 @@ class CurvePart:
 
 
 class Curve:
-    """The rows of this attempt's steps, in parts, so that only the last part has to be stored again."""
+    """The rows of this attempt's steps.
+
+    They are divided into parts, so that only the last part has to be stored again.
+    """
 
     def __init__(self, **constants: Any) -> None:
         self._constants = constants
@@ -106,7 +109,7 @@ class Curve:
         wall_time: datetime,
         metrics: Mapping[str, float] = NO_METRICS,
     ) -> None:
-        """Add the row of one step; each of the `metrics` has its own column, with NaN for steps without the metric."""
+        """Add the row of one step. Each of the `metrics` has its own column, with NaN for steps without the metric."""
         # The row is packed, because an append to nine columns would take nine times as long.
         self._rows += _ROW.pack(
             row.step,
@@ -123,7 +126,7 @@ class Curve:
             self._add_metrics(metrics)
 
     def amend(self, metrics: Mapping[str, float]) -> None:
-        """Add these metrics to the newest row, whose part is not full yet."""
+        """Add these metrics to the newest row. The part of this row is not full yet."""
         count = self._count
         for name, value in metrics.items():
             column = self._metrics.setdefault(name, array("d", [math.nan]) * count)
@@ -138,7 +141,7 @@ class Curve:
             column.append(metrics.get(name, math.nan))
 
     def take(self) -> tuple[CurvePart, ...]:
-        """The current part with its rows so far; a full part is returned for the last time."""
+        """Return the current part with its rows so far. A full part is returned for the last time."""
         metrics = {name: column[:] for name, column in self._metrics.items()}
         part = CurvePart(self._number, self._constants, bytes(self._rows), metrics)
         if self._count >= ROWS_PER_PART:

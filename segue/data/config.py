@@ -1,4 +1,7 @@
-"""The config of a recipe or a program, including the run's files, also for processes that a program starts."""
+"""Makes the config of a recipe or a program, including the run's files.
+
+It also makes the config for processes that a program starts.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +18,20 @@ from segue.errors import SessionError
 from segue.spec import RunSpec
 
 CONFIG_VARIABLE = "SEGUE_CONFIG"
-"""Variable with the path of a JSON file with the config; the config itself may be too long for a variable."""
+"""Environment variable with the path of a JSON file that contains the config.
+
+The config itself may be too long for a variable.
+"""
 
 
 def config_with_data(spec: RunSpec) -> dict[str, Any]:
-    """The config of the recipe or program; for a run with data, it has the entries `data` and `reading` too.
+    """Return the config of the recipe or program.
 
-    `data` is the list of the files' paths, and `reading` says how `segue.data_frame` reads the files.
+    If the run has data, the config also has the entries `data` and `reading`. `data` is the list of the files' paths,
+    and `reading` defines how `segue.data_frame` reads the files.
 
     Raises:
-        DataChangedError, DataUnreadableError, MissingExtraError: as `checked_copies`.
+        DataChangedError, DataUnreadableError, MissingExtraError: a file cannot be used, as for `checked_copies`.
     """
     if spec.data is None:
         return spec.config
@@ -35,9 +42,10 @@ def config_with_data(spec: RunSpec) -> dict[str, Any]:
 
 @contextmanager
 def config_for_processes(config: Mapping[str, Any]) -> Iterator[None]:
-    """A block in which `SEGUE_CONFIG` names a file with this config, for the processes that are started in the block.
+    """A block in which `SEGUE_CONFIG` names a file with this config.
 
-    The file is removed afterwards; if this process is killed, the file stays among the temporary files.
+    Processes that are started in the block read the file. The file is removed at the end of the block. If this process
+    is killed, the file stays among the temporary files.
     """
     before = os.environ.pop(CONFIG_VARIABLE, None)
     try:
@@ -56,10 +64,10 @@ def config_for_processes(config: Mapping[str, Any]) -> Iterator[None]:
 
 
 def config_of_environment() -> dict[str, Any]:
-    """The config in the file that `SEGUE_CONFIG` names; empty if the variable is not set.
+    """Return the config in the file that `SEGUE_CONFIG` names. The config is empty if the variable is not set.
 
     Raises:
-        SessionError: the file cannot be read, or does not have a JSON object.
+        SessionError: the file cannot be read, or does not contain a JSON object.
     """
     name = os.environ.get(CONFIG_VARIABLE)
     if name is None:

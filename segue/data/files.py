@@ -1,4 +1,7 @@
-"""Files of a run on this machine: remote files are copied, and each file is read once in full to check its hash."""
+"""Makes the files of a run available on this machine.
+
+Remote files are copied, and each file is read once in full to check its hash.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +21,13 @@ from segue.spec import DataAccess, DataFile, DataSpec
 _BLOCK_BYTES = 4 * 2**20
 _DEFAULT = DataAccess()
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure", "abfss": "azure"}
-"""For each URL scheme, the extra that installs its file system: s3fs, gcsfs or adlfs."""
+"""Maps each URL scheme to the extra that installs the file system of the scheme: s3fs, gcsfs or adlfs."""
 _CLIENTS = ("botocore.", "aiobotocore.", "gcsfs.", "google.", "azure.", "aiohttp.")
-"""Packages that these file systems use, whose errors have no common type."""
+"""Packages that the file systems s3fs, gcsfs and adlfs use. The errors of these packages have no common type."""
 _MARKS = ("ETag", "etag", "generation", "mtime", "LastModified", "last_modified", "updated")
-"""Names of entries in a listing that change with a file's content."""
+"""Names of the entries in a listing that change if the content of a file changes."""
 _TIMES = ("mtime", "LastModified", "last_modified", "updated", "created")
-"""Names of entries in a listing with the time of a file's last write."""
+"""Names of the entries in a listing that give the time of a file's last write."""
 
 
 def is_remote(path: str) -> bool:
@@ -33,46 +36,52 @@ def is_remote(path: str) -> bool:
 
 
 def checked_copies(data: DataSpec) -> list[Path]:
-    """The local paths of the run's files, in order, after a check that each file has the content of the spec.
+    """Return the local paths of the run's files, in order, after a check that each file has the content that the spec
+    records.
 
-    A local file stays in its place. A remote file is copied into the cache folder under its hash, and other runs and
-    later segments use this copy again; even a crash leaves no copy with wrong content under that name.
+    A local file is not copied. A remote file is copied into the cache folder, and its hash becomes the name of the
+    copy. Other runs and later segments use the same copy. Even a crash leaves no copy with wrong content under this
+    name.
 
     Raises:
         DataChangedError: the content of a file has changed since the run began.
         DataUnreadableError: a file is missing, or could not be read.
-        MissingExtraError: the package for files at such an address is not installed.
+        MissingExtraError: the extra package for files at this kind of address is not installed.
     """
     return [_checked_copy(file, data) for file in data.files]
 
 
 def find(pattern: str, access: DataAccess = _DEFAULT) -> list[str]:
-    """The files of a path, a glob, or a folder that ends with '/', sorted; empty if there are none.
+    """Return the files of a path, of a glob, or of a folder that ends with '/', sorted.
 
-    Files whose names begin with '_' or '.', such as _SUCCESS, are left out.
+    The result is empty if there are no such files. Files whose names begin with '_' or '.', such as _SUCCESS, are left
+    out.
 
     Raises:
         DataUnreadableError: the files could not be listed, or a file's name is not safe to open.
-        MissingExtraError: the package for files at such an address is not installed.
+        MissingExtraError: the extra package for files at this kind of address is not installed.
     """
     return [each.path for each in listed(pattern, access)]
 
 
 class Listed(NamedTuple):
-    """A file as a listing shows it, without reading the file."""
+    """A file as a listing describes it. The file itself is not read."""
 
     path: str
     size_bytes: int
     mark: str
-    """A value that changes with the file's content: an entity tag, a generation, or the time of the last write."""
+    """A value that changes with the file's content.
+
+    The value is an entity tag, a generation, or the time of the last write.
+    """
 
 
 def listed(pattern: str, access: DataAccess = _DEFAULT) -> list[Listed]:
-    """The files that `find` finds, each with a mark that differs after a change of the file.
+    """Return the files that `find` finds, each with a mark. The mark changes if the file changes.
 
     Raises:
         DataUnreadableError: the files could not be listed, or a file's name is not safe to open.
-        MissingExtraError: the package for files at such an address is not installed.
+        MissingExtraError: the extra package for files at this kind of address is not installed.
     """
     with readable(pattern):
         system = file_system(pattern, access)
@@ -97,13 +106,14 @@ def listed(pattern: str, access: DataAccess = _DEFAULT) -> list[Listed]:
 
 
 def written_at(folder: str, access: DataAccess = _DEFAULT) -> dict[str, datetime | None]:
-    """The time of the last write of each file of a folder, by name, including files that `find` leaves out.
+    """Return the time of the last write of each file of a folder, by name.
 
-    The time is None if the file system does not give it.
+    The result includes files that `find` leaves out. The time is None if the file system does not give the time of the
+    last write.
 
     Raises:
         DataUnreadableError: the files could not be listed.
-        MissingExtraError: the package for files at such an address is not installed.
+        MissingExtraError: the extra package for files at this kind of address is not installed.
     """
     with readable(folder):
         found = file_system(folder, access).ls(folder, detail=True)
@@ -126,11 +136,13 @@ def _mark(info: Mapping[str, Any]) -> str:
 
 
 def fetch(path: str, access: DataAccess = _DEFAULT) -> tuple[DataFile, Path]:
-    """The record of a file's current content, and its local path; a remote file is copied into the cache folder.
+    """Return the record of a file's current content, and the file's local path.
+
+    A remote file is copied into the cache folder.
 
     Raises:
-        DataUnreadableError: the file is missing, could not be read, or was written to meanwhile.
-        MissingExtraError: the package for files at such an address is not installed.
+        DataUnreadableError: the file is missing, could not be read, or was written to during the read.
+        MissingExtraError: the extra package for files at this kind of address is not installed.
     """
     with readable(path):
         system = file_system(path, access)
@@ -162,11 +174,13 @@ def _checked_copy(file: DataFile, access: DataAccess) -> Path:
 
 
 def hash_of(path: str, access: DataAccess = _DEFAULT, *, into: IO[bytes] | None = None) -> str:
-    """SHA-256 of a file's bytes, in hexadecimal; if `into` is given, the bytes are also written to it.
+    """Return the SHA-256 hash of a file's bytes, in hexadecimal.
+
+    If `into` is given, the bytes are also written to `into`.
 
     Raises:
         DataUnreadableError: the file is missing, or could not be read.
-        MissingExtraError: the package for files at such an address is not installed.
+        MissingExtraError: the extra package for files at this kind of address is not installed.
     """
     hasher = hashlib.sha256()
     with opened(path, access) as source:
@@ -185,7 +199,7 @@ def opened(path: str, access: DataAccess = _DEFAULT) -> Iterator[IO[bytes]]:
 
     Raises:
         DataUnreadableError: the file is missing or could not be read, at the beginning or inside the block.
-        MissingExtraError: the package for files at such an address is not installed.
+        MissingExtraError: the extra package for files at this kind of address is not installed.
     """
     with readable(path):
         if not is_remote(path):
@@ -200,7 +214,7 @@ def file_system(path: str, access: DataAccess) -> Any:
     """The fsspec file system of a path.
 
     Raises:
-        MissingExtraError: the package for files at such an address is not installed.
+        MissingExtraError: the extra package for files at this kind of address is not installed.
     """
     extra = _EXTRAS.get(path.partition("://")[0])
     try:
@@ -215,7 +229,7 @@ def file_system(path: str, access: DataAccess) -> Any:
 
 @contextmanager
 def readable(path: str) -> Iterator[None]:
-    """A block that turns each error of reading a path into a DataUnreadableError with the path."""
+    """A block that turns each error in reading a path into a DataUnreadableError that names the path."""
     try:
         yield
     except (OSError, ValueError) as error:  # fsspec raises a ValueError for an unknown protocol.
@@ -235,7 +249,7 @@ def _why(error: BaseException) -> str:
 
 @contextmanager
 def _temporary(folder: Path) -> Iterator[IO[bytes]]:
-    """A block with a new file in this folder; the file is removed after the block if it was not renamed."""
+    """A block with a new file in this folder. If the file was not renamed, it is removed after the block."""
     with tempfile.NamedTemporaryFile(dir=folder, prefix=".copying-", delete=False) as copy:
         try:
             yield copy

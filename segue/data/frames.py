@@ -1,4 +1,4 @@
-"""The reader of Parquet and CSV files: it gives facts about the files, and their rows as a pandas frame."""
+"""Reads Parquet and CSV files. The reader gives facts about the files, and the rows of the files as a pandas frame."""
 
 from __future__ import annotations
 
@@ -19,16 +19,19 @@ if TYPE_CHECKING:
     from segue.data.tables.column_facts import FileFacts
 
 _OF_CONTENT = (ArithmeticError, AttributeError, LookupError, NotImplementedError, RecursionError, TypeError)
-"""Errors that pandas and pyarrow raise for files with inconsistent parts."""
+"""The errors that pandas and pyarrow raise for files with inconsistent parts."""
 _USUAL = Reading()
 
 
 def facts_of(path: Path, *, name: str, reading: Reading = _USUAL) -> FileFacts:
-    """Facts about a local file: its number of rows, and the type of each column from all values; errors say `name`.
+    """Return facts about a local file: the number of rows, and the type of each column.
+
+    The type follows from all values. Errors call the file `name`.
 
     Raises:
-        DataContentError: the content breaks a rule of the reader.
-        DataUnreadableError: the file is neither Parquet nor CSV, is damaged, or holds far more than its own size.
+        DataContentError: the content of the file breaks a rule of the reader.
+        DataUnreadableError: the file is neither Parquet nor CSV, is damaged, or contains far more data than its size
+            permits.
     """
     from segue.data.tables.column_facts import csv_facts
     from segue.data.tables.parquet import parquet_facts
@@ -42,7 +45,7 @@ def facts_of(path: Path, *, name: str, reading: Reading = _USUAL) -> FileFacts:
 
 
 def is_parquet(path: Path, *, name: str) -> bool:
-    """Whether a file is Parquet, not CSV, according to its name.
+    """Whether a file is Parquet, and not CSV, according to its name.
 
     Raises:
         DataUnreadableError: the file is neither Parquet nor CSV.
@@ -65,16 +68,16 @@ def read_frame(
     reading: Reading = _USUAL,
     names: Mapping[Path, str] | None = None,
 ) -> pd.DataFrame:
-    """The rows of local files, in order, with a new index from 0; all columns, or only `columns`.
+    """Return the rows of local files, in order, with a new index from 0. The frame has all columns, or only `columns`.
 
-    `types` are the types of a layout, so that a part of a window has the types of the whole window; if None, the types
-    come from these files. If a file lacks a column, its rows have no value in that column. `names` are the names of the
-    files in errors.
+    `types` contains the types of a layout, so that a part of a window has the types of the whole window. If `types` is
+    None, the types come from these files. If a file lacks a column, its rows have no value in that column. `names`
+    contains the names that errors use for the files.
 
     Raises:
         DataContentError: the content of a file breaks a rule of the reader.
-        DataUnreadableError: a file is neither Parquet nor CSV, is damaged, lacks a column, or holds far more than its
-            own size.
+        DataUnreadableError: a file is neither Parquet nor CSV, is damaged, lacks a column, or contains far more data
+            than its size permits.
         MissingExtraError: pandas is not installed.
     """
     try:
@@ -101,10 +104,10 @@ def read_frame(
 
 
 def tables_of(path: Path, *, name: str, types: Mapping[str, str], reading: Reading = _USUAL) -> Iterator[pa.Table]:
-    """The rows of a local file in the types of a layout, as several tables.
+    """Yield the rows of a local file in the types of a layout, as several tables.
 
     Raises:
-        DataContentError: the content breaks a rule of the reader.
+        DataContentError: the content of the file breaks a rule of the reader.
         DataUnreadableError: the file is neither Parquet nor CSV, or is damaged.
     """
     from segue.data.tables.row_reader import csv_tables, parquet_tables
@@ -117,7 +120,7 @@ def tables_of(path: Path, *, name: str, types: Mapping[str, str], reading: Readi
 
 
 def column_names(path: Path, *, name: str, reading: Reading = _USUAL) -> tuple[str, ...]:
-    """The names of the columns of a local file.
+    """Return the names of the columns of a local file.
 
     Raises:
         DataContentError: the header breaks a rule of the reader.
@@ -131,12 +134,12 @@ def column_names(path: Path, *, name: str, reading: Reading = _USUAL) -> tuple[s
 
 
 def place_of(files: Iterable[tuple[str, int]], row: int) -> str:
-    """The file of a row and its number in the file, counted from 0; `row` counts over all files.
+    """Return the file of a row, and the row's number in the file, counted from 0. `row` counts over all files.
 
     `files` gives the path and the number of rows of each file, in order.
 
     Raises:
-        IndexError: the files have fewer rows.
+        IndexError: the files have fewer rows than `row`.
     """
     for path, rows in files:
         if row < rows:
@@ -146,7 +149,9 @@ def place_of(files: Iterable[tuple[str, int]], row: int) -> str:
 
 
 def data_frame(config: Mapping[str, Any]) -> pd.DataFrame:
-    """The rows of a run's files, `config["data"]`, in order, read in the same way as in the check and the evaluation.
+    """Return the rows of a run's files, `config["data"]`, in order.
+
+    The rows are read in the same way as in the data check and in the evaluation.
 
     Raises:
         DataContentError: the content of a file breaks a rule of the reader.
@@ -178,7 +183,7 @@ def _series(column: pa.ChunkedArray, kind: str) -> pd.Series:
 
 @contextmanager
 def _as_data(name: str) -> Iterator[None]:
-    """A block that turns each error of reading a file into a DataUnreadableError with its name."""
+    """A block that turns each error of reading a file into a DataUnreadableError with the name of the file."""
     try:
         with readable(name):
             try:

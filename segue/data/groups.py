@@ -12,7 +12,7 @@ from segue.data.order import Ids
 
 
 class Group(NamedTuple):
-    """The batches of one step, all of one epoch."""
+    """The batches of one step. All of them belong to one epoch."""
 
     start: int
     """Position of the first sample of the group."""
@@ -35,7 +35,7 @@ class Group(NamedTuple):
 
 
 def grouped(feed: Feed, samples_seen: int, *, count: int) -> Iterator[Group]:
-    """All groups of `count` batches after the beginning of a group; the last group of an epoch may be smaller."""
+    """Yield all groups of `count` batches after the beginning of a group. The last group of an epoch may be smaller."""
     group: list[Batch] = []
     for batch in feed.batches(samples_seen):
         group.append(batch)

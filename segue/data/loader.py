@@ -1,4 +1,4 @@
-"""Batches from any position of the sample order, with the settings of the user's own DataLoader."""
+"""Yields batches from any position of the sample order, with the settings of the user's own DataLoader."""
 
 from __future__ import annotations
 
@@ -22,16 +22,19 @@ class Batch(NamedTuple):
     """A collated batch, and the ids of its samples over all ranks."""
 
     start: int
-    """Position of the first sample in the order; after skipped batches, it is not the end of the previous batch."""
+    """Position of the first sample in the order. If batches were skipped, this is not the end of the previous batch."""
     ids: Ids
     content: Any
     """The collated samples of this rank."""
     weight: float = 1.0
-    """Weight of this rank's mean in the mean over all ranks; 0 if the batch is too short for this rank."""
+    """Weight of this rank's mean in the mean over all ranks.
+
+    The weight is 0 if the batch is too short for this rank.
+    """
 
 
 class Feed:
-    """Draws the run's batches; it needs no saved state, because it yields the batches after any given position."""
+    """Draws the run's batches. It needs no saved state, because it yields the batches after any given position."""
 
     def __init__(
         self,
@@ -43,14 +46,14 @@ class Feed:
         world_size: int = 1,
         skips: tuple[Skip, ...] = (),
     ) -> None:
-        """Batches in `skips` are not fetched and draw no random numbers; the other batches stay the same."""
+        """Batches in `skips` are not fetched and draw no random numbers. The other batches stay the same."""
         self._loader = loader
         self._rank, self._world_size = rank, world_size
         self._seed = seed
         self.order = _order_of(loader, recipe=recipe, seed=seed, skips=skips)
 
     def batches(self, samples_seen: int) -> Iterator[Batch]:
-        """All batches after `samples_seen`, epoch after epoch, without end."""
+        """Yield all batches after `samples_seen`, epoch after epoch, without end."""
         while True:
             starts = self.order.rest_of_epoch(samples_seen)
             for start, content in zip(starts, self._epoch(samples_seen), strict=True):
@@ -83,7 +86,7 @@ class Feed:
 
 
 def stream_seed(seed: int, *, rank: int, step: int) -> int:
-    """Seed for a rank's random streams if the checkpoint has no streams for this rank."""
+    """Return the seed for a rank's random streams, for a rank whose streams are not in the checkpoint."""
     state = np.array([seed], np.uint64)
     for salt in (rank, step):
         state = mix(state ^ mix(np.array([salt], np.uint64)))
@@ -91,7 +94,10 @@ def stream_seed(seed: int, *, rank: int, step: int) -> int:
 
 
 def share_of(count: int, *, rank: int, world_size: int) -> tuple[int, int]:
-    """Start and stop of a rank's samples within a batch; the batch is the same for any number of ranks."""
+    """Return the start and the stop of a rank's samples within a batch.
+
+    The batch is the same for any number of ranks.
+    """
     return count * rank // world_size, count * (rank + 1) // world_size
 
 
@@ -116,10 +122,11 @@ class _RestOfEpoch:
 
 
 class _Planned(Dataset[Any]):
-    """Fetches planned batches; in worker processes it seeds each batch by its place in the run.
+    """Fetches planned batches.
 
-    Without these seeds, a worker's random augmentation would depend on the number of batches that the worker has
-    fetched, and a resume does not know this number.
+    In worker processes, it seeds the random streams for each batch by the batch's place in the run. Without these
+    seeds, a worker's random augmentation would depend on the number of batches that the worker has fetched. A resume
+    does not know this number.
     """
 
     def __init__(self, inner: Dataset[Any], seed: int) -> None:
@@ -136,7 +143,10 @@ class _Planned(Dataset[Any]):
 
 
 def samples_of(dataset: Dataset[Any], ids: list[int]) -> list[Any]:
-    """The samples with these indices, fetched all at once if the data set supports that, otherwise one by one."""
+    """Return the samples with these indices.
+
+    They are fetched all at once if the data set supports that, and otherwise one by one.
+    """
     many = attribute(dataset, "__getitems__")
     return many(ids) if many is not None else [dataset[index] for index in ids]
 

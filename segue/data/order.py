@@ -1,9 +1,9 @@
-"""Data order and position as pure functions of (seed, epoch, samples seen).
+"""Computes the order of the data and the position in it as pure functions of (seed, epoch, samples seen).
 
-The shuffle is a keyed bijection of 0..n-1 (a balanced Feistel network over the next power of four, walking along the
-cycle until the result is below n: Black and Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002). So the
-sample at any position is known without drawing the samples before it. The order costs no memory, does not depend on the
-world size, and does not change when a library changes its shuffle.
+The shuffle is a keyed bijection of 0..n-1. It is a balanced Feistel network over the next power of four, and walks
+along the cycle until the result is below n (Black and Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002).
+The sample at any position is therefore known without drawing the samples before it. The order costs no memory, does not
+depend on the world size, and does not change when a library changes its shuffle.
 """
 
 from __future__ import annotations
@@ -26,11 +26,14 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 _MIXES = ((np.uint64(30), _MIX_1), (np.uint64(27), _MIX_2))
 _LAST_SHIFT = np.uint64(31)
 _BLOCK_SAMPLES, _BLOCKS_KEPT = 32_768, 4
-"""Number of positions that are permuted at once; for a single batch, the calls would cost more than the arithmetic."""
+"""Number of positions that are permuted at once, and number of such blocks that are kept.
+
+For a single batch, the calls would cost more than the arithmetic.
+"""
 
 
 def mix(values: Ids) -> Ids:
-    """The 64-bit finaliser of splitmix64: every input bit affects every output bit."""
+    """The 64-bit finaliser of splitmix64. Every input bit affects every output bit."""
     mixed = values.copy()
     _mix_in_place(mixed, np.empty_like(mixed))
     return mixed
@@ -47,7 +50,7 @@ def _mix_in_place(z: Ids, scratch: Ids) -> None:
 
 
 def shuffled(positions: Ids, *, count: int, seed: int, epoch: int) -> Ids:
-    """The sample ids at these positions of the shuffled epoch; the shuffle is a bijection of 0..count-1."""
+    """Return the sample ids at these positions of the shuffled epoch. The shuffle is a bijection of 0..count-1."""
     half_bits = max(1, (max(count - 1, 1).bit_length() + 1) // 2)
     rounds = np.arange(_ROUNDS, dtype=np.uint64)
     keys = mix(rounds + _salt(seed) + _salt(epoch ^ int(_MIX_1)))
@@ -64,9 +67,10 @@ def shuffled(positions: Ids, *, count: int, seed: int, epoch: int) -> Ids:
 
 @lru_cache(_BLOCKS_KEPT)
 def _block(number: int, size: int, stop: int, epoch: tuple[int, int, int]) -> Ids:
-    """The sample ids of one block of a shuffled epoch that ends at `stop`; the array is shared, and so not writable.
+    """Return the sample ids of one block of a shuffled epoch.
 
-    `epoch` has the number of samples, the seed and the number of the epoch.
+    The block ends at `stop`. The array is shared and therefore not writable. `epoch` contains the number of samples,
+    the seed and the number of the epoch.
     """
     positions = np.arange(number * size, min((number + 1) * size, stop), dtype=np.uint64)
     count, seed, which = epoch
@@ -103,11 +107,11 @@ class SampleOrder:
     shuffle: bool
     drop_last: bool
     skips: tuple[Skip, ...] = ()
-    """Skipped ranges of positions; the positions still count, so no other batch moves."""
+    """Ranges of positions that are skipped. Skipped positions still count, so that no other batch moves."""
 
     @cached_property
     def samples_per_epoch(self) -> int:
-        """Number of samples in one epoch; less than `count` if a short last batch is dropped."""
+        """Number of samples in one epoch. The value is less than `count` if a short last batch is dropped."""
         return self.count - self.count % self.batch_size if self.drop_last else self.count
 
     @property
@@ -116,21 +120,21 @@ class SampleOrder:
         return -(-self.samples_per_epoch // self.batch_size)
 
     def position_after(self, batches: int) -> int:
-        """The position after the first `batches` batches of the run."""
+        """Return the position after the first `batches` batches of the run."""
         epochs, more = divmod(batches, self.batches_per_epoch)
         return epochs * self.samples_per_epoch + more * self.batch_size
 
     def epoch_of(self, samples_seen: int) -> int:
-        """Epoch of the next sample, from 0."""
+        """Return the number of the epoch of the next sample, counted from 0."""
         return samples_seen // self.samples_per_epoch
 
     def batch_length(self, samples_seen: int) -> int:
-        """Number of samples in the batch after `samples_seen`; the last batch of an epoch may be short."""
+        """Return the number of samples in the batch after `samples_seen`. The last batch of an epoch may be short."""
         left = self.samples_per_epoch - samples_seen % self.samples_per_epoch
         return min(self.batch_size, left)
 
     def end_of_epoch(self, samples_seen: int) -> int:
-        """The position after the last sample of the epoch of the next sample."""
+        """Return the position after the last sample of the epoch to which the next sample belongs."""
         return (self.epoch_of(samples_seen) + 1) * self.samples_per_epoch
 
     def is_epoch_over(self, samples_seen: int) -> bool:
@@ -140,7 +144,7 @@ class SampleOrder:
         return next(self.rest_of_epoch(samples_seen), None) is None
 
     def rest_of_epoch(self, samples_seen: int) -> Iterator[int]:
-        """Start positions of the remaining batches of the epoch, without skipped batches."""
+        """Return the start positions of the remaining batches of the epoch, without skipped batches."""
         position, end = samples_seen, self.end_of_epoch(samples_seen)
         while position < end:
             if not self.is_skipped(position):
@@ -148,14 +152,17 @@ class SampleOrder:
             position += self.batch_length(position)
 
     def is_skipped(self, samples_seen: int) -> bool:
-        """Whether the batch after `samples_seen` is skipped; one sample in a skipped range is enough."""
+        """Whether the batch after `samples_seen` is skipped.
+
+        A batch is skipped if at least one of its samples is in a skipped range.
+        """
         if not self.skips:
             return False
         length = self.batch_length(samples_seen)
         return any(skip.overlaps(samples_seen, length) for skip in self.skips)
 
     def left_out_of_next(self, batches: int, *, samples_seen: int) -> list[int]:
-        """Start positions of the skipped batches among the next `batches` after `samples_seen`."""
+        """Return the start positions of the skipped batches among the next `batches` batches after `samples_seen`."""
         found: list[int] = []
         for _ in range(batches if self.skips else 0):
             if self.is_skipped(samples_seen):
@@ -164,7 +171,10 @@ class SampleOrder:
         return found
 
     def batch(self, samples_seen: int) -> Ids:
-        """The sample ids of the batch after `samples_seen`; the array may be shared, so copy it before a change."""
+        """Return the sample ids of the batch after `samples_seen`.
+
+        The array may be shared, so a caller must copy it before a change.
+        """
         epoch, start = divmod(samples_seen, self.samples_per_epoch)
         stop = start + self.batch_length(samples_seen)
         if not self.shuffle:
@@ -180,7 +190,10 @@ class SampleOrder:
         return ids[start - first * size : stop - first * size]
 
     def at(self, numbers: Ids) -> Ids:
-        """The sample ids at these positions, counted from the beginning of the run; `numbers` must be ascending."""
+        """Return the sample ids at these positions, counted from the beginning of the run.
+
+        `numbers` must be ascending.
+        """
         epochs, positions = np.divmod(numbers, np.uint64(self.samples_per_epoch))
         if not self.shuffle:
             return positions

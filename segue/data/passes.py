@@ -1,7 +1,9 @@
-"""Passes over a user's DataLoader, from any batch on, in the order in which the loader itself draws them.
+"""Makes passes over a user's DataLoader.
 
-A sampler draws its order from random streams at the beginning of a pass. If these streams are restored to their state
-at that moment, the sampler draws the same order again. The used batches are left out before their samples are fetched.
+A pass may begin at any batch, and has the order in which the loader itself draws the batches. A sampler draws its order
+from random streams at the beginning of a pass. If these random streams are restored to their state at the beginning of
+the pass, the sampler draws the same order again. Batches that were already used are left out before their samples are
+fetched.
 """
 
 from __future__ import annotations
@@ -25,38 +27,44 @@ _UNKNOWN = np.zeros(0, np.uint64)
 
 
 class Drawn(NamedTuple):
-    """One batch of a pass."""
+    """One batch of a pass over the data."""
 
     content: Any
     """The batch that the loader returns."""
     ids: Ids
-    """The ids of its samples; empty if the sampler does not draw integers."""
+    """The ids of the samples in the batch. The list is empty if the sampler does not draw integers."""
     order: str
-    """Hash of all draws of the sampler in this pass so far."""
+    """Hash of all draws that the sampler has made in this pass so far."""
 
 
 class Passes(Protocol):
-    """Passes over a loader; each pass may begin at any batch."""
+    """Passes over a loader. Each pass may begin at any batch."""
 
     def begin(self, number: int, *, skip: int = 0) -> Iterator[Drawn]:
-        """The batches of pass `number` without the first `skip`."""
+        """Yield the batches of pass `number` without the first `skip` batches."""
         ...
 
     @property
     def skipped_order(self) -> str | None:
-        """Hash of the sampler's draws for the batches that were left out; None if the draws are not known."""
+        """Return the hash of the sampler's draws for the batches that were left out.
+
+        Return None if the draws are not known.
+        """
         ...
 
 
 class RepeatedPasses:
-    """Passes over a loader of unknown type: the batches that are left out have to be fetched again."""
+    """Passes over a loader of unknown type. The batches that are left out have to be fetched again."""
 
     def __init__(self, loader: Iterable[Any]) -> None:
         self._loader = loader
         self.skipped_order: str | None = None
 
     def begin(self, number: int, *, skip: int = 0) -> Iterator[Drawn]:
-        """The batches without the first `skip`, which are fetched before this returns."""
+        """Yield the batches without the first `skip` batches.
+
+        The skipped batches are fetched before the method returns.
+        """
         batches = iter(self._loader)
         for _ in islice(batches, skip):
             pass
@@ -64,18 +72,19 @@ class RepeatedPasses:
 
 
 class LoaderPasses:
-    """A DataLoader with a map-style data set, whose passes can begin at any batch."""
+    """Passes over a DataLoader with a map-style data set. Each pass can begin at any batch."""
 
     def __init__(self, loader: DataLoader[Any], *, seed: int) -> None:
-        """`seed` is for the random streams of worker processes."""
+        """`seed` is the seed for the random streams of worker processes."""
         self._loader = loader
         self._sampler = _FromBatch(loader.batch_sampler if loader.batch_sampler is not None else loader.sampler)
         self._again = _again(loader, self._sampler, seed)
 
     def begin(self, number: int, *, skip: int = 0) -> Iterator[Drawn]:
-        """The batches of pass `number` without the first `skip`, whose samples are not fetched.
+        """Yield the batches of pass `number` without the first `skip` batches.
 
-        The call draws the same random numbers as the loader itself would at the beginning of the pass.
+        The samples of the skipped batches are not fetched. The call draws the same random numbers as the loader itself
+        would at the beginning of the pass.
         """
         if number == 0 or not self._loader.persistent_workers:
             # A loader seeds its workers with this number. Here, each batch has a seed of its own, and only the draw
@@ -89,7 +98,7 @@ class LoaderPasses:
 
     @property
     def skipped_order(self) -> str | None:
-        """Hash of the sampler's draws for the batches that were left out."""
+        """Return the hash of the sampler's draws for the batches that were left out."""
         return self._sampler.skipped_order
 
     def _drawn(self, batches: Iterator[Any]) -> Iterator[Drawn]:
@@ -100,13 +109,13 @@ class LoaderPasses:
 
 class _DrawnBatch(NamedTuple):
     number: int
-    """The batch's place in the run: a mix of the pass and the batch's number in it."""
+    """A number for the batch's place in the run. It is mixed from the pass and the batch's number in the pass."""
     drawn: Any
-    """The sampler's draw: an index, or a list of indices."""
+    """The value that the sampler drew: an index, or a list of indices."""
 
 
 class _FromBatch:
-    """A sampler that leaves out the first batches of a pass, and records its draws."""
+    """A sampler that leaves out the first batches of a pass and records the draws of the original sampler."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
@@ -114,7 +123,9 @@ class _FromBatch:
         self._pass = self._next = 0
         self._skip = 0
         self.drawn: deque[tuple[Ids, str]] = deque()
-        """For each batch that was drawn but not used yet: its sample ids, and the hash of the pass up to the batch."""
+        """For each batch that was drawn but not used yet, the ids of its samples and the hash of the pass up to the
+        batch.
+        """
         self.skipped_order = self._order = ""
 
     def __len__(self) -> int:
@@ -126,7 +137,7 @@ class _FromBatch:
         self.drawn.clear()
 
     def start(self) -> None:
-        """Draw the batches that are left out, if this was not done before."""
+        """Draw the batches that are left out, if they were not drawn before."""
         if self._rest is not None:
             return
         self._rest = iter(self._inner)
@@ -152,10 +163,11 @@ class _FromBatch:
 
 
 class _Fetched(Dataset[Any]):
-    """Fetches the samples of a plan; in worker processes it seeds each batch by its place in the run.
+    """Fetches the samples of a plan.
 
-    Without these seeds, a worker's random augmentation would depend on the number of batches that the worker has
-    fetched, and a resume does not know this number.
+    In worker processes, it seeds the random streams for each batch by the batch's place in the run. Without these
+    seeds, a worker's random augmentation would depend on the number of batches that the worker has fetched. A resume
+    does not know this number.
     """
 
     def __init__(self, inner: Dataset[Any], seed: int) -> None:
@@ -176,7 +188,7 @@ class _Fetched(Dataset[Any]):
 
 
 def _again(loader: DataLoader[Any], sampler: _FromBatch, seed: int) -> DataLoader[Any]:
-    """The loader with another sampler; it does not draw from the global random streams."""
+    """Return the loader with another sampler. The new loader does not draw from the global random streams."""
     workers = loader.num_workers
     return Loader(
         _Fetched(loader.dataset, seed),

@@ -1,7 +1,7 @@
-"""The order of the user's own sampler, as a function of seed and epoch.
+"""Draws the order of the user's own sampler as a function of seed and epoch.
 
-A sampler draws from random streams. segue seeds these streams for each epoch, so the sampler draws the same order in
-every attempt, and a run can be resumed at any position. The order of one epoch is held in memory.
+A sampler draws from random streams, and segue seeds these streams for each epoch. The sampler therefore draws the same
+order in every attempt, and a run can be resumed at any position. The order of one epoch is held in memory.
 """
 
 from __future__ import annotations
@@ -39,13 +39,14 @@ class Pass(NamedTuple):
 
 
 class Draws:
-    """Draws the order of any epoch from a loader's sampler; each epoch always has the same order."""
+    """Draws the order of any epoch from a loader's sampler. The order of an epoch is always the same."""
 
     def __init__(self, loader: DataLoader[Any], *, recipe: str, seed: int) -> None:
-        """Draw the first epoch, twice.
+        """Draw the order of the first epoch twice and compare both orders.
 
         Raises:
-            RecipeError: the sampler's order is not a function of seed and epoch, or has entries that are not integers.
+            RecipeError: the sampler's order is not a function of seed and epoch, or contains entries that are not
+                integers.
         """
         self._recipe, self._seed = recipe, seed
         self._is_batched = loader.batch_size is None
@@ -103,7 +104,7 @@ class Draws:
 
 @dataclass(frozen=True)
 class SampledOrder(SampleOrder):
-    """The order of a sampler, with the same number of samples in every epoch."""
+    """The order of a sampler that has the same number of samples in every epoch."""
 
     draws: Draws = field(kw_only=True, compare=False)
 
@@ -141,7 +142,7 @@ class SampledOrder(SampleOrder):
 
 
 def has_own_sampler(loader: DataLoader[Any]) -> bool:
-    """Whether the loader has a sampler of the user's own, and not one that `shuffle` selects."""
+    """Whether the loader has a sampler of the user's own, and not a sampler that `shuffle` selects."""
     if loader.batch_size is None:
         return loader.batch_sampler is not None
     sampler = loader.sampler
@@ -161,7 +162,10 @@ def _generators(sampler: Any, depth: int = 4) -> Iterator[Any]:
 
 @contextmanager
 def _seeded(generators: Iterable[Any], seed: int) -> Iterator[None]:
-    """A block in which generators begin at this seed; afterwards their states are restored."""
+    """A block in which generators begin at this seed.
+
+    At the end of the block, the states of the generators are restored.
+    """
     before: list[tuple[Any, Any]] = []
     for number, generator in enumerate(generators):
         before.append((generator, _state_of(generator)))

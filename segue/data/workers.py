@@ -1,4 +1,7 @@
-"""A DataLoader whose worker processes ignore notices, so that the trainer acts on them, and end with the trainer."""
+"""A DataLoader whose worker processes ignore notices, so that the trainer acts on the notices.
+
+The workers end with the trainer.
+"""
 
 from __future__ import annotations
 
@@ -18,20 +21,20 @@ _BEFORE_THE_JOIN = 100
 
 _workers: weakref.WeakSet[BaseProcess] = weakref.WeakSet()
 _ended_at_exit: set[int] = set()
-"""Ids of the processes that kill their workers at exit; a child process inherits this set, but not the finalizers."""
+"""Ids of the processes that kill their workers at exit. A child process inherits this set, but not the finalizers."""
 
 
 class Loader(DataLoader[Any]):
-    """A DataLoader whose workers ignore SIGTERM, SIGUSR1 and Ctrl-C; forked workers ignore them from the beginning.
+    """A DataLoader whose workers ignore SIGTERM, SIGUSR1 and Ctrl-C.
 
-    A platform signals every process of a machine, and a terminal signals every process in its foreground. If such a
-    signal killed a worker, the training step would raise an error, and a preemption would look like a bug. Instead, the
-    trainer acts on the notice and ends its workers itself, even workers of an iterator that a script still holds at its
-    end.
+    Forked workers ignore these signals from the beginning. A platform signals every process of a machine, and a
+    terminal signals every process in its foreground. If such a signal killed a worker, the training step would raise an
+    error, and a preemption would look like a bug. Instead, the trainer acts on the notice and ends its workers itself,
+    even workers of an iterator that a script still holds at its end.
     """
 
     def __init__(self, dataset: Any, *, worker_init_fn: Callable[[int], None] | None = None, **fields: Any) -> None:
-        """Takes the same arguments as DataLoader."""
+        """The arguments are the same as for DataLoader."""
         super().__init__(dataset, worker_init_fn=_IgnoreNotices(worker_init_fn), **fields)
 
     def __iter__(self) -> Any:
@@ -61,7 +64,10 @@ class _IgnoreNotices:
 
 
 def _end_at_exit(workers: Any) -> None:
-    """Kill these processes at this process's exit, because multiprocessing would send SIGTERM and wait for ever."""
+    """Kill these processes when this process exits.
+
+    Otherwise multiprocessing would send SIGTERM to them and wait for ever.
+    """
     _workers.update(workers)
     if os.getpid() not in _ended_at_exit:
         _ended_at_exit.add(os.getpid())

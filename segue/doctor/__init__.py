@@ -1,1 +1,1 @@
-"""The doctor: checks of everything that a run needs, before any capacity is bought."""
+"""The doctor checks everything that a run needs, before any capacity is bought."""

@@ -1,4 +1,4 @@
-"""Checks and their results; a check that fails or hangs does not stop the other checks."""
+"""Runs checks and collects their results. A check that fails or hangs does not stop the other checks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DEFAULT_LIMIT_SECONDS = 60.0
 
 
 class CheckOutcome(StrEnum):
-    """The outcome of a check; `skipped` means that the check was not made, which is not `ok`."""
+    """The outcome of a check. `skipped` means that the check was not made. A skipped check does not count as `ok`."""
 
     OK = "ok"
     WARN = "warn"
@@ -49,12 +49,12 @@ def ok(reason: str) -> Result:
 
 
 def warn(reason: str, *, fix: str) -> Result:
-    """The result if a run works, but with a disadvantage."""
+    """Return the result for a run that works, but with a disadvantage."""
     return Result(CheckOutcome.WARN, reason, fix)
 
 
 def fail(reason: str, *, fix: str) -> Result:
-    """The result if a run cannot work, or would lose work or data."""
+    """Return the result for a run that cannot work, or that would lose work or data."""
     return Result(CheckOutcome.FAIL, reason, fix)
 
 
@@ -63,7 +63,7 @@ def skipped(reason: str) -> Result:
 
 
 def refused(error: SegueError) -> Result:
-    """The failed result for an error of segue, with the error's message and fix."""
+    """Return the failed result for an error of segue, with the error's message and fix."""
     fix = error.fix or "see the message."
     return fail(_in_one_line(str(error).removesuffix(f" Fix: {fix}")).removesuffix("."), fix=_in_one_line(fix))
 
@@ -75,15 +75,19 @@ class Item:
     name: str
     look: Callable[[], Result]
     needs: tuple[str, ...] = ()
-    """Names of earlier checks; if one of them has not passed, this check is skipped."""
+    """Names of earlier checks. If one of these checks has not passed, this check is skipped."""
     limit_seconds: float | None = DEFAULT_LIMIT_SECONDS
-    """Time limit; None if the check limits itself and runs in the caller's thread, so that Ctrl-C can end it."""
+    """Time limit of the check in seconds.
+
+    The value is None if the check limits itself and runs in the caller's thread, so that Ctrl-C can end the check.
+    """
 
 
 def examine(items: Iterable[Item], *, on_begin: Callable[[str], None] | None = None) -> list[Check]:
-    """Make the checks one after the other; call `on_begin` with the name of each check before it is made.
+    """Make the checks one after the other. Call `on_begin` with the name of each check before the check is made.
 
-    A check fails if it raises an exception, or if it exceeds its time limit; in that case its thread keeps running.
+    A check fails if it raises an exception, or if it exceeds its time limit. After the time limit, the thread of the
+    check keeps running.
     """
     results: dict[str, Result] = {}
     for item in items:
@@ -94,7 +98,9 @@ def examine(items: Iterable[Item], *, on_begin: Callable[[str], None] | None = N
 
 
 def worst(results: Sequence[Result]) -> Result:
-    """The worst of several results of one check, with the reasons and fixes of all results that are equally bad."""
+    """Return the worst of several results of one check, with the reasons and fixes of all results that are
+    equally bad.
+    """
     order = (
         CheckOutcome.OK,
         CheckOutcome.SKIPPED,
@@ -108,7 +114,7 @@ def worst(results: Sequence[Result]) -> Result:
 
 
 def joined(fixes: Iterable[str]) -> str:
-    """Several fixes as one sentence, without repetitions; empty if there are none."""
+    """Join several fixes into one sentence, without repetitions. The text is empty if there are no fixes."""
     each = dict.fromkeys(fix.removesuffix(".") for fix in fixes if fix)
     return f"{'; '.join(each)}." if each else ""
 

@@ -11,7 +11,10 @@ from segue.launch.ray.ray_problems import ray_problems
 from segue.launch.slurm.slurm_problems import slurm_problems
 
 _LIMIT_SECONDS, _RAY_SECONDS = 120.0, 90.0
-"""Time limits: each Slurm command waits nine seconds for an absent controller; Ray's client would wait for minutes."""
+"""Time limits in seconds.
+
+Each Slurm command waits nine seconds for an absent controller. Ray's client would wait for minutes.
+"""
 
 
 def items(subject: Subject) -> list[Item]:

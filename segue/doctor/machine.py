@@ -1,4 +1,7 @@
-"""Checks of this machine: memory, files, cores, disks, accelerators, versions; run them on a machine of the pool."""
+"""Checks this machine: memory, files, cores, disks, accelerators and versions.
+
+Run these checks on a machine of the pool.
+"""
 
 from __future__ import annotations
 
@@ -27,18 +30,24 @@ _SHARED = Path("/dev/shm")  # noqa: S108 - a mount that every Linux has
 _SHARED_BYTES = 2**30
 _DESCRIPTORS, _DESCRIPTORS_AT_ALL = 1024, 256
 _BESIDE = 1.05
-"""Factor for the memory of the state and its copies, which includes a reserve of 5%."""
+"""The memory for the state and its copies is multiplied by this factor, which adds a reserve of 5 %."""
 _MEMORY_SHARE = 0.8
 _CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
 _CUBLAS_DETERMINISTIC = (":4096:8", ":16:8")
-"""The two values that PyTorch's notes on reproducibility allow."""
+"""The two values of the variable CUBLAS_WORKSPACE_CONFIG that PyTorch's notes on reproducibility allow."""
 _GROUPS = Path("/sys/fs/cgroup")
 _GPU_DEVICES = "nvidia[0-9]*"
-"""Device files of NVIDIA accelerators; AMD's are not used, because a processor's graphics unit has the same files."""
+"""Pattern of the device files of NVIDIA accelerators.
+
+The device files of AMD are not used, because a processor's graphics unit has the same files.
+"""
 
 
 def items(subject: Subject) -> list[Item]:
-    """The checks of this machine; they use results of the store's and the recipe's checks, which come earlier."""
+    """Return the checks of this machine.
+
+    The checks use results of the store's checks and the recipe's checks, which run earlier.
+    """
     valid, readable = "spec.valid", ("store.read", "store.list")
     probe_seconds = 180.0
     return [
@@ -64,7 +73,7 @@ def torch(subject: Subject) -> Result:
 
 
 def shared_memory(folder: Path) -> Result:
-    """Check the space in /dev/shm; staging buffers do not use it, because they are anonymous memory."""
+    """Check the space in /dev/shm. Staging buffers do not use this space, because they are anonymous memory."""
     try:
         room = shutil.disk_usage(folder).total
     except OSError as error:
@@ -73,7 +82,7 @@ def shared_memory(folder: Path) -> Result:
 
 
 def judge_shared_memory(folder: Path, room: int) -> Result:
-    """Judge if data loader workers and NCCL have enough shared memory to exchange data. Pure."""
+    """Judge whether data loader workers and NCCL have enough shared memory to exchange data. The function is pure."""
     if room >= _SHARED_BYTES:
         return ok(f"{folder} has {size(room)}")
     return warn(
@@ -107,7 +116,7 @@ def cores(subject: Subject, *, groups: Path = _GROUPS) -> Result:
 
 
 def _permitted_cores(groups: Path) -> float:
-    """The limit on cores of this container's control group (version 2 or 1); inf without a limit."""
+    """Return the limit on cores of this container's control group (version 2 or 1). Return inf if there is no limit."""
     for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
         try:
             quota, period = " ".join((groups / name).read_text(encoding="ascii") for name in names).split()
@@ -128,7 +137,7 @@ def memory(subject: Subject) -> Result:
 
 
 def judge_memory(state_bytes: int, *, copies: int, free: float) -> Result:
-    """Judge if this number of copies of the state fits into the free memory. Pure."""
+    """Judge whether this number of copies of the state fits into the free memory. The function is pure."""
     needed = _BESIDE * copies * state_bytes
     reason = f"{copies} copies of {size(state_bytes)} of state need {size(needed)} of memory, {size(free)} are free"
     fix = "use a larger machine or memory limit, or checkpoints.staging_buffers = 1."
@@ -138,7 +147,7 @@ def judge_memory(state_bytes: int, *, copies: int, free: float) -> Result:
 
 
 def disk(subject: Subject) -> Result:
-    """Check the disk space for checkpoints, in a store that is a folder and in the fast folder."""
+    """Check the free disk space for checkpoints, in a store that is a folder and in the fast folder."""
     assert subject.spec is not None
     kept = subject.spec.checkpoints
     folders = [subject.opened.root] if isinstance(subject.opened, LocalStore) else []
@@ -183,7 +192,7 @@ def accelerator(subject: Subject, *, devices: Path = Path("/dev")) -> Result:
 
 
 def judge_accelerator(spec: RunSpec, history: History, *, accelerators: int, has_gpu: bool) -> Result:
-    """Judge the check `accelerator`; `has_gpu` also counts a GPU that torch does not see. Pure."""
+    """Judge the check `accelerator`. `has_gpu` is also true for a GPU that torch does not see. The function is pure."""
     devices = [attempt.claim.environment.device for attempt in history.attempts]
     used = next((name for name in reversed(devices) if name != "cpu"), None)
     asked = spec.device == "cuda" or (spec.device == "auto" and used is not None)
@@ -217,7 +226,10 @@ def determinism(subject: Subject) -> Result:
 
 
 def judge_determinism(environ: Mapping[str, str]) -> Result:
-    """Judge the variables that deterministic kernels need; segue sets those that are not set. Pure."""
+    """Judge the environment variables that deterministic kernels need.
+
+    Segue sets the variables that are not set. The function is pure.
+    """
     given = {name: environ[name] for name in DETERMINISTIC_VARIABLES if name in environ}
     if given.get(_CUBLAS, _CUBLAS_DETERMINISTIC[0]) not in _CUBLAS_DETERMINISTIC:
         return fail(
@@ -243,7 +255,7 @@ def nccl(subject: Subject) -> Result:
 
 
 def judge_nccl(spec: RunSpec, *, accelerators: int, has_nccl: bool) -> Result:
-    """Judge the check `nccl`. Pure."""
+    """Judge the check `nccl`. The function is pure."""
     ranks = spec.ranks or accelerators
     if ranks < 2 or spec.device == "cpu" or not accelerators:
         return skipped("the run does not train with several ranks on accelerators")
@@ -265,7 +277,7 @@ def versions(subject: Subject) -> Result:
 
 
 def judge_versions(last: Environment, *, python: str, torch_version: str) -> Result:
-    """Judge the check `versions`. Pure."""
+    """Judge the check `versions`. The function is pure."""
     pairs = (("Python", last.python, python), ("torch", last.torch, torch_version))
     changed = [f"{name} {before}, here is {now}" for name, before, now in pairs if before and before != now]
     if changed:

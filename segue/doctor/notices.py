@@ -15,7 +15,7 @@ from segue.notices.platform import cloud_watcher
 _DMI = Path("/sys/class/dmi/id")
 _VENDORS = {"Amazon EC2": "aws", "Google": "gce", "Microsoft Corporation": "azure"}
 _AZURE_TAG = "7783-7084-3265-9085-8269-3286-77"
-"""Chassis tag of every Azure machine; other machines of the same vendor have another tag."""
+"""Chassis tag of every Azure machine. Other machines of the same vendor have another tag."""
 _ANSWER_SECONDS = 2.0
 _SIGNALS = "signals, recalls and liveness.notice_file are watched"
 _UNWATCHED = f"notices = []: no metadata service is watched; {_SIGNALS}"
@@ -54,7 +54,7 @@ def metadata(subject: Subject, *, dmi: Path = _DMI) -> Result:
 
 
 def hop_limit(subject: Subject, *, answer_seconds: float = _ANSWER_SECONDS) -> Result:
-    """Check that tokens of AWS's metadata service reach this container; `answer_seconds` limits each wait."""
+    """Check that tokens of AWS's metadata service reach this container. `answer_seconds` limits each wait."""
     wanted = subject.spec.notices if subject.spec is not None else None
     if wanted is not None and not wanted:
         return skipped(_UNWATCHED)
@@ -90,7 +90,10 @@ def notice_file(subject: Subject) -> Result:
 
 
 def vendor_platform(dmi: Path) -> str | None:
-    """The cloud that this machine's firmware names, even if no metadata service answers; None for other machines."""
+    """Return the cloud that this machine's firmware names, even if no metadata service answers.
+
+    Return None for other machines.
+    """
     found = _VENDORS.get(_read(dmi / "sys_vendor"))
     return None if found == "azure" and _read(dmi / "chassis_asset_tag") != _AZURE_TAG else found
 

@@ -1,7 +1,7 @@
-"""A child process that imports torch and the recipe and reports facts about them; the doctor itself imports neither.
+"""Runs a child process that imports torch and the recipe and reports facts about them.
 
-`python -m segue.doctor.probe FILE_DESCRIPTOR [RECIPE]` writes one line of JSON about torch to the file descriptor, then
-one line about the recipe.
+The doctor itself imports neither of them. `python -m segue.doctor.probe FILE_DESCRIPTOR [RECIPE]` writes one line of
+JSON about torch to the file descriptor, then one line about the recipe.
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ class TorchFacts(NamedTuple):
 
 
 class Probed(NamedTuple):
-    """The answer of the child; if torch could not be imported, `torch` is None and `why` has the reason."""
+    """The answer of the child process.
+
+    If torch could not be imported, `torch` is None and `why` contains the reason.
+    """
 
     torch: TorchFacts | None
     recipe: Result | None
@@ -46,7 +49,7 @@ class Probed(NamedTuple):
 def probe(
     recipe: str | None, *, environ: Mapping[str, str], scratch: Scratch, limit_seconds: float = _LIMIT_SECONDS
 ) -> Probed:
-    """Ask a child process, for at most two minutes; its own children are killed together with it."""
+    """Ask a child process, for at most two minutes. The child's own children are killed together with the child."""
     # Files, not pipes: a process that the recipe starts may hold a pipe open, and its output is no answer.
     with tempfile.TemporaryFile() as answers, tempfile.TemporaryFile() as errors:
         named = [str(answers.fileno()), *([recipe] if recipe is not None else [])]
@@ -60,7 +63,7 @@ def probe(
 
 
 def understood(said: list[Any], how: str, recipe: str | None) -> Probed:
-    """Interpret the lines that a child has written; `how` describes the child's end. Pure."""
+    """Interpret the lines that a child has written. `how` describes the child's end. The function is pure."""
     if not said:
         # The recipe was not reached.
         absent = fail(f"the recipe needs torch, which cannot be imported: {how}", fix=NO_TORCH)
@@ -78,7 +81,7 @@ def _ended(code: int, errors: IO[bytes]) -> str:
 
 
 def _lines(file: IO[bytes]) -> list[str]:
-    """The lines that a child has written, without empty lines; the last line may be incomplete."""
+    """Return the lines that a child has written, without empty lines. The last line may be incomplete."""
     file.seek(0)
     return [line for line in file.read().decode(errors="replace").splitlines() if line.strip()]
 

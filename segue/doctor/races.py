@@ -1,7 +1,7 @@
-"""A test of put-if-absent: processes and threads put different bytes to the same new keys at the same time.
+"""Tests put-if-absent: processes and threads put different bytes to the same new keys at the same time.
 
-`python -m segue.doctor.races` is one of the processes. It reads the store's spec from the first line of standard input,
-and a key from each further line; it answers each line with a line of JSON.
+`python -m segue.doctor.races` is one of the processes. This process reads the store's spec from the first line of
+standard input, and a key from each further line. It answers each line with a line of JSON.
 """
 
 from __future__ import annotations
@@ -32,19 +32,20 @@ class Round:
     """The outcome of one race for one key."""
 
     winners: tuple[str, ...]
-    """The bytes of each racer that the store told that it created the object."""
+    """The bytes of each racer that was told by the store that it created the object."""
     failed: int
-    """Number of racers whose put failed with an error; the store may have written the object nevertheless."""
+    """Number of racers whose put failed with an error. The store may have written the object nevertheless."""
     stored: str | None
-    """The bytes of the object after the race; None if there is no object."""
+    """The bytes of the object after the race. The value is None if there is no object."""
     racers: tuple[str, ...] = ()
     """The bytes of every racer."""
 
 
 def judge(rounds: Sequence[Round], *, racers: int) -> Result:
-    """Judge if each key had exactly one winner, and if the winner's bytes are still stored. Pure.
+    """Judge whether each key had exactly one winner, and whether the winner's bytes are still stored.
 
-    If the answer to a racer's put was lost, the retry may report another winner although the racer's bytes are stored.
+    The function is pure. If the answer to a racer's put was lost, the retry may report another winner although the
+    racer's bytes are stored.
     """
     several = next((race for race in rounds if len(race.winners) > 1), None)
     if several is not None:

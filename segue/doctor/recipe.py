@@ -1,4 +1,4 @@
-"""Checks of the recipe or program: start of the run, imports, data files, a rehearsal, and the time of a save."""
+"""Checks the recipe or program: start of the run, imports, data files, a rehearsal, and the time of a save."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _NO_RECIPE = "the run spec names no recipe; add the recipe to the command, as in
 
 
 def first_items(subject: Subject) -> list[Item]:
-    """The checks that need no other check."""
+    """Return the checks that need no other check."""
     return [Item("spec.valid", partial(is_valid, subject))]
 
 
 def items(subject: Subject) -> list[Item]:
-    """The checks of the subject's recipe or program; they come after the checks of the store."""
+    """Return the checks of the subject's recipe or program. They come after the checks of the store."""
     valid, stored = "spec.valid", "store.put-if-absent"
     return [
         Item("spec.start", partial(can_begin, subject), (valid, stored)),
@@ -42,7 +42,7 @@ def items(subject: Subject) -> list[Item]:
 
 
 def is_valid(subject: Subject) -> Result:
-    """Check that the run spec can be read, and that it contains no credentials."""
+    """Check that the run spec can be read, and that the run spec contains no credentials."""
     if subject.problem is not None:
         return refused(subject.problem)
     if subject.spec is None:
@@ -52,7 +52,10 @@ def is_valid(subject: Subject) -> Result:
 
 
 def can_begin(subject: Subject) -> Result:
-    """Check that the run can begin or resume with this spec, without writing a record; raises the reason if not."""
+    """Check that the run can begin or resume with this spec, without writing a record.
+
+    If it cannot, raise the reason.
+    """
     assert subject.spec is not None
     if not subject.trains:
         return skipped(_NO_RECIPE)
@@ -74,7 +77,7 @@ def imports(subject: Subject) -> Result:
 
 
 def data_files(subject: Subject) -> Result:
-    """Check that every data file exists and has the right size; attempts check the hashes before they train."""
+    """Check that every data file exists and has the right size. Attempts check the hashes before they train."""
     assert subject.spec is not None
     data = subject.spec.data
     if data is None:
@@ -91,7 +94,7 @@ def data_files(subject: Subject) -> Result:
 
 
 def size_of(file: DataFile, data: DataSpec) -> int:
-    """Size of a local or remote file, in bytes.
+    """Return the size of a local or remote file in bytes.
 
     Raises:
         DataUnreadableError: the file is missing, or cannot be read.

@@ -1,4 +1,4 @@
-"""The list of all checks, in the order in which they are made and shown; add new kinds of checks here."""
+"""Lists all checks, in the order in which they are made and shown. Add new kinds of checks to this list."""
 
 from __future__ import annotations
 
@@ -20,25 +20,31 @@ OF_SERVER = (
     "prefect.verify-resume",
     *JUDGES,
 )
-"""The checks that need a Prefect server. `segue.prefect.doctor` makes them, because only the pack imports Prefect."""
+"""The checks that need a Prefect server.
+
+`segue.prefect.doctor` makes these checks, because only this package imports Prefect.
+"""
 
 PARTS = (stores.items, launchers.items, recipe.items, notices.items, machine.items)
-"""Functions that return the checks of each part; checks whose failure causes other failures come first."""
+"""Functions that return the checks of each part. Checks whose failure causes other failures come first."""
 
 
 def all_items(subject: Subject, of_server: Sequence[Item]) -> list[Item]:
-    """Every check of the subject; the caller passes the checks of the Prefect server."""
+    """Return every check of the subject. The caller passes the checks of the Prefect server."""
     of_parts = (item for part in PARTS for item in part(subject))
     return [*recipe.first_items(subject), *of_server, *of_parts]
 
 
 def unusable_server(why: str, *, fix: str) -> list[Item]:
-    """The checks of a server that cannot be used: the first check fails with this reason, the others are skipped."""
+    """Return the checks of a server that cannot be used.
+
+    The first check fails with this reason, and the other checks are skipped.
+    """
     first, *others = OF_SERVER
     failed = Item(first, lambda: fail(" ".join(why.split()), fix=fix))
     return [failed, *(Item(name, lambda: skipped(f"{first} failed")) for name in others)]
 
 
 def without_server(why: str) -> list[Item]:
-    """The checks of the server if there is no server: all are skipped."""
+    """Return the checks of the server if there is no server. All of these checks are skipped."""
     return [Item(name, lambda: skipped(why)) for name in OF_SERVER]

@@ -16,7 +16,9 @@ _STYLES = {CheckOutcome.OK: "green", CheckOutcome.WARN: "yellow", CheckOutcome.F
 
 
 def table(checks: Sequence[Check]) -> Table:
-    """One row per check with its reason and fix, then one row for all skipped checks with the same reason."""
+    """Return one row for each check with its reason and fix, then one row for all skipped checks with the same
+    reason.
+    """
     made = Table(header_style="bold", box=SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
     for name in ("outcome", "check"):
         made.add_column(name, no_wrap=True)

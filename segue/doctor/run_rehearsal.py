@@ -1,4 +1,6 @@
-"""The doctor's rehearsal: the recipe or program trains a few steps on this machine and saves into the run's store."""
+"""Runs the doctor's rehearsal: the recipe or program trains a few steps on this machine and saves into the
+run's store.
+"""
 
 from __future__ import annotations
 
@@ -35,10 +37,10 @@ class _TimeOver(Exception):
 
 
 def rehearse(subject: Subject, *, limit_seconds: float = LIMIT_SECONDS) -> Result:
-    """Train a few steps and save them; write the measurements to `subject.rehearsed`.
+    """Train a few steps and save them. Write the measurements to `subject.rehearsed`.
 
-    The rehearsal uses a separate prefix in the store, which is emptied afterwards, and it uses neither trackers nor
-    metadata services. If it exceeds the time limit, the trainer is killed.
+    The rehearsal uses a separate prefix in the store, and this prefix is emptied at the end. The rehearsal uses neither
+    trackers nor metadata services. If the rehearsal exceeds the time limit, the trainer is killed.
     """
     assert subject.spec is not None
     absent = why_not_here(subject.spec, accelerators=subject.accelerators)
@@ -69,7 +71,10 @@ def rehearse(subject: Subject, *, limit_seconds: float = LIMIT_SECONDS) -> Resul
 
 
 def why_not_here(spec: RunSpec, *, accelerators: int) -> str | None:
-    """Reason why a machine with this number of accelerators cannot rehearse a run of a cluster, else None. Pure."""
+    """Return the reason why a machine with this number of accelerators cannot rehearse a run of a cluster.
+
+    Otherwise return None. The function is pure.
+    """
     needed = spec.ranks_of_a_node or 1
     if not spec.trains_elsewhere or spec.device != "cuda" or accelerators >= needed:
         return None
@@ -81,10 +86,10 @@ def why_not_here(spec: RunSpec, *, accelerators: int) -> str | None:
 
 
 def rehearsal_spec(spec: RunSpec, place: RunPlace) -> RunSpec:
-    """The run spec of the rehearsal: that of the run, with only a few steps and a full save after each step.
+    """Return the run spec of the rehearsal.
 
-    No capacity is bought. A run of a cluster is rehearsed on this machine, with the ranks of one node, so no job is
-    submitted.
+    It is the spec of the run, with only a few steps and a full save after each step. The rehearsal buys no capacity. A
+    run of a cluster is rehearsed on this machine, with the ranks of one node. Therefore no job is submitted.
     """
     return spec.model_copy(
         update={
@@ -121,7 +126,7 @@ def measured(history: History) -> Rehearsed:
 
 
 class _Limit:
-    """Ends a rehearsal that takes too long, by an exception, after which the trainer is killed."""
+    """Ends a rehearsal that takes too long, by an exception. After the exception, the trainer is killed."""
 
     def __init__(self, clock: Clock, limit_seconds: float) -> None:
         self._clock, self._at = clock, clock.monotonic() + limit_seconds

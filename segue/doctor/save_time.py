@@ -1,6 +1,7 @@
-"""The check that a save can be made between a notice and the kill. Pure.
+"""Checks whether a save can be made between a notice and the kill. The module is pure.
 
-`segue doctor` shows the check. After an attempt has measured a save, the run logs it before the next segment.
+`segue doctor` shows the check. After an attempt has measured a save, the run logs the result of this check before the
+next segment.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ def notice_seconds(spec: RunSpec, *, platform: str | None = None, kept_seconds: 
     """Seconds from a notice to the kill.
 
     If the run spec names no metadata services, the service of `platform` is watched. `kept_seconds` is the grace period
-    of the pools after SIGTERM; None if unknown.
+    of the pools after SIGTERM in seconds. None means that it is unknown.
     """
     here = () if spec.trains_elsewhere else (platform,)  # This machine is no node of the cluster.
     watched = spec.notices if spec.notices is not None else here
@@ -30,10 +31,10 @@ def notice_seconds(spec: RunSpec, *, platform: str | None = None, kept_seconds: 
 
 
 def judge_save(seconds: float, *, step_seconds: float, notice_seconds: float, where: str, unless: str = "") -> Result:
-    """Judge if a save of this duration can be made between a notice and the kill.
+    """Judge whether a save of this duration can be made between a notice and the kill.
 
-    An attempt first ends its step. It then begins a last save only if the save is expected to take at most 70% of the
-    remaining time. `unless` is a text about cases in which a notice gives more time.
+    After a notice, an attempt first ends its step. The attempt then begins a last save only if the save is expected to
+    take at most 70% of the remaining time. `unless` is a text about cases in which a notice gives more time.
     """
     took = f"a save takes {duration(seconds)} (measured {where})"
     given = f"a notice gives {duration(notice_seconds)}{unless}"
@@ -51,9 +52,10 @@ def judge_save(seconds: float, *, step_seconds: float, notice_seconds: float, wh
 
 
 def newly_measured(spec: RunSpec, history: History) -> Result | None:
-    """The problem with the duration of saves that the newest attempt has measured; None if there is no problem.
+    """Return the problem with the duration of saves that the newest attempt has measured.
 
-    If the newest attempt measured no save, the result is None too, so that a wait for capacity repeats no warning.
+    Return None if there is no problem. If the newest attempt measured no save, the result is also None, so that a wait
+    for capacity repeats no warning.
     """
     reports, seconds = history.last_reports(), save_seconds(history)
     if seconds is None or reports[-1].save_seconds is None:

@@ -1,4 +1,4 @@
-"""The temporary resources of one run of the doctor: objects below a separate prefix, and child processes."""
+"""Manages the temporary resources of one run of the doctor: objects below a separate prefix, and child processes."""
 
 from __future__ import annotations
 
@@ -19,11 +19,14 @@ log = logging.getLogger(__name__)
 
 _CLEAR_SECONDS = 10.0
 PREFIX = ".segue-check/"
-"""Prefix of all objects that the doctor writes; `segue runs` does not list it."""
+"""Prefix of all objects that the doctor writes. `segue runs` does not list this prefix."""
 
 
 class Scratch:
-    """Objects and child processes of one run of the doctor; after an interruption, `clear` removes the rest of them."""
+    """The objects and child processes of one run of the doctor.
+
+    After an interruption, `clear` removes the remaining ones.
+    """
 
     def __init__(self) -> None:
         self.prefix = f"{PREFIX}{uuid.uuid4().hex[:12]}/"
@@ -31,17 +34,19 @@ class Scratch:
         self._children: set[subprocess.Popen[str]] = set()
         self._is_over = False
         self._starting = threading.Lock()
-        """Held from the start of a child until it is registered, because `clear` kills only registered children."""
+        """A thread holds this lock from the start of a child until the child is registered, because `clear` kills only
+        registered children.
+        """
 
     def new_key(self) -> str:
-        """A new key; remove the object that you put there with `forget`."""
+        """Return a new key. The caller must remove the object at this key with `forget`."""
         self._require_open()
         key = f"{self.prefix}{uuid.uuid4().hex}"
         self._keys.add(key)
         return key
 
     def forget(self, store: Store, *keys: str) -> StoreWriteError | None:
-        """Remove these objects; return the error if they could not be removed."""
+        """Remove these objects. Return the error if the objects could not be removed."""
         try:
             store.delete(list(keys))
         except StoreWriteError as error:
@@ -60,7 +65,10 @@ class Scratch:
         pass_fds: Sequence[int] = (),
         environ: Mapping[str, str] | None = None,
     ) -> Iterator[subprocess.Popen[str]]:
-        """A child process in its own session; after the block it is killed with all processes of its group."""
+        """A block with a child process in its own session.
+
+        After the block, the child is killed with all processes of its group.
+        """
         options = {"stdin": stdin, "stdout": stdout, "stderr": stderr, "pass_fds": pass_fds, "env": environ}
         # In the main thread, Ctrl-C may come after the start of the process and before Popen returns.
         with ThreadPoolExecutor(1) as starter:
@@ -76,10 +84,10 @@ class Scratch:
                 self._children.discard(child)
 
     def clear(self, store: Store | None) -> None:
-        """Kill the children that still run, and remove the remaining objects; a failure to remove them is logged.
+        """Kill the children that still run, and remove the remaining objects.
 
-        After that, a check that still runs in another thread cannot create new children or objects. If the store hangs,
-        the removal is given up after ten seconds.
+        If the objects cannot be removed, this is logged. After `clear`, a check that still runs in another thread
+        cannot create new children or objects. If the store hangs, the removal is given up after ten seconds.
         """
         with self._starting:
             self._is_over = True

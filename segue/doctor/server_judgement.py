@@ -1,4 +1,4 @@
-"""Judgement of the facts about a Prefect server: version, database, recovery, limits. Pure."""
+"""Judges the facts about a Prefect server: version, database, recovery, limits. The module is pure."""
 
 from __future__ import annotations
 
@@ -12,9 +12,15 @@ from segue.doctor.check import Result, fail, ok, skipped, warn
 SERVERS = SpecifierSet(">=3.4,<4")
 """Versions of the Prefect server with which segue works."""
 _SQLALCHEMY = SpecifierSet("<2.0.38")
-"""From 2.0.38 on, a server on SQLite stops for a minute at a time; from 2.1 on, it creates no scheduled flow runs."""
+"""The versions of SQLAlchemy that a server can use.
+
+From 2.0.38 on, a server on SQLite stops for a minute at a time. From 2.1 on, it creates no scheduled flow runs.
+"""
 _SQLITE_PARENTS, _SQLITE_MOST_PARENTS = 10, 80
-"""Measured numbers of open runs: SQLite was sufficient up to the first, and locked up above the second."""
+"""Measured numbers of open runs.
+
+SQLite was sufficient up to the first number, and locked up above the second number.
+"""
 
 
 _NO_LIMIT = (
@@ -24,7 +30,7 @@ _NO_LIMIT = (
 
 
 class Database(StrEnum):
-    """The kind of a server's database."""
+    """The kind of database that a server uses."""
 
     SQLITE = "SQLite"
     POSTGRESQL = "PostgreSQL"
@@ -39,12 +45,15 @@ class Recovery(StrEnum):
     IDLE = "idle"
     """The schedule is active, but the server creates no flow runs for it."""
     LIMITED = "limited"
-    """The deployment has a concurrency limit; a look that dies together with the server keeps the limit's slot."""
+    """The deployment has a concurrency limit.
+
+    If a check dies together with the server, it keeps the slot of the limit.
+    """
     ALIVE = "alive"
 
 
 def judge_version(found: str | None) -> Result:
-    """Judge the server's version; None means Prefect Cloud, and a version that cannot be parsed is accepted."""
+    """Judge the server's version. None means Prefect Cloud. A version that cannot be parsed is accepted."""
     if found is None:
         return ok("Prefect Cloud works with every version of Prefect 3")
     try:
@@ -60,7 +69,7 @@ def judge_version(found: str | None) -> Result:
 
 
 def judge_database(kind: Database | None, *, open_parents: int) -> Result:
-    """Judge if the server's database is sufficient for one run more than the open runs."""
+    """Judge whether the server's database is sufficient for one run more than the open runs."""
     if kind is None:
         return skipped("the server does not show the kind of its database")
     runs = f"{kind}, {open_parents} open runs"
@@ -72,7 +81,7 @@ def judge_database(kind: Database | None, *, open_parents: int) -> Result:
 
 
 def judge_refusals(refused: int, *, of: int) -> Result:
-    """Judge if the server accepts writes while its workers poll it for flow runs."""
+    """Judge whether the server accepts writes while its workers poll it for flow runs."""
     if not refused:
         return ok(f"{of} of {of} writes were accepted at the first try")
     return warn(
@@ -84,7 +93,7 @@ def judge_refusals(refused: int, *, of: int) -> Result:
 
 
 def judge_sqlalchemy(found: str) -> Result:
-    """Judge the installed version of SQLAlchemy, with which a Prefect server of this environment would run."""
+    """Judge the installed version of SQLAlchemy. A Prefect server of this environment would run with this version."""
     if _SQLALCHEMY.contains(Version(found), prereleases=True):
         return ok(f"sqlalchemy {found} is installed here")
     return warn(
@@ -95,7 +104,7 @@ def judge_sqlalchemy(found: str) -> Result:
 
 
 def judge_recovery(found: Recovery) -> Result:
-    """Judge if a parent that dies is started again."""
+    """Judge whether a parent that dies is started again."""
     lost = "a parent that dies is not started again"
     match found:
         case Recovery.MISSING:
@@ -128,7 +137,10 @@ def judge_recovery(found: Recovery) -> Result:
 
 
 def judge_verifications(is_limited: bool | None) -> Result:
-    """Judge if scheduled verifications continue after one has died; `is_limited` is None if they have no deployment."""
+    """Judge whether scheduled verifications continue after one verification has died.
+
+    `is_limited` is None if they have no deployment.
+    """
     if is_limited is None:
         return skipped("there is no deployment verify-resume/verify-resume")
     if not is_limited:

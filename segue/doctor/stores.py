@@ -1,4 +1,4 @@
-"""Checks of the store: rights, put-if-absent, consistency, latency, clock, and rules that remove objects."""
+"""Checks the store: rights, put-if-absent, consistency, latency, clock, and rules that remove objects."""
 
 from __future__ import annotations
 
@@ -19,7 +19,11 @@ from segue.units import duration
 
 _PUTS = 5
 _SKEW_WARN_SECONDS, _SKEW_FAIL_SECONDS = 5.0, 60.0
-"""S3 refuses requests if the clock is 15 minutes off; AWS announces an interruption two minutes ahead by its clock."""
+"""Clock differences in seconds from which a check warns or fails.
+
+S3 refuses requests if the clock is 15 minutes off. AWS announces an interruption two minutes ahead, by the clock of
+AWS.
+"""
 _WHOLE_SECONDS = 1.0
 """Rounding error in seconds of stores that show times in whole seconds."""
 _RIGHTS = {
@@ -28,13 +32,15 @@ _RIGHTS = {
     "list": "s3:ListBucket on S3, storage.objects.list on Google Cloud",
     "delete": "s3:DeleteObject on S3, storage.objects.delete on Google Cloud",
 }
-"""Permission for each right; on Google Cloud, overwriting an object needs the right to delete. On Azure one role has
-all rights."""
+"""The name of the permission for each right.
+
+On Google Cloud, overwriting an object needs the right to delete. On Azure, one role contains all rights.
+"""
 _KEPT = "set [store] url to a store that keeps its objects."
 
 
 def items(subject: Subject) -> list[Item]:
-    """The checks of the subject's store."""
+    """Return the checks of the subject's store."""
     reachable, written = ("store.reachable",), ("store.write", "store.read")
 
     def on_store(name: str, look: Callable[[Store, Scratch], Result], *needs: str, limit_seconds: float = 60.0) -> Item:
@@ -57,7 +63,7 @@ def items(subject: Subject) -> list[Item]:
 
 
 def reachability_of(subject: Subject) -> Result:
-    """Check that the subject's store can be reached; without a run spec, no folder is created."""
+    """Check that the subject's store can be reached. If there is no run spec, no folder is created."""
     if subject.problem is not None:
         return skipped(subject.why_no_spec)
     store = subject.opened
@@ -67,7 +73,7 @@ def reachability_of(subject: Subject) -> Result:
 
 
 def reachability(store: Store) -> Result:
-    """Check that the store can be reached; raises the store's error if it cannot."""
+    """Check that the store can be reached. Raise the store's error if the store cannot be reached."""
     if isinstance(store, Examinable):
         store.reach()
     else:
@@ -92,7 +98,7 @@ def right_to_write(store: Store, scratch: Scratch) -> Result:
 
 
 def _is_new(store: Store, key: str) -> bool:
-    """True if a put creates this object; an unclear answer counts as True if it cannot be checked by a read."""
+    """Whether a put creates this object. An unclear answer counts as True if no read can check the object."""
     try:
         return put_new(store, key, key.encode())
     except StoreReadError:
@@ -142,7 +148,10 @@ def right_to_delete(store: Store, scratch: Scratch) -> Result:
 
 
 def read_after_write(store: Store, scratch: Scratch) -> Result:
-    """Check that a reader sees writes and overwrites immediately, as the readers of heartbeats and recalls must."""
+    """Check that a reader sees writes and overwrites immediately.
+
+    The readers of heartbeats and recalls depend on this.
+    """
     key = scratch.new_key()
     try:
         store.put(key, b"first")
@@ -163,7 +172,10 @@ def read_after_write(store: Store, scratch: Scratch) -> Result:
 
 
 def latency(store: Store, scratch: Scratch, *, liveness: LivenessSpec, clock: Clock) -> Result:
-    """Compare the duration of a small durable put with the heartbeat interval, because each heartbeat is such a put."""
+    """Compare the duration of a small durable put with the heartbeat interval.
+
+    Each heartbeat is a small durable put.
+    """
     key, seconds = scratch.new_key(), []
     try:
         for _ in range(_PUTS):
@@ -176,7 +188,7 @@ def latency(store: Store, scratch: Scratch, *, liveness: LivenessSpec, clock: Cl
 
 
 def judge_latency(seconds: float, liveness: LivenessSpec) -> Result:
-    """Judge if heartbeats arrive in time at this latency. Pure."""
+    """Judge whether heartbeats arrive in time at this latency. The function is pure."""
     took = f"a small put takes {duration(seconds)} (median of {_PUTS})"
     if seconds > liveness.heartbeat_timeout_seconds / 3:
         return fail(
@@ -209,11 +221,11 @@ def clock_skew(store: Store, scratch: Scratch, *, clock: Clock) -> Result:
 
 
 def judge_skew(seconds: float, *, is_ahead: bool) -> Result:
-    """Judge if a difference of this size between the clocks is harmful. Pure.
+    """Judge whether a difference of this size between the clocks is harmful. The function is pure.
 
     An attempt compares the time of a preemption on AWS or Azure with its own clock, and S3 refuses requests whose time
-    is far off. The parent uses the clock of its Prefect server, and its own clock only if the server does not answer.
-    Heartbeats are compared by their counters, not by clocks.
+    is far off. The parent uses the clock of its Prefect server. Only if the server does not answer, the parent uses its
+    own clock. Heartbeats are compared by their counters, not by clocks.
     """
     if seconds < _SKEW_WARN_SECONDS:
         return ok(f"this machine's clock and the store's differ by less than {duration(_SKEW_WARN_SECONDS)}")
@@ -225,7 +237,7 @@ def judge_skew(seconds: float, *, is_ahead: bool) -> Result:
 
 
 def retention(store: Store) -> Result:
-    """Check that no rule of the store removes objects, which only segue may remove."""
+    """Check that no rule of the store removes objects. Only segue may remove objects."""
     if not isinstance(store, HasRules):
         return skipped("this kind of store does not show its rules")
     try:

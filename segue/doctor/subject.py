@@ -1,4 +1,4 @@
-"""The subject of the checks: a store, this machine and possibly a run, with facts that checks share."""
+"""Defines the subject of the checks: a store, this machine and possibly a run, with facts that the checks share."""
 
 from __future__ import annotations
 
@@ -34,21 +34,24 @@ class Rehearsed(NamedTuple):
 
 @dataclass
 class Subject:
-    """The subject of the checks, which run one after the other; later checks may use facts that earlier checks set."""
+    """The subject of the checks.
+
+    The checks run one after the other, and a later check may use facts that an earlier check set.
+    """
 
     spec: RunSpec | None = None
     problem: SegueError | None = None
-    """Error of a run spec that was given but is not valid."""
+    """The error of a run spec that was given but is not valid."""
     trains: bool = True
-    """True if the run spec names a recipe or a program."""
+    """Whether the run spec names a recipe or a program."""
     store: StoreSpec = field(default_factory=StoreSpec)
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
     clock: Clock = field(default_factory=SystemClock)
     scratch: Scratch = field(default_factory=Scratch)
     rehearsed: Rehearsed | None = None
-    """Measurements of the rehearsal, which sets them; None before it."""
+    """The measurements of the rehearsal. The rehearsal sets this value. Before the rehearsal, the value is None."""
     pool_grace_seconds: float | None = None
-    """The shortest grace period of the run's pools in seconds; set by the check of the pools."""
+    """The shortest grace period of the run's pools in seconds. The check of the pools sets this value."""
 
     @property
     def why_no_spec(self) -> str:
@@ -60,12 +63,12 @@ class Subject:
 
     @cached_property
     def opened(self) -> Store:
-        """The opened store; opening it makes no requests."""
+        """The opened store. No request is made to open the store."""
         return open_store(self.store)
 
     @cached_property
     def history(self) -> History:
-        """The history of the run so far; empty for a new run or without a run."""
+        """The history of the run so far. The history is empty for a new run or without a run."""
         return History() if self.spec is None else read_history(open_log(self.spec, clock=self.clock).reload())
 
     @cached_property
@@ -76,29 +79,40 @@ class Subject:
 
     @cached_property
     def platform(self) -> str | None:
-        """The cloud whose metadata service answers here, and which a run would watch."""
+        """The cloud whose metadata service answers on this machine.
+
+        A run on this machine would watch this metadata service.
+        """
         found = find_platform(self.clock, environ=self.environ, limit_seconds=_PLATFORM_SECONDS)
         return found.name if found is not None else None
 
     def clear(self) -> None:
-        """After an interruption, end the processes of the checks and remove their objects from the store."""
+        """After an interruption, end the processes of the checks and remove the objects of the checks from the
+        store.
+        """
         self.scratch.clear(self.opened if "opened" in vars(self) else None)  # A store that was not opened has nothing.
 
     @property
     def accelerators(self) -> int:
-        """Number of accelerators that torch sees on this machine; 0 if torch cannot be imported."""
+        """Number of accelerators that torch sees on this machine. The value is 0 if torch cannot be imported."""
         return self.probed.torch.accelerators if self.probed.torch is not None else 0
 
     @property
     def state_bytes(self) -> int | None:
-        """Size of the run's state in bytes, from its newest checkpoint or from the rehearsal; None without either."""
+        """Size of the run's state in bytes, from its newest checkpoint or from the rehearsal.
+
+        The value is None without either.
+        """
         if self.spec is not None and self.history.checkpoints:
             return self.history.checkpoints[-1].manifest.size_bytes
         return self.rehearsed.state_bytes if self.rehearsed is not None else None
 
     @property
     def save_seconds(self) -> tuple[float, str] | None:
-        """Usual seconds of a save, and the source of the measurement: the run's own attempts or else the rehearsal."""
+        """Return the usual seconds of a save, and the source of the measurement.
+
+        The source is the run's own attempts or, if they measured no save, the rehearsal.
+        """
         measured = save_seconds(self.history) if self.spec is not None else None
         if measured is not None:
             return measured, IN_ATTEMPTS

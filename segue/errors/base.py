@@ -6,14 +6,17 @@ from typing import Any
 
 
 class SegueError(Exception):
-    """Base class of all errors that segue raises; the message has the problem, the evidence and the fix.
+    """Base class of all errors that segue raises. The message contains the problem, the evidence and the fix.
 
     `exit_code` is the exit code of a command that ends with this error.
     """
 
     exit_code = 1
     fix: str | None = None
-    """The action that solves the problem; the message ends with it. None if no action is needed."""
+    """The action that solves the problem.
+
+    The message ends with this action. The value is None if no action is needed.
+    """
 
     def __init__(self, message: str = "", *, fix: str | None = None) -> None:
         if fix is None:
@@ -28,7 +31,7 @@ class SegueError(Exception):
 
 
 class UsageError(SegueError):
-    """A request cannot be carried out; nothing was started or changed."""
+    """A request cannot be carried out. Nothing was started or changed."""
 
     exit_code = 2
 

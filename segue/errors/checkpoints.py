@@ -1,4 +1,4 @@
-"""Errors of commands that show, export and import checkpoints."""
+"""Defines the errors of commands that show, export and import checkpoints."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class NoLostRecordError(UsageError):
 
 
 class DamagedCheckpointError(CheckpointError):
-    """The requested checkpoint does not verify. No other checkpoint is used instead."""
+    """The requested checkpoint does not verify. The command does not use another checkpoint instead."""
 
     def __init__(self, *, step: int, key: str, damage: str, steps_there: tuple[int, ...]) -> None:
         self.step, self.key, self.damage, self.steps_there = step, key, damage, steps_there

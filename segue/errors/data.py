@@ -44,7 +44,10 @@ def printable(name: str) -> str:
 
 
 class DataContentError(DataUnreadableError):
-    """The content of a file breaks a rule of the reader, so other readers could read different values from the file."""
+    """The content of a file breaks a rule of the reader.
+
+    Other readers could therefore read different values from the file.
+    """
 
     def __init__(self, *, path: str, rule: str, fix: str, column: str | None = None, row: int | None = None) -> None:
         self.rule, self.column, self.row = rule, column, row

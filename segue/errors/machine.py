@@ -1,4 +1,4 @@
-"""Faults of a machine. An attempt that ends with such a fault counts as lost, not as failed."""
+"""Faults of a machine. An attempt that ends with a fault of its machine counts as lost, not as failed."""
 
 from __future__ import annotations
 

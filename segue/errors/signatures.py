@@ -75,7 +75,7 @@ class ReplayedRecordError(SegueError):
 
 
 class BrokenChainError(SegueError):
-    """A record of a signed log was replaced: a later record was signed as the successor of another record."""
+    """A record of a signed log was replaced. A later record was signed as the successor of another record."""
 
     def __init__(self, *, key: str, slot: int, later_slot: int) -> None:
         self.key, self.slot, self.later_slot = key, slot, later_slot
@@ -86,7 +86,10 @@ class BrokenChainError(SegueError):
 
 
 class ForgedShardError(CheckpointError):
-    """The bytes of a shard match their checksum but not their signed hash, so they were replaced on purpose."""
+    """The bytes of a shard match their checksum but not their signed hash.
+
+    The bytes were therefore replaced on purpose.
+    """
 
     def __init__(self, *, key: str, chunk: int, expected: str, found: str) -> None:
         self.key, self.chunk, self.expected, self.found = key, chunk, expected, found
@@ -98,7 +101,7 @@ class ForgedShardError(CheckpointError):
 
 
 class LostRecordError(SegueError):
-    """A record in the middle of a signed log is missing or damaged; it may have been a quarantine or a stop."""
+    """A record in the middle of a signed log is missing or damaged. The record may have been a quarantine or a stop."""
 
     def __init__(self, *, run_id: str, slot: int, key: str, why: str) -> None:
         self.run_id, self.slot, self.key, self.why = run_id, slot, key, why

@@ -20,7 +20,7 @@ class StoreUnreachableError(StoreError, UsageError):
 
 
 class MissingObjectError(StoreError):
-    """The store has no object of the requested name."""
+    """The store has no object with the requested name."""
 
     def __init__(self, *, key: str) -> None:
         self.key = key
@@ -42,7 +42,7 @@ class BadKeyError(StoreError):
 
 
 class FencedError(SegueError):
-    """This attempt may no longer write to the run. The attempt must stop and must not retry."""
+    """This attempt may no longer write to the run. The attempt must stop and must not try again."""
 
 
 class SupersededError(FencedError):
@@ -58,7 +58,7 @@ class SupersededError(FencedError):
 
 
 class LogReplacedError(FencedError):
-    """The log that this process read is no longer in the store: the run was deleted, and perhaps started again."""
+    """The log that this process read is no longer in the store. The run was deleted, and perhaps started again."""
 
     def __init__(self, *, run_id: str, url: str, key: str, log_id: str, is_there: bool) -> None:
         self.run_id, self.url, self.key, self.log_id, self.is_there = run_id, url, key, log_id, is_there
@@ -72,7 +72,7 @@ class LogReplacedError(FencedError):
 
 
 class LogCutError(StoreError):
-    """The beginning of a run's log is missing, but later records exist: the run was deleted only in part."""
+    """The beginning of a run's log is missing, but later records exist. The run was deleted only in part."""
 
     def __init__(self, *, run_id: str, url: str, begins_with: int | None) -> None:
         self.run_id, self.url, self.begins_with = run_id, url, begins_with
@@ -86,7 +86,7 @@ class LogCutError(StoreError):
 
 
 class UnreadRecordError(StoreError):
-    """A record after the claim of an attempt cannot be read and may be a newer claim, so the attempt stops."""
+    """A record after the claim of an attempt cannot be read. This record may be a newer claim, so the attempt stops."""
 
     def __init__(self, *, key: str, epoch: int, why: str) -> None:
         self.key, self.epoch, self.why = key, epoch, why
@@ -99,7 +99,7 @@ class UnreadRecordError(StoreError):
 
 
 class StalePlanError(SegueError):
-    """An attempt was started for a plan that is no longer in force. The attempt must stop and must not retry."""
+    """An attempt was started for a plan that is no longer in force. The attempt must stop and must not try again."""
 
     def __init__(self, *, segment: int, attempt: int, why: str) -> None:
         self.segment, self.attempt, self.why = segment, attempt, why
@@ -110,7 +110,7 @@ class StalePlanError(SegueError):
 
 
 class LogMovedError(SegueError):
-    """Another process appended to the log after this process read it; the decision must be made again."""
+    """Another process appended to the log after this process read the log. The decision must be made again."""
 
     def __init__(self, *, slot: int) -> None:
         self.slot = slot
@@ -186,7 +186,7 @@ class UnsupportedStateError(SegueError):
 
 
 class StateTooLargeError(SegueError):
-    """The state exceeds a limit; a checkpoint above this limit could not be read again."""
+    """The state exceeds a limit. A checkpoint above this limit could not be read again."""
 
     def __init__(self, *, what: str, found: int, most: int, fix: str) -> None:
         self.what, self.found, self.most = what, found, most

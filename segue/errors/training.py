@@ -41,7 +41,10 @@ class RehearsalError(SegueError):
 
 
 class StructureChangedError(SegueError):
-    """The training changed the structure of the model or an optimizer; a resume would build it without the change."""
+    """The training changed the structure of the model or of an optimizer.
+
+    A resume would build the model or optimizer without this change.
+    """
 
     def __init__(self, *, changes: tuple[str, ...], step: int, saved_step: int) -> None:
         self.changes, self.step, self.saved_step = changes, step, saved_step
@@ -71,7 +74,7 @@ class NonDeterministicOperationError(SegueError):
 
 
 class PoisonedStepError(SegueError):
-    """A step had anomalous numbers; the state after this step is not kept."""
+    """A step had anomalous numbers. The state after this step is not kept."""
 
     def __init__(self, *, anomaly: Anomaly) -> None:
         self.anomaly = anomaly
@@ -83,7 +86,7 @@ class PoisonedStepError(SegueError):
 
 
 class RankFailedError(SegueError):
-    """The recipe raised on another rank."""
+    """The recipe raised an exception on another rank."""
 
     def __init__(self, *, rank: int, type_name: str, message: str, traceback: str, is_transient: bool = False) -> None:
         self.rank, self.type_name, self.message, self.traceback = rank, type_name, message, traceback
@@ -94,7 +97,7 @@ class RankFailedError(SegueError):
 
 
 class RankMismatchError(SegueError):
-    """Two ranks hold different state where it must be the same."""
+    """Two ranks hold different state in a place where the state must be the same."""
 
     def __init__(self, *, rank: int, step: int) -> None:
         self.rank, self.step = rank, step
@@ -130,7 +133,7 @@ class HungRankError(SegueError):
 
 
 class RankLostError(SegueError):
-    """A rank ended without a report, or its store or machine failed; the recipe itself did not fail."""
+    """A rank ended without a report, or the rank's store or machine failed. The recipe itself did not fail."""
 
     def __init__(self, *, ranks: tuple[int, ...], why: str) -> None:
         self.ranks, self.why = ranks, why
@@ -141,7 +144,7 @@ class RankLostError(SegueError):
 
 
 class MetadataServiceError(SegueError):
-    """The metadata service of a cloud machine could not be read; until it answers, its notices are missed."""
+    """The metadata service of a cloud machine could not be read. Until the service answers, its notices are missed."""
 
     def __init__(self, *, provider: str, url: str, why: str) -> None:
         self.provider, self.url, self.why = provider, url, why
@@ -164,9 +167,9 @@ class LossError(SegueError):
 
 
 class DrillFailedError(SegueError):
-    """A drill was not possible, because the recipe or program fails without a kill too.
+    """A drill was not possible, because the recipe or program fails even without a kill.
 
-    `traceback` is the traceback of the user's code, if that code raised.
+    `traceback` is the traceback of the user's code, if the user's code raised an exception.
     """
 
     def __init__(
@@ -185,7 +188,10 @@ class DrillFailedError(SegueError):
 
 
 class TrackerError(SegueError):
-    """An experiment tracker did not accept the rows or the end of a run. The run itself is not affected."""
+    """An experiment tracker did not accept the rows or the end of a run.
+
+    The failure of a tracker does not affect the run itself.
+    """
 
     def __init__(self, *, sent_step: int, why: str) -> None:
         self.sent_step, self.why = sent_step, why

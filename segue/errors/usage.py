@@ -102,7 +102,9 @@ class DriftError(UsageError):
 
 
 class RanksChangedError(UsageError):
-    """A program is being resumed, but the number of ranks differs from that of its newest checkpoint."""
+    """A program is being resumed with a number of ranks that differs from the number of ranks of the program's newest
+    checkpoint.
+    """
 
     def __init__(self, *, run_id: str, step: int, before: int, now: int) -> None:
         self.run_id, self.step, self.before, self.now = run_id, step, before, now
@@ -126,10 +128,10 @@ class CodeChangedError(UsageError):
 
 
 class RunNotFoundError(UsageError):
-    """The store has no run of this id."""
+    """The store has no run with this id."""
 
     def __init__(self, *, run_id: str, store: str, known: tuple[str, ...] = ()) -> None:
-        """`known` are the existing run ids; the message lists the most similar ids."""
+        """`known` contains the existing run ids. The message lists the ids that are most similar."""
         self.run_id, self.store, self.known = run_id, store, known
         nearest = sorted(known, key=lambda name: -SequenceMatcher(None, run_id, name).ratio())[:_MOST_NAMES]
         more = f" and {len(known) - len(nearest)} more" if len(known) > len(nearest) else ""

@@ -1,4 +1,4 @@
-"""Lightning: trains a `Trainer` in segments, with the checkpoint that the Trainer writes."""
+"""Trains a Lightning `Trainer` in segments, with the checkpoint that the Trainer writes."""
 
 from __future__ import annotations
 
@@ -25,18 +25,19 @@ _FILE = "lightning.ckpt"
 
 
 class SegueCallback(lightning.Callback):
-    """Trains a Lightning `Trainer` as a program of a run: saves, ends and resumes at safe points between steps.
+    """Trains a Lightning `Trainer` as a program of a run. The run saves, ends and resumes at safe points between steps.
 
-    `trainer = Trainer(..., callbacks=[callback])`, then `trainer.fit(model, ResumableLoader(loader),
-    ckpt_path=callback.checkpoint)`. The state is the checkpoint that the Trainer writes, and the random streams.
-    A step is one update by the optimizers, over any number of batches. Outside a segment the callback does nothing.
+    Write `trainer = Trainer(..., callbacks=[callback])`, then `trainer.fit(model, ResumableLoader(loader),
+    ckpt_path=callback.checkpoint)`. The state of the run is the checkpoint that the Trainer writes, and the random
+    streams. A step is one update by the optimizers. One step may use any number of batches. Outside a segment the
+    callback does nothing.
 
-    The best file of each `ModelCheckpoint` is committed too, and a resume writes the file if the machine does not have
+    The best file of each `ModelCheckpoint` is also committed. A resume writes this file if the machine does not have
     it.
     """
 
     def __init__(self, folder: Path | str = "segue-lightning") -> None:
-        """`folder` is the folder of the Trainer's checkpoint until the commit."""
+        """`folder` contains the Trainer's checkpoint until the commit."""
         self._run = Session(host_here())
         self._folder, self._places = Path(folder), Path(f"{folder}.places.json")
         self._steps: Iterator[int] = iter(())
@@ -46,7 +47,7 @@ class SegueCallback(lightning.Callback):
         self._handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)}
         restored = self._run.restore_folder(self._folder)
         self.checkpoint: str | None = str(restored / _FILE) if restored is not None else None
-        """The file from which to resume; None in a new run."""
+        """The file from which the Trainer must resume. The value is None in a new run."""
 
     def setup(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, stage: str) -> None:
         """Make the Trainer write equal states as equal bytes."""
@@ -57,7 +58,7 @@ class SegueCallback(lightning.Callback):
     def on_load_checkpoint(
         self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Give the callbacks of this attempt those files of earlier attempts that are on this machine."""
+        """Give the callbacks of this attempt the files of earlier attempts that are on this machine."""
         if self.checkpoint is None:
             return
         folders = {each.state_key: getattr(each, "dirpath", None) or "" for each in trainer.checkpoint_callbacks}
@@ -65,7 +66,7 @@ class SegueCallback(lightning.Callback):
         self._kept.put_back(self._folder, paths)
 
     def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
-        """Measure the model and its optimizers from now on."""
+        """Start to measure the model and its optimizers."""
         if not self._run.is_active:
             return
         for number, handler in self._handlers.items():
@@ -77,7 +78,7 @@ class SegueCallback(lightning.Callback):
             self._begin(trainer, pl_module)
 
     def on_fit_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
-        """End the run if its training was complete already, so that no step was made."""
+        """End the run if its training was already complete, so that this attempt made no step."""
         if self._run.is_active and not self._has_begun:
             self._begin(trainer, pl_module)
             self._run.finish(f"the Trainer had ended at step {trainer.global_step}")
@@ -93,7 +94,7 @@ class SegueCallback(lightning.Callback):
     def on_train_batch_start(
         self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """The safe point, at which no step is in progress."""
+        """Run the safe point. At this moment no step is in progress."""
         if not self._run.is_active or self._is_open:
             return
         self._is_open = next(self._steps, None) is not None
@@ -110,7 +111,7 @@ class SegueCallback(lightning.Callback):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        """Report the step, and save if the run needs a save."""
+        """Report the step. Save if the run needs a save."""
         # Without this line, the loop counts as restarting until the end of a resumed epoch, and then does not step
         # a ReduceLROnPlateau. The batches and the validation of the epoch are not affected.
         trainer.fit_loop._restarting = False
@@ -153,13 +154,16 @@ class SegueCallback(lightning.Callback):
 
 
 class _Canonical(CheckpointIO):
-    """Writes equal states as equal bytes; pickle alone writes other bytes if equal values are not the same object."""
+    """Writes equal states as equal bytes. Pickle alone writes other bytes if equal values are not the same object."""
 
     def __init__(self, inner: CheckpointIO, *, named: Path, kept: KeptFiles) -> None:
-        """`named` is the file to write with names in place of paths; `kept` gets the files of `ModelCheckpoint`."""
+        """`named` is the file that is written with names in place of paths.
+
+        `kept` gets the files of `ModelCheckpoint`.
+        """
         self._inner, self._named, self._kept = inner, named, kept
         self.paths: dict[str, str] = {}
-        """The paths by their names in the last written file."""
+        """The paths of the files, by their names in the last written file."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
         named, paths = with_names(checkpoint)
@@ -189,8 +193,8 @@ def _unshared(value: Any) -> Any:
 def _begin_epoch(trainer: lightning.Trainer) -> None:
     """Make each loader begin a new pass, although the Trainer has not asked for the end of the previous pass.
 
-    After a resume from a save at this place, the Trainer would otherwise continue the previous epoch, which has no
-    batch left, and would make no step in this epoch.
+    Without this call, a Trainer that resumes from a save at this place would continue the previous epoch. The previous
+    epoch has no batch left, so the Trainer would make no step in this epoch.
     """
     loop = trainer.fit_loop
     if loop.restarted_on_epoch_start:

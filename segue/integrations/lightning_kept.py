@@ -1,4 +1,4 @@
-"""The files that Lightning's `ModelCheckpoint` keeps, such as the best file, as a part of a run's folder."""
+"""Commits the files that Lightning's `ModelCheckpoint` keeps, such as the best file, as a part of a run's folder."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class KeptFiles:
     """Copies of the best files with names in place of paths, so that equal runs have equal copies."""
 
     def __init__(self, folder: Path) -> None:
-        """`folder` is on this machine; a file that is deleted from it is only not committed."""
+        """`folder` is on this machine. If a file is deleted from this folder, the file is only not committed."""
         self._folder = folder
 
     def add(self, path: Any) -> Path:
-        """The path for the copy of a file."""
+        """Return the path for the copy of a file."""
         self._folder.mkdir(parents=True, exist_ok=True)
         copy = self._copy_of(path)
         # A save may have the previous copy mapped into memory, so the copy must not be overwritten.
@@ -32,9 +32,10 @@ class KeptFiles:
         return copy
 
     def of(self, committed: Path, paths: dict[str, str]) -> dict[str, bytes | Path]:
-        """The files to commit with the checkpoint: the copies of the best files, by their names in the checkpoint.
+        """Return the files to commit with the checkpoint.
 
-        Other copies, and files that a resume left in the folder, are removed, because the last commit is captured.
+        They are the copies of the best files, by their names in the checkpoint. Other copies, and files that a resume
+        left in the folder, are removed, because the last commit is captured.
         """
         shutil.rmtree(committed / _KEPT, ignore_errors=True)
         copies = {_name_in_folder(name): self._copy_of(path) for name, path in paths.items()}
@@ -67,7 +68,10 @@ class KeptFiles:
 
 
 def exported(names: Collection[str]) -> dict[str, str]:
-    """The names of committed best files, by their names in an export; a unique file keeps its own name there."""
+    """Return the names of committed best files, by their names in an export.
+
+    If a file name is unique, the file keeps its own name in the export.
+    """
     own = [PurePosixPath(name).name for name in names]
     return {
         short if own.count(short) == 1 else name.removeprefix(f"{_KEPT}/"): name

@@ -1,9 +1,10 @@
 """Replaces the paths of files in a Lightning checkpoint by names, because other attempts have other folders.
 
 `ModelCheckpoint` keeps the paths of its files, for example below `lightning_logs/version_0`. The next attempt works in
-`version_1`, so equal runs would never have equal checkpoints. Also, a `ModelCheckpoint` that finds another folder in
-its state drops all of its files except one. So the committed checkpoint has names that are the same in each attempt,
-and the places of the files are recorded in a file on this machine.
+the folder `version_1`. Without names in place of paths, equal runs would therefore never have equal checkpoints. A
+further reason is that a `ModelCheckpoint` that finds another folder in its state drops all of its files except one.
+Therefore the committed checkpoint contains names that are the same in each attempt. A file on this machine records the
+places of the files.
 """
 
 from __future__ import annotations
@@ -18,15 +19,17 @@ from typing import Any
 import xxhash
 
 _HERE = "segue:"
-"""Prefix of a name in place of a path; the name of the file follows."""
+"""Prefix of a name in place of a path. The name of the file follows the prefix."""
 _PATHS = ("best_model_path", "kth_best_model_path", "last_model_path")
 _COUNTED = re.compile(r"-v\d+(?=\.[^.]*$)")
-"""The suffix that Lightning adds to a name if a file, for example of an earlier attempt, already has this name."""
+"""Pattern of the suffix that Lightning adds to a name if a file already has this name, for example a file of an earlier
+attempt.
+"""
 _END_BYTES, _MOST_NOTED = 64 * 2**10, 4
 
 
 def with_names(checkpoint: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """The checkpoint with names in place of the paths of `ModelCheckpoint`, and the paths by these names."""
+    """Return the checkpoint with names in place of the paths of `ModelCheckpoint`, and the paths by these names."""
     paths: dict[str, str] = {}
     states = dict(checkpoint.get("callbacks", {}))
     for key, state in _with_files(states):
@@ -39,9 +42,10 @@ def with_names(checkpoint: dict[str, Any]) -> tuple[dict[str, Any], dict[str, st
 
 
 def put_paths(checkpoint: dict[str, Any], paths: dict[str, str], folders: dict[str, str]) -> dict[str, str]:
-    """Put paths back in place of names; `folders` has the folder of each callback of this attempt, by its key.
+    """Put paths back in place of names.
 
-    A file that is not in `paths` is expected in the folder of its callback. Returns the paths by their names.
+    `folders` contains the folder of each callback of this attempt, by the key of the callback. A file that is not in
+    `paths` is expected in the folder of its callback. The function returns the paths by their names.
     """
     found: dict[str, str] = {}
     for key, state in _with_files(checkpoint.get("callbacks", {})):
@@ -70,7 +74,10 @@ def note(beside: Path, checkpoint: Path, paths: dict[str, str]) -> None:
 
 
 def noted(beside: Path, checkpoint: Path) -> dict[str, str]:
-    """The recorded places of this checkpoint's files that still exist; empty on another machine."""
+    """Return the recorded places of this checkpoint's files that still exist.
+
+    The result is empty on another machine.
+    """
     paths = _noted(beside).get(_mark(checkpoint), {})
     return {name: path for name, path in paths.items() if Path(path).exists()}
 
@@ -84,7 +91,10 @@ def _noted(beside: Path) -> dict[str, dict[str, str]]:
 
 
 def _mark(checkpoint: Path) -> str:
-    """The file's size and a hash of its end; the end of a zip file has the checksums of its contents."""
+    """Return the file's size and a hash of the file's end.
+
+    The end of a zip file contains the checksums of the file's contents.
+    """
     size = checkpoint.stat().st_size
     with checkpoint.open("rb") as file:
         file.seek(max(size - _END_BYTES, 0))
@@ -92,14 +102,17 @@ def _mark(checkpoint: Path) -> str:
 
 
 def _with_files(states: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The states of callbacks that keep files, by their keys."""
+    """Return the states of callbacks that keep files, by the keys of the callbacks."""
     for key, state in list(states.items()):
         if isinstance(state, dict) and "dirpath" in state and isinstance(state.get("best_k_models"), dict):
             yield key, state
 
 
 def _named(state: dict[str, Any], *, start: int) -> dict[str, str]:
-    """A name for each path: its place among the files, and its file name without Lightning's suffix."""
+    """Return a name for each path.
+
+    The name consists of the file's place among the files, and the file name without Lightning's suffix.
+    """
     found = [*state["best_k_models"], *(state[name] for name in _PATHS if state.get(name))]
     return {
         path: f"{_HERE}{start + place}/{_COUNTED.sub('', os.path.basename(path))}"  # noqa: PTH119 - also of URLs

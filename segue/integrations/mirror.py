@@ -28,11 +28,14 @@ _STATUS: dict[str, Literal["finished", "stopped"]] = {
     "cancelled": "stopped",
     "budget": "stopped",
 }
-"""The status for each action of the last decision; any other action means a failure."""
+"""The status for each action of the last decision. Any other action means a failure."""
 
 
 class Mirror:
-    """Sends one run to one tracker; the progress is in the store and in the tracker, so any process may continue."""
+    """Sends one run to one tracker.
+
+    The progress is in the store and in the tracker, so any process may continue to send.
+    """
 
     def __init__(self, runlog: RunLog, tracker: Tracker) -> None:
         self._runlog, self._tracker = runlog, tracker
@@ -41,9 +44,10 @@ class Mirror:
         self._ended_at_slot: int | None = None
 
     def update(self) -> None:
-        """Send the steps that the tracker lacks, and the end if the run has ended; nothing before the first decision.
+        """Send the steps that the tracker lacks, and the end if the run has ended.
 
-        Exceptions of the tracker are passed on; the next call begins again after the newest step of the tracker.
+        Before the first decision, nothing is sent. Exceptions of the tracker are passed on. The next call begins again
+        after the newest step of the tracker.
 
         Raises:
             StoreReadError: the store could not be read.
@@ -83,7 +87,7 @@ class Mirror:
 
 
 def tracked_run(runlog: RunLog, spec: RunSpec, history: History) -> TrackedRun:
-    """The facts for a tracker at the beginning of a run."""
+    """Return the facts for a tracker at the beginning of a run."""
     began_at = history.decisions[0].written_at.isoformat()
     params = spec.identity() | {"ranks": str(spec.ranks), "device": spec.device, "policy": spec.policy.name}
     if spec.deadline is not None:
@@ -96,7 +100,7 @@ def tracked_run(runlog: RunLog, spec: RunSpec, history: History) -> TrackedRun:
 
 
 def tracked_end(runlog: RunLog, history: History, *, folder: Path) -> TrackedEnd:
-    """The facts for a tracker at the end of a run; pictures and tables are written into the folder."""
+    """Return the facts for a tracker at the end of a run. Pictures and tables are written into the folder."""
     last = history.decisions[-1]
     files = [folder / "segments.json"]
     files[0].write_text(json.dumps({"segments": segment_rows(history), "verdicts": _verdicts(history)}, indent=2))

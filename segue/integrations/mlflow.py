@@ -1,4 +1,4 @@
-"""MLflow: one MLflow run for all segments of a run, with each step once."""
+"""Shows all segments of a run as one MLflow run, with each step once."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ KEY_TAG, MODEL_TAG = "segue.key", "segue.model"
 NAMES_TAG, LEFT_OUT_TAG = "segue.renamed", "segue.left_out"
 SENT_TAG, SENDING_TAG = "segue.sent_step", "segue.sending_step"
 _MOST_OF_PARAM, _MOST_OF_TAG = 500, 5000
-"""Length in characters that every version of MLflow accepts for a parameter and a tag."""
+"""Maximum length in characters that every version of MLflow accepts for a parameter and for a tag."""
 _MODEL_SECONDS = 900.0
 _STATUS = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
 
@@ -36,15 +36,16 @@ _STATUS = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
 class MlflowTracker:
     """Sends rows to an MLflow server or folder.
 
-    The last step of a batch is written to one tag before the batch, and to another tag after it. If the tags differ, a
-    process was killed between them, and the rows in MLflow are read back. With a database, MLflow itself drops repeated
-    rows; with a folder, it does not.
+    The tracker writes the last step of a batch to one tag before the batch, and to another tag after the batch. If the
+    two tags differ, a process was killed between the two writes. The tracker then reads back the rows in MLflow. If
+    MLflow uses a database, MLflow itself drops repeated rows. If MLflow uses a folder, it does not drop repeated rows.
     """
 
     def __init__(self, *, tracking_uri: str | None = None, experiment: str = "segue", model: bool = True) -> None:
-        """If `tracking_uri` is None, MLflow's settings apply, such as `MLFLOW_TRACKING_URI`; they give credentials too.
+        """If `tracking_uri` is None, MLflow's own settings apply, such as `MLFLOW_TRACKING_URI`.
 
-        If `model` is true, the weights of a finished run are logged too; this needs torch and the recipe in the parent.
+        These settings also give credentials. If `model` is true, the weights of a finished run are also logged. This
+        needs torch and the recipe in the parent.
 
         Raises:
             MissingExtraError: MLflow is not installed.
@@ -69,7 +70,10 @@ class MlflowTracker:
         return self._run_id
 
     def begin(self, run: TrackedRun) -> int:
-        """As in the protocol; if two processes create a run at the same moment, both continue with the older run."""
+        """Create or find the MLflow run, as in the protocol.
+
+        If two processes create a run at the same moment, both continue with the older run.
+        """
         self._run = run
         self._run_id = self._found(run) or self._created(run)
         self._batches = MlflowSender(self._client, self._run_id, left_out=self._left_out)
@@ -84,7 +88,7 @@ class MlflowTracker:
         return sent
 
     def log(self, rows: Sequence[CommittedRow]) -> None:
-        """As in the protocol."""
+        """Log the rows, as in the protocol."""
         last = rows[-1].step
         self._client.set_tag(self._run_id, SENDING_TAG, str(last))
         renamed = self._names.learn(name for row in rows for name in row.values)
@@ -96,7 +100,10 @@ class MlflowTracker:
         self._client.set_tag(self._run_id, SENT_TAG, str(last))
 
     def end(self, end: TrackedEnd) -> None:
-        """As in the protocol; files become artifacts below `segue/`, and a second call replaces them."""
+        """Close the MLflow run, as in the protocol.
+
+        Files become artifacts below `segue/`, and a second call replaces the files.
+        """
         for file in end.files:
             self._client.log_artifact(self._run_id, str(file), artifact_path="segue")
         if self._with_model and end.status == "finished":
@@ -136,7 +143,10 @@ class MlflowTracker:
         return str(made.info.run_id)
 
     def _log_params(self, params: Mapping[str, str], known: Mapping[str, str]) -> None:
-        """Log the missing parameters; values never change, so another process may log them at the same time."""
+        """Log the missing parameters.
+
+        The values of parameters never change, so another process may log them at the same time.
+        """
         from mlflow.entities import Param
 
         names = SentNames()
@@ -148,7 +158,7 @@ class MlflowTracker:
         self._batches.send("params", [Param(name, value) for name, value in values.items()])
 
     def _newest_steps(self) -> dict[str, int]:
-        """For each metric, the newest step that has arrived at MLflow."""
+        """Return for each metric the newest step that has arrived at MLflow."""
         names = self._client.get_run(self._run_id).data.metrics
         return {
             name: max((metric.step for metric in self._client.get_metric_history(self._run_id, name)), default=0)
@@ -164,7 +174,10 @@ class MlflowTracker:
                 yield Metric(sent, value, _milliseconds(row.at), row.step)
 
     def _log_model(self, step: str) -> None:
-        """Log the weights as `model`, once for each last step; if this fails, the run is complete without them."""
+        """Log the weights as `model`, once for each last step.
+
+        If this fails, the MLflow run is complete without the weights.
+        """
         assert self._run is not None
         if self._client.get_run(self._run_id).data.tags.get(MODEL_TAG, "").endswith(f"(step {step})"):
             return
@@ -188,7 +201,7 @@ class MlflowTracker:
 
 
 def _names_in(tag: str) -> dict[str, str]:
-    """The names in a tag; empty if the tag was cut off."""
+    """Return the names in a tag. The result is empty if the tag was cut off."""
     try:
         found = json.loads(tag or "{}")
     except ValueError:
@@ -197,7 +210,7 @@ def _names_in(tag: str) -> dict[str, str]:
 
 
 def _failure_of(command: Sequence[str]) -> str | None:
-    """Run a process; return the reason of a failure, or None after a success."""
+    """Run a process. Return the reason of a failure, or None after a success."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_MODEL_SECONDS)
     except subprocess.TimeoutExpired:

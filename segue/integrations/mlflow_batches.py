@@ -1,4 +1,7 @@
-"""Sends batches of metrics, parameters and tags to MLflow, without refused entries; each of these is logged once."""
+"""Sends batches of metrics, parameters and tags to MLflow.
+
+Entries that MLflow refuses are left out, and each refused entry is logged once.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ _MOST: dict[Kind, int] = {"metrics": 1000, "params": 100, "tags": 100}
 """Largest number of entries in one request of MLflow's REST API."""
 _REFUSED = ("INVALID_PARAMETER_VALUE", "BAD_REQUEST", "MALFORMED_REQUEST")
 _MOST_TRIES = 8
-"""Number of refused values of one name after which the name is left out of the batch."""
+"""After this number of refused values of one name, the name is left out of the batch."""
 _MOST_CHARACTERS = 200
 
 
@@ -52,7 +55,7 @@ class MlflowSender:
                 self._leave_out(name, self._one_by_one(kind, mine) if len(mine) > 1 else why)
 
     def _one_by_one(self, kind: Kind, items: Sequence[Metric | Param | RunTag]) -> str:
-        """Send the entries one by one; return the reason why some of them were refused."""
+        """Send the entries one by one. Return the reason why some of the entries were refused."""
         reason, tries = "", 0
         for item in items:
             why = self._refusal(kind, [item])
@@ -62,7 +65,7 @@ class MlflowSender:
         return reason
 
     def _refusal(self, kind: Kind, items: Sequence[Metric | Param | RunTag]) -> str | None:
-        """Send the entries; return the reason of MLflow's refusal, or None if it accepted them."""
+        """Send the entries. Return the reason of MLflow's refusal, or None if MLflow accepted the entries."""
         from mlflow.exceptions import MlflowException
 
         try:
@@ -74,7 +77,7 @@ class MlflowSender:
         return None
 
     def _require_active(self) -> None:
-        """Raise an error if the run was deleted, because a deleted run refuses all entries too."""
+        """Raise an error if the run was deleted, because a deleted run also refuses all entries."""
         from mlflow.exceptions import MlflowException
 
         stage = self._client.get_run(self._run_id).info.lifecycle_stage

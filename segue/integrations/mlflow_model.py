@@ -1,4 +1,7 @@
-"""Writes a run's newest weights as an MLflow model with a signature, in a process with torch and the recipe."""
+"""Writes a run's newest weights as an MLflow model with a signature.
+
+This happens in a process with torch and the recipe.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,8 @@ from segue.data.config import config_with_data
 from segue.errors import SegueError
 from segue.interop.export import ExportFormat, write_export
 from segue.interop.load import choose_checkpoint, load_checkpoint
-from segue.recipe import Recipe, built_recipe, import_build
+from segue.recipe import Recipe, import_build
+from segue.recipe_check import built_recipe
 from segue.runlog.history import Checkpoint
 from segue.runlog.log import RunLog
 from segue.runlog.open import find_run
@@ -24,10 +28,10 @@ from segue.spec import RunSpec, StoreSpec
 
 
 def save_model(run_id: str, store: StoreSpec, folder: Path) -> str:
-    """Write the newest checkpoint's model into a new folder; return a description for people.
+    """Write the newest checkpoint's model into a new folder. Return a description for people.
 
-    If the recipe's model takes tensors by position, the result is an MLflow model of `torch.export`, which loads
-    without the recipe's code. For other runs, the weights are written as safetensors, with a README that explains
+    If the recipe's model takes tensors by position, the result is an MLflow model of `torch.export`. This MLflow model
+    loads without the recipe's code. For other runs, the weights are written as safetensors, with a README that explains
     how to load them.
 
     Raises:
@@ -68,7 +72,10 @@ def _trained(spec: RunSpec, store: StoreSpec) -> Recipe:
 
 
 def _inputs_of(recipe: Recipe) -> tuple[torch.Tensor, ...] | None:
-    """The arguments of the model for a first batch; None if one of them is not a plain tensor by position."""
+    """Return the arguments of the model for a first batch.
+
+    Return None if one of the arguments is not a plain tensor by position.
+    """
     batch = next(iter(recipe.data))
     with _first_call(recipe.model) as call, torch.no_grad():
         recipe.loss(recipe.model, batch)
@@ -112,7 +119,10 @@ def _save_exported(model: nn.Module, inputs: tuple[torch.Tensor, ...], folder: P
 
 
 def main() -> None:
-    """Entry point of the process; arguments: run, store as JSON, folder of the model, file for the description."""
+    """Entry point of the process.
+
+    The arguments are the run, the store as JSON, the folder of the model, and the file for the description.
+    """
     run_id, store, folder, said = sys.argv[1:]
     try:
         Path(said).write_text(save_model(run_id, StoreSpec.model_validate_json(store), Path(folder)))

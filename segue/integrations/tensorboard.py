@@ -1,4 +1,4 @@
-"""TensorBoard: one folder of event files for all segments of a run, with each step once."""
+"""Writes one folder of TensorBoard event files for all segments of a run, with each step once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ log = logging.getLogger(__name__)
 
 
 class TensorBoardTracker:
-    """Writes `FOLDER/RUN`; each step is one record of an event file, so a step is never read back in part."""
+    """Writes the folder `FOLDER/RUN`.
+
+    Each step is one record of an event file, so a step is never read back in part.
+    """
 
     def __init__(self, *, folder: str = ".segue/tensorboard") -> None:
         """`folder` is the folder for `tensorboard --logdir`.
@@ -31,7 +34,10 @@ class TensorBoardTracker:
         self._left_out: set[str] = set()
 
     def begin(self, run: TrackedRun) -> int:
-        """As in the protocol; after a kill, a new file in the folder continues after the last complete record."""
+        """Find the newest step, as in the protocol.
+
+        After a kill, a new file in the folder continues after the last complete record.
+        """
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         self._close()
@@ -48,7 +54,7 @@ class TensorBoardTracker:
         return newest
 
     def log(self, rows: Sequence[CommittedRow]) -> None:
-        """As in the protocol."""
+        """Log the rows, as in the protocol."""
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
 
@@ -68,7 +74,7 @@ class TensorBoardTracker:
             log.warning("metric left out, because TensorBoard refuses it name=%r reason=%s", name, error)
 
     def end(self, end: TrackedEnd) -> None:
-        """Close the event file; TensorBoard stores no status and no files of a run."""
+        """Close the event file. TensorBoard stores no status and no files of a run."""
         self._close()
 
     def _close(self) -> None:
@@ -86,7 +92,10 @@ def _key_of(folder: Path) -> str | None:
 
 
 def _steps(folder: Path) -> Iterator[int]:
-    """Steps of the complete records in a folder's event files; a record that a kill cut off ends its file."""
+    """Return the steps of the complete records in a folder's event files.
+
+    If a kill cut off a record, its file ends there.
+    """
     from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
 
     for file in sorted(folder.glob("events.out.tfevents.*")):

@@ -1,4 +1,7 @@
-"""The trackers of a run in its parent: they are opened before capacity is bought, and each has its own thread."""
+"""Runs the trackers of a run in the run's parent.
+
+The trackers are opened before capacity is bought, and each tracker has its own thread.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ log = logging.getLogger(__name__)
 
 EVERY_SECONDS = 10.0
 END_SECONDS = 120.0
-"""Seconds that the end of a run waits for the run's trackers."""
+"""Seconds for which the end of a run waits for the run's trackers."""
 _RETRY_SECONDS = 2.0
 
 
@@ -38,10 +41,11 @@ def tracking(
     every_seconds: float = EVERY_SECONDS,
     end_seconds: float = END_SECONDS,
 ) -> Iterator[None]:
-    """A block in which the run's trackers get its steps; at the end of the block they get the rest.
+    """A block in which the run's trackers get the steps of the run.
 
-    If the run has ended, they get its end too. After an exception, the block does not wait: the process that continues
-    the run sends the rest. A tracker that fails or hangs is logged and never disturbs the run; `segue track RUN` sends
+    At the end of the block, the trackers get the remaining steps. If the run has ended, the trackers also get the end
+    of the run. After an exception, the block does not wait. The process that continues the run sends the remaining
+    steps. If a tracker fails or hangs, the failure is logged and the run is never disturbed. `segue track RUN` sends
     the missing steps.
     """
     if not trackers:
@@ -69,7 +73,7 @@ def tracking(
 
 
 def open_trackers(spec: RunSpec) -> dict[str, Tracker]:
-    """Open the trackers of a run, without sending anything; return them by name.
+    """Open the trackers of a run, but send nothing to them. Return the trackers by name.
 
     Raises:
         SpecError: a tracker refuses its options, or cannot be imported.
@@ -79,7 +83,7 @@ def open_trackers(spec: RunSpec) -> dict[str, Tracker]:
 
 
 def usable_trackers(spec: RunSpec) -> dict[str, Tracker]:
-    """Open those trackers that can be opened, and log the others, because a run that has begun must continue."""
+    """Open the trackers that can be opened. Log the other trackers, because a run that has begun must continue."""
     found = {}
     for name, options in spec.trackers.items():
         try:
@@ -90,7 +94,7 @@ def usable_trackers(spec: RunSpec) -> dict[str, Tracker]:
 
 
 def open_tracker(name: str, options: TrackerOptions) -> Tracker:
-    """Open one tracker, given its name in a run spec and its options.
+    """Open one tracker by its name in a run spec and its options.
 
     Raises:
         SpecError: the tracker refuses these options, or cannot be imported.
@@ -128,7 +132,10 @@ def _refused(name: str, why: str) -> SpecError:
 
 
 class _Feed(threading.Thread):
-    """Sends steps to one tracker until the block ends; a daemon thread, so that it never keeps a process alive."""
+    """Sends steps to one tracker until the block ends.
+
+    The thread is a daemon thread, so that it never keeps a process alive.
+    """
 
     def __init__(self, name: str, mirror: Mirror, *, every_seconds: float) -> None:
         super().__init__(name=f"segue-tracker-{name}", daemon=True)
@@ -145,11 +152,11 @@ class _Feed(threading.Thread):
             self._update()
 
     def finish(self) -> None:
-        """Let the thread send the rest, with retries until the rest is sent or given up."""
+        """Let the thread send the remaining steps. The thread tries again until the steps are sent or given up."""
         self._ends.set()
 
     def give_up(self) -> None:
-        """Let the thread end after its current call."""
+        """Let the thread end after the call that it makes now."""
         self._is_given_up.set()
         self._ends.set()
 
@@ -178,7 +185,7 @@ class _Feed(threading.Thread):
 
 
 def send(runlog: RunLog, tracker: Tracker) -> int:
-    """Send the missing steps of a run to a tracker now; return the tracker's newest step.
+    """Send the missing steps of a run to a tracker now. Return the newest step that the tracker has.
 
     Raises:
         TrackerError: the tracker failed.

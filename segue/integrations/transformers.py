@@ -1,4 +1,4 @@
-"""Hugging Face transformers: trains a `Trainer` in segments, with the checkpoint folder that the Trainer writes."""
+"""Trains a `Trainer` of Hugging Face transformers in segments, with the checkpoint folder that the Trainer writes."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from segue.integrations.transformers_best import best_files, put_best
 from segue.sessions import Session
 
 LOSSES_NAME = ".segue-losses.json"
-"""Name of a file in a committed folder; the Trainer does not read this file."""
+"""Name of a file in a committed folder. The Trainer does not read this file."""
 
 
 def calling_trainer() -> Any:
-    """The Trainer that called the current callback; None if no Trainer did."""
+    """Return the Trainer that called the current callback. Return None if no Trainer called it."""
     frame = sys._getframe(1)
     while frame is not None and not isinstance(frame.f_locals.get("self"), Trainer):
         frame = frame.f_back  # type: ignore[assignment]
@@ -31,24 +31,33 @@ def calling_trainer() -> Any:
 
 
 class LossesToLog:
-    """The sum of losses for the next `loss` of a Trainer's log; without it, the first log after a resume is wrong."""
+    """The sum of losses for the next `loss` in a Trainer's log.
+
+    Without this sum, the first log after a resume is wrong.
+    """
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
 
     @classmethod
     def of(cls, trainer: Any) -> Self | None:
-        """The losses of this Trainer; None if its version of transformers gives no access to them."""
+        """Return the losses of this Trainer.
+
+        Return None if the Trainer's version of transformers gives no access to the losses.
+        """
         summed, last = getattr(trainer, "_tr_loss", None), getattr(trainer, "_globalstep_last_logged", None)
         return cls(trainer) if isinstance(summed, torch.Tensor) and isinstance(last, int) else None
 
     def to_bytes(self) -> bytes:
-        """The content of the file for the losses in the checkpoint's folder."""
+        """The losses as the content of the file in the checkpoint's folder."""
         summed = float(self._trainer._tr_loss).hex()
         return (json.dumps({"sum": summed, "since_step": self._trainer._globalstep_last_logged}) + "\n").encode()
 
     def restore(self, folder: Path) -> None:
-        """Continue with the sum in a restored folder; a folder from an older version of segue has no such file."""
+        """Continue with the sum of losses in a restored folder.
+
+        A folder from an older version of segue has no file with losses.
+        """
         file = folder / LOSSES_NAME
         if file.is_file():
             found = json.loads(file.read_text(encoding="utf-8"))
@@ -57,21 +66,22 @@ class LossesToLog:
 
 
 _TIMES = ("_runtime", "_per_second")
-"""Endings of the names of metrics that are measured by the clock, so that they differ between equal runs."""
+"""Endings of the names of metrics that the Trainer measures with the clock. Such metrics differ between equal runs."""
 
 
 class SegueCallback(TrainerCallback):
-    """Trains a Hugging Face `Trainer` as a program of a run: saves, ends and resumes at safe points between steps.
+    """Trains a Hugging Face `Trainer` as a program of a run.
 
-    `trainer = Trainer(..., callbacks=[callback])`, then `trainer.train(resume_from_checkpoint=callback.checkpoint)`.
-    The state is the folder `checkpoint-<step>` that the Trainer writes, and the random streams. Outside a segment the
-    callback does nothing.
+    The run saves, ends and resumes at safe points between steps. Write `trainer = Trainer(..., callbacks=[callback])`,
+    then `trainer.train(resume_from_checkpoint=callback.checkpoint)`. The state of the run is the folder
+    `checkpoint-<step>` that the Trainer writes, and the random streams. Outside a segment the callback does nothing.
 
-    The weights of the Trainer's best checkpoint are committed with the folder. On any machine, a resume writes them to
-    the place at which the Trainer looks for them, so that `load_best_model_at_end` works.
+    The weights of the Trainer's best checkpoint are committed together with this folder. A resume on any machine writes
+    these weights to the place where the Trainer expects them, so that `load_best_model_at_end` works.
 
-    The losses since the Trainer's last log are committed too. The loss of a step is the mean of `loss` in the model's
-    output. If a model returns no loss, the loss is 0, and resumes are checked by the norms of gradients and weights.
+    The losses since the Trainer's last log are also committed. The loss of a step is the mean of `loss` in the model's
+    output. If a model returns no loss, the loss of the step is recorded as 0, and resumes are checked by the norms of
+    gradients and weights.
     """
 
     def __init__(self) -> None:
@@ -80,17 +90,23 @@ class SegueCallback(TrainerCallback):
         self._losses: list[torch.Tensor] = []
         self._handles: list[Any] = []
         self._extra: Path | None = None
-        """A folder that the Trainer wrote only for a save of the run."""
+        """A folder that the Trainer wrote only because the run needed a save."""
         self._best: str | None = None
-        """The place to which a resume has written the best checkpoint."""
+        """The path to which a resume has written the best checkpoint."""
         self._limits: list[int | None] = []
-        """The user's `save_total_limit` while the Trainer writes a folder only for the run; otherwise empty."""
+        """The user's `save_total_limit` while the Trainer writes a folder only for the run.
+
+        At other times the list is empty.
+        """
         self._to_log: LossesToLog | None = None
         self.checkpoint: str | None = None
-        """The folder from which to resume, after the Trainer was made; None in a new run."""
+        """The folder from which the Trainer must resume.
+
+        The value is set after the Trainer was made, and is None in a new run.
+        """
 
     def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Write the folder of the newest commit."""
+        """Write the folder of the newest commit, after the Trainer was made."""
         restored = self._run.restore_folder(Path(args.output_dir or ".") / "segue-resumed")
         if restored is not None:
             self.checkpoint = str(restored)
@@ -99,7 +115,7 @@ class SegueCallback(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Measure the model and its optimizer from now on."""
+        """Start to measure the model and its optimizer."""
         if not self._run.is_active:
             return
         self._run.require_restored(state.global_step, call="trainer.train(resume_from_checkpoint=callback.checkpoint)")
@@ -119,7 +135,7 @@ class SegueCallback(TrainerCallback):
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """The safe point."""
+        """Run the safe point before the step."""
         if next(self._steps, None) is None and self._run.is_active:
             what = f"the Trainer makes step {state.global_step + 1} after the end of the run."
             raise SessionError(what=what, fix="install transformers 5 or newer.")
@@ -128,7 +144,7 @@ class SegueCallback(TrainerCallback):
         self._remove_extra(state)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Report the step, and let the Trainer write its folder if the run needs a save."""
+        """Report the step. If the run needs a save, let the Trainer write its folder."""
         if not self._run.is_active:
             return
         self._run.report(loss=torch.stack(self._losses).double().mean() if self._losses else 0.0)
@@ -149,7 +165,9 @@ class SegueCallback(TrainerCallback):
             self._log_with_save(control)
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Save after each evaluation, because the Trainer may end early because of it, and record the metric."""
+        """Save after each evaluation and record the metric, because the Trainer may end early because of the
+        evaluation.
+        """
         if not self._run.is_active:
             return
         self._ask_for_folder(args, state, control)
@@ -192,7 +210,9 @@ class SegueCallback(TrainerCallback):
         control.should_save = True
 
     def _log_with_save(self, control: TrainerControl) -> None:
-        """Log with each save, even after an evaluation, if the losses since the last log cannot be committed."""
+        """Let the Trainer log with each save, even after an evaluation, if the losses since the last log cannot be
+        committed.
+        """
         if self._to_log is None:
             control.should_log = control.should_log or control.should_save or control.should_evaluate
 
@@ -201,7 +221,10 @@ class SegueCallback(TrainerCallback):
             args.save_total_limit = self._limits.pop()
 
     def _remove_extra(self, state: TrainerState) -> None:
-        """Delete the committed folder that was written for the run; keep the best one, which the Trainer may load."""
+        """Delete the committed folder that was written only for the run.
+
+        Keep the best folder, because the Trainer may load it.
+        """
         if self._extra is not None and self._extra != Path(state.best_model_checkpoint or ""):
             shutil.rmtree(self._extra, ignore_errors=True)
         self._extra = None
@@ -217,12 +240,15 @@ class SegueCallback(TrainerCallback):
 
 
 def _no_batches(*_: Any) -> tuple[list[Any], None]:
-    """Replaces `get_batch_samples` of a Trainer, which stops only after a step, and makes no step without a batch."""
+    """Replaces `get_batch_samples` of a Trainer.
+
+    A Trainer stops only after a step, and without a batch it makes no step.
+    """
     return [], None
 
 
 def _without_times(file: Path) -> bytes:
-    """The Trainer's state without the metrics that are measured by the clock."""
+    """Return the Trainer's state without the metrics that the Trainer measures with the clock."""
     state = json.loads(file.read_text(encoding="utf-8"))
     state["log_history"] = [
         {name: value for name, value in entry.items() if not name.endswith(_TIMES)} for entry in state["log_history"]

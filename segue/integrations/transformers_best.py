@@ -1,4 +1,4 @@
-"""The best checkpoint of a Hugging Face Trainer, as a part of the folder that a run commits."""
+"""Commits the best checkpoint of a Hugging Face Trainer as a part of the folder that a run commits."""
 
 from __future__ import annotations
 
@@ -15,14 +15,18 @@ log = logging.getLogger(__name__)
 
 _BEST = "segue-best"
 _OF_TRAINING = ("optimizer", "scheduler", "scaler", "rng_state", "training_args", TRAINER_STATE_NAME)
-"""Prefixes of the names of files that the Trainer needs only to continue training; the model does not need them."""
+"""Prefixes of the names of files that the Trainer needs only to continue training.
+
+The model does not need these files.
+"""
 
 
 def best_files(best: Path, folder: Path) -> tuple[dict[str, str], dict[str, Path]]:
-    """The model's files in the best checkpoint, and the files to commit for it in addition to the folder.
+    """Return the model's files in the best checkpoint, and the files to commit for it in addition to the folder.
 
-    The first part gives the committed name of each file, by the file's own name. The second part is empty if the folder
-    itself is the best checkpoint. Both parts are empty if the best checkpoint no longer exists.
+    The first part of the result gives the committed name of each file, by the file's own name. The second part of the
+    result is empty if the folder itself is the best checkpoint. Both parts of the result are empty if the best
+    checkpoint no longer exists.
     """
     if best.name == folder.name:
         return {name: name for name in _model_files(folder)}, {}
@@ -31,9 +35,10 @@ def best_files(best: Path, folder: Path) -> tuple[dict[str, str], dict[str, Path
 
 
 def put_best(restored: Path, output: Path) -> str | None:
-    """Write the best checkpoint of a restored folder below the Trainer's output folder; return its place.
+    """Write the best checkpoint of a restored folder below the Trainer's output folder.
 
-    None if the Trainer had no best checkpoint. If a crash interrupts the write, the next start writes it again.
+    Return the place of the best checkpoint. Return None if the Trainer had no best checkpoint. If a crash interrupts
+    the write, the next start writes the best checkpoint again.
     """
     state = json.loads((restored / TRAINER_STATE_NAME).read_text(encoding="utf-8"))
     known = state.get("best_model_checkpoint")
@@ -60,7 +65,7 @@ def _model_files(folder: Path) -> Iterator[str]:
 
 
 def _put(source: Path, place: Path) -> None:
-    """Write the committed bytes even if the file exists, because a kill may have cut it off."""
+    """Write the committed bytes even if the file exists, because a kill may have cut the file off."""
     if place.is_file() and filecmp.cmp(source, place, shallow=False):
         return
     place.parent.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,9 @@
-"""Folders of torch.distributed.checkpoint (DCP): segue writes them with all state, and reads a model's weights.
+"""Writes and reads folders of torch.distributed.checkpoint (DCP).
 
-Format: https://docs.pytorch.org/docs/stable/distributed.checkpoint.html. A folder has a pickled index, `.metadata`, and
+Segue writes such a folder with all state, and reads a model's weights from it. The format is described at
+https://docs.pytorch.org/docs/stable/distributed.checkpoint.html. A folder contains a pickled index, `.metadata`, and
 files with the bytes of tensors. The index is read by an unpickler that permits only the classes of an index, and
-tensors are read with `weights_only=True`, so no code in a folder is run.
+tensors are read with `weights_only=True`. No code in a folder is therefore run.
 """
 
 from __future__ import annotations
@@ -62,9 +63,9 @@ def write_dcp(folder: Path, state: Mapping[str, Any]) -> None:
 
 
 def optimizer_by_names(state: Mapping[str, Any], groups: list[list[str]]) -> dict[str, Any]:
-    """The state of an optimizer with the parameter names of `torch.distributed.checkpoint.state_dict`.
+    """Return the state of an optimizer with the parameter names of `torch.distributed.checkpoint.state_dict`.
 
-    `groups` are the names in each param_group. A state that does not fit these names is returned unchanged.
+    `groups` contains the names in each param_group. If a state does not fit these names, it is returned unchanged.
     """
     numbers = [group["params"] for group in state["param_groups"]]
     if [len(group) for group in numbers] != [len(group) for group in groups]:
@@ -81,10 +82,12 @@ def optimizer_by_names(state: Mapping[str, Any], groups: list[list[str]]) -> dic
 
 
 def read_dcp(folder: Path) -> tuple[WeightsFile, dict[str, Any]]:
-    """A record of the folder, and the model's tensors in it: the tensors below `model.`, or all if there are none.
+    """Return a record of the folder, and the model's tensors in the folder.
+
+    These are the tensors below `model.`, or all tensors if no name begins with `model.`.
 
     Raises:
-        WeightsFileError: the folder cannot be read, is damaged, or its index names objects that no index has.
+        WeightsFileError: the folder cannot be read or is damaged, or the index names objects that no index has.
     """
     try:
         index = _index(folder)
@@ -102,7 +105,7 @@ def read_dcp(folder: Path) -> tuple[WeightsFile, dict[str, Any]]:
 
 
 class _IndexUnpickler(pickle.Unpickler):
-    """Builds the classes of an index, and refuses every other name."""
+    """Builds the classes of an index, and refuses every other class."""
 
     def find_class(self, module: str, name: str) -> Any:
         if name not in _OF_INDEX.get(module, ()):

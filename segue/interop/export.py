@@ -1,4 +1,4 @@
-"""Exports a checkpoint as plain files in one folder, for use without segue; torch is imported late."""
+"""Exports a checkpoint as plain files in one folder, for use without segue. The module imports torch late."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from segue.spec import RunSpec, StoreSpec
 log = logging.getLogger(__name__)
 
 Progress = Callable[[str], None]
-"""Called with a text for a terminal about the current work."""
+"""This function is called with a text for a terminal about the current work."""
 
 
 class ExportFormat(StrEnum):
-    """The format of the files with the state, by the library that reads them."""
+    """The format of the files that contain the state. The format is named after the library that reads the files."""
 
     TORCH = "torch"
     SAFETENSORS = "safetensors"
@@ -49,7 +49,7 @@ class ExportedFile(Value):
 
 
 class ExportReport(Value):
-    """The files of an export, and their folder."""
+    """The files of an export, and the folder of the export."""
 
     run_id: str
     step: int = Field(ge=0)
@@ -59,7 +59,7 @@ class ExportReport(Value):
 
 
 def require_free_folder(folder: Path) -> Path:
-    """The absolute path of the folder without links, after a check that an export may use this folder.
+    """Return the absolute path of the folder without links, after a check that an export may use this folder.
 
     Raises:
         ExportFolderError: an export would hide or lose the content of the folder.
@@ -88,18 +88,20 @@ def export_checkpoint(
     file_format: ExportFormat | str = ExportFormat.TORCH,
     take_quarantined: bool = False,
 ) -> ExportReport:
-    """Write a run's checkpoint, the newest by default, as plain files into a new or empty folder.
+    """Write a run's checkpoint, by default the newest, as plain files into a new or empty folder.
 
-    The files can be used without segue: model, optimizer, random streams, position and loss curve, and a README.md
-    that explains how to load them. `file_format` is "torch", "safetensors" or "dcp" (torch.distributed.checkpoint);
-    `step` may be "best". The files of a framework's own checkpoint are in `folder/`, and the files of the framework's
-    best model are in `best/`. The run is only read.
+    The files can be used without segue. They contain the model, the optimizer, the random streams, the position, the
+    loss curve, and a README.md that explains how to load the files. `file_format` is "torch", "safetensors" or "dcp"
+    (torch.distributed.checkpoint). `step` may be "best". The files of a framework's own checkpoint are in `folder/`,
+    and the files of the framework's best model are in `best/`. The function only reads the run and changes nothing in
+    it.
 
     Raises:
-        RunNotFoundError, StoreUnreachableError: there is no such run, or no such store.
-        NoCheckpointError, UnknownStepError, PrunedCheckpointError, QuarantinedCheckpointError: no such checkpoint.
+        RunNotFoundError, StoreUnreachableError: the run or the store does not exist.
+        NoCheckpointError, UnknownStepError, PrunedCheckpointError, QuarantinedCheckpointError: there is no usable
+            checkpoint of this step.
         ExportFolderError: the folder cannot be used or written.
-        DamagedCheckpointError: the checkpoint's bytes do not match their checksums; the error names the damage.
+        DamagedCheckpointError: the checkpoint's bytes do not match their checksums. The error names the damage.
     """
     runlog, history = find_run(run, store)
     checkpoint = find_checkpoint(runlog, history, step=step, take_quarantined=take_quarantined)
@@ -111,13 +113,14 @@ def write_export(
 ) -> ExportReport:
     """Write the whole content of a checkpoint as plain files into `folder`, completely or not at all.
 
-    The run is only read. All files are durable before the folder gets its name. A crash before this moment leaves a
-    folder `.<name>.unfinished-<hex>` beside `folder`, which may be deleted.
+    The function only reads the run and changes nothing in it. All files are durable before the folder gets its name. A
+    crash before the folder gets its name leaves a folder `.<name>.unfinished-<hex>` beside `folder`. The unfinished
+    folder may be deleted.
 
     Raises:
         ExportFolderError: the folder cannot be used or written.
-        PrunedCheckpointError: the run has pruned the checkpoint meanwhile.
-        DamagedCheckpointError: its bytes do not match their checksums; the error names the damage.
+        PrunedCheckpointError: the run has pruned the checkpoint in the meantime.
+        DamagedCheckpointError: the bytes of the checkpoint do not match their checksums. The error names the damage.
         StoreReadError: the store could not be read.
     """
     progress = progress or no_progress
@@ -149,12 +152,15 @@ def write_export(
 
 
 def no_progress(doing: str) -> None:
-    """Do nothing; used if no progress is reported."""
+    """Do nothing. This function is used if no progress is reported."""
 
 
 @contextmanager
 def _arriving_whole(target: Path) -> Iterator[Path]:
-    """A block with a folder beside the target; it gets the target's name when its files are durable, or is removed."""
+    """A block with a folder beside the target.
+
+    When the folder's files are durable, the folder gets the target's name. Otherwise the folder is removed.
+    """
     staging = target.with_name(f".{target.name}.unfinished-{uuid.uuid4().hex[:8]}")
     try:
         staging.mkdir(parents=True)
@@ -184,7 +190,7 @@ def _unwritable(folder: Path, error: Exception) -> ExportFolderError:
 
 
 def _spec_at(runlog: RunLog, history: History, checkpoint: Checkpoint) -> RunSpec | None:
-    """The run spec at the time of the commit; a run that was resumed with another spec has several specs."""
+    """Return the run spec at the time of the commit. A run that was resumed with another spec has several specs."""
     entries = (slot.entry for slot in runlog.slots if slot.number < checkpoint.ref.slot)
     specs = [entry.spec for entry in entries if isinstance(entry, OpenEntry)]
     return specs[-1] if specs else history.spec

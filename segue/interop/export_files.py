@@ -36,13 +36,16 @@ from segue.trainer.workloads.state import PROGRESS
 
 _MODEL, _OPTIMIZER = "model", "optimizer"
 _RESERVED = ("config", "data_position", "loss_curve", "readme", "train_state")
-"""Stems of the files beside the state; no component may have such a file name, in upper or lower case."""
+"""Names without suffix of the files beside the state.
+
+No component may have such a file name, in upper or lower case.
+"""
 
 
 def plain_state(snapshot: Snapshot) -> Iterator[tuple[str, Any]]:
-    """Each component that a recipe can load, by its name, as a tree of dicts, lists, tensors and plain values.
+    """Return each component that a recipe can load, by its name, as a tree of dicts, lists, tensors and plain values.
 
-    The component of the model is its `state_dict()`; the position is a component too.
+    The component of the model is the model's `state_dict()`. The position in the data is a component too.
 
     Raises:
         MalformedCheckpointError: the model's state is not a state dict.
@@ -58,7 +61,7 @@ def write_state(
     file_format: Literal["torch", "safetensors", "dcp"],
     progress: Callable[[str], None],
 ) -> None:
-    """Write each component into files with its name, and a README.md that explains the files.
+    """Write each component into files with the component's name, and write a README.md that explains the files.
 
     In the format "dcp", all components are in one set of files.
 
@@ -92,7 +95,10 @@ def write_state(
 
 
 def _dcp_state(snapshot: Snapshot) -> dict[str, Any]:
-    """All components; an optimizer's state has the parameters' names if the checkpoint has these names."""
+    """Return all components.
+
+    The state of an optimizer has the names of the parameters if the checkpoint has these names.
+    """
     from segue.interop.dcp_folder import optimizer_by_names
 
     state = dict(plain_state(snapshot))
@@ -105,10 +111,10 @@ def _dcp_state(snapshot: Snapshot) -> dict[str, Any]:
 
 
 def write_curve(path: Path, runlog: RunLog, history: History, checkpoint: Checkpoint) -> tuple[str, ...]:
-    """Write the loss curve up to a checkpoint, each step once; return the attempts with missing rows.
+    """Write the loss curve up to a checkpoint, each step once. Return the attempts with missing rows.
 
-    The rows are those of `segue.curve`, up to the checkpoint. If the run did not continue from the checkpoint, the rows
-    are the steps before the checkpoint, which are not all a part of the run's curve.
+    The rows are the rows of `segue.curve` up to the checkpoint. If the run did not continue from the checkpoint, the
+    rows are the steps before the checkpoint. Some of these steps do not belong to the run's curve.
     """
     until = tuple(c for c in history.checkpoints if c.ref.slot < checkpoint.ref.slot)
     end = replace(checkpoint, quarantined=None, is_pruned=False)
@@ -137,7 +143,10 @@ def _trees(snapshot: Snapshot) -> Iterator[tuple[str, Any]]:
 
 
 def file_stems(components: Iterable[str]) -> dict[str, str]:
-    """A file name without suffix for each component: the component's name, with %xx for other characters."""
+    """Return a file name without suffix for each component.
+
+    The file name is the component's name, with %xx in place of other characters.
+    """
     stems: dict[str, str] = {}
     taken = set(_RESERVED)
     for name in components:
@@ -150,7 +159,7 @@ def file_stems(components: Iterable[str]) -> dict[str, str]:
 
 
 def loadable(tree: Any) -> Any:
-    """The tree, converted to types that `torch.load(weights_only=True)` accepts.
+    """Return the tree, converted to types that `torch.load(weights_only=True)` accepts.
 
     Arrays and complex numbers become tensors, NumPy's scalars become numbers, and tables become dicts of their columns.
     Dates, paths and similar values become text, and other collections become lists and sets.
@@ -193,7 +202,7 @@ def _state_dict(tree: Any) -> OrderedDict[str, Any]:
 
 
 def _own(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor in its own memory, because torch.save would write the whole storage of a view."""
+    """Return the tensor in its own memory, because torch.save would write the whole storage of a view."""
     return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
 
 
@@ -211,7 +220,7 @@ def _write_torch(folder: Path, name: str, stem: str, tree: Any) -> tuple[str, ..
 
 
 def _write_model(folder: Path, name: str, stem: str, tree: Any) -> tuple[str, ...]:
-    """Write the model's files, in which tensors have the model's names."""
+    """Write the files of the model. In these files, tensors have the model's names."""
     state = tree["state"]
     tensors = {key: value for key, value in state.items() if isinstance(value, torch.Tensor)}
     others = {

@@ -1,4 +1,7 @@
-"""The README.md of an export: it explains each file, and has the lines that load the files without segue."""
+"""Writes the README.md of an export.
+
+The README explains each file, and contains the lines that load the files without segue.
+"""
 
 from __future__ import annotations
 
@@ -162,7 +165,10 @@ _LINES = {
 
 
 def readme(files: Mapping[str, tuple[str, ...]], *, as_torch: bool, folders: Sequence[str] = ()) -> str:
-    """The text for an export of these components and folders; `files` has the file names of each component."""
+    """Return the text for an export of these components and folders.
+
+    `files` contains the file names of each component.
+    """
     rows = [(Markup(", ".join(map(code, names))), _meaning(name)) for name, names in files.items()]
     rows += [(code(f"{name}/"), _FOLDERS[name]) for name in folders]
     rows += [(code(name), meaning) for name, meaning in _NEXT_TO_STATE.items()]

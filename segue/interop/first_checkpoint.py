@@ -1,8 +1,9 @@
-"""Makes the first checkpoint of a run from a file of weights or from another run; torch is imported late.
+"""Makes the first checkpoint of a run from a file of weights or from another run. The module imports torch late.
 
-In the log, the import is an attempt like any other, and its decision has the action `import`: the attempt claims the
-run, commits and reports. So it has its own segment and attempt numbers, it fences other attempts and can be fenced, and
-a trainer resumes from its checkpoint as usual. The import uses no capacity of a pool, so no budget is charged.
+In the log, an import is an attempt like any other attempt. Its decision has the action `import`, and the attempt claims
+the run, commits and reports. An import therefore has its own segment number and attempt number, it fences other
+attempts and can be fenced, and a trainer resumes from its checkpoint as usual. The import uses no capacity of a pool,
+so it costs nothing of the budget.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class FirstCheckpoint:
-    """The content of a run's first checkpoint before it is written."""
+    """The content of a run's first checkpoint, before the checkpoint is written."""
 
     spec: RunSpec
     origin: WeightsFile | Fork
@@ -58,14 +59,14 @@ class FirstCheckpoint:
     epoch: int
     environment: Environment
     trees: dict[str, Any]
-    """The state of each component; tensors may be the live tensors of a model."""
+    """The state of each component. The tensors may be the live tensors of a model."""
 
 
 def require_unbegun(history: History, *, run_id: str) -> None:
     """Check that the run has no checkpoint, attempt or record that an import would hide or overtake.
 
     Raises:
-        RunBegunError: the run has begun; the error says how.
+        RunBegunError: the run has already begun. The error says how it began.
     """
     what = None
     plan = history.open_plan
@@ -81,12 +82,14 @@ def require_unbegun(history: History, *, run_id: str) -> None:
 
 
 def commit_first(runlog: RunLog, state: FirstCheckpoint, staged: Staged, *, clock: Clock) -> CheckpointRef:
-    """Announce, claim, write, commit and report, in this order; the checkpoint exists from the commit on.
+    """Announce the import, claim the run, write the state, commit it and report, in this order.
+
+    The checkpoint exists from the commit on.
 
     Raises:
-        RunBegunError: the run got a checkpoint or an attempt meanwhile; nothing was changed.
-        FencedError, StalePlanError: another attempt claimed the run meanwhile; nothing was committed.
-        StoreWriteError, StoreReadError: the store could not be used; the import can be repeated.
+        RunBegunError: the run got a checkpoint or an attempt in the meantime. Nothing was changed.
+        FencedError, StalePlanError: another attempt claimed the run in the meantime. Nothing was committed.
+        StoreWriteError, StoreReadError: the store could not be used. The import can be repeated.
     """
     from segue.checkpoints.saving.writer_client import InlineWriter
     from segue.checkpoints.saving.written import Save
@@ -130,7 +133,7 @@ def commit_first(runlog: RunLog, state: FirstCheckpoint, staged: Staged, *, cloc
 
 
 def _announce(runlog: RunLog, state: FirstCheckpoint) -> SegmentPlan:
-    """Write the import to the log as the next attempt; from then on, a parent of the run waits for it."""
+    """Write the import to the log as the next attempt. From then on, a parent of the run waits for the import."""
     while True:
         history = patiently(lambda: read_history(runlog), what="log")
         require_unbegun(history, run_id=runlog.run_id)
@@ -186,7 +189,7 @@ def _report(plan: SegmentPlan, state: FirstCheckpoint, checkpoint: CheckpointRef
 
 @contextmanager
 def _alive(runlog: RunLog, spec: RunSpec, claim: Claim, *, clock: Clock, step: int) -> Iterator[None]:
-    """A block in which heartbeats are written, so that a parent that starts meanwhile waits for the import."""
+    """A block in which heartbeats are written. A parent that starts during the block therefore waits for the import."""
 
     def describe(counter: int) -> Heartbeat:
         return Heartbeat(

@@ -1,4 +1,4 @@
-"""Starts a run with a checkpoint of another run as its first checkpoint; torch is imported late."""
+"""Starts a run with a checkpoint of another run as the first checkpoint. The module imports torch late."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _PARTS = {
 
 
 class ForkReport(Value):
-    """The checkpoint with which a run began, and its origin."""
+    """The checkpoint with which a run began, and the origin of this checkpoint."""
 
     run_id: str
     step: int = Field(ge=0, description="First step number of the run.")
@@ -56,24 +56,26 @@ def fork_run(
     clock: Clock | None = None,
     progress: Progress | None = None,
 ) -> ForkReport:
-    """Make a checkpoint of the run `source` in the same store, by default the newest one, the first of another run.
+    """Make a checkpoint of the run `source` the first checkpoint of another run in the same store.
 
-    All state is taken, including the random streams and the position in the data, so with an equal spec the fork trains
-    like the source. `reset` names the parts that are not taken: "optimizer" (with schedules and loss scale), "position"
-    (step, data, random streams and early stop, so that the fork begins at step 0), or a component of the checkpoint,
-    such as "extra.average". Code, data and settings may differ. State that the checkpoint lacks begins as built. A
-    recipe is built on the CPU, to check that the state fits it.
+    By default, the newest checkpoint is used. All state is copied, including the random streams and the position in the
+    data. With an equal spec, the fork therefore trains like the source. `reset` names the parts that are not copied. A
+    part is "optimizer" (with schedules and loss scale), "position" (step, data, random streams and early stop, so that
+    the fork begins at step 0), or a component of the checkpoint, such as "extra.average". The code, the data and the
+    settings of the new run may differ from the source. If the checkpoint lacks a part of the state, this part begins as
+    the recipe builds it. A recipe is built on the CPU, to check that the state fits the recipe.
 
-    The call blocks until the checkpoint is durable. After a crash, the call can be repeated; if the checkpoint was
-    already committed, the repetition changes nothing.
+    The call blocks until the checkpoint is durable. After a crash, the call can be repeated. If the checkpoint was
+    already committed, the repeated call changes nothing.
 
     Raises:
         RunNotFoundError, NoCheckpointError, UnknownStepError, PrunedCheckpointError, QuarantinedCheckpointError,
-            NoMetricError, DamagedCheckpointError: there is no such checkpoint, or it is damaged.
-        SpecError: the goal is not after the step, or `reset` names nothing that the checkpoint has.
+            NoMetricError, DamagedCheckpointError: the requested checkpoint does not exist, or it is damaged.
+        SpecError: the goal is not after the step of the checkpoint, or `reset` names a part that the checkpoint does
+            not have.
         RunBegunError: the run has already begun in another way.
         ForkMismatchError, RecipeError: the state does not fit the recipe.
-        FencedError, StalePlanError: another attempt claimed the run meanwhile; nothing was committed.
+        FencedError, StalePlanError: another attempt claimed the run in the meantime. Nothing was committed.
         StoreUnreachableError, StoreWriteError, StoreReadError: the store could not be used.
     """
     progress, clock = progress or no_progress, clock or SystemClock()
@@ -128,7 +130,7 @@ def _is_left_out(component: str, reset: Collection[str]) -> bool:
 def _same_fork(
     run_id: str, history: History, source: str, step: int | Literal["best"] | None, reset: Collection[str]
 ) -> ForkReport | None:
-    """The fork with which the run began, if it is the requested fork; otherwise None."""
+    """Return the fork with which the run began, if this is the requested fork. Otherwise return None."""
     first = next(iter(history.checkpoints), None)
     fork = first.manifest.forked_from if first is not None else None
     if first is None or fork is None or fork.run_id != source or set(fork.reset) != set(reset):

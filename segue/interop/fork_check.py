@@ -17,13 +17,13 @@ from segue.trainer.workloads.state import RNG_PREFIX, capture, components_of, re
 
 
 def require_fit(spec: RunSpec, trees: Mapping[str, Any], *, name: str) -> tuple[str, ...]:
-    """Build the recipe on the CPU, restore the state into it like a resume, and compare.
+    """Build the recipe on the CPU, restore the state into the recipe as a resume does, and compare.
 
-    `name` is the name of the checkpoint in errors. Returns the components that only the recipe has. The global random
-    streams are restored afterwards.
+    `name` is the name of the checkpoint in errors. The function returns the components that only the recipe has. The
+    global random streams are restored at the end.
 
     Raises:
-        ForkMismatchError: a component does not fit; the error names it.
+        ForkMismatchError: a component does not fit. The error names the component.
         RecipeError: the recipe cannot be built.
     """
     build = import_build(spec.recipe_path)

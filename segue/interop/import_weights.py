@@ -1,4 +1,4 @@
-"""Starts a run with weights from a file as its first checkpoint; torch is imported late."""
+"""Starts a run with weights from a file as the first checkpoint. The module imports torch late."""
 
 from __future__ import annotations
 
@@ -54,16 +54,16 @@ def import_weights(
     clock: Clock | None = None,
     progress: Progress | None = None,
 ) -> ImportReport:
-    """Make the first checkpoint of a run from the weights in `file`, and all other state as the recipe builds it.
+    """Make the first checkpoint of a run. The weights come from `file`, and all other state is as the recipe builds it.
 
-    The run begins at `step`, and the samples of earlier steps count as seen. With `partial`, the file may lack some of
-    the model's weights. The call blocks until the checkpoint is durable; after a crash before the commit, the import
-    can be repeated.
+    The run begins at `step`, and the samples of earlier steps count as seen. If `partial` is true, the file may lack
+    some of the model's weights. The call blocks until the checkpoint is durable. If a crash comes before the commit,
+    the import can be repeated.
 
     Raises:
-        WeightsFileError, WeightsMismatchError: the file has no weights of this model; the run was not changed.
+        WeightsFileError, WeightsMismatchError: the file has no weights of this model. The run was not changed.
         RunBegunError: the run has a checkpoint, or an attempt that may be active.
-        SpecError, RecipeError, UnsupportedStateError: the recipe cannot give the state; the run was not changed.
+        SpecError, RecipeError, UnsupportedStateError: the recipe cannot give the state. The run was not changed.
         FencedError, StalePlanError: another import or a trainer has claimed the run.
         StoreUnreachableError, StoreWriteError, StoreReadError: the store could not be used.
     """
@@ -100,7 +100,7 @@ def import_weights(
 
 
 def require_weights_file(file: Path) -> Path:
-    """Check that the path is a file with content, or a folder of torch.distributed.checkpoint; return the path.
+    """Check that the path is a file with content, or a folder of torch.distributed.checkpoint. Return the path.
 
     Raises:
         WeightsFileError: the path does not exist, is another kind of folder, or is empty.

@@ -1,4 +1,4 @@
-"""The initial state of a run with imported weights; the recipe builds all other state."""
+"""Makes the initial state of a run with imported weights. The recipe builds all other state."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ from segue.data.loader import Feed
 from segue.errors import RecipeError
 from segue.interop.first_checkpoint import FirstCheckpoint
 from segue.interop.weights_file import Fit, fit_into, read_weights
-from segue.recipe import Build, Recipe, built_recipe, import_build, users_line
+from segue.recipe import Build, Recipe, import_build
+from segue.recipe_check import built_recipe
 from segue.records import WeightsFile
 from segue.spec import RunSpec
 from segue.trainer.process.environment import environment_of, prepare_device
 from segue.trainer.workloads.components import Progress
 from segue.trainer.workloads.state import capture, components_of
 from segue.user_objects import text_of
+from segue.user_objects.users_files import users_line
 
 _ACCELERATOR_STREAMS = "rng.cuda"
 
@@ -29,7 +31,7 @@ class FirstState:
     """A first checkpoint with imported weights, and the result of fitting them into the model."""
 
     first: FirstCheckpoint
-    """The checkpoint; its tensors are the live tensors of the recipe."""
+    """The first checkpoint. The tensors of the checkpoint are the live tensors of the recipe."""
     file: WeightsFile
     fit: Fit
     notes: tuple[str, ...]
@@ -76,7 +78,7 @@ def built(build: Build, spec: RunSpec) -> Recipe:
     """Build the recipe.
 
     Raises:
-        RecipeError: the recipe cannot be built; the error names the user's line.
+        RecipeError: the recipe cannot be built. The error names the line of the user's code.
         DataChangedError, DataUnreadableError: a file of the run's data has changed, or could not be read.
     """
     config = config_with_data(spec)

@@ -1,4 +1,7 @@
-"""Loads a checkpoint of a run as plain values: chooses it by its step, verifies and decodes it; imports torch late."""
+"""Loads a checkpoint of a run as plain values: chooses the checkpoint by its step, verifies it and decodes it.
+
+The module imports torch late.
+"""
 
 from __future__ import annotations
 
@@ -34,19 +37,21 @@ if TYPE_CHECKING:
 def load_checkpoint(
     run: str, *, store: StoreSpec | str | Path = DEFAULT_STORE, step: int | Literal["best"] | None = None
 ) -> dict[str, Any]:
-    """The state in a run's checkpoint, the newest by default: for each component, the argument of `load_state_dict`.
+    """Return the state in a run's checkpoint, by default the newest.
 
-    `step` may be "best" for the checkpoint with the best metric. If a framework has named the files of its best model,
-    "best" is the newest checkpoint, and `["folder"]["best"]` has the names of these files in `["folder"]["files"]`.
-    Keys are the components: `model`, `optimizer`, `scheduler`, `extra.<name>`, `rng.torch`, `progress` and others.
-    Values are dicts and lists of CPU tensors and plain values; `model` is the model's `state_dict()`. Every byte is
-    verified while it is read. The run is only read.
+    For each component, the result has the argument of `load_state_dict`. If `step` is "best", the checkpoint with the
+    best metric is loaded. If a framework has named the files of its best model, "best" is the newest checkpoint, and
+    `["folder"]["best"]` has the names of these files in `["folder"]["files"]`. The keys of the result are the
+    components: `model`, `optimizer`, `scheduler`, `extra.<name>`, `rng.torch`, `progress` and others. The values of the
+    result are dicts and lists of CPU tensors and plain values. `model` is the model's `state_dict()`. Every byte of the
+    checkpoint is verified while it is read. The function only reads the run and changes nothing.
 
     Raises:
-        RunNotFoundError, StoreUnreachableError: there is no such run, or no such store.
-        NoCheckpointError, UnknownStepError, PrunedCheckpointError, QuarantinedCheckpointError: no such checkpoint.
+        RunNotFoundError, StoreUnreachableError: the run or the store does not exist.
+        NoCheckpointError, UnknownStepError, PrunedCheckpointError, QuarantinedCheckpointError: there is no usable
+            checkpoint of this step.
         NoMetricError: `step` is "best", and no checkpoint has a metric.
-        DamagedCheckpointError: the checkpoint's bytes do not match their checksums; the error names the damage.
+        DamagedCheckpointError: the checkpoint's bytes do not match their checksums. The error names the damage.
     """
     runlog, history = find_run(run, store)
     checkpoint = find_checkpoint(runlog, history, step=step, take_quarantined=False)
@@ -59,10 +64,12 @@ def load_checkpoint(
 def find_checkpoint(
     runlog: RunLog, history: History, *, step: int | Literal["best"] | None, take_quarantined: bool
 ) -> Checkpoint:
-    """Like `choose_checkpoint`, but "best" is the newest checkpoint if it has a framework's best model.
+    """Find a checkpoint as `choose_checkpoint` does.
+
+    With "best", return the newest checkpoint if it has a framework's best model.
 
     Raises:
-        DamagedCheckpointError: the index of the newest checkpoint is damaged; the error names the damage.
+        DamagedCheckpointError: the index of the newest checkpoint is damaged. The error names the damage.
         StoreReadError: the store could not be read.
     """
     newest = history.newest
@@ -80,10 +87,10 @@ def find_checkpoint(
 def choose_checkpoint(
     history: History, *, run_id: str, step: int | Literal["best"] | None, take_quarantined: bool
 ) -> Checkpoint:
-    """The newest usable checkpoint of a step, or of all steps if `step` is None.
+    """Return the newest usable checkpoint of a step, or of all steps if `step` is None.
 
     Raises:
-        NoCheckpointError, UnknownStepError, PrunedCheckpointError: there is no such checkpoint.
+        NoCheckpointError, UnknownStepError, PrunedCheckpointError: there is no checkpoint of this step.
         QuarantinedCheckpointError: the checkpoint is quarantined, and `take_quarantined` is false.
         NoMetricError: `step` is "best", and no checkpoint has a metric.
     """
@@ -109,12 +116,13 @@ def choose_checkpoint(
 
 
 def read_verified(runlog: RunLog, checkpoint: Checkpoint) -> Snapshot:
-    """Read the checkpoint's state and verify every byte.
+    """Read the checkpoint's state, verify every byte, and return the state.
 
     Raises:
-        PrunedCheckpointError: the run has pruned the checkpoint meanwhile.
-        LostRecordError: the log is signed, and one of its records cannot be read; this record may be a quarantine.
-        DamagedCheckpointError: the bytes do not match their checksums; the error names the damage.
+        PrunedCheckpointError: the run has pruned the checkpoint in the meantime.
+        LostRecordError: the log is signed, and one of its records cannot be read. The unread record may be a
+            quarantine.
+        DamagedCheckpointError: the bytes do not match their checksums. The error names the damage.
         StoreReadError: the store could not be read.
     """
     from segue.checkpoints.loading.snapshot import read_checkpoint
@@ -126,7 +134,9 @@ def read_verified(runlog: RunLog, checkpoint: Checkpoint) -> Snapshot:
 
 @contextmanager
 def _damage_named(runlog: RunLog, checkpoint: Checkpoint) -> Iterator[None]:
-    """A block that turns the errors of an unusable checkpoint into errors for the person who wants to load it."""
+    """A block that turns the errors of an unusable checkpoint into errors for the person who wants to load the
+    checkpoint.
+    """
     try:
         yield
     except CheckpointError as error:
@@ -139,7 +149,7 @@ def _damage_named(runlog: RunLog, checkpoint: Checkpoint) -> Iterator[None]:
 
 
 def _damage(error: CheckpointError) -> str:
-    """The facts of a damage, without the part of the error's message that is about a resume."""
+    """Return the facts of a damage, without the part of the error's message that describes a resume."""
     match error:
         case MissingShardError():
             return "is missing from the store"

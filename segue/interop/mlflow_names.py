@@ -1,4 +1,4 @@
-"""Converts names of metrics, parameters and tags to names that MLflow accepts. Pure."""
+"""Converts names of metrics, parameters and tags to names that MLflow accepts. The module is pure."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ import re
 from collections.abc import Iterable, Mapping
 
 _MOST_CHARACTERS = 240
-"""Largest length of a name without its digest; MLflow accepts 250 characters in all."""
+"""Largest number of characters of a name without its digest. MLflow accepts 250 characters in all."""
 _OTHER = re.compile(r"[^\w.\- /]")
 
 
 def allowed_name(name: str) -> str:
-    """The name itself if MLflow accepts it, otherwise a similar name: `acc_at_5` for `acc@5`.
+    """Return the name itself if MLflow accepts the name.
 
-    MLflow accepts letters, digits, `_`, `-`, `.`, spaces, and `/` between parts that are valid file names.
+    Otherwise return a similar name, for example `acc_at_5` for `acc@5`. MLflow accepts letters, digits, `_`, `-`, `.`,
+    spaces, and `/` between parts that are valid file names.
     """
     text = _OTHER.sub("_", name.replace("@", "_at_"))
     text = "/".join(part for part in text.split("/") if part not in ("", ".", "..")) or "_"
@@ -24,24 +25,25 @@ def allowed_name(name: str) -> str:
 
 
 def with_digest(text: str, name: str) -> str:
-    """The text with a digest of the name, so that no other name gives the same text."""
+    """Return the text with a digest of the name, so that no other name gives the same text."""
     return f"{text[:_MOST_CHARACTERS]}_{hashlib.sha256(name.encode('utf-8', 'backslashreplace')).hexdigest()[:8]}"
 
 
 class SentNames:
-    """The MLflow name for each name of a run; two names of a run never get the same MLflow name."""
+    """The MLflow name for each name of a run. Two names of a run never get the same MLflow name."""
 
     def __init__(self, changed: Mapping[str, str] | None = None) -> None:
-        """`changed` has the names that an earlier process sent under other names."""
+        """`changed` contains the names that an earlier process sent under other names."""
         self._sent = dict(changed or {})
 
     def __getitem__(self, name: str) -> str:
         return self._sent[name]
 
     def learn(self, names: Iterable[str]) -> dict[str, str]:
-        """Choose the MLflow names for these names; return the new names with a different MLflow name.
+        """Choose the MLflow names for these names. Return the new names with a different MLflow name.
 
-        Names that MLflow accepts unchanged come first; another name that would become the same gets a digest.
+        Names that MLflow accepts unchanged come first. If another name would become the same, this other name gets a
+        digest.
         """
         found = {}
         for name in sorted({*names} - self._sent.keys(), key=lambda each: (allowed_name(each) != each, each)):

@@ -1,4 +1,4 @@
-"""A framework's own checkpoint folder in an export: its original files, and a copy of the files of its best model."""
+"""Exports a framework's own checkpoint folder: its original files, and a copy of the files of its best model."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ BEST = "best"
 
 
 class OwnFolder(NamedTuple):
-    """The bytes of the folder's files by path, and for each file of the best model, its path in the folder."""
+    """The bytes of the folder's files by path. For each file of the best model, its path in the folder."""
 
     files: Mapping[str, torch.Tensor]
     best: Mapping[str, str]
 
 
 def folder_of(snapshot: Snapshot) -> OwnFolder | None:
-    """The folder in a checkpoint; None for a recipe, or for a program that tracks its objects.
+    """Return the folder in a checkpoint. Return None for a recipe, or for a program that tracks its objects.
 
     Raises:
         MalformedCheckpointError: a path leads out of the folder, or a file of the best model is not in the folder.
@@ -38,7 +38,7 @@ def folder_of(snapshot: Snapshot) -> OwnFolder | None:
         return None  # This is another object that a program tracks under this name.
     for name in (*files, *best):
         if leads_out(name):
-            raise MalformedCheckpointError(key=FOLDER, why=f"a file of it is called {name!r}")
+            raise MalformedCheckpointError(key=FOLDER, why=f"the path {name!r} leads out of the folder")
     lost = next((name for name in best.values() if name not in files), None)
     if lost is not None:
         raise MalformedCheckpointError(key=FOLDER, why=f"{lost!r} of its best model is not in the folder")

@@ -39,11 +39,11 @@ class Fit:
     """The result of putting weights into a model."""
 
     prefix: str
-    """Prefix removed from every name."""
+    """The prefix that was removed from every name."""
     kept_as_built: tuple[str, ...]
-    """Names that the file lacks."""
+    """The names of weights that the file lacks."""
     converted: tuple[str, ...]
-    """Names with another element type in the model than in the file."""
+    """The names of tensors whose element type in the model differs from the element type in the file."""
 
 
 def read_weights(path: Path) -> Weights:
@@ -77,10 +77,10 @@ def read_weights(path: Path) -> Weights:
 
 
 def fit_into(model: nn.Module, weights: Weights, *, path: Path, partial: bool) -> Fit:
-    """Put weights into a model; with `partial`, the file may lack some of the model's weights.
+    """Put weights into a model. If `partial` is true, the file may lack some of the model's weights.
 
     Raises:
-        WeightsMismatchError: names or shapes differ from the model's; the error lists them.
+        WeightsMismatchError: the names or shapes differ from the names or shapes in the model. The error lists them.
         WeightsFileError: the model's own code refuses the weights.
     """
     own, state = model.state_dict(), weights.state
@@ -169,7 +169,7 @@ def _has_tensor(state: Mapping[Any, Any]) -> bool:
 
 
 def _strip_prefix(state: dict[str, Any], *, wanted: Iterable[str]) -> str:
-    """Remove prefixes of wrappers from every name, as long as more names then match the model's names."""
+    """Remove the prefixes of wrappers from every name, as long as more names then match the model's names."""
     known, names = set(wanted), set(state)
     stripped: list[str] = []
     best, hits = 0, len(names & known)
@@ -196,7 +196,7 @@ def _disagreement(name: str, *, given: torch.Tensor, own: torch.Tensor) -> str |
 
 
 def _place(tensor: object) -> object:
-    """The place and layout of a tensor in memory, which is the same for two names of one weight."""
+    """Return the place and the layout of a tensor in memory. They are the same for two names of one weight."""
     if not isinstance(tensor, torch.Tensor) or is_lazy(tensor):
         return None
     return tensor.data_ptr(), tensor.shape, tensor.stride()

@@ -1,4 +1,5 @@
-"""A child process that trains: its standard input, its output, and the processes that it leaves behind."""
+"""A child process that trains. The module handles its standard input, its output, and the processes that it leaves
+behind."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ _LEFTOVER_SECONDS = 2.0
 
 
 class ChildProcess:
-    """A child process in a separate session, so that a signal to the parent's process group reaches it only once."""
+    """A child process in a separate session. Because of the separate session, a signal to the parent's process group
+    reaches the child only once."""
 
     def __init__(
         self,
@@ -42,13 +44,13 @@ class ChildProcess:
         """Write `text` to the child's standard input, and close the input."""
         if self.process.stdin is None:
             return
-        with suppress(BrokenPipeError):  # It has ended; its exit code says so.
+        with suppress(BrokenPipeError):  # The exit code shows the end.
             self.process.stdin.write(text.encode())
         with suppress(BrokenPipeError):
             self.process.stdin.close()
 
     def relay_to(self, on_line: OnLine | None) -> None:
-        """Call `on_line` with each line of the child's output; if `on_line` is None, the child writes to this process's
+        """Call `on_line` with each line of the child's output. If `on_line` is None, the child writes to this process's
         output."""
         if on_line is not None and self.process.stdout is not None:
             self._relay = Relay(self.process.stdout, on_line)
@@ -78,7 +80,7 @@ class ChildProcess:
 
 
 def end_leftovers(leader: int) -> None:
-    """End all processes in the process group of an ended process: SIGTERM first, then SIGKILL."""
+    """End all processes in the process group of an ended process. Send SIGTERM first, and then SIGKILL."""
     clock = SystemClock()
     with suppress(ProcessLookupError):
         if not has_members(leader):

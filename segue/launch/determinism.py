@@ -1,4 +1,4 @@
-"""Environment variables that limit the libraries below torch to deterministic kernels. Fast to import.
+"""Environment variables that limit the libraries below torch to deterministic kernels. This module is fast to import.
 
 The libraries read the variables once, at their first use, so the variables must be set before this use.
 """

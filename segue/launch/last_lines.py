@@ -1,4 +1,4 @@
-"""The last lines of a process's output, especially those with the cause of its end."""
+"""The last lines of a process's output, especially the lines with the cause of the end of the process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SAYS_WHY = re.compile(
 
 
 class LastLines:
-    """Passes lines on, and keeps the newest lines."""
+    """An object that passes lines on, and keeps the newest lines."""
 
     def __init__(self, on_line: OnLine) -> None:
         self._on_line = on_line
@@ -26,8 +26,8 @@ class LastLines:
         self._on_line(line)
 
     def why(self) -> str:
-        """Return the newest lines that name a cause, or the newest lines if no line does; empty if there was no
-        output."""
+        """Return the newest lines that name a cause. If no line names a cause, return the newest lines. Empty if there
+        was no output."""
         lines = [text.strip() for text in list(self._kept) if text.strip()]
         quoted = [text for text in lines if _SAYS_WHY.search(text)] or lines
         return " | ".join(text[:_MOST_CHARACTERS] for text in quoted[-_QUOTED:])

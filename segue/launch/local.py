@@ -1,4 +1,4 @@
-"""Trainers on this machine: one child process, or several ranks that torchrun starts."""
+"""The trainers on this machine. A trainer is one child process, or several ranks that torchrun starts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from segue.process import ProcessRef
 from segue.spec import RunSpec
 
 DUMP_SIGNAL = signal.SIGUSR2
-"""Signal on which a trainer writes the stacks of all its threads to standard error."""
+"""Signal at which a trainer writes the stacks of all its threads to standard error."""
 
 TRAINER_COMMAND = (sys.executable, "-m", "segue.trainer.main")
 EARLY_OPTION = "--early"
@@ -55,12 +55,13 @@ class _OnThisMachine:
 
 
 class ProcessTrainer(_OnThisMachine):
-    """One child process in a separate session, so that a signal to the parent's process group reaches it only once."""
+    """One child process in a separate session. Because of the separate session, a signal to the parent's process group
+    reaches the child only once."""
 
     def __init__(
         self, assignment: Assignment, *, on_line: OnLine | None = None, child: ChildProcess | None = None
     ) -> None:
-        """Start the process, or use `child`, a process that already waits for its assignment."""
+        """Start the process. If `child` is given, use this process, which already waits for its assignment."""
         env = trainer_environment(is_deterministic=assignment.spec.deterministic)
         self._child = child or ChildProcess(TRAINER_COMMAND, has_stdin=True, has_output=on_line is not None, env=env)
         self._child.give(assignment.model_dump_json())
@@ -130,7 +131,7 @@ class RanksTrainer(_OnThisMachine):
         env: Mapping[str, str] | None = None,
         nodes: Nodes = ALONE,
     ) -> None:
-        """Start `count` ranks on this machine. With several `nodes`, every node calls it with the same count."""
+        """Start `count` ranks on this machine. If there are several `nodes`, every node must use the same count."""
         self._folder, self._count = folder, count
         self._ended_with: int | None = None
         torchrun = [sys.executable, "-m", "segue.launch.torchrun", *_meeting(nodes)]
@@ -148,8 +149,8 @@ class RanksTrainer(_OnThisMachine):
 
     @property
     def have_left(self) -> bool:
-        """Whether all ranks of this machine have ended by themselves; torchrun then still waits for ranks on other
-        machines."""
+        """Whether all ranks of this machine have ended by themselves. torchrun may then still wait for the ranks on
+        other machines."""
         return self._folder.have_left(self._count)
 
     @property
@@ -200,7 +201,7 @@ class RanksTrainer(_OnThisMachine):
 
 
 def _meeting(nodes: Nodes) -> list[str]:
-    """Options for torchrun with the address at which the ranks meet."""
+    """The options of torchrun that set the address at which the ranks meet."""
     own = own_address(nodes)
     local = ["--local-addr", own] if own is not None else []
     if nodes.how_many == 1:

@@ -11,9 +11,10 @@ from typing import NamedTuple
 
 LOOPBACK = "127.0.0.1"
 FIRST_PORT, PORTS = 12_000, 20_000
-"""First port and number of ports for the meeting of ranks. They are below the ports that systems give to clients."""
+"""First port and number of ports for the meeting of ranks. These ports are below the ports that systems give to
+clients."""
 _FIRST_FREE_PORT, _FREE_PORTS = 20_000, 12_000
-"""First port and number of ports among which a free port is chosen; Ray gives its workers ports up to 19999."""
+"""First port and number of ports from which a free port is chosen. Ray gives its workers ports up to 19999."""
 _GET_ADDRESS = 0x8915
 """The Linux request SIOCGIFADDR; see netdevice(7)."""
 
@@ -34,7 +35,7 @@ ALONE = Nodes(how_many=1, number=0, address=LOOPBACK, port=0)
 
 
 def own_address(nodes: Nodes) -> str | None:
-    """IPv4 address of this machine on the route to machine 0; None if there is no route. Sends nothing."""
+    """IPv4 address of this machine on the route to machine 0; None if there is no route. The function sends nothing."""
     with closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) as made, suppress(OSError):
         made.connect((nodes.address, nodes.port or FIRST_PORT))
         address: str = made.getsockname()[0]
@@ -43,7 +44,7 @@ def own_address(nodes: Nodes) -> str | None:
 
 
 def interface_of(address: str) -> str | None:
-    """Network interface with this IPv4 address; None if there is none, or the system cannot tell."""
+    """Network interface with this IPv4 address; None if no interface has this address, or if the system cannot tell."""
     with closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) as asked:
         for _, name in socket.if_nameindex():
             with suppress(OSError):  # It has no address.

@@ -1,7 +1,9 @@
-"""Memory of a process tree: kills by the kernel for lack of memory, and the memory limit.
+"""The memory of a process tree. The module reads how often the kernel killed a process for lack of memory, and reads
+the memory limit.
 
-The kernel counts such kills for each control group (cgroup), and for the whole machine in /proc/vmstat.
-Source: the kernel's documentation of cgroup v2 (`memory.events`, `memory.max`) and of v1 (`memory.oom_control`).
+The kernel counts kills for lack of memory for each control group (cgroup). It also counts them for the whole machine,
+in /proc/vmstat. Source: the kernel's documentation of cgroup v2 (`memory.events`, `memory.max`) and of v1
+(`memory.oom_control`).
 """
 
 from __future__ import annotations
@@ -16,13 +18,13 @@ from typing import Self
 _GIB = 2**30
 _RECENT_SECONDS = 5.0
 _UNLIMITED_BYTES = 2**60
-"""Larger values mean no limit: cgroup v1 then gives a number near 2^63."""
+"""A larger value means that there is no limit. Without a limit, cgroup v1 gives a number near 2^63."""
 _LIMITS = (
     ("memory.max", "memory.current", "inactive_file"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
-"""For cgroup versions 2 and 1: the files with limit and use, and the key in memory.stat of pages that can be
-reclaimed."""
+"""File names of cgroup versions 2 and 1. For each version, the files with the limit and with the use, and the key in
+memory.stat for pages that the kernel can reclaim."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ class MemoryKills:
     """Kills in this process's control group; None if there is no control group."""
     machine: int | None
     trainer: int | None = None
-    """Kills in the trainer's control group, if that is a different group."""
+    """Kills in the trainer's control group; None if the trainer is in the same group as this process."""
 
     @classmethod
     def now(cls, trainer_groups: Sequence[Path] = ()) -> Self:
@@ -45,11 +47,12 @@ class MemoryKills:
         )
 
     def evidence(self, later: MemoryKills, *, was_killed: bool) -> str | None:
-        """Return the evidence that a process was killed for lack of memory between these counters and `later`, or None.
+        """Return the evidence that the kernel killed a process for lack of memory between these counters and `later`.
+        Return None if there is no evidence.
 
         The kernel counts a kill in the control group of the killed process. If the trainer's group cannot be read,
-        kills elsewhere on the machine count too, but only if the process was killed by SIGKILL (`was_killed`). A
-        process that ended in another way must not be linked to the kill of another program.
+        kills elsewhere on the machine count too. They count only if SIGKILL killed the process (`was_killed`), because
+        a process that ended in another way must not be linked to the kill of another program.
         """
         if _has_grown(self.group, later.group) or _has_grown(self.trainer, later.trainer):
             return "the kernel counted a kill for lack of memory in its control group"
@@ -62,10 +65,11 @@ class MemoryKills:
 
 
 class RecentKills:
-    """Number of kills for lack of memory a few seconds ago, because an old kill is not the cause of an end."""
+    """The number of kills for lack of memory a few seconds ago. A comparison with this number leaves out old kills,
+    which are not the cause of an end."""
 
     def __init__(self, trainer_pid: int | None = None) -> None:
-        """`trainer_pid` is a process whose control group also counts; it may move to another group."""
+        """`trainer_pid` is a process whose control group also counts. This process may move to another group."""
         self._pid = trainer_pid
         self._groups: list[Path] = _own_groups(trainer_pid)
         self._older = self._newer = MemoryKills.now(self._groups)
@@ -75,7 +79,7 @@ class RecentKills:
         """Read the counters again, at most every five seconds; `at` is the monotonic time in seconds."""
         if at - self._read_at < _RECENT_SECONDS:
             return
-        # Read during the trainer's life, because an ended process is in no group.
+        # The group must be read while the trainer runs, because an ended process is in no group.
         moved = _own_groups(self._pid)
         if moved and moved != self._groups:
             self._groups = moved
@@ -83,7 +87,8 @@ class RecentKills:
         self._older, self._newer, self._read_at = self._newer, MemoryKills.now(self._groups), at
 
     def evidence(self, *, was_killed: bool) -> str | None:
-        """Return the evidence that a process was killed for lack of memory since `before`; None if there is none."""
+        """Return the evidence that the kernel killed a process for lack of memory since `before`. Return None if there
+        is no evidence."""
         return self.before.evidence(MemoryKills.now(self._groups), was_killed=was_killed)
 
     @property
@@ -121,7 +126,7 @@ def unreclaimable_bytes() -> int | None:
 
 
 def in_words(peak: int | None, limit: int | None) -> str:
-    """Peak and limit as text for a message; empty if both are unknown."""
+    """The peak and the limit as text for a message; empty if both are unknown."""
     parts = []
     if peak:
         parts.append(f"peak memory {peak / _GIB:.2f} GiB")
@@ -136,7 +141,7 @@ def _free_on_machine() -> float:
 
 
 def _left_in(folder: Path) -> float:
-    """Free memory of a control group in bytes; cached file pages count as free, because they can be reclaimed."""
+    """Free memory of a control group in bytes. Cached file pages count as free, because the kernel can reclaim them."""
     for limit_name, used_name, cache in _LIMITS:
         limit, used = (_read(folder / name).strip() for name in (limit_name, used_name))
         if limit.isdigit() and used.isdigit() and int(limit) < _UNLIMITED_BYTES:
@@ -166,7 +171,8 @@ def _groups(process: str = "self") -> list[list[Path]]:
         if controllers not in ("", "memory"):
             continue
         for root in _mounts(controllers):
-            # In a container, the path may be the host's path; then the own group is the root of the mount.
+            # In a container, the path may be the path on the host. In this case, the root of the mount is the group of
+            # this process.
             inside = root / path.lstrip("/")
             start = inside if inside.is_dir() else root
             found.append([start, *(above for above in start.parents if above.is_relative_to(root))])
@@ -174,7 +180,8 @@ def _groups(process: str = "self") -> list[list[Path]]:
 
 
 def _mounts(controllers: str) -> list[Path]:
-    """Mount points of a cgroup hierarchy: of v1 by its controller, of v2 if `controllers` is empty."""
+    """Mount points of a cgroup hierarchy. If `controllers` is empty, the hierarchy is cgroup v2, otherwise it is the v1
+    hierarchy of this controller."""
     found = []
     for line in _read(Path("/proc/self/mounts")).splitlines():
         _, where, kind, options, *_ = line.split(" ")

@@ -1,9 +1,9 @@
-"""Runs one node's part of an attempt on several nodes: `python -m segue.launch.node`.
+"""One node's part of an attempt on several nodes. The command is `python -m segue.launch.node`.
 
-The process reads the assignment from standard input. `srun` starts it once on each node of a Slurm job, with the same
-input on every node. If the attempt has a single rank, this process becomes the trainer. Otherwise it starts the ranks
-of its node with torchrun, and passes notices to the ranks. On node 0, its exit code is that of rank 0; on other nodes
-it is 0, unless the ranks could not begin.
+The process reads the assignment from standard input. `srun` starts the process once on each node of a Slurm job, with
+the same input on every node. If the attempt has a single rank, this process becomes the trainer. Otherwise it starts
+the ranks of its node with torchrun, and passes notices to the ranks. On node 0, the exit code of the process is the
+exit code of rank 0. On other nodes, the exit code is 0, unless the ranks could not begin.
 """
 
 from __future__ import annotations
@@ -43,9 +43,10 @@ def nodes_of_slurm(variables: Mapping[str, str]) -> Nodes:
 
 
 def run_node(assignment: Assignment, nodes: Nodes) -> int:
-    """Train this node's part of an attempt; return the exit code. Does not return if one process trains alone.
+    """Train this node's part of an attempt, and return the exit code. If one process trains alone, the function does
+    not return.
 
-    Only for the main thread, because it handles signals.
+    Only the main thread may call this function, because the function handles signals.
     """
     count = (assignment.spec.ranks or 0) // nodes.how_many or accelerators()
     if count * nodes.how_many == 1:
@@ -67,12 +68,12 @@ def _become_the_trainer(assignment: Assignment) -> None:
 
 def _run_ranks(assignment: Assignment, count: int, nodes: Nodes) -> int:
     env = trainer_environment(is_deterministic=assignment.spec.deterministic)
-    # A job may have fewer cores than its node.
+    # The job may have fewer cores than the node.
     env.setdefault("OMP_NUM_THREADS", str(max(len(os.sched_getaffinity(0)) // count, 1)))
     trainer = RanksTrainer(LaunchFolder.make(assignment), count, env=env, nodes=nodes)
 
     def pass_on(signum: int, frame: FrameType | None) -> None:
-        # A notice may come several times, also directly to the ranks; the ranks count it only once.
+        # A notice may come several times, and may also go directly to the ranks. The ranks count it only once.
         trainer.give_notice(signal.Signals(signum))
 
     def dump(signum: int, frame: FrameType | None) -> None:
@@ -87,8 +88,8 @@ def _run_ranks(assignment: Assignment, count: int, nodes: Nodes) -> int:
 
 
 def _wait(trainer: RanksTrainer, nodes: Nodes) -> int:
-    """Wait for the trainer's exit code; kill it if ranks of other nodes run half a minute longer than those of this
-    node."""
+    """Wait for the trainer's exit code. If the ranks of other nodes run half a minute longer than the ranks of this
+    node, kill the trainer."""
     clock, left_at = SystemClock(), math.inf
     while (code := trainer.wait(_LOOK_SECONDS)) is None:
         if left_at == math.inf and trainer.have_left:

@@ -1,6 +1,8 @@
-"""The output of a trainer: pipes that neither end nor slow down their writer, and the lines that are shown.
+"""The output of a trainer. The module makes pipes that do not end or slow down their writer, and selects the lines to
+show.
 
-The reader of a pipe (engine, worker, terminal) may end. Then the writer's next print would fail.
+The reader of a pipe (engine, worker, terminal) may end. Without this module, the next print of the writer would then
+fail.
 """
 
 from __future__ import annotations
@@ -38,26 +40,27 @@ _LEVEL = re.compile(r"^(DEBUG|INFO|WARNING|ERROR|CRITICAL)\b")
 
 
 class Line(NamedTuple):
-    """One line of a trainer's output; its log level is the level at its beginning, or INFO."""
+    """One line of a trainer's output. If the line begins with a log level, it has this level, otherwise INFO."""
 
     level: int
     text: str
 
 
 OnLine = Callable[[Line], None]
-"""A function that is called with each shown line. If it raises an error, reading continues."""
+"""A function that is called with each shown line. If the function raises an error, segue continues to read the
+output."""
 
 
 def survive_broken_output(owner: ProcessRef | None = None) -> None:
     """Make writes to standard output and error succeed even if no process reads them any longer.
 
-    For a process whose output goes through a pipe to its parent or to `owner`. The process keeps its pipes open for
-    reading. It empties a pipe if the reader has ended, or has not read the full pipe for two seconds; the emptied
-    output is lost. The call does nothing for a file, without /proc, or if it was made before, because a process may run
-    many flows.
+    This function is for a process whose output goes through a pipe to its parent or to `owner`. The process keeps its
+    own pipes open for reading. If the reader has ended, or has not read a full pipe for two seconds, the process
+    empties the pipe, and the output in the pipe is lost. The call has no effect if the output is a file, or if there is
+    no /proc. A second call also has no effect, because a process may run many flows.
     """
     with _LOCK:
-        if os.getpid() in _SURVIVING:  # By process id, because a forked process inherits the set but not the thread.
+        if os.getpid() in _SURVIVING:  # A fork inherits the set, not the thread.
             return
         _SURVIVING.add(os.getpid())
     ends = [end for end in map(_reading_end, _STANDARD_STREAMS) if end is not None]
@@ -72,11 +75,11 @@ def survive_broken_output(owner: ProcessRef | None = None) -> None:
 
 
 class Relay:
-    """Reads a process's output without delay, and passes lines on at a limited rate.
+    """A relay for the output of a process. It reads the output without delay, and passes lines on at a limited rate.
 
     Secrets of this process's environment are hidden in the lines. If a line is redrawn with carriage returns, like a
-    progress bar, only its last state is shown. After the first 500 lines, at most 20 lines a second are shown; other
-    lines are dropped and counted.
+    progress bar, only its last state is shown. After the first 500 lines, at most 20 lines a second are shown. The
+    relay drops the other lines, and counts them.
     """
 
     def __init__(self, stream: IO[bytes], on_line: OnLine) -> None:
@@ -136,7 +139,7 @@ class Relay:
                 self._clock.sleep(1.0)
 
     def _take(self, most: int) -> tuple[list[str], int]:
-        """Take the next lines to show. At the end of the output, the newest lines are taken, because they name the
+        """Take the next lines to show. At the end of the output, take the newest lines, because these lines name the
         cause of the end."""
         if self._has_ended:
             most = max(most, int(_LINES_PER_SECOND) * 5)
@@ -150,14 +153,16 @@ class Relay:
         try:
             self._on_line(line_of(redacted(text)))
         except (Exception, SystemExit):
-            # Any exception, and the SystemExit of a console whose pipe broke: a line that cannot be shown must
-            # neither end the trainer, which would block at a full pipe, nor the process that watches it.
+            # Catch any exception, and the SystemExit of a console whose pipe broke. If a line cannot be shown, the
+            # process that watches the trainer must not end. The trainer must not end either, and it would block at a
+            # full pipe.
             with suppress(Exception, SystemExit):
                 log.debug("could not show a line of the trainer's output", exc_info=True)
 
 
 def line_of(text: str) -> Line:
-    """Make the line to show: its last state, shortened to a readable length, with the log level at its beginning."""
+    """Make the line to show. It is the last state of the line, shortened to a readable length, with the log level from
+    the beginning of the line."""
     text = text.rstrip("\r").rpartition("\r")[2]
     found = _LEVEL.match(text)
     level = logging.getLevelNamesMapping()[found[1]] if found else logging.INFO
@@ -170,7 +175,7 @@ def _text(line: bytes) -> str:
 
 
 def _reading_end(descriptor: int) -> int | None:
-    """Open a reading end of the pipe at `descriptor`; None if it is not a pipe."""
+    """Open a reading end of the pipe at `descriptor`; None if the descriptor is not a pipe."""
     try:
         if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
             return None

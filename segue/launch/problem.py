@@ -1,4 +1,5 @@
-"""Problems that would prevent a run's trainers from running on a cluster, found before the start."""
+"""Problems that would prevent a run's trainers from running on a cluster. They are found before the start of the
+run."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ class Problem(BaseModel):
     what: str
     fix: str
     is_certain: bool = True
-    """Whether the problem is certain; if not, trainers may still run, and no run is refused because of it."""
+    """Whether the problem is certain. If the problem is not certain, trainers may still run, and no run is refused
+    because of it."""
 
 
 def as_pairs(problems: Iterable[Problem]) -> Pairs:
@@ -29,7 +31,7 @@ def as_pairs(problems: Iterable[Problem]) -> Pairs:
 
 
 def refusals(problems: Iterable[Problem]) -> Pairs:
-    """Return the certain problems, for which a run is refused; log the others."""
+    """Return the certain problems, because of which a run is refused. Log all other problems."""
     found = []
     for problem in dict.fromkeys(problems):
         if problem.is_certain:

@@ -1,4 +1,5 @@
-"""Chooses where a trainer is started: on this machine, or by the launcher of the run spec."""
+"""The choice of the place where a trainer is started. It is started on this machine, or by the launcher of the run
+spec."""
 
 from __future__ import annotations
 
@@ -26,14 +27,14 @@ LAUNCHERS: dict[str, Callable[[Assignment, OnLine | None], Trainer]] = {"slurm":
 
 
 def launch_standby(spec: RunSpec, *, on_line: OnLine | None = None) -> StandbyTrainer:
-    """Start a standby's trainer, before it has an assignment. Only on this machine: launchers for other machines have
-    no standbys."""
+    """Start a standby's trainer on this machine, before it has an assignment. Launchers for other machines have no
+    standbys."""
     assert not spec.trains_elsewhere, "the policy plans no standby for a run that trains elsewhere"
     return launch_standby_here(spec, on_line=on_line)
 
 
 def launch(assignment: Assignment, *, on_line: OnLine | None = None) -> Trainer:
-    """Start the trainer for an assignment; `on_line` is called with each line of its output."""
+    """Start the trainer for an assignment. `on_line` is called with each line of the trainer's output."""
     for table, start in LAUNCHERS.items():
         if getattr(assignment.spec, table) is not None:
             return start(assignment, on_line)

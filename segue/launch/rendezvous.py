@@ -1,8 +1,9 @@
-"""Messages between a launcher and its ranks: files in a folder that only they use.
+"""Messages between a launcher and its ranks. The messages are files in a folder that only the launcher and its ranks
+use.
 
-torchrun runs between the launcher and the ranks. It passes no input to them, ends all ranks half a minute after a
-SIGTERM, and returns one exit code for all. So notices are sent directly to the ranks, and each rank writes its own exit
-code.
+torchrun runs between the launcher and the ranks. torchrun passes no input to the ranks, ends all ranks half a minute
+after a SIGTERM, and returns one exit code for all ranks. So the launcher sends notices directly to the ranks, and each
+rank writes its own exit code.
 """
 
 from __future__ import annotations
@@ -20,12 +21,13 @@ from segue.process import ProcessRef
 from segue.spec import RunSpec
 
 RANKS_VARIABLE = "SEGUE_RANKS"
-"""Variable that is set for the ranks of an attempt. torchrun's own variables may also come from outside the segment."""
+"""Environment variable that segue sets for the ranks of an attempt. torchrun's own variables may also come from outside
+the segment."""
 
 
 class LaunchFolder:
-    """The launch folder of one attempt. Its users may be killed at any moment, so a missing file means that a fact is
-    not known yet."""
+    """The launch folder of one attempt. The processes that use the folder may be killed at any moment. So if a file is
+    missing, the fact in this file is not known yet."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -52,7 +54,7 @@ class LaunchFolder:
 
     @property
     def assignment(self) -> Assignment | None:
-        """The assignment of the ranks; None if they are a standby without one."""
+        """The assignment of the ranks; None if the ranks are a standby that has no assignment yet."""
         try:
             return Assignment.model_validate_json((self.path / "assignment.json").read_bytes())
         except FileNotFoundError:
@@ -85,23 +87,24 @@ class LaunchFolder:
         return self.owner.is_alive()
 
     def enter(self, rank: int) -> list[signal.Signals]:
-        """Register this rank for signals; return earlier notices as signals."""
+        """Register this rank for signals. Return the earlier notices, as signals."""
         self._put(f"pid-{rank}", ProcessRef.this())
         return [signal.Signals(number) for number in self._by_number("notice")]
 
     def leave(self, rank: int, exit_code: int) -> None:
-        """Write this rank's exit code, if the folder still exists; afterwards the rank gets no signals."""
-        with suppress(OSError):  # The launcher then sees only torchrun's exit code. The rank must end in any case.
+        """Write this rank's exit code if the folder still exists. After this call, the rank gets no signals."""
+        with suppress(OSError):  # The rank must still end.
             self._put(f"exit-{rank}", exit_code)
 
     def give_notice(self, number: signal.Signals = signal.SIGTERM) -> None:
-        """Send a termination notice as a signal to every rank, and leave it for ranks that are still starting."""
-        with suppress(OSError):  # The folder is removed when they have ended.
+        """Send a termination notice as a signal to every rank. Ranks that are still starting find the notice in the
+        folder."""
+        with suppress(OSError):  # No folder after the ranks' end.
             (self.path / f"notice-{int(number)}").touch()
         self.signal(number)
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to every rank that has registered, has not left and still runs."""
+        """Send a signal to every rank that has registered, has not called `leave`, and still runs."""
         ended = self._by_number("exit")
         for rank, text in self._by_number("pid").items():
             process = ProcessRef.parse(text)
@@ -110,11 +113,11 @@ class LaunchFolder:
                     os.kill(process.pid, number)
 
     def leaders(self) -> list[int]:
-        """Process id of every registered rank; each rank leads its own process group."""
+        """Process id of every registered rank. Each rank leads its own process group."""
         return [ProcessRef.parse(text).pid for text in self._by_number("pid").values()]
 
     def exit_code(self) -> int | None:
-        """Exit code of rank 0, or of the lowest rank that wrote one; None if no rank did."""
+        """Exit code of rank 0, or of the lowest rank that wrote an exit code; None if no rank wrote an exit code."""
         codes = self._by_number("exit")
         return int(codes[min(codes)]) if codes else None
 
@@ -126,13 +129,13 @@ class LaunchFolder:
         shutil.rmtree(self.path, ignore_errors=True)
 
     def _put(self, name: str, content: object) -> None:
-        # Renamed into place: a reader never sees half of it.
+        # The file is renamed into place, so a reader never sees half of it.
         half = self.path / f".{name}"
         half.write_text(str(content))
         half.rename(self.path / name)
 
     def _by_number(self, kind: str) -> dict[int, str]:
-        """Contents of the files of this kind, by the number in the file name: a rank or a signal."""
+        """Contents of the files of this kind, by the number in the file name. The number is a rank or a signal."""
         found = {}
         for path in self.path.glob(f"{kind}-*"):
             with suppress(OSError):

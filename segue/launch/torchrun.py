@@ -1,7 +1,9 @@
-"""Runs torchrun without termination signals: `python -m segue.launch.torchrun` with torchrun's arguments.
+"""The program that runs torchrun without termination signals. The command is `python -m segue.launch.torchrun` with
+torchrun's arguments.
 
 Platforms send signals to every process of a machine. After a SIGTERM, torchrun would end its ranks within half a
-minute, even while they save. Here the ranks themselves act on the notice, and torchrun ends after them.
+minute, even while they save. With this program, the ranks themselves act on the notice, and torchrun ends after the
+ranks.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ _POLL_SECONDS = 0.5
 
 
 def main() -> None:
-    """Run torchrun with signals ignored. Ranks inherit this until they install their own handlers."""
+    """Run torchrun, and ignore signals. Ranks inherit this setting until they install their own handlers."""
     parent, folder = Parent(), LaunchFolder(Path(sys.argv[-1]))
     for number in _FOR_RANKS:
         signal.signal(number, signal.SIG_IGN)

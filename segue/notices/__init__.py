@@ -1,1 +1,2 @@
-"""Notices of a preemption: sources leave them on a board, and the training loop reads the board at its safe points."""
+"""Notices of a preemption. Sources leave notices on a board, and the training loop reads the board at its safe
+points."""

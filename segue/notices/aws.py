@@ -1,4 +1,5 @@
-"""Notices of AWS: spot interruptions and rebalance recommendations from the instance metadata service (IMDSv2)."""
+"""Notices of AWS. They are spot interruptions and rebalance recommendations from the instance metadata service
+(IMDSv2)."""
 
 from __future__ import annotations
 
@@ -23,14 +24,16 @@ _INSTANCE_ID = re.compile(r"i-[0-9a-f]{8,}")
 
 
 def is_disabled(environ: Mapping[str, str]) -> bool:
-    """Whether these environment variables forbid AWS's tools, and therefore segue, to use the service."""
+    """Whether these environment variables tell AWS's tools not to use the service. Segue then does not use the service
+    either."""
     return environ.get(DISABLED_VARIABLE, "").lower() == "true"
 
 
 def is_hop_limit_exceeded(environ: Mapping[str, str], *, timeout_seconds: float) -> bool | None:
-    """Whether the service answers but its tokens do not arrive; None if AWS's service is disabled or not present.
+    """Whether the service answers but the tokens of the service do not arrive; None if AWS's service is disabled or not
+    present.
 
-    The hop limit applies only to the answer with a token; other answers reach a container. Source: EC2's user guide,
+    The hop limit applies only to the answer with a token. Other answers reach a container. Source: EC2's user guide,
     "Configure the instance metadata options", `HttpPutResponseHopLimit`.
     """
     if is_disabled(environ):
@@ -51,7 +54,7 @@ def is_hop_limit_exceeded(environ: Mapping[str, str], *, timeout_seconds: float)
 
 
 class AwsWatcher:
-    """Watches the two documents that AWS publishes before it interrupts a spot instance."""
+    """A watcher of the two documents that AWS publishes before it interrupts a spot instance."""
 
     name: ClassVar[str] = "aws"
     period_seconds: ClassVar[float] = 5.0  # As AWS recommends; a notice comes two minutes ahead.
@@ -69,7 +72,7 @@ class AwsWatcher:
     def is_here(self, *, timeout_seconds: float) -> bool:
         if self._is_disabled:
             return False
-        # Other clouds imitate the paths; none of them has both IMDSv2 and ids of this form.
+        # Other clouds imitate the paths, but no other cloud has both IMDSv2 and ids of this form.
         answer = self._request_token(timeout_seconds=timeout_seconds)
         if answer.status != OK:
             return False
@@ -102,7 +105,7 @@ class AwsWatcher:
             self._recommended = time
 
     def _get(self, path: str, *, timeout_seconds: float = 2.0) -> MetadataAnswer | None:
-        """Read a document; None if it does not exist."""
+        """Read a document. Return None if the document does not exist."""
         answer = self._get_with_token(path, timeout_seconds)
         if answer.status == UNAUTHORIZED:
             self._token = None  # The service was restarted, or this machine was resumed on another host.

@@ -1,4 +1,4 @@
-"""Notices of Azure: evictions of spot machines, from the scheduled events of the instance metadata service."""
+"""Notices of Azure. They are evictions of spot machines, from the scheduled events of the instance metadata service."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ _COMPUTE = "/metadata/instance/compute?api-version=2021-02-01"
 _EVENTS = "/metadata/scheduledevents?api-version=2020-07-01"
 _ENDS = frozenset({"Preempt", "Terminate"})
 _GRACE_SECONDS = 30.0
-"""Shortest time that Azure grants, in seconds; used for an event without a time, which has already begun."""
+"""Shortest time that Azure grants, in seconds. It is used for an event that has no time, because this event has already
+begun."""
 _EVENTS_SECONDS = 10.0
-"""Timeout for reading events, in seconds; the first request is slow, because it enables events for the machine."""
+"""Timeout for reading events, in seconds. The first request is slow, because it enables events for the machine."""
 
 
 class AzureWatcher:
-    """Watches events that end this machine. If an event is no longer listed, it was withdrawn."""
+    """A watcher of the events that end this machine. If an event is no longer listed, it was withdrawn."""
 
     name: ClassVar[str] = "azure"
     period_seconds: ClassVar[float] = 1.0  # As Azure recommends; an eviction comes 30 s ahead.
@@ -48,7 +49,7 @@ class AzureWatcher:
     def poll(self, board: NoticeBoard) -> None:
         if self._machine is None:
             self._machine = self._name()
-        # The events are only read. A POST would approve an event, which would then begin immediately.
+        # The watcher only reads the events. A POST would approve an event, and the event would then begin immediately.
         answer = self._service.request(_EVENTS, headers=_METADATA, timeout_seconds=_EVENTS_SECONDS)
         document = self._service.document(answer)
         incarnation = document.get("DocumentIncarnation")
@@ -69,7 +70,7 @@ class AzureWatcher:
         return name.casefold()
 
     def _own(self, document: Mapping[str, Any], answer: MetadataAnswer) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        """Yield events that end this machine, by event id. A document lists the events of the whole scale set."""
+        """Yield the events that end this machine, by event id. A document lists the events of the whole scale set."""
         events = document.get("Events")
         if not isinstance(events, list) or not all(isinstance(event, dict) for event in events):
             raise self._service.error(answer.url, f"its answer has no list of events: {answer.text[:80]!r}")

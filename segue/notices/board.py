@@ -1,4 +1,4 @@
-"""The board for notices. Leaving a notice is safe in a signal handler and in any thread."""
+"""The board for notices. A signal handler and any thread may leave a notice on the board."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from segue.clock import Clock
 from segue.records import Notice
 
 NO_KILL_COMING_SECONDS = 3600.0
-"""Grace period, in seconds, of a notice that no kill follows: a recall, or the end of the trainer's parent."""
+"""Grace period, in seconds, of a notice after which nothing kills the trainer. It is a recall, or the end of the
+trainer's parent."""
 
 
 class _Left(NamedTuple):
-    """A notice in force; its times are monotonic seconds."""
+    """A notice that is in force. The times of the notice are monotonic seconds."""
 
     kind: str
     at: float
@@ -29,13 +30,14 @@ WITHDRAWABLE = frozenset({"azure"})
 
 
 class NoticeBoard:
-    """Holds one notice of each kind; `read` returns the notice with the nearest deadline.
+    """A board with at most one notice of each kind. `read` returns the notice with the nearest deadline.
 
-    A hint is not a notice: it recommends to save and has no deadline, so training does not stop for it.
+    A hint is not a notice. A hint recommends to save, and has no deadline, so training does not stop because of a hint.
     """
 
     # Sources write while the loop reads. Every access to a dict below is one operation, which no signal handler and no
-    # other thread can interrupt; a lock could be held by the very code that a handler interrupts.
+    # other thread can interrupt. A lock would not work, because a signal handler may interrupt the code that holds the
+    # lock.
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -44,10 +46,12 @@ class NoticeBoard:
         self._is_held = False
         self._withdrawing = threading.Lock()
         self.phase_of: Callable[[], str | None] = lambda: None
-        """Returns the current phase of the attempt. It only reads, because a signal handler may call it."""
+        """A function that returns the current phase of the attempt. It only reads, because a signal handler may call
+        it."""
 
     def leave(self, kind: str, *, grace_seconds: float) -> None:
-        """Record that this process will be killed in `grace_seconds`. Uses no lock, no log and no input or output.
+        """Record that this process will be killed in `grace_seconds`. The method uses no lock, no log, and no input or
+        output.
 
         A second notice of the same kind counts only if its deadline is earlier.
         """
@@ -61,7 +65,7 @@ class NoticeBoard:
     def restate(self, kind: str, *, grace_seconds: float) -> None:
         """Record the provider's newest deadline, which may be later than the previous one.
 
-        If the notices are held, a later deadline is ignored. Not for signal handlers.
+        If the notices are held, a later deadline is ignored. A signal handler must not call this method.
         """
         at = self._clock.monotonic()
         with self._withdrawing:
@@ -72,13 +76,14 @@ class NoticeBoard:
                 self._left[kind] = known._replace(kill_at=at + grace_seconds)
 
     def withdraw(self, kind: str) -> bool:
-        """Remove the notice of this kind unless notices are held; return True if one was removed. Not for signal
-        handlers."""
+        """Remove the notice of this kind, unless notices are held. Return True if a notice was removed. A signal
+        handler must not call this method."""
         with self._withdrawing:
             return not self._is_held and self._left.pop(kind, None) is not None
 
     def hold(self) -> None:
-        """From now on, keep every notice, because the attempt ends on a notice. Not for signal handlers."""
+        """From now on, keep every notice, because the attempt ends on a notice. A signal handler must not call this
+        method."""
         with self._withdrawing:
             self._is_held = True
 
@@ -87,17 +92,19 @@ class NoticeBoard:
         nearest = self._nearest()
         if nearest is None:
             return None
-        # Rounded, because the difference of two times may differ in its last bits from the added period.
+        # The seconds are rounded, because the difference of two times may differ from the added period in the last
+        # bits.
         grace_seconds = round(max(nearest.kill_at - nearest.at, 0.0), 3)
         return self._notice(nearest.kind, at=nearest.at, grace_seconds=grace_seconds, phase=nearest.phase)
 
     def nearest(self) -> tuple[str, float] | None:
-        """Return kind and remaining seconds of the notice with the nearest deadline; None if there is no notice."""
+        """Return the kind and the remaining seconds of the notice with the nearest deadline; None if there is no
+        notice."""
         nearest = self._nearest()
         return None if nearest is None else (nearest.kind, nearest.kill_at - self._clock.monotonic())
 
     def seconds_left(self) -> float | None:
-        """Seconds until the kill, as far as known; None if there is no notice."""
+        """Known seconds until this process will be killed; None if there is no notice."""
         nearest = self.nearest()
         return None if nearest is None else nearest[1]
 
@@ -117,7 +124,7 @@ class NoticeBoard:
         return not self._left and not self._hints
 
     def take_hints(self) -> list[Notice]:
-        """Return the hints since the last call. Their grace period is infinite, because no end is known."""
+        """Return the hints since the last call. The grace period of a hint is infinite, because no end is known."""
         taken = [(kind, self._hints.pop(kind)) for kind in list(self._hints)]
         return [self._notice(kind, at=at, grace_seconds=math.inf) for kind, at in taken]
 

@@ -1,4 +1,5 @@
-"""Disturbances of a drill: requests in the store, on which a segment kills its trainer or gives it a notice.
+"""The disturbances of a drill. A disturbance is a request in the store. A segment that finds the request kills its
+trainer, or gives the trainer a notice.
 
 Segments look for these requests only if the run spec has `continuity.disturbable`.
 """

@@ -1,4 +1,4 @@
-"""Notices of GCE: preemptions of spot machines, from the metadata server."""
+"""Notices of GCE. They are preemptions of spot machines, from the metadata server."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ANSWER_SECONDS = 5.0
 
 
 class GceWatcher:
-    """Waits for a change of the value `preempted`; the server answers immediately after the change."""
+    """A watcher that waits for a change of the value `preempted`. The server answers immediately after the change."""
 
     name: ClassVar[str] = "gce"
     period_seconds: ClassVar[float] = 1.0  # A change in between is answered at once, because the etag differs.
@@ -28,8 +28,8 @@ class GceWatcher:
     def __init__(self, clock: Clock, environ: Mapping[str, str]) -> None:
         """`environ` may contain the variable with which Google's own libraries find the server, as host or
         host:port."""
-        # By its address: on other machines, the look-up of the name metadata.google.internal may block for many
-        # seconds.
+        # The server is named by its address, because on other machines the look-up of metadata.google.internal may
+        # block for many seconds.
         host = environ.get(_ADDRESS_VARIABLE)
         self._service = MetadataService("GCE", f"http://{host}" if host else LINK_LOCAL)
         self._etag: str | None = None

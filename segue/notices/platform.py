@@ -17,7 +17,7 @@ from segue.notices.metadata_client import CloudWatcher
 log = logging.getLogger(__name__)
 
 FIND_SECONDS = 1.0
-"""Longest search for the platform, in seconds. A metadata service is near the machine and answers within
+"""Longest time of the search for the platform, in seconds. A metadata service is near the machine and answers within
 milliseconds."""
 
 
@@ -31,8 +31,8 @@ def find_platform(
 ) -> CloudWatcher | None:
     """Return the watcher of the provider whose service answers here; None if no service or several services answer.
 
-    Blocks for at most `limit_seconds`. All services are requested at the same time, each in its own thread, which may
-    run longer than the search.
+    The call blocks for at most `limit_seconds`. It sends a request to all services at the same time, each in its own
+    thread. A thread may run longer than the search.
     """
     known = _known(clock, environ)
     found: dict[str, bool] = {}

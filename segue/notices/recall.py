@@ -1,4 +1,5 @@
-"""Recall: through an object in the store, the controller requests that an attempt commits and stops."""
+"""The recall of an attempt. Through an object in the store, the controller requests that an attempt commits and
+stops."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ from segue.stores.base import Store
 
 
 def recall(store: Store, *, run_id: str, attempt_id: str, reason: str) -> None:
-    """Request that an attempt commits at its next safe point and ends with stop reason `bound`. Works across machines.
+    """Request that an attempt commits at its next safe point and ends with stop reason `bound`. The attempt may be on
+    another machine.
 
     Raises:
         StoreWriteError: the request was not stored.
@@ -18,13 +20,13 @@ def recall(store: Store, *, run_id: str, attempt_id: str, reason: str) -> None:
 
 
 class RecallWatcher:
-    """Watches for a recall of one attempt."""
+    """A watcher that detects a recall of one attempt."""
 
     def __init__(self, store: Store, *, run_id: str, attempt_id: str) -> None:
         self._store, self._key = store, keys.recall_key(run_id, attempt_id)
 
     def poll(self, board: NoticeBoard) -> None:
-        """Check once whether there is a recall, and leave its notice.
+        """Check once whether there is a recall. If there is a recall, leave a notice.
 
         Raises:
             StoreReadError: the store could not be read; try again later.

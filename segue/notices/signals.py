@@ -1,4 +1,5 @@
-"""Notices from signals: SIGTERM, SIGINT (Ctrl-C), and SIGUSR1, which Slurm sends before the end of a job."""
+"""Notices from signals. The signals are SIGTERM, SIGINT (Ctrl-C), and SIGUSR1, which Slurm sends before the end of a
+job."""
 
 from __future__ import annotations
 
@@ -13,11 +14,11 @@ KINDS = {signal.SIGTERM: "sigterm", signal.SIGINT: "sigint", signal.SIGUSR1: "si
 
 
 class SignalNotices:
-    """Leaves a notice on the board for each signal that this process gets."""
+    """An object that leaves a notice on the board for each signal that this process gets."""
 
     def __init__(self, board: NoticeBoard, *, grace_seconds: float, usr1_seconds: float | None = None) -> None:
-        """`usr1_seconds` is the time from SIGUSR1 to the kill; if None, it is `grace_seconds`, as for the other
-        signals."""
+        """`usr1_seconds` is the time from SIGUSR1 to the kill. If it is None, the time is `grace_seconds`, which is
+        also the time for the other signals."""
         self._board = board
         self._process: int | None = None
         self._seconds = dict.fromkeys(KINDS, grace_seconds)
@@ -25,7 +26,8 @@ class SignalNotices:
             self._seconds[signal.SIGUSR1] = usr1_seconds
 
     def listen(self) -> None:
-        """Install handlers, so that the signals leave notices instead of ending this process. Main thread only."""
+        """Install handlers, so that the signals leave notices instead of ending this process. Only the main thread may
+        call this method."""
         self._process = os.getpid()
         for number in KINDS:
             signal.signal(number, self._on_signal)
@@ -36,7 +38,7 @@ class SignalNotices:
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
         if os.getpid() != self._process:
-            # This is a process that the user's code has forked; there, the signal has its usual effect and ends the
+            # The user's code has forked this process. In a forked process, the signal has its usual effect and ends the
             # process.
             signal.signal(signum, signal.SIG_DFL)
             os.kill(os.getpid(), signum)

@@ -1,4 +1,4 @@
-"""Watchers: sources of notices, each polled in its own thread and with its own period.
+"""Watchers. A watcher polls one source of notices, in a separate thread and with a separate period.
 
 `watchers_of` lists all watchers. A slow source delays neither other sources nor the heartbeat.
 """
@@ -27,10 +27,10 @@ log = logging.getLogger(__name__)
 
 
 class OrphanWatcher:
-    """Detects the end of this process's parent, or of the process that started all ranks."""
+    """A source that detects the end of this process's parent, or the end of the process that started all ranks."""
 
     def __init__(self, owner: ProcessRef | None = None, *, parent: Parent | None = None) -> None:
-        """Pass `parent` if the parent may have ended before this call."""
+        """If the parent may have ended before this call, pass `parent`."""
         self._parent, self._owner = parent or Parent(), owner
 
     def poll(self, board: NoticeBoard) -> None:
@@ -41,13 +41,13 @@ class OrphanWatcher:
 
 
 class FileWatcher:
-    """Watches a path; a file that appears there is a notice."""
+    """A source that watches a path. If a file appears at this path, the file is a notice."""
 
     def __init__(self, path: Path, *, grace_seconds: float) -> None:
         self._path, self._grace_seconds = path, grace_seconds
 
     def poll(self, board: NoticeBoard) -> None:
-        """Check once whether the file exists, and leave its notice."""
+        """Check once whether the file exists. If it exists, leave a notice."""
         if self._path.exists():
             board.leave("file", grace_seconds=self._grace_seconds)
 
@@ -55,14 +55,14 @@ class FileWatcher:
 _LOCAL_PERIOD_SECONDS = 1.0
 """Longest period for polling a source on this machine, in seconds."""
 _END_SECONDS = 1.0
-"""Seconds for which an ending attempt waits for an unfinished poll of a source."""
+"""Seconds for which an attempt that ends waits for an unfinished poll of a source."""
 
 
 class NoticeSource(Protocol):
     """A source of notices that is polled."""
 
     def poll(self, board: NoticeBoard) -> None:
-        """Check once, and leave a notice if there is one. If it raises an error, the next poll comes after the
+        """Check once, and leave a notice if there is one. If this method raises an error, the next poll comes after the
         period."""
         ...
 
@@ -75,12 +75,13 @@ class Watcher:
     source: NoticeSource
     period_seconds: float
     is_remote: bool = False
-    """Whether a poll may wait long for another machine. The end of an attempt does not wait for such a poll."""
+    """Whether a poll may wait long for another machine. The end of an attempt does not wait for a poll of another
+    machine."""
 
 
 @dataclass(frozen=True)
 class Search:
-    """A watcher that must be found first; the search runs in the watcher's thread."""
+    """A watcher that must be found first. The search runs in the watcher's thread."""
 
     name: str
     find: Callable[[], Watcher | None]
@@ -114,7 +115,7 @@ def watchers_of(
 
 @contextmanager
 def watching(watchers: Iterable[Watcher | Search], board: NoticeBoard) -> Iterator[None]:
-    """Poll every watcher during the block; at its end, wait briefly for unfinished polls."""
+    """Poll every watcher during the block. At the end of the block, wait briefly for unfinished polls."""
     stop = threading.Event()
     threads = {
         threading.Thread(target=_work, args=(watcher, board, stop), name=f"segue-{watcher.name}", daemon=True): watcher

@@ -1,1 +1,4 @@
-"""When to leave spot. Pure: time, history and prices come in as arguments, a decision goes out."""
+"""Decides when a run leaves spot.
+
+The package is pure: time, history and prices come in as arguments, and a decision goes out.
+"""

@@ -1,4 +1,4 @@
-"""The reaction to steps with bad numbers: roll back, skip a batch, or stop the run. Pure."""
+"""Decides how to react to steps with bad numbers: roll back, skip a batch, or stop the run. The module is pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from segue.runlog.history import History
 from segue.spec import RunSpec
 
 _MOST_NAMED = 4
-"""The most samples that a message names."""
+"""Maximum number of samples that a message names."""
 
 
 def anomalies_of(reports: Iterable[SegmentReport]) -> list[Anomaly]:
@@ -21,8 +21,8 @@ def anomalies_of(reports: Iterable[SegmentReport]) -> list[Anomaly]:
 def skips_of(spec: RunSpec, history: History) -> tuple[Skip, ...]:
     """The batches that attempts skip from now on, in the order of the samples.
 
-    A batch is skipped when it had bad numbers both before and after a rollback. It then stays skipped, whatever later
-    specs ask for: a resume from an earlier checkpoint could not reproduce the run otherwise.
+    A batch is skipped if it had bad numbers both before and after a rollback. The batch then stays skipped, whatever
+    later specs ask for. Otherwise a resume from an earlier checkpoint could not reproduce the run.
     """
     ever = {skip for entry in history.decisions if entry.plan is not None for skip in entry.plan.skips}
     seen = anomalies_of(history.last_reports())
@@ -32,7 +32,7 @@ def skips_of(spec: RunSpec, history: History) -> tuple[Skip, ...]:
 
 
 def reason_to_give_up(spec: RunSpec, history: History) -> str | None:
-    """Why one more rollback would not help; None while it may help."""
+    """Return the reason why one more rollback would not help. Return None while one more rollback may help."""
     seen = anomalies_of(history.fresh_reports)
     if not seen or spec.anomalies.action(seen[-1].kind) == "off":
         return None
@@ -47,7 +47,10 @@ def reason_to_give_up(spec: RunSpec, history: History) -> str | None:
 
 
 def rollback_reason(spec: RunSpec, history: History, *, skips: tuple[Skip, ...]) -> str | None:
-    """Why the next attempt is a rollback; None when the attempt before it did not end because of bad numbers."""
+    """Return the reason why the next attempt is a rollback.
+
+    Return None if the previous attempt did not end because of bad numbers.
+    """
     last = history.fresh_reports[-1] if history.fresh_reports else None
     if last is None or last.anomaly is None:
         return None
@@ -75,7 +78,7 @@ def _fix(anomaly: Anomaly) -> str:
 
 
 def _shared(seen: list[Anomaly]) -> str:
-    """The samples that all bad batches have in common, if they are few: they are the likely cause."""
+    """Return the samples that all bad batches have in common, if these samples are few. They are the likely cause."""
     batches = {anomaly.batch: set(anomaly.sample_ids) for anomaly in seen}
     shared = sorted(set.intersection(*batches.values())) if len(batches) > 1 else []
     if not 0 < len(shared) <= _MOST_NAMED:

@@ -1,4 +1,4 @@
-"""Spot availability as one run observed it: up intervals and down intervals. Pure."""
+"""Describes spot availability as one run observed it: up intervals and down intervals. The module is pure."""
 
 from __future__ import annotations
 
@@ -14,33 +14,34 @@ from segue.runlog.history import History
 
 @dataclass(frozen=True)
 class Interval:
-    """A time in which spot was available, or was not, as far as the run observed it."""
+    """A time in which spot was available, or was not available, according to the observations of the run."""
 
     is_up: bool
     begun_at: datetime
     seconds: float
     has_ended: bool
     deployment: str = ""
-    """The pool on which it was observed."""
+    """The pool on which the interval was observed."""
 
     @property
     def ended_at(self) -> datetime:
-        """When it ended, or was last observed."""
+        """The time at which the interval ended, or at which it was last observed."""
         return self.begun_at + timedelta(seconds=self.seconds)
 
 
 def preemptions(history: History) -> int:
-    """Spot attempts of the run that had a machine and lost it."""
+    """Return the spot attempts of the run that had a machine and lost it."""
     return sum(
         r.stop_reason.is_preemption and r.got_capacity and r.capacity is Capacity.SPOT for r in history.last_reports()
     )
 
 
 def intervals(history: History) -> tuple[Interval, ...]:
-    """The availability intervals of a run, oldest first: waits for capacity and boots are down, attempts are up.
+    """Return the availability intervals of a run, oldest first.
 
-    A start that failed had its capacity: it shows nothing, and a wait ends with the first start that a worker took. A
-    standby that took the run over observed spot before its attempt began: it waited for a machine, and held it.
+    Waits for capacity and boots are down intervals, attempts are up intervals. A start that failed had its capacity, so
+    it shows nothing about availability. A wait ends with the first start that a worker took. A standby that took over
+    the run observed spot before its attempt began: it waited for a machine, and held the machine.
     """
     found: list[Interval] = []
     moments = sorted(entry.written_at for entry in history.decisions)
@@ -69,7 +70,7 @@ def intervals(history: History) -> tuple[Interval, ...]:
 
 
 def seen_by_others(history: History) -> tuple[Interval, ...]:
-    """The intervals that other runs of the store had observed when the run began, oldest first."""
+    """Return the intervals that other runs of the store had observed when this run began, oldest first."""
     return tuple(
         Interval(each.is_up, each.begun_at, each.seconds, has_ended=each.has_ended, deployment=each.pool)
         for each in history.seen_pools.intervals
@@ -77,7 +78,7 @@ def seen_by_others(history: History) -> tuple[Interval, ...]:
 
 
 def _wait_of(history: History, entry: DecisionEntry, claimed_at: datetime) -> tuple[datetime, datetime]:
-    """The time in which an attempt waited for its machine: begin and end."""
+    """Return the begin and the end of the time in which an attempt waited for its machine."""
     standby = entry.plan.standby if entry.plan else None
     handover = next((each for each in reversed(history.handovers) if each.standby == standby), None)
     if handover is None or "waited_seconds" not in handover.numbers:
@@ -87,7 +88,10 @@ def _wait_of(history: History, entry: DecisionEntry, claimed_at: datetime) -> tu
 
 
 def _taken_at(history: History, entry: DecisionEntry) -> datetime | None:
-    """When a worker took an attempt whose first start was slow; None if that start was not slow."""
+    """Return the time at which a worker took an attempt whose first start was slow.
+
+    Return None if the first start was not slow.
+    """
     plan = entry.plan
     known = history.starts_of(plan.segment, plan.attempt) if plan is not None else ()
     slow = next((start for start in known if start.outcome == "slow"), None)
@@ -108,7 +112,10 @@ class OpenDownInterval:
 
 
 def open_down_interval(history: History, deployment: str | None) -> OpenDownInterval | None:
-    """The down interval that has not ended yet, on that pool or on any; None while spot may be up."""
+    """Return the down interval that has not ended yet, on this pool or on any pool.
+
+    Return None while spot may be up.
+    """
     found = None
     for interval in intervals(history):
         if deployment is not None and interval.deployment != deployment:

@@ -1,7 +1,8 @@
-"""What to do after a broken resume: try again, then take one older checkpoint, then stop the run. Pure.
+"""Decides what to do after a broken resume: try again, then resume from one older checkpoint, then stop the run.
 
-A kill at a bad moment or a flipped bit in memory does not happen twice in a row. If the resume from the older
-checkpoint is also broken, the fault is in the recipe, and no other machine fixes it.
+The module is pure. The reason is that a kill at a bad moment, or a flipped bit in memory, does not happen twice in a
+row. If the resume from the older checkpoint is also broken, the fault is in the recipe, and another machine would not
+help.
 """
 
 from __future__ import annotations
@@ -14,11 +15,16 @@ from segue.runlog.entries import VerdictEntry
 from segue.runlog.history import Checkpoint, History
 
 SET_ASIDE = "resumes from it were broken, and one from an older checkpoint was not"
-"""Why the recovery quarantines a checkpoint. Logs of earlier versions have this text: do not change it."""
+"""The reason that recovery gives when it quarantines a checkpoint.
+
+Logs of earlier versions contain this text, so do not change it.
+"""
 
 _TRIES_IN_PLACE = 2
 _MOST_SET_ASIDE = 3
-"""After this many, the fault is not in single checkpoints: every checkpoint is broken when it is made."""
+"""After this number of quarantined checkpoints, the fault is not in single checkpoints: every checkpoint is broken when
+it is made.
+"""
 
 
 @dataclass(frozen=True)
@@ -26,14 +32,17 @@ class RecoveryStep:
     """How to continue after a broken resume."""
 
     take: Checkpoint
-    """Resume from this checkpoint, or from an older one if its bytes are damaged."""
+    """The checkpoint from which the run resumes.
+
+    If the bytes of this checkpoint are damaged, the run resumes from an older checkpoint.
+    """
     reason: str
 
 
 def next_recovery_step(history: History) -> RecoveryStep | None:
-    """Where to resume after the newest resume was broken; None when nothing is left to try.
+    """Return where to resume after the newest resume was broken. Return None if nothing is left to try.
 
-    A resume with a changed setup is not tried again: the setup would be the same.
+    If the setup has changed, the resume is not tried again, because the setup would be the same.
     """
     broken = history.broken_resumes
     newest = broken[-1]
@@ -56,7 +65,9 @@ def next_recovery_step(history: History) -> RecoveryStep | None:
 
 
 def to_set_aside(history: History) -> Checkpoint | None:
-    """A checkpoint from which resumes were broken, while a later resume from an older checkpoint was not."""
+    """Return a checkpoint from which resumes were broken, although a later resume from an older checkpoint was not
+    broken.
+    """
     for checkpoint in history.usable:
         verdicts = [entry.verdict.kind for entry in history.resumes if entry.parent == checkpoint.ref]
         is_suspect = verdicts.count(VerdictKind.BROKEN) >= _TRIES_IN_PLACE and verdicts[-1] is VerdictKind.BROKEN
@@ -66,7 +77,7 @@ def to_set_aside(history: History) -> Checkpoint | None:
 
 
 def _after_last(history: History, checkpoint: Checkpoint) -> list[VerdictEntry]:
-    """Good resumes since the last resume from a checkpoint."""
+    """Return the number of good resumes since the last resume from a checkpoint."""
     last = max(number for number, entry in enumerate(history.resumes) if entry.parent == checkpoint.ref)
     good = (VerdictKind.EXACT, VerdictKind.EQUIVALENT)
     return [entry for entry in history.resumes[last + 1 :] if entry.verdict.kind in good]

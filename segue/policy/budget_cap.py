@@ -1,7 +1,8 @@
-"""What the budget permits: how long an attempt may run, and when no attempt can be paid any more. Pure.
+"""Decides what the budget permits: how long an attempt may run, and when no attempt can be paid any more.
 
-The budget is a cap and wins over the deadline: on-demand that cannot be paid to the end is not bought for the
-deadline's sake, and the run continues on spot, late. The margin on the work is for time and not counted as money.
+The module is pure. The budget is a cap and takes precedence over the deadline. If on-demand cannot be paid to the end,
+it is not bought to meet the deadline, and the run continues on spot and ends late. The margin on the work counts as
+time and not as money.
 """
 
 from __future__ import annotations
@@ -19,29 +20,32 @@ from segue.spec import RunSpec
 from segue.units import duration, money
 
 _SAVES_OF_AN_ATTEMPT = 3
-"""An attempt that cannot make this many steps and saves after its start is not worth its start."""
+"""If an attempt cannot make this number of steps and saves after its start, the start is not worth its cost."""
 
 _END_SECONDS, _END_SHARE = 5.0, 0.05
-"""The time that is kept for the end of an attempt, after its last commit: the smaller of seconds and share."""
+"""The time that is kept for the end of an attempt, after the attempt's last commit.
+
+The smaller of the seconds and the share counts.
+"""
 
 
 @dataclass(frozen=True)
 class Cap:
-    """One cap of the budget, and what was spent of it."""
+    """One cap of the budget, and the money that was spent of it."""
 
     limit: float
     spent: float
     whose: str
-    """Whose spending counts, in words."""
+    """Whose spending counts against the cap, in words."""
     renewed_in_seconds: float | None = None
-    """Seconds until the cap starts again from zero; None: never."""
+    """Seconds until the spending of the cap starts again from zero. The value None means never."""
 
     @property
     def left(self) -> float:
         return self.limit - self.spent
 
     def affordable_seconds(self, price: float) -> float:
-        """How long a machine at this price per hour can be paid."""
+        """Return the seconds for which a machine at this price per hour can be paid."""
         seconds = max(self.left, 0.0) / price * HOUR
         if self.renewed_in_seconds is None or seconds < self.renewed_in_seconds:
             return seconds
@@ -50,11 +54,11 @@ class Cap:
 
 @dataclass(frozen=True)
 class Purse:
-    """All caps of a run's budget, and what the rest of the run is expected to cost."""
+    """All caps of a run's budget, and the expected cost of the rest of the run."""
 
     caps: tuple[Cap, ...]
     expected_cost: float | None
-    """The cost from here to the goal; None while a step is unmeasured."""
+    """The expected cost from now to the goal. The value is None while no step is measured."""
     currency: str = ""
 
     @property
@@ -69,18 +73,21 @@ class Purse:
         return min(cap.affordable_seconds(price) for cap in self.caps)
 
     def numbers(self) -> dict[str, float]:
-        """The numbers for a decision."""
+        """The numbers of the budget for a decision."""
         expected = {} if self.expected_cost is None else {"expected_cost": round(self.expected_cost, 6)}
         return {"budget_left": round(self.left, 6)} | expected
 
     def in_words(self) -> str:
-        """The amount spent, and the cap that it counts against."""
+        """The amount that was spent, and the cap that limits the amount."""
         cap = self.tightest
         limit = money(cap.limit, self.currency)
         return f"{money(cap.spent, self.currency)} of {limit} for {cap.whose} are spent"
 
     def shortage(self) -> str:
-        """The expected cost of the rest, and the money left for it; empty while that is not known."""
+        """The expected cost of the rest, and the money left for the rest.
+
+        The text is empty while the expected cost is not known.
+        """
         if self.expected_cost is None:
             return ""
         return f"{self.money(self.expected_cost)} are expected for the rest, and {self.money(self.left)} are left"
@@ -90,15 +97,15 @@ class Purse:
 
 
 def purse_of(spec: RunSpec, history: History, here: Situation, *, now: datetime) -> Purse | None:
-    """The money that the budget of a run leaves now; None without a budget."""
+    """Return the money that the budget of a run leaves now. Return None if the run has no budget."""
     caps = caps_of(spec, history, now=now)
     return Purse(caps, expected_cost(spec, history, here, now=now), spec.pools.currency) if caps else None
 
 
 def caps_of(spec: RunSpec, history: History, *, now: datetime, live_seconds: float = 0.0) -> tuple[Cap, ...]:
-    """The caps of a run's budget and what was spent of each; none without a budget.
+    """Return the caps of a run's budget and the money spent of each cap. The result is empty if the run has no budget.
 
-    `live_seconds` is the time that an attempt without a report has had its machine.
+    `live_seconds` is the number of seconds for which an attempt without a report has had its machine.
     """
     budget, known, month = spec.budget, history.spending, month_of(now, spec.budget.zone)
     charges = charges_of(spec, history, live_seconds=live_seconds)
@@ -116,10 +123,10 @@ def caps_of(spec: RunSpec, history: History, *, now: datetime, live_seconds: flo
 
 
 def expected_cost(spec: RunSpec, history: History, here: Situation, *, now: datetime) -> float | None:
-    """The expected cost of the rest of the run; None while a step is unmeasured.
+    """Return the expected cost of the rest of the run. Return None while no step is measured.
 
-    With a deadline it is PLAN's expectation over what spot may do, whichever policy decides; without one, spot with the
-    starts and the lost work that its preemptions cost.
+    With a deadline, the cost is the mean that PLAN expects over the possible futures of spot, whichever policy decides.
+    Without a deadline, it is the cost of spot, including the starts and the lost work that preemptions cost.
     """
     if here.work_seconds is None:
         return None
@@ -136,7 +143,10 @@ def expected_cost(spec: RunSpec, history: History, here: Situation, *, now: date
 
 
 def reason_to_end(spec: RunSpec, history: History, here: Situation, purse: Purse, *, price: float) -> str | None:
-    """Why the budget ends the run here; None if it pays for one more attempt at this price per hour."""
+    """Return the reason why the budget ends the run now.
+
+    Return None if the budget pays for one more attempt at this price per hour.
+    """
     if not spec.budget.is_cap:
         return None
     step = _step_seconds(spec, history, here)
@@ -152,7 +162,10 @@ def reason_to_end(spec: RunSpec, history: History, here: Situation, purse: Purse
 
 
 def warning_of(spec: RunSpec, purse: Purse) -> str:
-    """The problem of a budget with which the run continues nevertheless; empty if there is none."""
+    """Return the problem of a budget with which the run nevertheless continues.
+
+    The text is empty if there is no problem.
+    """
     if purse.left <= 0:  # A cap would have ended the run.
         return f"the budget is exceeded: {purse.in_words()}"
     if purse.expected_cost is None or purse.expected_cost <= purse.left:
@@ -162,19 +175,22 @@ def warning_of(spec: RunSpec, purse: Purse) -> str:
 
 
 def forbids_on_demand(spec: RunSpec, purse: Purse) -> bool:
-    """Whether on-demand to the goal cannot be paid, so that the deadline is no reason to buy it."""
+    """Whether on-demand up to the goal cannot be paid. If so, the deadline is no reason to buy on-demand."""
     is_asked = spec.deadline is not None and spec.budget.is_cap
     return is_asked and purse.expected_cost is not None and purse.expected_cost > purse.left
 
 
 def without_deadline(spec: RunSpec, here: Situation) -> tuple[RunSpec, Situation]:
-    """The same run as if it had no deadline."""
+    """Return the situation of the same run if it had no deadline."""
     free = spec.model_copy(update={"deadline": None})
     return free, replace(here, remaining_seconds=None, probe_seconds=None)
 
 
 def bound_seconds(spec: RunSpec, purse: Purse | None, *, price: float) -> float | None:
-    """How long an attempt at this price per hour may run; None: the budget does not limit it."""
+    """Return the seconds that an attempt at this price per hour may run.
+
+    None means that the budget does not limit the attempt.
+    """
     if purse is None or not spec.budget.is_cap:
         return None
     seconds = purse.affordable_seconds(price)
@@ -192,7 +208,7 @@ def _plan_share(spec: RunSpec, history: History, here: Situation, *, now: dateti
 
 
 def _was_admitted(history: History) -> bool:
-    """Whether an attempt was bought while the expected cost was known, since the run was last started."""
+    """Whether an attempt was bought since the run was last started, while the expected cost was known."""
     since = takewhile(lambda entry: entry.plan is not None, reversed(history.decisions))
     return any("expected_cost" in entry.numbers for entry in since)
 

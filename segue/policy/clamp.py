@@ -1,4 +1,7 @@
-"""The safety clamp, outside every policy: it permits spot only if the worst case still meets the deadline. Pure."""
+"""The safety clamp works outside every policy.
+
+It permits spot only if the run meets the deadline even in the worst case. The module is pure.
+"""
 
 from __future__ import annotations
 
@@ -16,26 +19,31 @@ if TYPE_CHECKING:
 
 
 def permits(slack: Floats, *, risk_seconds: Floats, on_demand_seconds: Floats) -> Flags:
-    """Whether on-demand still meets the deadline after the worst case until the next decision, element by element.
+    """Whether on-demand still meets the deadline after the worst case until the next decision.
 
-    `risk_seconds` is the slack that can be lost by then: time in which nothing was committed.
+    The function works element by element on arrays. `risk_seconds` is the slack in seconds that can be lost until the
+    next decision. It is the time in which nothing was committed.
     """
     return slack - risk_seconds >= on_demand_seconds - 1e-6
 
 
 def is_hopeless(job: Job, *, pace: float = 1.0) -> bool:
-    """Whether even on-demand from the start may miss the deadline; `pace` is the work done per second."""
+    """Whether the run may miss the deadline even if it uses on-demand from the start.
+
+    `pace` is the seconds of work done per second.
+    """
     return job.total_seconds < job.changeover_seconds + job.work_seconds / pace
 
 
 def needed_for_spot_seconds(now: Situation) -> float | None:
-    """The least remaining time at which one more spot attempt is permitted; None while the work is unmeasured.
+    """Return the least remaining time in seconds at which one more spot attempt is permitted.
 
-    In the worst case the attempt boots (d), works until just before its next commit (at risk), is recalled and dies
-    silently before its last save is committed (answer), which is noticed late (detection); then on-demand is waited for
-    (queue, and the crowd that leaves spot), boots (d, with its margin) and does all of the work (C). While an attempt
-    commits in time, the remaining time and the remaining work fall together, so what held at its start holds until its
-    end.
+    Return None while no rate is measured. In the worst case, the attempt first boots (d) and works until just before
+    its next commit (at risk). The attempt is then recalled, dies silently before its last save is committed (answer),
+    and the death is noticed late (detection). After that, the run waits for on-demand (queue, and the crowd that leaves
+    spot), on-demand boots (d, with a margin), and on-demand does all of the work (C). While an attempt commits in time,
+    the remaining time and the remaining work fall together. A condition that was true at the attempt's start is
+    therefore true until its end.
     """
     if now.work_seconds is None:
         return None
@@ -44,10 +52,10 @@ def needed_for_spot_seconds(now: Situation) -> float | None:
 
 
 def permits_spot(now: Situation) -> bool:
-    """Whether one more spot attempt is safe. Without a deadline every attempt is.
+    """Whether one more spot attempt is safe. Without a deadline, every spot attempt is safe.
 
-    While the work is unmeasured, nothing can be promised; but probes that measure nothing, because no capacity comes or
-    because they die early, may use no more than their share of the time.
+    While no rate is measured, the clamp cannot promise that the deadline is met. Probes may measure nothing, because no
+    capacity comes or because the probes die early. Such probes may use no more than their share of the time.
     """
     if now.remaining_seconds is None:
         return True
@@ -58,10 +66,11 @@ def permits_spot(now: Situation) -> bool:
 
 
 def longest_wait_seconds(now: Situation) -> float | None:
-    """How long a spot attempt may wait for capacity, from the decision to its claim; None without a deadline.
+    """Return the seconds that a spot attempt may wait for capacity, from the decision to the claim.
 
-    The clamp counts a changeover for the attempt, so the attempt may wait that much longer than the clamp leaves over.
-    An attempt that claims that late and is also slow to its first step has to be recalled.
+    Return None without a deadline. The clamp already counts one changeover for the attempt. The attempt may therefore
+    wait for the changeover plus the time that the clamp leaves over. If an attempt claims the run at the end of this
+    wait and then also needs long to make its first step, the attempt has to be recalled.
     """
     if now.remaining_seconds is None:
         return None
@@ -71,9 +80,9 @@ def longest_wait_seconds(now: Situation) -> float | None:
 
 
 def seconds_to_claim(now: Situation) -> float | None:
-    """How long until a spot attempt that waits must have claimed the run; below 0 if that time has passed.
+    """Return the seconds until a waiting spot attempt must have claimed the run.
 
-    None without a deadline, and while the work is unmeasured.
+    The value is below 0 if this moment has passed. The value is None without a deadline, and while no rate is measured.
     """
     needed = needed_for_spot_seconds(now)
     if needed is None or now.remaining_seconds is None:
@@ -82,10 +91,11 @@ def seconds_to_claim(now: Situation) -> float | None:
 
 
 def crowd_seconds(now: Situation, queues: Queues, *, at: datetime) -> float:
-    """How much longer a run that gives up spot waits for on-demand, because runs before it also give up spot.
+    """Return the additional seconds that a run waits for on-demand after it gives up spot, because runs before this run
+    also give up spot.
 
-    0 without a deadline, and while the work is unmeasured. This time does not become shorter if others already wait for
-    on-demand.
+    The value is 0 without a deadline, and while no rate is measured. The additional wait for on-demand does not become
+    shorter if other runs already wait for on-demand.
     """
     if now.work_seconds is None:
         return 0.0
@@ -94,14 +104,16 @@ def crowd_seconds(now: Situation, queues: Queues, *, at: datetime) -> float:
 
 
 def is_behind_others(now: Situation) -> bool:
-    """Whether on-demand misses the deadline, and other runs are before this one in its queue."""
+    """Whether on-demand misses the deadline and other runs are before this run in the queue of on-demand."""
     return now.on_demand_queue_seconds > 0 and is_late(now)
 
 
 def spare_on_spot_seconds(now: Situation) -> float | None:
-    """The time that spot, without a preemption, has to spare if on-demand, behind other runs, misses the deadline.
+    """Return the seconds that spot without a preemption has to spare, for a run that misses the deadline on on-demand
+    because of the runs before it in the queue.
 
-    None if on-demand is in time; below 0 if spot is also late, or the work is unmeasured.
+    The value is None if on-demand meets the deadline. The value is below 0 if spot is also late, or if no rate is
+    measured.
     """
     if now.remaining_seconds is None or not is_behind_others(now):
         return None
@@ -113,23 +125,30 @@ def spare_on_spot_seconds(now: Situation) -> float | None:
 def must_recall(now: Situation) -> bool:
     """Whether a running spot attempt has to commit and stop now, so that on-demand still meets the deadline.
 
-    `now.work_seconds` counts from its newest commit. The worst case is that the attempt dies this instant and its death
-    is noticed late. This worst case takes too long if the attempt started late, commits fail, or steps are slower than
-    measured. An attempt is not recalled to wait behind other runs until the deadline is missed.
+    `now.work_seconds` counts from the newest commit of the attempt. In the worst case, the attempt dies at this moment
+    and its death is noticed late. The worst case takes too long if the attempt started late, if commits fail, or if
+    steps are slower than measured. An attempt is not recalled if on-demand would only wait behind other runs until the
+    deadline is missed.
     """
     left = seconds_to_recall(now)
     return left is not None and left < 0 and not is_behind_others(now)
 
 
 def seconds_to_recall(now: Situation) -> float | None:
-    """How long until a running spot attempt must be recalled if it commits nothing meanwhile; None: never."""
+    """Return the seconds until a running spot attempt must be recalled if it commits nothing in this time.
+
+    None means that the attempt never has to be recalled.
+    """
     if now.work_seconds is None or now.remaining_seconds is None:
         return None
     return now.remaining_seconds - _needed_by_a_death_seconds(now, now.work_seconds)
 
 
 def is_late(now: Situation, *, in_seconds: float = 0.0) -> bool:
-    """Whether even on-demand from now on, or from soon on, misses the deadline; unmeasured work counts as none."""
+    """Whether the run misses the deadline even if it uses on-demand from now on, or from soon on.
+
+    If no rate is measured, the work counts as none.
+    """
     if now.remaining_seconds is None:
         return False
     on_demand = now.on_demand_queue_seconds + now.changeover_seconds + (now.work_seconds or 0.0)

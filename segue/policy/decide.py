@@ -1,4 +1,4 @@
-"""The next step of a run, from its history. Pure."""
+"""Decides the next step of a run from the history of the run. The module is pure."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ _NOTHING_LEFT = (
 
 @dataclass(frozen=True)
 class Decision:
-    """The next action, its reason, and the numbers behind it."""
+    """The next action, the reason for the action, and the numbers on which it is based."""
 
     action: Action
     reason: str
     plan: SegmentPlan | None = None
     numbers: dict[str, float] = field(default_factory=dict)
     warning: str = ""
-    """What is wrong although the run continues; the reason says it as well."""
+    """The problem with which the run nevertheless continues. The reason also contains this problem."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class _Choice:
     capacity: Capacity
     why: str
     pool: PoolChoice
-    """The spot pool, even if on-demand was chosen."""
+    """The spot pool that was chosen, even if on-demand was chosen for the attempt."""
     ahead: Outlook | None = None
     handover: HandoverEntry | None = None
 
@@ -61,7 +61,7 @@ class _Choice:
 
 
 def decide(spec: RunSpec, history: History, *, now: datetime, queues: Queues | None = None) -> Decision:
-    """The next action of the run. In the `queues` of the pools, the next attempt would be the last in line."""
+    """Decide the next action of the run. The next attempt would be the last attempt in each queue of `queues`."""
     ended = _is_over(spec, history)
     if ended is not None:
         return ended
@@ -105,7 +105,10 @@ def _choose(spec: RunSpec, history: History, here: Situation, now: datetime) -> 
 def _affordable(
     spec: RunSpec, history: History, here: Situation, chosen: _Choice, purse: budget_cap.Purse, *, now: datetime
 ) -> tuple[RunSpec, Situation, _Choice]:
-    """The choice, or spot as if there was no deadline if that is the only reason for on-demand beyond the budget."""
+    """Return the choice.
+
+    If the deadline is the only reason for on-demand beyond the budget, choose spot as if there were no deadline.
+    """
     if chosen.capacity is Capacity.SPOT or not budget_cap.forbids_on_demand(spec, purse):
         return spec, here, chosen
     free, there = budget_cap.without_deadline(spec, here)
@@ -119,7 +122,7 @@ def _affordable(
 def _planned(
     spec: RunSpec, history: History, here: Situation, chosen: _Choice, most_seconds: float | None
 ) -> tuple[SegmentPlan, tuple[str, ...]]:
-    """The plan of the next attempt, and the parts of its reason. It may run for `most_seconds`, by the budget."""
+    """Return the plan of the next attempt, whose budget pays for `most_seconds`, and the parts of its reason."""
     capacity, back = chosen.capacity, chosen.handover
     recovery = next_recovery_step(history) if history.broken_resumes else None
     source = recovery.take if recovery else history.newest
@@ -190,7 +193,7 @@ def _is_over(spec: RunSpec, history: History) -> Decision | None:
 
 
 def _kept_pool(spec: RunSpec, history: History) -> PoolChoice | None:
-    """The pool of the spot machine that was kept at a planned end; None without one."""
+    """Return the pool of the spot machine that was kept at a planned end. Return None if no machine was kept."""
     last = history.fresh_reports[-1] if history.fresh_reports else None
     decision = history.decision_of(last.segment, last.attempt) if last is not None else None
     plan = decision.plan if decision is not None else None
@@ -203,7 +206,7 @@ def _kept_pool(spec: RunSpec, history: History) -> PoolChoice | None:
 
 
 def _without_policy(spec: RunSpec, history: History, here: Situation) -> tuple[Capacity, str] | None:
-    """The capacity if the policy has no choice, with the reason; None if it has a choice."""
+    """Return the capacity if the policy has no choice, with the reason. Return None if the policy has a choice."""
     last = history.fresh_reports[-1] if history.fresh_reports else None
     retry = failure_classes.retry_reason(spec, history)
     if last is not None and retry is not None:
@@ -238,7 +241,7 @@ def _without_policy(spec: RunSpec, history: History, here: Situation) -> tuple[C
 
 
 def _is_only_spot_in_time(spec: RunSpec, here: Situation) -> bool:
-    """Whether only spot is in time. With several spot pools it is not known in which of them the attempt waits."""
+    """Whether only spot meets the deadline, whichever of several spot pools the attempt waits in."""
     spare = clamp.spare_on_spot_seconds(here)
     return len(spec.pools.spot) == 1 and spare is not None and spare > 0
 
@@ -270,7 +273,7 @@ def _expects(spec: RunSpec, ahead: Outlook) -> str:
 
 
 def numbers_of_next(history: History, *, parent: CheckpointRef | None) -> tuple[int, int]:
-    """Segment and attempt of the next plan from a parent; no two plans of a run have the same."""
+    """Return segment and attempt of the next plan from a parent. No two plans of a run have the same numbers."""
     plans = [entry.plan for entry in history.decisions if entry.plan is not None]
     if not plans:
         return 0, 1
@@ -288,7 +291,7 @@ def _bound_seconds(spec: RunSpec, here: Situation, capacity: Capacity) -> float 
 def _wait_seconds(
     spec: RunSpec, here: Situation, pool: PoolChoice, ahead: Outlook | None, *, is_booted: bool = False
 ) -> float:
-    """The longest wait for spot, from the decision to the claim."""
+    """Return the longest wait for spot in seconds, from the decision to the claim."""
     # The attempt boots after the wait for capacity, and claims after the boot.
     boot = here.changeover_seconds
     usual = spec.liveness.start_seconds + boot
@@ -305,7 +308,7 @@ def _wait_seconds(
 
 
 def _died_in_place(history: History) -> list[SegmentReport]:
-    """The newest attempts that got capacity and ended without a commit, in a row; the newest first."""
+    """Return the newest attempts in a row that got capacity and ended without a commit, the newest first."""
     died = []
     for report in reversed(history.fresh_reports):
         if not report.got_capacity:

@@ -1,8 +1,9 @@
-"""A run's speed, changeovers and saves, as its own attempts measured them. Pure.
+"""Estimates a run's speed, changeovers and saves from the measurements of the run's own attempts. The module is pure.
 
-Usual values are medians over the newest attempts, so that one slow disk, queue or batch does not change a policy's
-choice. The deadline does not rest on medians: the clamp counts the longest of the newest changeovers, with a margin for
-the one to on-demand, and the slower of two paces, that of all attempts and that of on-demand.
+A usual value is the median over the newest attempts. One slow disk, queue or batch therefore does not change the choice
+of a policy. The deadline does not depend on medians. The clamp counts the longest of the newest changeovers, and adds a
+margin to the changeover to on-demand. The clamp also counts the slower of two paces: the pace of all attempts and the
+pace of attempts on on-demand.
 """
 
 from __future__ import annotations
@@ -14,64 +15,83 @@ from statistics import median, median_high
 
 from segue.policy import queueing
 from segue.records import Capacity, SegmentReport, StopReason
-from segue.runlog.entries import ClaimEntry, DecisionEntry
+from segue.runlog.entries import ClaimEntry
 from segue.runlog.history import Attempt, History
 from segue.spec import RunSpec
 
 _LONGEST_OF, _USUAL_OF = 3, 5
-"""How many of the newest attempts the longest changeover and the usual values are taken from."""
+"""Numbers of newest attempts that count: the first for the longest changeover, the second for the usual values."""
 _ENOUGH_STEPS, _ENOUGH_SECONDS = 5, 300.0
-"""More steps than this, or more time in steps, must be measured before the measured rate replaces the prior."""
+"""The measured rate replaces the prior only after more steps than this, or more seconds in steps, were measured."""
 UNSEEN_START_FACTOR, SEEN_START_FACTOR = 1.5, 1.1
-"""Factors by which on-demand may start slower than expected: while this run has seen no start of it, and afterwards."""
+"""Factors by which a machine of on-demand may start slower than expected.
+
+The first factor applies until this run has seen a start of on-demand, the second factor applies afterwards.
+"""
 
 
 @dataclass(frozen=True)
 class Situation:
-    """The numbers that a policy and the clamp decide by, in seconds."""
+    """The numbers on which a policy and the clamp base their decisions. All numbers are in seconds."""
 
     remaining_seconds: float | None
-    """Time until the deadline (R); None without a deadline."""
+    """Seconds until the deadline (R). The value is None if the run has no deadline."""
     work_seconds: float | None
-    """Computing still needed at the measured rate (C), overestimated by the margin; None while unmeasured."""
+    """Seconds of work that the run still needs at the measured rate (C), overestimated by the margin.
+
+    The value is None while no rate is measured.
+    """
     changeover_seconds: float
-    """Longest time from the end of one segment to the first new step of the next (d)."""
+    """Longest time in seconds from the end of one segment to the first new step of the next segment (d)."""
     at_risk_seconds: float
-    """Most work that one kill can lose: the time between commits."""
+    """Seconds of work that one kill can lose at most. This is the time between two commits."""
     detection_seconds: float
-    """Longest time until a silent death is noticed."""
+    """Longest time in seconds until the controller notices that an attempt died silently."""
     answer_seconds: float = 0.0
-    """Longest time from a recall to the safe point at which the attempt stops, and its last save there."""
+    """Longest time in seconds from a recall to the safe point at which the attempt stops, including the attempt's last
+    save at that safe point.
+    """
     probe_seconds: float | None = None
-    """Time that probes may still use while C is unmeasured; None without a deadline."""
+    """Seconds that probes may still use while no rate is measured. The value is None if the run has no deadline."""
     usual_changeover_seconds: float | None = None
-    """The usual d, for expectations; None: as long as the longest."""
+    """The usual changeover in seconds, for expectations.
+
+    The value None means that the usual changeover is as long as the longest.
+    """
     on_demand_changeover_seconds: float | None = None
-    """Longest time from the end of a segment to the first new step on on-demand, with a margin; None: no margin."""
+    """Longest time in seconds from the end of a segment to the first new step on on-demand, with a margin.
+
+    The value None means that there is no margin.
+    """
     save_seconds: float | None = None
-    """The usual time from a snapshot to its commit; None while unmeasured."""
+    """The usual time in seconds from a snapshot to its commit. The value is None while no save is measured."""
     on_demand_queue_seconds: float = 0.0
-    """The wait for on-demand, because other runs have its slots."""
+    """Seconds that this run waits for on-demand, because other runs have the slots of on-demand."""
     spot_queue_seconds: float = 0.0
-    """The wait for a slot of spot, because other runs have its slots."""
+    """Seconds that this run waits for a slot of spot, because other runs have the slots of spot."""
     crowd_seconds: float = 0.0
-    """The additional wait for on-demand after spot is given up, because runs before this one also give up spot."""
+    """Additional seconds that this run waits for on-demand after it gives up spot, because runs before this run also
+    give up spot.
+    """
 
     @property
     def expected_changeover_seconds(self) -> float:
-        """The d that a policy expects; the clamp counts with the longest."""
+        """The changeover in seconds that a policy expects. The clamp counts with the longest changeover instead."""
         usual = self.usual_changeover_seconds
         return self.changeover_seconds if usual is None else usual
 
     @property
     def to_on_demand_seconds(self) -> float:
-        """The longest changeover to on-demand, by which the clamp permits spot."""
+        """The longest changeover to on-demand in seconds.
+
+        The clamp uses this value to decide whether it permits spot.
+        """
         longest = self.on_demand_changeover_seconds
         return self.changeover_seconds if longest is None else longest
 
     @property
     def slack_seconds(self) -> float | None:
-        """R - C; None when either is unknown."""
+        """The remaining seconds minus the seconds of work (R - C). The value is None if either number is unknown."""
         if self.remaining_seconds is None or self.work_seconds is None:
             return None
         return self.remaining_seconds - self.work_seconds
@@ -85,9 +105,10 @@ def situation(
     slowest_step_seconds: float = 0.0,
     on_demand_queue_seconds: float | None = None,
 ) -> Situation:
-    """Where the run stands. With `slowest_step_seconds`, a running attempt can raise the seconds per step to its own.
+    """Return the situation of the run at the time `now`.
 
-    The wait for a slot of on-demand is that of the newest decision, if it is not given.
+    If `slowest_step_seconds` is given and larger than the estimate, it replaces the estimated seconds per step. If the
+    wait for a slot of on-demand is not given, the wait of the newest decision is used.
     """
     if on_demand_queue_seconds is None:
         newest = history.decisions[-1].numbers if history.decisions else {}
@@ -116,7 +137,7 @@ def situation(
 
 @dataclass(frozen=True)
 class _Measured:
-    """The part of a situation that does not change while time passes."""
+    """The part of a situation that stays the same while time passes."""
 
     step_seconds: float | None
     save_seconds: float | None
@@ -138,10 +159,13 @@ def _measured(spec: RunSpec, history: History) -> _Measured:
 
 
 def step_seconds(spec: RunSpec, history: History) -> float | None:
-    """Seconds per step, saves included: the newest attempts' median by steps; the prior until enough are measured.
+    """Seconds per step, including saves.
 
-    Reports leave out each attempt's first step, which includes allocations and compilation. If on-demand was slower,
-    its own median counts: in the worst case the remaining work is done there.
+    The value is the newest attempts' median, weighted by steps, or the prior until enough steps are measured.
+
+    The reports do not count each attempt's first step, because the first step includes allocations and compilation. If
+    on-demand was slower than the median, the median of on-demand counts, because in the worst case the remaining work
+    is done on on-demand.
     """
     measured = [report for report in history.last_reports() if report.train_steps > 0]
     steps, seconds = (sum(getattr(r, name) for r in measured) for name in ("train_steps", "train_seconds"))
@@ -153,19 +177,24 @@ def step_seconds(spec: RunSpec, history: History) -> float | None:
 
 
 def changeover_seconds(spec: RunSpec, history: History) -> float:
-    """The longest of the newest changeovers, never below the prior: on-demand may boot slower than spot did.
+    """The longest of the newest changeovers in seconds, but never less than the prior, because on-demand may boot
+    slower than spot did.
 
-    Waits for spot are included. How much of the time to a claim was a wait is unknown, and on-demand may take as long.
+    The waits for spot are included in a changeover. It is not known how much of the time until a claim was a wait, and
+    on-demand may take as long as spot.
     """
     return max([spec.policy.changeover_seconds, *_newest_changeovers(history)])
 
 
 def on_demand_changeover_seconds(spec: RunSpec, history: History) -> float:
-    """The longest changeover to on-demand, with its margin: the deadline relies on it, and it may be a guess.
+    """The longest changeover to on-demand in seconds, with a margin.
 
-    While the run has seen no start of on-demand, it may take half as long again as the usual changeover, and no less
-    than a tenth longer than the slowest machine that other runs of the store have waited for. Afterwards, it may take a
-    tenth longer than the longest of its newest starts. It is never below the longest of the newest changeovers.
+    The margin is needed because the deadline relies on this changeover, which may be only a guess.
+
+    While the run has seen no start of on-demand, the changeover counts as 1.5 times the usual changeover, and as at
+    least 1.1 times the changeover of the slowest machine that other runs of the store have waited for. After the run
+    has seen a start of on-demand, the changeover counts as 1.1 times the longest of the newest starts of on-demand. The
+    changeover to on-demand is never shorter than the longest of the newest changeovers.
     """
     seen = _newest_changeovers(history, Capacity.ON_DEMAND)
     if seen:
@@ -178,26 +207,15 @@ def on_demand_changeover_seconds(spec: RunSpec, history: History) -> float:
     return max(expected, changeover_seconds(spec, history))
 
 
-def machine_starts(history: History) -> list[tuple[DecisionEntry, float]]:
-    """The starts of on-demand machines: the decision, and the seconds from it to the attempt's claim."""
-    attempts = history.attempts
-    found = []
-    for before, attempt in zip((None, *attempts)[: len(attempts)], attempts, strict=True):
-        decided = history.decision_of(attempt.claim.segment, attempt.claim.attempt)
-        is_new = decided is not None and not _keeps_machine_of(before, attempt, history=history)
-        if decided is not None and is_new and attempt.claim.capacity is Capacity.ON_DEMAND:
-            found.append((decided, _to_claim_seconds(attempt.claim, history)))
-    return found
-
-
 def usual_changeover_seconds(spec: RunSpec, history: History) -> float:
     """The median of the newest changeovers and the prior.
 
-    A spot attempt may have waited for capacity, which is not part of a changeover. It counts with its own startup after
-    the shortest time to a claim of any attempt, or with its whole time if that is within the prior.
+    A spot attempt may have waited for capacity, and a wait for capacity is not part of a changeover. Therefore a spot
+    attempt counts with its own startup time after the shortest time until a claim of any attempt. If its whole time is
+    within the prior, it counts with its whole time.
     """
     prior = spec.policy.changeover_seconds
-    to_claims = [_to_claim_seconds(attempt.claim, history) for attempt in history.attempts]
+    to_claims = [to_claim_seconds(attempt.claim, history) for attempt in history.attempts]
     shortest = min((seconds for seconds in to_claims if seconds > 0), default=0.0)
     seen = []
     for attempt in history.attempts:
@@ -209,13 +227,16 @@ def usual_changeover_seconds(spec: RunSpec, history: History) -> float:
 
 
 def save_seconds(history: History) -> float | None:
-    """The time from a snapshot to its commit: the median of the newest attempts that measured it; None without any."""
+    """The time in seconds from a snapshot to its commit.
+
+    The value is the median of the newest attempts that measured this time, or None if no attempt measured it.
+    """
     seen = [report.save_seconds for report in history.last_reports() if report.save_seconds is not None]
     return median(seen[-_USUAL_OF:]) if seen else None
 
 
 def at_risk_seconds(spec: RunSpec, rate: float | None, *, save_seconds: float | None = None) -> float:
-    """The longest time between two commits; by steps it needs a rate."""
+    """The longest time in seconds between two commits. If commits are set by steps, the value needs a measured rate."""
     cadence, step, save = spec.checkpoints, rate or 0.0, save_seconds or 0.0
     if cadence.every_seconds is None and cadence.every_steps is None:
         save = 0.0  # The measured save interval already subtracts it.
@@ -227,7 +248,9 @@ def at_risk_seconds(spec: RunSpec, rate: float | None, *, save_seconds: float | 
 
 
 def detection_seconds(spec: RunSpec) -> float:
-    """The longest time until a silent death is noticed: the heartbeat timeout, and a heartbeat or a look for one."""
+    """The longest time in seconds until a silent death is noticed: the heartbeat timeout, plus one heartbeat or one
+    check of the heartbeat.
+    """
     if spec.policy.detection_seconds is not None:
         return spec.policy.detection_seconds
     look_seconds = spec.liveness.remote_look_seconds if spec.store.is_remote else 0.0
@@ -247,27 +270,34 @@ def _probe_seconds(spec: RunSpec, begun: datetime, *, now: datetime) -> float | 
 
 
 def _median_pace(reports: list[SegmentReport]) -> float:
-    """The pace at which half of the steps were done, or the next slower one."""
+    """Return the pace at which half of the steps were done.
+
+    If no attempt has exactly this pace, return the next slower pace.
+    """
     paces = sorted((report.train_seconds / report.train_steps, report.train_steps) for report in reports)
     done = list(accumulate(steps for _, steps in paces))
     return next(pace for (pace, _), steps in zip(paces, done, strict=True) if steps > done[-1] / 2)
 
 
 def _newest_changeovers(history: History, capacity: Capacity | None = None) -> list[float]:
-    """The newest changeovers, and the newest of those that began with a new machine: those after a planned end do not.
+    """Return the newest changeovers, and the newest changeovers that began with a new machine.
 
-    The next machine starts like the ones before, however often a run goes on with the one that it has.
+    An attempt after a planned end keeps its machine, so its changeover does not begin with a new machine.
+
+    The next new machine is expected to start as slowly as the earlier new machines, even if a run has often continued
+    on the same machine.
     """
     attempts = history.attempts
     before = (None, *attempts)[: len(attempts)]
     of_it = [pair for pair in zip(before, attempts, strict=True) if capacity in (None, pair[1].claim.capacity)]
-    new = [pair for pair in of_it if not _keeps_machine_of(*pair, history=history)]
+    new = [pair for pair in of_it if not keeps_machine_of(*pair, history=history)]
     counted = {id(each): each for _, each in (*of_it[-_LONGEST_OF:], *new[-_LONGEST_OF:])}
     seen = (_changeover_of(each, history) for each in counted.values())
     return [seconds for seconds in seen if seconds is not None]
 
 
-def _keeps_machine_of(before: Attempt | None, attempt: Attempt, *, history: History) -> bool:
+def keeps_machine_of(before: Attempt | None, attempt: Attempt, *, history: History) -> bool:
+    """Whether an attempt continues on the machine of the attempt before, after a planned end."""
     if before is None or before.report is None or before.report.stop_reason is not StopReason.BOUND:
         return False
     decided = history.decision_of(before.claim.segment, before.claim.attempt)
@@ -279,15 +309,17 @@ def _keeps_machine_of(before: Attempt | None, attempt: Attempt, *, history: Hist
 
 
 def _changeover_of(attempt: Attempt, history: History) -> float | None:
-    """Time from the decision to the first new step; None for an attempt without a new step."""
+    """Return the seconds from the decision to the first new step. Return None for an attempt without a new step."""
     report = attempt.report
     if report is None or report.train_steps == 0:
         return None
-    return _to_claim_seconds(attempt.claim, history) + report.startup_seconds
+    return to_claim_seconds(attempt.claim, history) + report.startup_seconds
 
 
 def _lost_to_a_slow_start(claim: ClaimEntry, history: History) -> float:
-    """Seconds from the moment a worker took a start that failed until one took the start that claimed."""
+    """Return the seconds from the moment at which a worker took a start that failed until a worker took the start that
+    claimed the run.
+    """
     known = history.starts_of(claim.segment, claim.attempt)
     slow = next((start for start in known if start.outcome == "slow"), None)
     claimed = next((start for start in known if start.outcome == "claimed"), None)
@@ -297,7 +329,8 @@ def _lost_to_a_slow_start(claim: ClaimEntry, history: History) -> float:
     return max(since_taken - claimed.seconds, 0.0)
 
 
-def _to_claim_seconds(claim: ClaimEntry, history: History) -> float:
+def to_claim_seconds(claim: ClaimEntry, history: History) -> float:
+    """Seconds from the decision about an attempt to the attempt's claim, without the time of a slow start."""
     # Wall clocks of two machines: an estimate, so it can only lengthen the prior.
     decided = history.decision_of(claim.segment, claim.attempt)
     if decided is None:

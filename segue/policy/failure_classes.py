@@ -1,7 +1,7 @@
-"""Classes of failed attempts: each has a budget and a back-off of its own. Pure.
+"""Defines the classes of failed attempts. Each class has its own budget and its own back-off. The module is pure.
 
 A failure counts against its budget until the run has committed a later step than the attempt reached. None of these
-classes leads to on-demand capacity: the cause is in the run, and other capacity would not remove it.
+classes leads to on-demand capacity, because the cause is in the run, and other capacity would not remove the cause.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from segue.runlog.history import History
 from segue.spec import RunSpec
 
 _SLACK_SHARE = 0.1
-"""Share of the slack that one back-off may take."""
+"""Share of the slack that one back-off may use."""
 
 
 @dataclass(frozen=True)
@@ -24,12 +24,12 @@ class FailureClass:
 
     name: str
     what: str
-    """What happened, as the words after `in 2 attempts`."""
+    """A description of the failure. In messages, these words come after `in 2 attempts`."""
     fix: str
     is_of: Callable[[SegmentReport], bool]
     budget: Callable[[RunSpec], int]
     first_seconds: float
-    """Back-off after the first such failure; it doubles with each further one."""
+    """Seconds of back-off after the first failure of this class. The back-off doubles with each further failure."""
     longest_seconds: float
 
 
@@ -104,16 +104,19 @@ CLASSES = (
         longest_seconds=0.0,
     ),
 )
-"""Every class; a report belongs to the first that fits."""
+"""Every failure class. A report belongs to the first class in this order that fits."""
 
 
 def class_of(report: SegmentReport) -> FailureClass | None:
-    """The class of a report; None when its attempt did not fail by the run's own fault."""
+    """Return the class of a report. Return None if the attempt of the report did not fail by the run's own fault."""
     return next((each for each in CLASSES if each.is_of(report)), None)
 
 
 def reason_to_stop(spec: RunSpec, history: History) -> str | None:
-    """Why no further attempt would help, because a budget is used up; None while attempts are left."""
+    """Return the reason why no further attempt would help, because a budget is used up.
+
+    Return None while attempts are left.
+    """
     for each in CLASSES:
         counted = _counted(each, history)
         if counted and len(counted) >= each.budget(spec):
@@ -123,7 +126,10 @@ def reason_to_stop(spec: RunSpec, history: History) -> str | None:
 
 
 def retry_reason(spec: RunSpec, history: History) -> str | None:
-    """Why the next attempt runs on the same capacity; None when the last one did not fail by the run's own fault."""
+    """Return the reason why the next attempt runs on the same capacity.
+
+    Return None if the last attempt did not fail by the run's own fault.
+    """
     last = history.fresh_reports[-1] if history.fresh_reports else None
     found = class_of(last) if last is not None else None
     if found is None or last is None:
@@ -132,7 +138,7 @@ def retry_reason(spec: RunSpec, history: History) -> str | None:
 
 
 def delay_seconds(history: History, *, slack_seconds: float | None) -> float:
-    """The back-off before the next attempt; a near deadline shortens it."""
+    """Return the seconds of back-off before the next attempt. A near deadline shortens the back-off."""
     last = history.fresh_reports[-1] if history.fresh_reports else None
     found = class_of(last) if last is not None else None
     if found is None or not found.first_seconds:
@@ -153,7 +159,7 @@ def _counted(failure_class: FailureClass, history: History) -> list[SegmentRepor
 
 
 def _was_resume_broken(report: SegmentReport, history: History) -> bool:
-    """Whether its resume was broken: broken resumes have a recovery of their own."""
+    """Whether the resume of the attempt was broken. Broken resumes have a recovery of their own."""
     attempt = history.attempt_of(report.segment, report.attempt)
     verdict = attempt.verdict if attempt else None
     return verdict is not None and verdict.kind is VerdictKind.BROKEN

@@ -1,4 +1,4 @@
-"""Plans that cannot work are refused before anything runs. Pure."""
+"""Refuses plans that cannot work, before anything runs. The module is pure."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from segue.spec import RunSpec
 from segue.units import duration, later
 
 _TYPING_SECONDS = 300.0
-"""Time that a person needs to ask again with a later deadline."""
+"""Seconds that a person needs to ask again with a later deadline."""
 
 
 def refuse_hopeless(
     spec: RunSpec, here: Situation, *, now: datetime, life_seconds: float, save_seconds: float | None = None
 ) -> None:
-    """Return only if the plan can work.
+    """Return only if the plan can work. Otherwise raise an error.
 
     `life_seconds` is the mean time from a spot machine's start to its preemption, and `save_seconds` is the time that a
     save takes, if known.

@@ -1,4 +1,6 @@
-"""The way back from on-demand to spot: when a standby is sent, sent again, and takes the run over. Pure."""
+"""Decides about the way back from on-demand to spot: when a standby is sent, when it is sent again, and when it takes
+over the run. The module is pure.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from segue.spec import RunSpec
 SPOT_AGAIN = "spot again: the standby is ready; on-demand commits and hands over"
 
 _LONGEST_SHARE = 0.1
-"""Share of the time left: the longest pause of a short run."""
+"""The longest pause of a short run, as a share of the time left."""
 
 
 def may_come_back(spec: RunSpec, history: History) -> bool:
@@ -31,15 +33,17 @@ def may_come_back(spec: RunSpec, history: History) -> bool:
 
 
 def is_worth_a_standby(here: Situation) -> bool:
-    """Whether a standby that started now could still take over, with more work left for it than the hand-over costs."""
+    """Whether a standby that started now could still take over the run, with more work left for the standby than the
+    hand-over costs.
+    """
     return permits(here) and (here.work_seconds or 0.0) > 2 * here.changeover_seconds
 
 
 def permits(here: Situation) -> bool:
     """Whether the run can leave on-demand for spot now and still meet the deadline.
 
-    The requirements of the clamp for any spot attempt must also hold after the recall of on-demand; at worst on-demand
-    answers the recall late and dies before it commits.
+    The requirements of the clamp for any spot attempt must also hold after the recall of on-demand. In the worst case,
+    on-demand answers the recall late and dies before it commits.
     """
     if here.work_seconds is None or here.remaining_seconds is None:
         return False
@@ -48,15 +52,16 @@ def permits(here: Situation) -> bool:
 
 
 def pause_seconds(here: Situation, *, sent: int) -> float:
-    """The pause until the next standby is sent, after `sent` standbys came to nothing."""
+    """Return the seconds of the pause until the next standby is sent, after `sent` standbys were not used."""
     pause = PAUSES_SECONDS[min(max(sent, 1), len(PAUSES_SECONDS)) - 1]
     return pause if here.remaining_seconds is None else min(pause, max(_LONGEST_SHARE * here.remaining_seconds, 1.0))
 
 
 def handover_to(history: History, here: Situation) -> HandoverEntry | None:
-    """The hand-over whose standby makes the next attempt: on-demand was recalled for it, and the clamp permits spot.
+    """Return the hand-over whose standby makes the next attempt.
 
-    None if the recipe raised an exception meanwhile: that attempt is repeated on the capacity on which it failed.
+    On-demand was recalled for this standby, and the clamp permits spot. Return None if the recipe raised an exception
+    in the meantime. The failed attempt is then repeated on the capacity on which it failed.
     """
     last = history.fresh_reports[-1] if history.fresh_reports else None
     if last is None or last.capacity is not Capacity.ON_DEMAND or last.is_own_fault:

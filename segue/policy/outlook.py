@@ -1,4 +1,4 @@
-"""The choices of a run's policy now and in the moments ahead, by the run's own history. Pure."""
+"""Predicts the choices of a run's policy now and at later moments, from the run's own history. The module is pure."""
 
 from __future__ import annotations
 
@@ -21,18 +21,19 @@ from segue.runlog.history import History
 from segue.spec import RunSpec
 
 _MOMENTS = 96
-"""Moments of the coming wait at which the policy is asked whether it would still wait."""
+"""Number of moments of the coming wait at which the policy is asked whether it would still wait."""
 
 
 def job_of(
     spec: RunSpec, history: History, here: Situation, *, now: datetime, deployment: str | None = None
 ) -> Job | None:
-    """The job that a policy has to plan; None without a deadline, or while the work is unmeasured.
+    """Return the job that a policy has to plan. Return None without a deadline, or while no rate is measured.
 
-    `deployment` is the spot pool whose price counts; None: the price of the cheapest pool.
+    `deployment` is the spot pool whose price counts. None means the price of the cheapest pool.
 
-    PLAN looks ahead only: its job is the rest of the run. The other policies compare the run with where it should be by
-    now, counted from its start, or from the moment at which a person started it again.
+    PLAN only looks ahead, so its job is the rest of the run. The other policies compare the progress of the run with
+    the progress that it should have by now. This time counts from the run's start, or from the moment at which a person
+    started the run again.
     """
     if spec.deadline is None or here.work_seconds is None or here.remaining_seconds is None:
         return None
@@ -62,17 +63,23 @@ class Outlook:
     """The actions of the policy from now on."""
 
     waits_seconds: float
-    """How long it will queue for spot if none comes; 0 when it wants on-demand at once."""
+    """Seconds that the policy will wait for spot if no spot comes.
+
+    The value is 0 if the policy wants on-demand at once.
+    """
     cost_share: float | None
-    """The cost that PLAN expects from here to the goal, as a share of on-demand's; None for other policies."""
+    """The cost that PLAN expects from now to the goal, as a share of the cost of on-demand.
+
+    The value is None for other policies.
+    """
 
 
 def outlook(
     spec: RunSpec, history: History, here: Situation, *, now: datetime, deployment: str | None = None
 ) -> Outlook | None:
-    """The actions of the policy from here on; None without a deadline, or while the work is unmeasured.
+    """Return the actions of the policy from now on. Return None without a deadline, or while no rate is measured.
 
-    `deployment` is the spot pool that would be asked: its price and its own availability count.
+    `deployment` is the spot pool that would be asked. The price and the availability of this pool count.
     """
     job = job_of(spec, history, here, now=now, deployment=deployment)
     if job is None or here.remaining_seconds is None or here.work_seconds is None:
@@ -100,9 +107,10 @@ def wants_spot(
     now: datetime,
     deployment: str | None = None,
 ) -> bool:
-    """Whether the policy would leave on-demand for spot, which has been up on that pool for `up_seconds`.
+    """Whether the policy would leave on-demand for spot on this pool. Spot has been up on the pool for `up_seconds`.
 
-    False without a deadline, while the work is unmeasured, or if that pool is not cheaper. The clamp is not asked.
+    The result is False without a deadline, while no rate is measured, or if this pool is not cheaper. The function does
+    not ask the clamp.
     """
     job = job_of(spec, history, here, now=now, deployment=deployment)
     if job is None or here.remaining_seconds is None or job.price_ratio <= 1:

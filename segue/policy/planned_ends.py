@@ -1,4 +1,6 @@
-"""Planned ends of segments: where the next one commits and ends although nothing takes its machine away. Pure."""
+"""Plans the ends of segments: the step or time at which the next segment commits and ends although nothing takes its
+machine away. The module is pure.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +13,14 @@ from segue.spec import RunSpec
 
 _HOUR = 3600.0
 _LEAST_SECONDS, _LEAST_CHANGEOVERS = 1800.0, 20
-"""The shortest segment that is planned unasked: seconds, and changeovers, so that planned ends cost at most 5 %."""
+"""The shortest segment for which a planned end is made without a setting, in seconds and in changeovers.
+
+Because of these limits, planned ends cost at most 5 %.
+"""
 
 
 class PlannedEnd(NamedTuple):
-    """The limits that end a segment, whichever comes first; None: no such limit."""
+    """The limits that end a segment, whichever comes first. The value None means that there is no such limit."""
 
     step: int | None = None
     epoch: int | None = None
@@ -23,10 +28,10 @@ class PlannedEnd(NamedTuple):
 
 
 def planned_end(spec: RunSpec, here: Situation, parent: Checkpoint | None) -> PlannedEnd:
-    """The planned end of a segment that resumes from `parent`.
+    """Return the planned end of a segment that resumes from `parent`.
 
-    Steps and epochs end at multiples, so that a preemption in between does not shift the later ends. There is none if
-    one more changeover could cost the deadline.
+    Steps and epochs end at multiples, so that a preemption before a planned end does not shift the later planned ends.
+    There is no planned end if one more changeover could cost the deadline.
     """
     asked = spec.segment
     if (asked.steps, asked.epochs, asked.hours) == (None, None, None):
@@ -43,7 +48,10 @@ def planned_end(spec: RunSpec, here: Situation, parent: Checkpoint | None) -> Pl
 
 
 def _usual_seconds(spec: RunSpec, here: Situation, parent: Checkpoint | None) -> float | None:
-    """Seconds of a segment if no end is asked for; None if the rest of the run is one segment."""
+    """Return the seconds of a segment if the spec asks for no planned end.
+
+    Return None if the rest of the run is one segment.
+    """
     least = max(_LEAST_SECONDS, _LEAST_CHANGEOVERS * here.changeover_seconds)
     if spec.trains_elsewhere:
         return None  # After each end, the run would wait in a queue again; a person may ask for that.

@@ -1,19 +1,21 @@
-"""The choice of a spot pool for the next attempt, by price and by the run's observations of each pool. Pure.
+"""Chooses the spot pool for the next attempt, by price and by the run's observations of each pool. The module is pure.
 
 For each pool, an hour of useful work is expected to cost
 
     price (1 + d / L) e^(w / L)  +  on-demand price x share x W / L
 
-L is the mean life of an attempt there, d the changeover, w the work that a death loses, W the mean wait there, and
-share = remaining work / remaining time, the part of each second waited that has to be bought on on-demand later. With
-deaths at a constant rate, e^(-w / L) of the work is kept; for w far below L the first term is price (L + d + w) / L.
-The pool with the least cost is taken; if several cost the same, the first in the list. A pool without capacity comes
-last for half an hour; the wait is divided among the other pools.
+In this formula, L is the mean life of an attempt on the pool, d the changeover, w the work that a death loses, and W
+the mean wait on the pool. `share` is the remaining work divided by the remaining time. `share` is the part of each
+waited second that has to be bought on on-demand later. If deaths come at a constant rate, the part e^(-w / L) of the
+work is kept. For w far below L, the first term is price (L + d + w) / L. The pool with the least cost is chosen. If
+several pools cost the same, the first of these pools in the list is chosen. A pool without capacity comes last for half
+an hour. The wait for spot is divided among the other pools.
 
-Both L and W start from a prior that is the same for all pools and worth one interval, and from what other runs of the
-store had seen of the pool when the run began, which is worth four intervals at most. They follow the intervals that the
-run observed on the pool, as the mean of a gamma distribution of a constant rate, like the life in `save_interval`. Own
-observations count half after twelve hours, so that a pool that was bad is tried again; those of others after ten days.
+Both L and W start from two priors. The first prior is the same for all pools and counts as one interval. The second
+prior is what other runs of the store had seen of the pool when this run began, and counts as four intervals at most. L
+and W then follow the intervals that the run observed on the pool. Each is the mean of a gamma distribution of a
+constant rate, like the mean life in `save_interval`. The run's own observations count half after twelve hours, so that
+a pool that was bad is tried again. Observations of other runs count half after ten days.
 """
 
 from __future__ import annotations
@@ -32,53 +34,53 @@ from segue.spec import RunSpec
 from segue.spec.pool_prices import PoolSpec
 
 PRIOR_WEIGHT = 1.0
-"""The number of intervals that the priors count for, in each pool."""
+"""The number of intervals as which the priors count, in each pool."""
 PRIOR_WAIT_SECONDS = 600.0
 PRIOR_LIFE_SECONDS = 5400.0
-"""The mean up interval of the published traces."""
+"""The mean length in seconds of an up interval in the published traces."""
 MOST_OF_OTHERS = 4.0
-"""The number of intervals that the observations of other runs count for at most, in each pool."""
+"""The observations of other runs count as at most this number of intervals, in each pool."""
 _HALF_LIFE_SECONDS, _HALF_LIFE_OF_OTHERS_SECONDS = 12 * 3600.0, 10 * 86_400.0
 LAST_FOR_SECONDS = 1800.0
-"""How long a pool without capacity comes after all others."""
+"""For this number of seconds, a pool without capacity comes after all other pools."""
 _MOST_DEATHS = 50.0
-"""Deaths between two commits beyond which all pools are equally hopeless."""
+"""If the expected number of deaths between two commits is larger than this, all pools count as equally bad."""
 _WAIT_SHARE = 0.1
-"""The weight of a second of waiting without a deadline: little, but more than nothing."""
+"""The weight of one second of waiting if the run has no deadline. The weight is small, but more than zero."""
 
 
 @dataclass(frozen=True)
 class Pool:
-    """A spot pool as the run knows it."""
+    """A spot pool, with the facts that the run knows about it."""
 
     deployment: str
     price: float
     """Price per hour."""
     life_seconds: float = PRIOR_LIFE_SECONDS
-    """Mean time from an attempt's claim to its preemption."""
+    """Mean seconds from an attempt's claim to the attempt's preemption."""
     wait_seconds: float = PRIOR_WAIT_SECONDS
-    """Mean wait for capacity, without the boot."""
+    """Mean wait for capacity in seconds, without the boot."""
     no_capacity_at: datetime | None = None
-    """When a wait for it was last given up, if it had no capacity since."""
+    """The time at which a wait for the pool was last given up. The value is None if the pool has had capacity since."""
 
 
 @dataclass(frozen=True)
 class PoolChoice:
-    """The pool to go to, and why; the reason is empty if there is but one pool."""
+    """The chosen pool and the reason for the choice. The reason is empty if there is only one pool."""
 
     deployment: str
     why: str = ""
     wait_share: float = 1.0
-    """Share of the run's wait for spot that is spent on this pool, before another one is asked."""
+    """Share of the run's wait for spot that is spent on this pool before another pool is asked."""
 
     @property
     def asked(self) -> str | None:
-        """The pool that was chosen; None if there is but one."""
+        """The pool that was chosen. The value is None if there is only one pool."""
         return self.deployment if self.why else None
 
 
 def choose_pool(spec: RunSpec, history: History, here: Situation, *, now: datetime) -> PoolChoice:
-    """The spot pool for the next attempt."""
+    """Choose the spot pool for the next attempt."""
     listed = pools_now(spec, history)
     if len(listed.spot) == 1:
         return PoolChoice(listed.spot[0].deployment)
@@ -87,7 +89,7 @@ def choose_pool(spec: RunSpec, history: History, here: Situation, *, now: dateti
 
 
 def pools_of(listed: PoolSpec, history: History, here: Situation, *, now: datetime) -> list[Pool]:
-    """The spot pools as the run knows them."""
+    """Return the spot pools, with the facts that the run knows about them."""
     observed, by_others = intervals(history), seen_by_others(history)
     prices = {pool.deployment: listed.spot_pool_price(pool) for pool in listed.spot}
     return [
@@ -96,7 +98,10 @@ def pools_of(listed: PoolSpec, history: History, here: Situation, *, now: dateti
 
 
 def cheapest(pools: list[Pool], *, here: Situation, on_demand_price: float, now: datetime) -> PoolChoice:
-    """The pool with the least cost of useful work; if none has capacity, the pool that was asked longest ago."""
+    """Return the pool with the least cost of useful work.
+
+    If no pool has capacity, return the pool that was asked longest ago.
+    """
     costs = {pool.deployment: cost_of_work(pool, here=here, on_demand_price=on_demand_price) for pool in pools}
     fresh = [pool for pool in pools if not _comes_last(pool, now)]
     if fresh:
@@ -111,13 +116,15 @@ def cheapest(pools: list[Pool], *, here: Situation, on_demand_price: float, now:
 
 
 def cost_of_work(pool: Pool, *, here: Situation, on_demand_price: float) -> float:
-    """The expected cost of an hour of useful work on a pool, waits included."""
+    """Return the expected cost of an hour of useful work on a pool, including waits."""
     paid = paid_per_hour_of_work(pool, here=here)
     return paid + on_demand_price * _wait_share(here) * pool.wait_seconds / pool.life_seconds
 
 
 def paid_per_hour_of_work(pool: Pool, *, here: Situation) -> float:
-    """The money that an hour of useful work takes on a pool, with its starts and the work that deaths lose."""
+    """Return the money that an hour of useful work costs on a pool, including the starts and the work that
+    deaths lose.
+    """
     lost = here.at_risk_seconds / 2  # A death comes at any moment between two commits.
     kept = math.exp(-min(lost / pool.life_seconds, _MOST_DEATHS))
     return pool.price * (1 + here.expected_changeover_seconds / pool.life_seconds) / kept
@@ -132,7 +139,10 @@ def pool_of(
     now: datetime,
     by_others: tuple[Interval, ...] = (),
 ) -> Pool:
-    """A pool's price, and its mean life and wait as the run, and before it other runs, observed them."""
+    """Return a pool with its price, its mean life and its mean wait.
+
+    This run and earlier runs observed the life and the wait.
+    """
     own = [interval for interval in observed if interval.deployment == deployment]
     others = [interval for interval in by_others if interval.deployment == deployment]
     prior = _Sums(PRIOR_WEIGHT, PRIOR_WEIGHT * PRIOR_LIFE_SECONDS, PRIOR_WEIGHT, PRIOR_WEIGHT * PRIOR_WAIT_SECONDS)
@@ -153,7 +163,7 @@ def pool_of(
 
 
 class _Sums(NamedTuple):
-    """Ends and seconds of up intervals, and of down intervals, by their weights."""
+    """Weighted sums of the ends and the seconds of up intervals and of down intervals."""
 
     deaths: float
     lived: float
@@ -161,7 +171,7 @@ class _Sums(NamedTuple):
     waited: float
 
     def at_most(self, intervals: float) -> _Sums:
-        """The same rates, with the weight of this many ends at most."""
+        """Return sums with the same rates, with the weight of at most this number of ends."""
         up, down = (min(1.0, intervals / max(ends, 1e-9)) for ends in (self.deaths, self.waits))
         return _Sums(up * self.deaths, up * self.lived, down * self.waits, down * self.waited)
 

@@ -1,10 +1,12 @@
-"""The waits of attempts for slots of pools that runs share. Pure.
+"""Estimates how long attempts wait for slots of pools that several runs share. The module is pure.
 
-The slots of a pool with a concurrency limit are taken by other runs too, whose ends nobody plans. The wait is estimated
-from what the pool shows: how many flow runs wait before this one, and how long the newest ones held a slot.
+Other runs also take slots of a pool with a concurrency limit, and nobody plans when the other runs end. The wait is
+estimated from two facts that the pool shows: the number of flow runs that wait before this flow run, and the time for
+which the newest flow runs held a slot.
 
-Runs with similar deadlines that wait for spot would all ask for on-demand at the same late moment, and then wait
-for each other there. So of the runs that spot will not reach in time, the last in its queue leaves it first.
+If several runs with similar deadlines wait for spot, all of them would ask for on-demand at the same late moment, and
+would then wait for each other on on-demand. Therefore, of the runs that spot will not reach in time, the last run in
+the queue of spot leaves the queue first.
 """
 
 from __future__ import annotations
@@ -17,13 +19,13 @@ from statistics import median
 from segue.units import later
 
 NUMBER = "on_demand_queue_seconds"
-"""Name of the estimate among the numbers of a decision."""
+"""Name that the estimate for the queue of on-demand has among the numbers of a decision."""
 SPOT_NUMBER = "spot_queue_seconds"
-"""The name of the estimate for spot's queue, in which the attempt was the last."""
+"""Name of the estimate for the queue of spot. The attempt was the last in this queue."""
 _MOST_IDLE = 2.0
-"""The measured time between starts counts up to this multiple of the time for which a slot is held.
+"""The measured time between two starts counts only up to this multiple of the time for which a slot is held.
 
-An outage of the workers, or a wait for another limit, is no part of a slot's turn.
+An outage of the workers, or a wait for another limit, does not belong to the time that a slot needs for one flow run.
 """
 
 
@@ -32,18 +34,21 @@ class Slots:
     """The slots of a pool at one moment."""
 
     limit: int | None
-    """Flow runs that may run at once; None without a limit."""
+    """Number of flow runs that may run at the same time. The value None means no limit."""
     taken: int
     waiting: int
-    """Flow runs that are due, have no slot, and get one before this one."""
+    """Number of flow runs that are due, have no slot, and get a slot before this flow run."""
     held_seconds: Sequence[float]
-    """How long the newest flow runs held a slot, those that still hold one included."""
+    """Seconds for which the newest flow runs held a slot, including the flow runs that still hold a slot."""
     start_every_seconds: float = 0.0
-    """Mean time between the newest starts of flow runs that waited, as measured; 0 if too few did."""
+    """Mean measured seconds between the newest starts of flow runs that waited.
+
+    The value is 0 if too few flow runs waited.
+    """
 
     @property
     def is_full(self) -> bool:
-        """Whether a further flow run would wait."""
+        """Whether one more flow run would have to wait."""
         return self.limit is not None and self.taken + self.waiting >= self.limit
 
 
@@ -52,18 +57,18 @@ UNLIMITED = Slots(None, taken=0, waiting=0, held_seconds=())
 
 @dataclass(frozen=True)
 class Queues:
-    """The waits of a run for a slot of either capacity, at one moment."""
+    """The waits of a run for a slot of spot and for a slot of on-demand, at one moment."""
 
     on_demand_seconds: float = 0.0
-    """The wait for a slot of on-demand that begins now."""
+    """The wait in seconds for a slot of on-demand, if the wait begins now."""
     spot_free_at: datetime | None = None
-    """When spot has a slot for this run; None if it has one, or has no limit."""
+    """The time at which spot has a slot for this run. The value is None if spot has a slot now, or has no limit."""
     slots_ratio: float = 0.0
-    """Slots of spot for each slot of on-demand; 0 if one of them has no limit."""
+    """Number of slots of spot for each slot of on-demand. The value is 0 if spot or on-demand has no limit."""
 
     @classmethod
     def of(cls, *, spot: Slots, on_demand: Slots, now: datetime) -> Queues:
-        """The queues that these slots make."""
+        """Return the queues that follow from these slots."""
         wait = queue_seconds(spot)
         return cls(
             on_demand_seconds=queue_seconds(on_demand),
@@ -72,21 +77,22 @@ class Queues:
         )
 
     def spot_seconds(self, now: datetime) -> float:
-        """The wait for a slot of spot from now on; 0 if the run has a slot."""
+        """Return the wait in seconds for a slot of spot from now on. Return 0 if the run has a slot."""
         return 0.0 if self.spot_free_at is None else max((self.spot_free_at - now).total_seconds(), 0.0)
 
     @property
     def without_spot(self) -> Queues:
-        """The queues for a run that has its slot of spot."""
+        """The queues for a run that already has its slot of spot."""
         return replace(self, spot_free_at=None)
 
     def crowd_seconds(self, *, until: datetime) -> float:
-        """How long a run that gives up spot at `until` waits for on-demand; 0 if spot has a slot by then.
+        """Return the seconds for which a run that gives up spot at `until` waits for on-demand.
 
-        The runs before it whose turn on spot comes between `until` and its own are not reached in time either. With
-        deadlines like its own they also give up spot then, and have slots of on-demand for as long as they would have
-        had those of spot. The others are assumed to have similar deadlines: behind runs without one, a run leaves spot
-        earlier than necessary.
+        Return 0 if spot has a slot by then. Some runs before this run get their turn on spot between `until` and the
+        turn of this run. Spot does not reach these runs in time either. If these runs have a deadline like the deadline
+        of this run, they also give up spot at `until`. They then hold slots of on-demand for as long as they would have
+        held slots of spot. The other runs are assumed to have similar deadlines. Behind runs without a deadline, a run
+        therefore leaves spot earlier than necessary.
         """
         if self.spot_free_at is None:
             return 0.0
@@ -94,7 +100,10 @@ class Queues:
 
 
 def queue_seconds(slots: Slots) -> float:
-    """The usual wait of a flow run behind the others; 0 if a slot is free, or nothing is known."""
+    """Return the usual wait in seconds of a flow run behind other flow runs.
+
+    Return 0 if a slot is free, or if nothing is known.
+    """
     if slots.limit is None or slots.limit < 1 or not slots.held_seconds:
         return 0.0
     before = slots.taken + slots.waiting - slots.limit

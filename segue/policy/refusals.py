@@ -1,8 +1,9 @@
-"""Attempts that a pool could not start: its cluster or its API refused them. Pure.
+"""Handles attempts that a pool could not start, because the pool's cluster or API refused them. The module is pure.
 
-Nothing was bought and nothing is known about the run, so the same pool is asked again after a pause, which doubles. It
-is asked for ever: an outage ends, a person corrects rights, quotas and templates while the run waits, and no answer of
-a cluster tells for certain that this will not happen (Kubernetes answers 403 also for a quota that is used up).
+After a refusal, nothing was bought and nothing new is known about the run. Therefore the same pool is asked again after
+a pause, and the pause doubles with each refusal. The pool is asked without end. The reason is that an outage ends, and
+that a person may correct rights, quotas and templates while the run waits. No answer of a cluster proves the opposite
+(Kubernetes answers 403 also for a quota that is used up).
 """
 
 from __future__ import annotations
@@ -14,22 +15,29 @@ from segue.runlog.history import History
 
 _FIRST_SECONDS, _LONGEST_SECONDS = 5.0, 300.0
 _SLACK_SHARE = 0.1
-"""Share of the slack that one pause may take."""
+"""Share of the slack that one pause may use."""
 _LEAST_SECONDS_PER_REFUSAL = 0.5
-"""A late run pauses for so long after each refusal in a row: a small share of the time that they have lasted."""
+"""A late run pauses for this number of seconds per refusal in a row.
+
+This is a small share of the time for which the refusals have lasted.
+"""
 _SHORTAGES = (
     "capacity is unavailable",
     "reached the limit on the number of vcpus",
     "failed to run ecs task: resource:",
 )
-"""Messages of ECS, in lower case, when it has no machine: such an attempt is an ordinary one without capacity."""
+"""Messages of ECS, in lower case, that mean that ECS has no machine.
+
+An attempt with such a message counts as an ordinary attempt without capacity.
+"""
 _FIX = "correct what the pool says there, if it is no outage; the run goes on by itself"
 
 
 def delay_seconds(history: History, *, deployment: str, slack_seconds: float | None) -> float:
-    """The pause before this deployment is asked again; a near deadline shortens it, to 5 s at least.
+    """Return the seconds of the pause before this deployment is asked again.
 
-    0 if the newest attempts were not refused, or other deployments refused them.
+    A near deadline shortens the pause, but not below 5 s. Return 0 if the newest attempts were not refused, or if other
+    deployments refused them.
     """
     refused = sum(_deployment_of(report, history) == deployment for report in _in_a_row(history))
     if not refused:
@@ -43,7 +51,10 @@ def delay_seconds(history: History, *, deployment: str, slack_seconds: float | N
 
 
 def in_words(history: History) -> str:
-    """How often the newest attempts were refused in a row, and what the pool said; empty when they were not."""
+    """Describe how often the newest attempts were refused in a row, and what the pool said.
+
+    The text is empty if they were not refused.
+    """
     refused = _in_a_row(history)
     if not refused:
         return ""
@@ -55,7 +66,10 @@ def in_words(history: History) -> str:
 
 
 def warning_of(history: History) -> str:
-    """`in_words` as a warning, when the refusals in a row have doubled; empty otherwise, and for lack of capacity."""
+    """Return the text of `in_words` as a warning, if the number of refusals in a row has doubled.
+
+    Otherwise, and for lack of capacity, the text is empty.
+    """
     refused = _in_a_row(history)
     has_doubled = bool(refused) and len(refused).bit_count() == 1
     return in_words(history) if has_doubled and not _is_for_lack_of_capacity(refused[0]) else ""
@@ -67,7 +81,7 @@ def _is_for_lack_of_capacity(report: SegmentReport) -> bool:
 
 
 def _in_a_row(history: History) -> list[SegmentReport]:
-    """The newest attempts, as long as they were refused; the newest first."""
+    """Return the newest attempts that were refused in a row, the newest attempt first."""
     return list(takewhile(lambda report: report.was_refused, reversed(history.fresh_reports)))
 
 

@@ -1,4 +1,7 @@
-"""Whether a run's next attempt rehearses a resume, and what the rehearsal found so far. Pure."""
+"""Decides whether a run's next attempt rehearses a resume, and finds what the rehearsal has found so far.
+
+The module is pure.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,11 @@ from segue.spec import RunSpec
 
 
 def is_due(spec: RunSpec, history: History, *, ranks: int) -> bool:
-    """Whether an attempt should rehearse: no resume of the run was replayed yet, by a rehearsal or by an attempt.
+    """Whether an attempt should rehearse.
 
-    Runs with several ranks do not rehearse, because it would need as many processes again; nor do programs, because a
-    second process would repeat everything that the program does besides training.
+    It should if no resume of the run was replayed yet, by a rehearsal or by an attempt. Runs with several ranks do not
+    rehearse, because a rehearsal would need as many processes again. Programs do not rehearse either, because a second
+    process would repeat everything that the program does besides training.
     """
     continuity = spec.continuity
     if continuity.rehearsal == "off" or not continuity.witness_steps or ranks > 1 or spec.recipe is None:
@@ -20,7 +24,10 @@ def is_due(spec: RunSpec, history: History, *, ranks: int) -> bool:
 
 
 def verdict_to_stop(spec: RunSpec, history: History) -> Verdict | None:
-    """The verdict of a rehearsal that ends the run; None if the run may go on, or count as finished."""
+    """Return the verdict of a rehearsal that ends the run.
+
+    Return None if the run may continue, or count as finished.
+    """
     # A run that was started again rehearses again, unless no step is left to make.
     is_of_this_run = bool(history.drills) or history.is_committed(spec)
     return history.broken_drill if spec.continuity.rehearsal == "stop" and is_of_this_run else None

@@ -1,4 +1,7 @@
-"""How often a run commits, and whether a notice leaves time for one more save. Pure: measurements in, values out."""
+"""Decides how often a run commits, and whether a notice leaves time for one more save.
+
+The module is pure: its functions take measurements and return values.
+"""
 
 from __future__ import annotations
 
@@ -10,56 +13,68 @@ from statistics import median
 from segue.units import duration
 
 PRIOR_LIFE_SECONDS = 7200.0
-"""Time between preemptions before any was observed: 2.1 h on published traces of V100 spot machines."""
+"""Seconds between preemptions that are assumed before any preemption was observed.
+
+Published traces of V100 spot machines show 2.1 h.
+"""
 
 FIRST_SAVE_SECONDS = 60.0
-"""When to take the save that measures the cost: late enough to know how long a step takes without one."""
+"""Seconds of training after which the run makes the save that measures the cost of a save.
+
+The value is late enough to know how long a step takes without a save.
+"""
 
 NOTICE_SHARE = 0.7
-"""Share of the remaining time that a last save may be expected to take; the rest is a margin."""
+"""The last save may be expected to take at most this share of the remaining time. The rest is a margin."""
 
 ASSUMED_BYTES_PER_SECOND = 100e6
-"""Rate of a save until one is measured: below the slowest S3 client we measured on one machine (136 MB/s)."""
+"""Bytes per second of a save that are assumed until a rate is measured.
+
+The value is below the slowest S3 client that we measured on one machine (136 MB/s).
+"""
 
 _IDLE_STEPS_KEPT = 64
 _SAVES_KEPT = 8
 _LEAST_SECONDS = 1e-6
-"""The least duration of a save: a coarse clock may read zero for a tiny one."""
+"""Shortest duration of a save in seconds. A coarse clock may show zero seconds for a tiny save."""
 
 
 @dataclass(frozen=True)
 class SaveCost:
-    """The cost of one save for training, and its time from end to end."""
+    """The cost of one save for training, and the time of the save from beginning to end."""
 
     stall_seconds: float
-    """How long the save blocked the safe point."""
+    """Seconds for which the save blocked the safe point."""
     slowdown_seconds: float
-    """Extra time that steps took while the save was being written."""
+    """Extra seconds that steps took while the save was being written."""
     save_seconds: float
-    """Time from snapshot to commit, without the wait for the metric."""
+    """Seconds from the snapshot to the commit, without the wait for the metric."""
     evaluate_seconds: float = 0.0
-    """How long the recipe's `evaluate` then blocked training; 0 if it is not called for a save."""
+    """Seconds for which the recipe's `evaluate` blocked training after the save.
+
+    The value is 0 if `evaluate` is not called for a save.
+    """
 
     @property
     def cost_seconds(self) -> float:
-        """Training time that one save costs (C)."""
+        """Seconds of training time that one save costs (C)."""
         return self.stall_seconds + self.slowdown_seconds + self.evaluate_seconds
 
 
 @dataclass(frozen=True)
 class Life:
-    """How long spot capacity lasts between preemptions: the prior and what was observed."""
+    """The time that spot capacity lasts between preemptions: the prior and the observations."""
 
     up_seconds: float = 0.0
-    """Time on spot so far, the running attempt included."""
+    """Seconds on spot so far, including the running attempt."""
     preemptions: int = 0
     prior_seconds: float = PRIOR_LIFE_SECONDS
     prior_weight: float = 1.0
-    """How many preemptions the prior counts for."""
+    """Number of preemptions for which the prior counts."""
 
     @property
     def mean_seconds(self) -> float:
-        """The estimate by `mean_life_seconds` (M)."""
+        """The mean life in seconds that `mean_life_seconds` estimates (M)."""
         return mean_life_seconds(
             self.up_seconds, self.preemptions, prior_seconds=self.prior_seconds, prior_weight=self.prior_weight
         )
@@ -67,10 +82,15 @@ class Life:
 
 @dataclass(frozen=True)
 class Cadence:
-    """The interval of commits, its reason, and the numbers behind it."""
+    """The interval between commits, the reason for the interval, and the numbers from which the interval is
+    computed.
+    """
 
     interval_seconds: float | None
-    """Time from the end of one save's stall until the next save is due; None when only steps count."""
+    """Seconds from the end of one save's stall until the next save is due.
+
+    The value is None if only steps decide when a save is due.
+    """
     reason: str
     numbers: dict[str, float] = field(default_factory=dict)
     every_steps: int | None = None
@@ -78,19 +98,20 @@ class Cadence:
 
 @dataclass(frozen=True)
 class LastSave:
-    """Whether to take one more save after a notice, and why."""
+    """Whether to make one more save after a notice, and the reason."""
 
     save: bool
     expected_seconds: float
-    """Time until the save is committed, the save in flight included."""
+    """Expected seconds until the save is committed, including the save in flight."""
     reason: str
 
 
 class CostMeter:
-    """Measures what saves cost while training goes on; remembers the last 64 idle steps and the last 8 saves.
+    """Measures the cost of saves while training continues. The meter keeps the last 64 idle steps and the last 8 saves.
 
-    All estimates are medians: one slow disk flush or one late batch must not change the interval. The first save
-    allocates memory and opens connections, which makes it 2 to 10 times slower, so it counts only until the second.
+    All estimates are medians, because one slow disk flush or one late batch must not change the interval. The first
+    save allocates memory and opens connections, and therefore takes 2 to 10 times as long as later saves. The first
+    save counts only until the second save is measured.
     """
 
     def __init__(self) -> None:
@@ -101,7 +122,7 @@ class CostMeter:
         self._busy_seconds, self._busy_steps = 0.0, 0
 
     def step_done(self, seconds: float, *, writer_busy: bool) -> None:
-        """Count a step; `writer_busy`: a save was being written during it."""
+        """Count a step. `writer_busy` means that a save was being written during the step."""
         if writer_busy:
             self._busy_seconds += seconds
             self._busy_steps += 1
@@ -111,9 +132,10 @@ class CostMeter:
     def save_done(
         self, stall_seconds: float, save_seconds: float, size_bytes: int, *, evaluate_seconds: float = 0.0
     ) -> None:
-        """Count a committed save, and the busy steps since the last one as part of it.
+        """Count a committed save. The busy steps since the previous save belong to the cost of this save.
 
-        Steps during the sealing and pruning that follow a commit are charged to the next save: each save has some.
+        A commit is followed by sealing and pruning. Steps during sealing and pruning are counted for the next save,
+        because every save is followed by sealing and pruning.
         """
         if len(self._saves) == 1 and not self._has_warmed_up:
             self._saves.clear()
@@ -125,7 +147,7 @@ class CostMeter:
 
     @property
     def estimate(self) -> SaveCost | None:
-        """The median of the newest saves; None before the first."""
+        """The median cost of the newest saves. The value is None before the first save."""
         if not self._saves:
             return None
         return SaveCost(
@@ -145,7 +167,10 @@ class CostMeter:
 
     @property
     def bytes_per_second(self) -> float | None:
-        """The median rate from snapshot to commit of the newest saves; None before the first."""
+        """The median rate of the newest saves from snapshot to commit, in bytes per second.
+
+        The value is None before the first save.
+        """
         return median(self._rates) if self._rates else None
 
     def _slowdown_seconds(self) -> float:
@@ -161,23 +186,26 @@ def mean_life_seconds(
     prior_seconds: float = PRIOR_LIFE_SECONDS,
     prior_weight: float = 1.0,
 ) -> float:
-    """The estimated time between preemptions, from observations and a prior worth `prior_weight` preemptions.
+    """Return the estimated seconds between preemptions.
 
-    If preemptions come at a constant rate, n of them in T seconds of uptime turn the prior Gamma(shape w, rate w prior)
-    of it into Gamma(w + n, w prior + T); the result is one over its mean. The uptime of a running attempt counts, so a
-    long time without preemptions lengthens the estimate at once; the mean of ended lives alone would miss it. A
-    weak prior is enough: the save interval grows with the root of this estimate, so an error of four times doubles or
-    halves the interval, which loses a quarter more than the best interval does.
+    The estimate combines the observations with a prior that counts as `prior_weight` preemptions. If preemptions come
+    at a constant rate with the prior Gamma(shape w, rate w prior), then n preemptions in T seconds of uptime turn this
+    prior into Gamma(w + n, w prior + T). The result of the function is one over the mean of the second distribution.
+    The uptime of a running attempt counts too, so a long time without preemptions lengthens the estimate at once. The
+    mean of ended lives alone would ignore this time. A weak prior is enough, because the save interval grows with the
+    square root of this estimate. If the estimate is wrong by a factor of four, the interval doubles or halves, and a
+    quarter more time is lost than with the best interval.
     """
     return (prior_weight * prior_seconds + up_seconds) / (prior_weight + preemptions)
 
 
 def young_daly_seconds(*, cost_seconds: float, mean_life_seconds: float) -> float:
-    """The work between two saves that loses the least time to saves and preemptions together.
+    """Return the seconds of work between two saves for which saves and preemptions together lose the least time.
 
-    Young's sqrt(2 C M) (CACM 17(9), 1974) with the higher-order terms of Daly (FGCS 22(3), 2006), for a cost C that is
-    not small against the mean life M. Daly gives M from C = 2 M on, where his series has only reached 8/9 M; in between
-    4/9 C joins the two, because a longer life must not make the interval shorter.
+    The formula is Young's sqrt(2 C M) (CACM 17(9), 1974) with the higher-order terms of Daly (FGCS 22(3), 2006). Daly's
+    terms are needed if the cost C of a save is not small against the mean life M. From C = 2 M on, Daly gives M as the
+    result, but at C = 2 M Daly's series has only reached 8/9 M. Between the two, the function uses 4/9 C, because a
+    longer life must not make the interval shorter.
     """
     if cost_seconds >= 2 * mean_life_seconds:
         return min(mean_life_seconds, 4 / 9 * cost_seconds)
@@ -186,7 +214,10 @@ def young_daly_seconds(*, cost_seconds: float, mean_life_seconds: float) -> floa
 
 
 def as_asked(*, every_steps: int | None = None, every_seconds: float | None = None) -> Cadence:
-    """The cadence that the run spec sets by steps, by seconds or both; with both, whichever comes first."""
+    """Return the cadence that the run spec sets by steps, by seconds or by both.
+
+    If the spec sets both, the condition that is met first counts.
+    """
     asked = [f"{every_steps} steps"] if every_steps is not None else []
     asked += [f"{every_seconds:g} s"] if every_seconds is not None else []
     which = ", whichever comes first" if len(asked) == 2 else ""
@@ -200,11 +231,12 @@ def interval_seconds(
     max_work_at_risk_seconds: float,
     shortest_seconds: float = 1.0,
 ) -> Cadence:
-    """The cadence by measured cost and observed preemptions; all seconds given are above zero.
+    """Return the cadence from the measured cost and the observed preemptions.
 
-    `cost` is None before the first save, `life` is None if no preemption is expected. Work is at risk from one
-    snapshot until the commit of the next: the interval, a save, and the step that is running. The interval is never
-    shorter than a save takes: a save that is due while the one before is still being written would be skipped.
+    All seconds that the caller gives are above zero. `cost` is None before the first save. `life` is None if no
+    preemption is expected. Work is at risk from one snapshot until the commit of the next snapshot. This time consists
+    of the interval, one save, and the step that is running. The interval is never shorter than the time that a save
+    takes. If a save is due while the previous save is still being written, the due save would be skipped.
     """
     if cost is None:
         first = min(FIRST_SAVE_SECONDS, max_work_at_risk_seconds)
@@ -243,8 +275,8 @@ def should_save_on_notice(
 ) -> LastSave:
     """Whether one last save is expected to be committed within 70 % of the remaining time.
 
-    Saves are written in order, so one in flight comes first. The rest of the time is for the report: an attempt that
-    dies during a save is declared lost only after its heartbeat timeout.
+    Saves are written in order, so a save in flight is written before the last save. The remaining 30 % of the time are
+    for the report. An attempt that dies during a save is declared lost only after its heartbeat timeout.
     """
     if bytes_per_second:
         own, basis = size_bytes / bytes_per_second, f"{_size(size_bytes)} at {_size(bytes_per_second)}/s"

@@ -1,7 +1,7 @@
-"""The cost of a run by attempt and by month. Pure.
+"""Computes the cost of a run by attempt and by month. The module is pure.
 
-An attempt is charged from its claim to its end, at the price that held when it was decided: `pools.prices` names the
-source of current prices, and the log has what it answered.
+An attempt is charged from its claim to its end, at the price that applied when the attempt was decided. `pools.prices`
+names the source of current prices, and the log contains the prices that the source gave.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ HOUR = 3600.0
 
 @dataclass(frozen=True)
 class Charge:
-    """Time with a machine at a price per hour."""
+    """A time with a machine, at a price per hour."""
 
     capacity: Capacity
     began_at: datetime
@@ -36,11 +36,11 @@ class Charge:
         return self.began_at + timedelta(seconds=self.seconds)
 
     def cost_in(self, month: Month) -> float:
-        """The part of the cost that falls into a month."""
+        """Return the part of the cost that belongs to a month."""
         return self.within(month).cost
 
     def within(self, month: Month) -> Charge:
-        """The part of the time that falls into a month; it may be none."""
+        """Return the part of the time that belongs to a month. The part may be empty."""
         begins_at = max(self.began_at, month.begins_at)
         inside = (min(self.ended_at, month.ends_at) - begins_at).total_seconds()
         return replace(self, began_at=begins_at, seconds=max(inside, 0.0))
@@ -51,19 +51,19 @@ class Month:
     """A calendar month of one time zone."""
 
     name: str
-    """For example 2026-11."""
+    """The name of the month, for example 2026-11."""
     begins_at: datetime
     ends_at: datetime
 
 
 def month_of(moment: datetime, zone: tzinfo) -> Month:
-    """The calendar month of a moment."""
+    """Return the calendar month of a moment."""
     there = moment.astimezone(zone)
     return month_named(there.year, there.month, zone)
 
 
 def month_named(year: int, number: int, zone: tzinfo) -> Month:
-    """The calendar month of a year by its number, from 1 to 12."""
+    """Return the calendar month of a year by its number, from 1 to 12."""
     begins_at = datetime(year, number, 1, tzinfo=zone)
     ends_at = datetime(year + number // 12, number % 12 + 1, 1, tzinfo=zone)
     # In UTC: a difference of two times in one zone would not count the hour of its summer time.
@@ -71,7 +71,7 @@ def month_named(year: int, number: int, zone: tzinfo) -> Month:
 
 
 def months_of(charges: Iterable[Charge], zone: tzinfo) -> list[Month]:
-    """The months in which any of the charges falls, oldest first."""
+    """Return the months to which a part of the charges belongs, oldest first."""
     found: dict[str, Month] = {}
     for charge in charges:
         month = month_of(charge.began_at, zone)
@@ -83,7 +83,10 @@ def months_of(charges: Iterable[Charge], zone: tzinfo) -> list[Month]:
 
 
 def pools_now(spec: RunSpec, history: History) -> PoolSpec:
-    """The pools at the prices that hold now: the newest in the log, or those of the run spec."""
+    """Return the pools at the prices that apply now.
+
+    These are the newest prices in the log, or the prices of the run spec.
+    """
     is_known = spec.pools.prices is not None and history.prices is not None
     return history.once(_at_newest_prices, spec) if is_known else spec.pools
 
@@ -94,14 +97,15 @@ def _at_newest_prices(spec: RunSpec, history: History) -> PoolSpec:
 
 
 def price_of(spec: RunSpec, history: History, report: SegmentReport) -> float:
-    """Price per hour at which a reported attempt is charged."""
+    """Return the price per hour at which a reported attempt is charged."""
     return _price_of(spec, history, report.segment, report.attempt, report.capacity)
 
 
 def charges_of(spec: RunSpec, history: History, *, live_seconds: float = 0.0) -> list[Charge]:
-    """The cost of each attempt of a run, in their order; without its standbys.
+    """Return the cost of each attempt of a run, in the order of the attempts. The costs of standbys are not included.
 
-    `live_seconds` is the time that an attempt without a report has had its machine, by its heartbeat.
+    `live_seconds` is the number of seconds for which an attempt without a report has had its machine, according to its
+    heartbeat.
     """
     found = []
     for report in history.last_reports():

@@ -1,7 +1,9 @@
-"""How long a start may take: from the moment a worker takes an attempt to the attempt's claim of the run. Pure.
+"""Decides how long a start may take.
 
-The limit is learned from the starts on the same pool that the run's log has. Past it another start of the same attempt
-is asked for beside the slow one; past a longest time a start is given up.
+A start lasts from the moment a worker takes an attempt to the attempt's claim of the run. The module is pure. The limit
+of a pool is learned from the starts on the same pool that the run's log contains. If a start takes longer than the
+limit, another start of the same attempt is requested beside the slow start. If a start takes longer than a longest
+time, the start is given up.
 """
 
 from __future__ import annotations
@@ -11,42 +13,46 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from segue.records import SegmentPlan
+from segue.policy.estimates import keeps_machine_of, to_claim_seconds
+from segue.records import Capacity, SegmentPlan
+from segue.runlog.entries import DecisionEntry
 from segue.runlog.history import History
 from segue.spec import RunSpec
 
 SHARE = 0.99
-"""The share of known starts that a limit covers."""
+"""The share of the known starts that are within a limit."""
 _NEWEST = 200
-"""The most starts of a pool by which the pool is judged, the newest ones."""
+"""Number of the newest starts of a pool by which the pool is judged."""
 _FACTOR = 2.0
-"""Factor by which a start may take longer than the known ones before it is slow.
+"""A start counts as slow only if it takes longer than the known starts by this factor.
 
-If no start of an attempt claimed it, its starts count as longer by the same factor: if all starts take longer than the
-limit so far, the next attempt has more time.
+If no start of an attempt claimed the attempt, its starts count as longer by the same factor. The next attempt therefore
+has more time if all starts took longer than the limit so far.
 """
 MOST_STARTS = 3
-"""Starts of one attempt, the first included."""
+"""Maximum number of starts of one attempt, including the first start."""
 _LONGEST_IN_LIMITS = 3.0
 _CHANGEOVERS = 5.0
-"""With a deadline a start may take this multiple of a changeover, and of its limit, before it is given up."""
+"""If the run has a deadline, a start is given up after this multiple of a changeover, or after a multiple of its limit,
+whichever is longer.
+"""
 
 
 @dataclass(frozen=True)
 class StartLimit:
-    """The limit beyond which a start on a pool is slow, and the starts from which it was learned."""
+    """The limit after which a start on a pool is slow, and the starts from which the limit was learned."""
 
     seconds: float
     soon_seconds: float
-    """The limit if the deadline leaves no time to wait for `seconds`."""
+    """The limit in seconds if the deadline leaves no time to wait for `seconds`."""
     longest_seconds: float
-    """A start is given up after this time."""
+    """A start is given up after this number of seconds."""
     usual_seconds: float | None
-    """99 % of the known starts took no longer; None: none is known."""
+    """99 % of the known starts took at most this number of seconds. The value None means that no start is known."""
     known: int
 
     def in_words(self, *, seconds: float) -> str:
-        """Why a start that has taken so long is slow."""
+        """Explain in words why a start that has taken this number of seconds is slow."""
         if self.usual_seconds is None:
             return f"the start takes longer than {seconds:.0f} s, and none on this pool is known yet"
         before = f"{SHARE:.0%} of the {self.known} starts" if self.known > 1 else "the one start"
@@ -56,40 +62,40 @@ class StartLimit:
 
 @dataclass(frozen=True)
 class Start:
-    """One start of an attempt, as it is seen now."""
+    """One start of an attempt, as it is now."""
 
     number: int
     seconds: float | None
-    """Time since a worker took it; None: it waits for capacity."""
+    """Seconds since a worker took the start. The value None means that the start waits for capacity."""
     waited_seconds: float = 0.0
-    """Time since it was asked for."""
+    """Seconds since the start was requested."""
     may_be_doubled: bool = True
-    """Whether another one beside it would cost nothing but its machine."""
+    """Whether another start beside this start would cost nothing except its machine."""
 
 
 class Step(StrEnum):
-    """The next action on the starts of an attempt that has not claimed the run."""
+    """The next action for the starts of an attempt that has not claimed the run."""
 
     WAIT = "wait"
     ASK = "ask"
-    """Ask for another start beside the newest one."""
+    """Request another start beside the newest start."""
     GIVE_UP = "give up"
-    """Give up the oldest start, and wait for the other one."""
+    """Give up the oldest start, and wait for the other start."""
     END = "end"
-    """Give up the attempt: none of its starts is waited for any more."""
+    """Give up the attempt, and wait for none of its starts any more."""
 
 
 def quantile(values: Sequence[float], share: float) -> float | None:
-    """The least of the values that this share of them does not exceed; None without values."""
+    """Return the least value that at least this share of the values does not exceed. Return None without values."""
     if not values:
         return None
     return sorted(values)[max(math.ceil(share * len(values)), 1) - 1]
 
 
 def known_seconds(history: History, plan: SegmentPlan) -> list[float]:
-    """How long the newest starts on the pool of a plan took, those of that plan excepted.
+    """Return the seconds that the newest starts on the pool of a plan took. The starts of the plan itself are left out.
 
-    A start that failed beside one that did not shows nothing about the pool.
+    If a start failed and another start of the same attempt succeeded, the failure shows nothing about the pool.
     """
     place = plan.segment, plan.attempt
     of_pool = [entry for entry in history.starts if entry.deployment == plan.deployment and entry.seconds > 0]
@@ -105,7 +111,7 @@ def known_seconds(history: History, plan: SegmentPlan) -> list[float]:
 
 
 def limit_of(known: Sequence[float], *, spec: RunSpec, changeover_seconds: float) -> StartLimit:
-    """The limit of a pool whose starts took so long."""
+    """Return the limit of a pool whose starts took the seconds in `known`."""
     usual, liveness = quantile(known, SHARE), spec.liveness
     most = liveness.first_step_seconds
     learned = _FACTOR * usual if usual is not None else 0.0
@@ -118,9 +124,10 @@ def limit_of(known: Sequence[float], *, spec: RunSpec, changeover_seconds: float
 
 
 def slow_after_seconds(limit: StartLimit, *, seconds: float, left_seconds: float | None, asked: int) -> float:
-    """How long a start that has taken `seconds` may take until it is slow; each earlier start doubles the time.
+    """Return the seconds after which a start that has taken `seconds` so far is slow.
 
-    `left_seconds` is the time in which another start must have begun, for the deadline; None: there is none.
+    Each earlier start doubles the time. `left_seconds` is the time until which another start must have begun, because
+    of the deadline. None means that there is no deadline.
     """
     patient = limit.seconds * 2.0 ** (asked - 1)
     is_urgent = left_seconds is not None and left_seconds < patient - seconds
@@ -128,7 +135,10 @@ def slow_after_seconds(limit: StartLimit, *, seconds: float, left_seconds: float
 
 
 def next_step(starts: Sequence[Start], limit: StartLimit, *, asked: int, left_seconds: float | None = None) -> Step:
-    """The next action on an attempt's living starts, oldest first; `asked` is how many were asked for in all."""
+    """Return the next action for an attempt's living starts, oldest first.
+
+    `asked` is the number of all starts that were requested.
+    """
     if not starts:
         return Step.WAIT
     oldest, newest = starts[0], starts[-1]
@@ -142,3 +152,18 @@ def next_step(starts: Sequence[Start], limit: StartLimit, *, asked: int, left_se
         return Step.WAIT
     slow_after = slow_after_seconds(limit, seconds=newest.seconds, left_seconds=left_seconds, asked=asked)
     return Step.ASK if newest.seconds > slow_after else Step.WAIT
+
+
+def machine_starts(history: History) -> list[tuple[DecisionEntry, float]]:
+    """The starts of on-demand machines.
+
+    Each start has the decision, and the seconds from the decision to the attempt's claim.
+    """
+    attempts = history.attempts
+    found = []
+    for before, attempt in zip((None, *attempts)[: len(attempts)], attempts, strict=True):
+        decided = history.decision_of(attempt.claim.segment, attempt.claim.attempt)
+        is_new = decided is not None and not keeps_machine_of(before, attempt, history=history)
+        if decided is not None and is_new and attempt.claim.capacity is Capacity.ON_DEMAND:
+            found.append((decided, to_claim_seconds(attempt.claim, history)))
+    return found

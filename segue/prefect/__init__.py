@@ -1,1 +1,2 @@
-"""Prefect: the requests of runs to its server, the checks of its pools, and the view of runs in its UI."""
+"""The connection to Prefect. It has the requests of runs to the server, the checks of the pools, and the view of runs
+in the UI."""

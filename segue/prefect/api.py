@@ -1,4 +1,4 @@
-"""Requests to the Prefect API with short waits only, because a run must not depend on the answers."""
+"""Requests to the Prefect API. All waits are short, because a run must not depend on the answers."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ from segue.prefect.state_words import TAG_START, is_by_a_person, word_of
 log = logging.getLogger(__name__)
 
 SILENCE = (httpx.HTTPError, PrefectHTTPStatusError)
-"""Exceptions of requests without a usable answer; `require_silence` separates missing answers from refusals."""
+"""The exceptions of a request that gets no usable answer. `require_silence` separates missing answers from refusals."""
 
 ANSWER_SECONDS = 5.0
 """Longest wait for one answer, in seconds."""
 _ASK_SECONDS = 2.0
 _TRANSIENT = (408, 425, 429)
 _BUSY = (408, 429, 502, 503)
-"""Status codes after which Prefect's client waits at least two seconds, even if it does not retry."""
+"""Status codes after which Prefect's client waits at least two seconds, even if the client does not retry."""
 
 
 @contextmanager
 def quick_client() -> Iterator[SyncPrefectClient]:
     """A client that makes each request once, waits at most five seconds, and raises immediately if the server is busy.
 
-    Prefect's own client retries for more than a minute, which would block the caller. Only a request that a server on
-    SQLite refused is repeated, for at most 1.5 seconds.
+    Prefect's own client retries for more than a minute, which would block the caller. This client repeats a request
+    only if a server on SQLite has refused it, and for at most 1.5 seconds.
     """
     repeat_refused_requests()
     settings = {"timeout": ANSWER_SECONDS, "event_hooks": {"response": [_require_not_busy]}}
@@ -53,12 +53,12 @@ def quick_client() -> Iterator[SyncPrefectClient]:
 
 def _require_not_busy(response: httpx.Response) -> None:
     if response.status_code in _BUSY:
-        response.read()  # The error quotes it.
+        response.read()  # Needed by the error.
         PrefectResponse.from_httpx_response(response).raise_for_status()
 
 
 def is_refusal(error: Exception) -> bool:
-    """True if the API refused the request, so that a retry does not help."""
+    """True if the API refused the request. A retry then does not help."""
     if not isinstance(error, httpx.HTTPStatusError):
         return False
     status = error.response.status_code
@@ -66,7 +66,7 @@ def is_refusal(error: Exception) -> bool:
 
 
 def require_silence(error: Exception) -> None:
-    """Return if the API did not answer or is overloaded, so that a retry may help.
+    """Return if the API did not answer or is overloaded. A retry may then help.
 
     Raises:
         OrchestratorError: the API refused the request.
@@ -95,10 +95,11 @@ def refusal(error: Exception) -> OrchestratorError:
 
 
 def create_flow_run(client: SyncPrefectClient, deployment_id: UUID, **facts: Any) -> UUID:
-    """Create a flow run of a deployment, due now by the server's clock unless `facts` has a state; return its id.
+    """Create a flow run of a deployment, and return the id of the flow run. The flow run is due now by the server's
+    clock, unless `facts` has a state.
 
-    Prefect's own method sends a state with the time of this machine's clock. If that clock is ahead, the start is
-    delayed. Therefore no state is sent here, and the server sets it.
+    Prefect's own method sends a state with the time of this machine's clock. If this machine's clock is ahead, the
+    start is delayed. Therefore this function sends no state, and the server sets the state.
     """
     asked = DeploymentFlowRunCreate(**facts).model_dump(mode="json", exclude_unset=True)
     path = {"id": str(deployment_id)}
@@ -107,7 +108,8 @@ def create_flow_run(client: SyncPrefectClient, deployment_id: UUID, **facts: Any
 
 
 def wait_for_api(*, limit_seconds: float, clock: Clock | None = None) -> bool:
-    """Wait until the API answers; False at the time limit. Flows call it at their end, where the engine has one try."""
+    """Wait until the API answers. Return False at the time limit. Flows call this function at their end, because there
+    the engine makes only one request."""
     clock = clock or SystemClock()
     give_up_at = clock.monotonic() + limit_seconds
     while True:
@@ -133,9 +135,10 @@ def is_cancelled(flow_run_id: UUID) -> bool:
 
 
 def tagged(flow_run_id: UUID | str | None, state: State[Any]) -> State[Any]:
-    """Tag a flow run with the word of its state, if there is one; return the state.
+    """If the state of a flow run has a word, tag the flow run with this word. Return the state.
 
-    A failure is only logged: the state's message has the word too, but lists of flow runs show only tags.
+    A failure is only logged, because the state's message has the word too. The tag is needed because lists of flow runs
+    show only tags.
     """
     word = word_of(state)
     if word is None or not flow_run_id:

@@ -19,14 +19,15 @@ _USUAL_FILE = "~/.kube/config"
 
 
 class Nodes(NamedTuple):
-    """The labels of each node; if they cannot be read, `labels` is None and `why` has the reason."""
+    """The labels of each node. If the labels cannot be read, `labels` is None, and `why` has the reason."""
 
     labels: tuple[Mapping[str, str], ...] | None
     why: str = ""
 
 
 def with_nodes(states: Sequence[PoolState]) -> list[PoolState]:
-    """The same pools, with the cluster's nodes for each pool that needs certain labels; one request."""
+    """The same pools, with the cluster's nodes for each pool that needs certain labels. The function makes one
+    request."""
     if not any(_asks_for_nodes(state) for state in states):
         return list(states)
     found = read_nodes()
@@ -41,9 +42,10 @@ def _asks_for_nodes(state: PoolState) -> bool:
 
 
 def read_nodes(*, limit_seconds: float = _ANSWER_SECONDS) -> Nodes:
-    """Read the nodes of the cluster of KUBECONFIG, or of the cluster of this pod; raises no exception.
+    """Read the nodes of the cluster of KUBECONFIG, or of the cluster of this pod. The function raises no exception.
 
-    The function returns within `limit_seconds`, even if a plugin for credentials hangs; its thread then keeps running.
+    The function returns within `limit_seconds`, even if a plugin for credentials hangs. The thread of the function then
+    continues to run.
     """
     found: list[Nodes] = []
     asking = threading.Thread(target=lambda: found.append(_asked()), name="segue-nodes", daemon=True)
@@ -56,7 +58,8 @@ def _asked() -> Nodes:
     try:
         return Nodes(asyncio.run(_read()))
     except Exception as error:
-        # Any exception: the client, its configuration and its plugins may raise any type, and nodes are only a hint.
+        # Catch any exception, because the client, its configuration and its plugins may raise any type, and nodes are
+        # only a hint.
         return Nodes(None, _in_words(error))
 
 
@@ -74,13 +77,14 @@ async def _read() -> tuple[Mapping[str, str], ...]:
 
 
 def _require_file(paths: str) -> None:
-    """Raise FileNotFoundError if there is no file; without this check the client would also print a line."""
+    """If there is no file, raise FileNotFoundError. Without this check, the client would also print a line."""
     if not any(Path(path).expanduser().exists() for path in paths.split(os.pathsep) if path):
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), paths)
 
 
 def _in_words(error: Exception) -> str:
-    """Reason why the nodes cannot be read, without messages of other programs, which may contain credentials."""
+    """The reason why the nodes cannot be read. It has no messages of other programs, because their messages may contain
+    credentials."""
     if isinstance(error, ImportError):
         return f"the package {_PACKAGE} is not installed"
     if isinstance(error, OSError) and error.strerror is not None:

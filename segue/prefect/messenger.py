@@ -1,4 +1,5 @@
-"""Watch flow runs and send requests in the background, so that the caller never waits for the Prefect API."""
+"""A messenger that watches flow runs and sends requests in the background, so that the caller never waits for the
+Prefect API."""
 
 from __future__ import annotations
 
@@ -25,9 +26,10 @@ _RETRY_SECONDS = 2.0
 
 
 class Messenger:
-    """Watches the states of flow runs, and delivers messages in a separate thread.
+    """An object that watches the states of flow runs, and delivers messages in a separate thread.
 
-    No method waits for the API. The thread ends with the process, or after `close` when all messages are delivered.
+    No method waits for the API. The thread ends when the process ends. After `close`, the thread also ends when all
+    messages are delivered.
     """
 
     def __init__(self) -> None:
@@ -51,7 +53,7 @@ class Messenger:
         return STATES.state(flow_run_id)
 
     def require_accepted(self) -> None:
-        """Raise the error of a message that cannot succeed, if there is one.
+        """If a message cannot succeed, raise the error of this message.
 
         Raises:
             OrchestratorError: the error that the message raised.
@@ -60,19 +62,20 @@ class Messenger:
             raise self._refused
 
     def deliver(self, message: Message) -> None:
-        """Call `message` with a client until it succeeds, is refused, or its flow run was deleted."""
+        """Call `message` with a client, until the call succeeds, the API refuses it, or the flow run of the message was
+        deleted."""
         with self._lock:
             self._messages.append(message)
             self._start()
         self._wake.set()
 
     def withdraw(self, message: Message) -> None:
-        """Drop a message that is not delivered yet."""
+        """Drop a message if it is not delivered yet."""
         with self._lock:
             self._messages = [other for other in self._messages if other is not message]
 
     def close(self) -> None:
-        """Stop watching; remaining messages are still delivered."""
+        """Stop watching the flow runs. The remaining messages are still delivered."""
         with self._lock:
             for flow_run_id in self._watched:
                 STATES.forget(flow_run_id)
@@ -110,7 +113,8 @@ class Messenger:
         except OrchestratorError as error:
             self._refused = error
         except Exception as error:
-            # Any exception: this thread must continue, even if another program answers at the API's address.
+            # Catch any exception, because this thread must continue, even if another program answers at the API's
+            # address.
             if not is_refusal(error):
                 self._note_silence(error)
                 return

@@ -1,4 +1,4 @@
-"""The clock of the parent to which the calling code belongs; its sleeps end early if the parent must end.
+"""The clock of the parent to which the calling code belongs. If the parent must end, a sleep on this clock ends early.
 
 The clock shows the time of the Prefect server or of the store, which is the reference for starts and deadlines.
 
@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 _LOOK_SECONDS = 1.0
 _WHOLE_SECONDS = timedelta(seconds=0.5)
-"""Mean rounding error of HTTP dates and of the times of objects, which have whole seconds."""
+"""Mean rounding error of HTTP dates and of the times of objects. Both have only whole seconds."""
 _UNCERTAINTY_SECONDS = 1.0
 _CLOCK: ContextVar[Clock | None] = ContextVar("segue_parent_clock", default=None)
 
@@ -47,13 +47,14 @@ _CLOCK: ContextVar[Clock | None] = ContextVar("segue_parent_clock", default=None
 def parent_clock() -> Clock:
     """The clock of this parent; outside a parent, the clock of the machine.
 
-    The clock is in a context variable, because a flow only gets parameters from its caller, and the server stores them.
+    The clock is in a context variable. A flow gets only parameters from its caller, and the server stores all
+    parameters, so the clock cannot be a parameter.
     """
     return _CLOCK.get() or SystemClock()
 
 
 def as_parent(ask: Callable[[], T], *, what: str) -> T:
-    """Call `ask` and return its result; while the store fails, retry on the parent's clock.
+    """Call `ask` and return its result. While the store fails, retry on the parent's clock.
 
     Attempts keep training during the retries.
 
@@ -65,7 +66,8 @@ def as_parent(ask: Callable[[], T], *, what: str) -> T:
 
 @contextmanager
 def with_clock(clock: Clock) -> Iterator[None]:
-    """A block in which `parent_clock` returns this clock, also in flows and tasks that the block calls."""
+    """A block in which `parent_clock` returns this clock. This also holds in the flows and tasks that the block
+    calls."""
     before = _CLOCK.set(clock)
     try:
         yield
@@ -104,7 +106,7 @@ def ending_with(flow_run_id: UUID | None) -> Iterator[None]:
 
 
 def server_time(client: SyncPrefectClient) -> Reading | None:
-    """The server's time, from the date of its answer; None if the answer has no date."""
+    """The server's time, from the date of the server's answer; None if the answer has no date."""
     try:
         return _dated(client.hello())
     except SILENCE as error:
@@ -119,7 +121,7 @@ def time_at(client: SyncPrefectClient) -> datetime:
 
 
 def clock_of(client: SyncPrefectClient) -> Clock:
-    """A clock that shows the server's time, for short use."""
+    """A clock that shows the server's time. Use this clock only for a short time."""
     clock = SteadyClock(SystemClock(), reference=lambda: server_time(client))
     clock.look()
     return clock
@@ -127,7 +129,8 @@ def clock_of(client: SyncPrefectClient) -> Clock:
 
 @contextmanager
 def run_time(store: StoreSpec) -> Iterator[None]:
-    """A block in which the parent's clock shows the server's time, or without a server the store's time."""
+    """A block in which the parent's clock shows the server's time. If there is no server, the clock shows the store's
+    time."""
     base = parent_clock()
     if isinstance(base, SteadyClock):
         yield
@@ -146,7 +149,8 @@ def _reference(spec: StoreSpec) -> Reference:
 
 
 def store_time(store: Store) -> Reading | None:
-    """The store's time, from the time of a new object; None if the store does not show the times of objects."""
+    """The store's time, from the time of an object that this call writes; None if the store does not show the times of
+    objects."""
     if not isinstance(store, Examinable):
         return None
     key = f".segue-check/clock-{uuid4().hex}"  # The objects of `segue doctor` have the same prefix.

@@ -1,4 +1,4 @@
-"""The orchestrator for Prefect, on which attempts and standbys are flow runs of deployments."""
+"""The orchestrator for Prefect. It starts each attempt and each standby as a flow run of a deployment."""
 
 from __future__ import annotations
 
@@ -36,13 +36,14 @@ from segue.spec import RunSpec
 log = logging.getLogger(__name__)
 
 _QUEUE_SECONDS = 120.0
-"""Interval between requests for the time that an attempt would wait for a slot."""
+"""Seconds between two requests for the time that an attempt would wait for a slot."""
 _BLOCKER_SECONDS = 20.0
-"""Interval between requests for the reason why an attempt does not start."""
+"""Seconds between two requests for the reason why an attempt does not start."""
 _SHARED_SECONDS = 10.0
-"""Highest age of a pool's state that another parent of this process has read, for it to be used again."""
+"""Highest age, in seconds, of a pool's state that one parent may use after another parent of this process has read
+it."""
 _WORDS = {StopReason.NO_CAPACITY: Word.NO_CAPACITY, StopReason.START_FAILED: Word.START_FAILED}
-"""The word of a Cancelled state, by the attempt's stop reason."""
+"""The word of a Cancelled state, by the stop reason of the attempt."""
 
 # Keys: the URL of the API and the name of the deployment.
 _pool_blockers: SharedReadings[str | None] = SharedReadings(period_seconds=_SHARED_SECONDS)
@@ -54,20 +55,20 @@ def label(spec: RunSpec, plan: SegmentPlan) -> str:
 
 
 def idempotency_key(spec: RunSpec, name: str, *, log_id: str) -> str:
-    """The idempotency key of an attempt or standby, so that repeated submissions create only one flow run.
+    """The idempotency key of an attempt or standby. Because of this key, repeated submissions create only one flow run.
 
-    The key is unique per flow. It contains the id of the run's log, because the same run id in another store, or after
-    the store was emptied, is another run.
+    The key is unique within a flow. The key contains the id of the run's log, because two runs may have the same run
+    id. One may be in another store, or the store may have been emptied between the two runs.
     """
     return f"{spec.run_id}:{log_id}:{name}"
 
 
 class PrefectOrchestrator:
-    """Runs attempts and standbys as flow runs of the run spec's deployments; a handle is an idempotency key.
+    """Runs attempts and standbys as flow runs of the deployments in the run spec. A handle is an idempotency key.
 
-    The class implements `segue.controller.orchestrator.Orchestrator`. No method waits for an API that does not answer:
-    requests are repeated in a separate thread until the API accepts them, and methods return the last known states.
-    `log_id` is the id of the run's log.
+    The class implements `segue.controller.orchestrator.Orchestrator`. If the API does not answer, no method waits for
+    it. A separate thread repeats each request until the API accepts the request, and methods return the last known
+    states. `log_id` is the id of the run's log.
     """
 
     def __init__(self, *, log_id: str) -> None:
@@ -83,22 +84,25 @@ class PrefectOrchestrator:
         self._pending: dict[str, Message] = {}
 
     def submit(self, spec: RunSpec, plan: SegmentPlan) -> str:
-        """Submit an attempt as a flow run; return its handle. A repeated call creates no second flow run.
+        """Submit an attempt as a flow run, and return the handle of the flow run. A repeated call creates no second
+        flow run.
 
-        Prefect's `run_deployment` is not used, because it first creates a dummy task run, which on SQLite collides with
-        the records of the current task. Here the current task run is the parent, also in the graph of the UI.
+        This method does not use Prefect's `run_deployment`, because `run_deployment` first creates a dummy task run. On
+        SQLite the dummy task run collides with the records of the current task. Here the current task run is the parent
+        of the new flow run, also in the graph of the UI.
 
         Raises:
             OrchestratorError: the deployment does not exist, or the API refuses the request.
         """
         self._deployments[idempotency_key(spec, name_of(plan), log_id=self._log_id)] = plan.deployment
         if plan.standby is not None:
-            # The standby that waits for this plan. If it has ended, a new standby with its name takes the plan.
+            # A standby waits for this plan. If it has ended, a new standby with the same name takes the plan.
             return self._submit(*self._standby(spec, plan.standby, deployment=plan.deployment))
         return self._submit(*self._attempt(spec, plan))
 
     def submit_again(self, spec: RunSpec, plan: SegmentPlan, number: int) -> str:
-        """Submit a further flow run for this attempt, in addition to the first; return its handle.
+        """Submit a further flow run for this attempt, in addition to the first flow run. Return the handle of the new
+        flow run.
 
         Raises:
             OrchestratorError: the deployment does not exist, or the API refuses the request.
@@ -108,7 +112,7 @@ class PrefectOrchestrator:
         return self._submit(key, create)
 
     def adopt(self, spec: RunSpec, plan: SegmentPlan, flow_run_id: str) -> str:
-        """The handle of a plan that needs no submission, because the machine of this flow run is kept for it."""
+        """The handle of a plan that needs no submission, because the machine of this flow run is kept for the plan."""
         key = idempotency_key(spec, name_of(plan), log_id=self._log_id)
         self._deployments[key], self._flow_runs[key] = plan.deployment, UUID(flow_run_id)
         return key
@@ -185,24 +189,24 @@ class PrefectOrchestrator:
         return flow_run_id is not None and is_cancelled(flow_run_id)
 
     def cancel(self, handle: str, why: str, *, reason: StopReason = StopReason.CANCELLED) -> None:
-        # Prefect replaces Cancelling by a state without a reason if there is no process to end.
+        # If there is no process to end, Prefect replaces Cancelling by a state without a reason.
         word = _WORDS.get(reason)
         ended: State[Any] = state_with(word, why) if word is not None else Cancelled(message=why)
         self._set_state(handle, Cancelling(message=why), unless_begun=ended)
 
     def cancel_standby(self, handle: str, why: str) -> None:
-        # Not Cancelling, because a standby that never started has no process that would react.
+        # The state is not Cancelling, because a standby that never started has no process that would react.
         self._set_state(handle, Cancelled(message=why))
 
     def mark_lost(self, handle: str, why: str) -> None:
         self._set_state(handle, state_with(Word.LOST, why))
 
     def deliver(self, message: Message) -> None:
-        """Send a request that only concerns the UI, without waiting for its answer."""
+        """Send a request that only concerns the UI, without waiting for the answer."""
         self._messenger.deliver(message)
 
     def close(self) -> None:
-        """Stop watching; pending requests are still repeated until this process ends."""
+        """Stop watching the flow runs. Pending requests are still repeated until this process ends."""
         self._messenger.close()
 
     def _known_state(self, handle: str) -> State[Any] | None:
@@ -231,7 +235,8 @@ class PrefectOrchestrator:
         return key
 
     def _set_state(self, handle: str, state: State[Any], *, unless_begun: State[Any] | None = None) -> None:
-        """Set the state of a flow run that has not ended; if no worker has taken it yet, set `unless_begun` instead."""
+        """Set the state of a flow run that has not ended. If no worker has taken the flow run yet, set the state
+        `unless_begun` instead."""
         if handle in self._pending:
             self._messenger.withdraw(self._pending.pop(handle))
         flow_run_id = self._flow_runs.get(handle)
@@ -288,7 +293,7 @@ def _create(client: SyncPrefectClient, *, deployment: str, facts: dict[str, Any]
         found = client.read_deployment_by_name(deployment)
     except ObjectNotFound:
         raise _no_such(deployment) from None
-    # Kept for a second try, because the server creates the task run only once.
+    # The id is kept for a second try, because the server creates the task run only once.
     facts["parent_task_run_id"] = facts.get("parent_task_run_id") or _shown_task_run(client)
     return create_flow_run(client, found.id, **facts)
 
@@ -301,10 +306,12 @@ def _no_such(deployment: str) -> OrchestratorError:
 
 
 def _shown_task_run(client: SyncPrefectClient) -> UUID | None:
-    """Id of the current task run, which links the new flow run in the UI's graph; None if the server refuses it.
+    """Id of the current task run. It links the new flow run to the task run in the graph of the UI. None if the server
+    refuses the task run.
 
-    Prefect sends task runs to the server as events, which arrive seconds later, and a flow run cannot refer to a task
-    run that the server does not have. Therefore the task run is created here with its id, and the events update it.
+    Prefect sends task runs to the server as events, which arrive seconds later. A flow run cannot refer to a task run
+    that the server does not have. Therefore this function creates the task run with its id, and the events later update
+    the task run.
     """
     context = TaskRunContext.get()
     if context is None or context.task_run.flow_run_id is None:

@@ -1,4 +1,5 @@
-"""Repeat requests that a Prefect server on SQLite refused because of simultaneous writes, without long waits.
+"""The repetition of requests that a Prefect server on SQLite refused because of simultaneous writes. There are no long
+waits.
 
 Prefect's server reads and then writes in one transaction. If another connection writes in between, SQLite refuses the
 write and the server answers 503. Nothing was changed, so the same request succeeds a moment later. Prefect's client,
@@ -17,16 +18,18 @@ from prefect.client.base import PrefectHttpxAsyncClient, PrefectHttpxSyncClient
 from prefect.exceptions import PrefectHTTPStatusError
 
 PAUSES_SECONDS = (0.02, 0.05, 0.05, 0.1, 0.1, 0.2, 0.2, 0.4, 0.4)
-"""Pause before each repetition; after the last repetition, Prefect's client waits as for an overloaded server."""
+"""Pause before each repetition, in seconds. After the last repetition, Prefect's client waits in the same way as for an
+overloaded server."""
 _MAINTENANCE = "Prefect-Maintenance"
-"""Header of a server that refuses requests for some minutes because of maintenance."""
+"""Header with which a server shows that it refuses requests for some minutes because of maintenance."""
 
 _Retry = Callable[..., Any]
 """Type of Prefect's `_send_with_retry`, through which every request of a client passes."""
 
 
 def repeat_refused_requests() -> None:
-    """Make all Prefect clients of this process repeat refused requests immediately; may be called repeatedly."""
+    """Make all Prefect clients of this process repeat refused requests immediately. This function may be called
+    repeatedly."""
     for client, wrapped in ((PrefectHttpxAsyncClient, _asynchronous), (PrefectHttpxSyncClient, _synchronous)):
         original: _Retry = client._send_with_retry
         if not hasattr(original, "__wrapped__"):
@@ -36,7 +39,8 @@ def repeat_refused_requests() -> None:
 
 
 def is_refused(response: httpx.Response) -> bool:
-    """True if the server changed nothing, and the same request may succeed a moment later."""
+    """True if the server refused the request without changing anything. The same request may then succeed a moment
+    later."""
     return response.status_code == httpx.codes.SERVICE_UNAVAILABLE and response.headers.get(_MAINTENANCE) != "true"
 
 

@@ -1,4 +1,5 @@
-"""The pools of a run on the Prefect server: their state, their problems, and reasons why an attempt does not start."""
+"""The pools of a run on the Prefect server. The module reads their state, and finds their problems and the reasons why
+an attempt does not start."""
 
 from __future__ import annotations
 
@@ -40,9 +41,10 @@ from segue.spec import RunSpec
 log = logging.getLogger(__name__)
 
 _SEEN_WITHIN = timedelta(minutes=1)
-"""Highest age of a new queue for which no worker has asked yet without this being a problem."""
+"""Highest age of a new queue at which it is not yet a problem that no worker has polled the queue."""
 _SCHEDULED_WITHIN = timedelta(minutes=1)
-"""Time that a new deployment may have no flow runs without this being a problem; the server schedules every 5 s."""
+"""Highest age of a new deployment at which it is not yet a problem that the deployment has no flow runs. The server
+schedules flow runs every 5 s."""
 _DEPLOY = (
     "run `prefect --no-prompt deploy --all` in the folder of prefect.yaml (`segue init` writes one), or name another "
     "deployment under [pools] in the run spec."
@@ -52,11 +54,12 @@ _DEPLOY = (
 def require_pools(
     spec: RunSpec, *, parent_pool: str | None = None, parent_queue: str | None = None, is_new: bool = True
 ) -> None:
-    """Refuse a run that its pools cannot run, before any flow run is started, and log warnings about the pools.
+    """If the pools cannot run this run, refuse the run before any flow run is started. Also log warnings about the
+    pools.
 
-    The run's parent runs on `parent_pool`, in `parent_queue`. A run that has begun (not `is_new`) is refused only if a
-    deployment does not exist, because a pool may be paused or without a worker for some time. If the API does not
-    answer, nothing is checked; the first submission waits for the API.
+    The run's parent runs on `parent_pool`, in `parent_queue`. If the run has already begun (`is_new` is False), it is
+    refused only if a deployment does not exist, because a pool may be paused or have no worker for some time. If the
+    API does not answer, nothing is checked, and the first submission waits for the API.
 
     Raises:
         OrchestratorError: a pool cannot run the run, or the API refuses access.
@@ -87,7 +90,8 @@ def require_pools(
 
 
 def own_pool() -> tuple[str | None, str | None]:
-    """Pool and queue of the current flow run; None outside a flow run, or if the API does not answer."""
+    """The pool and the queue of the current flow run. Both are None outside a flow run, or if the API does not
+    answer."""
     if flow_run.id is None:
         return None, None
     try:
@@ -110,7 +114,7 @@ def needs_of(spec: RunSpec, *, parent_pool: str | None, parent_queue: str | None
 
 
 def refuse_unusable(states: Iterable[PoolState], needs: Needs) -> None:
-    """Refuse pools on which segments cannot run correctly; a paused pool is accepted. Pure.
+    """Refuse pools on which segments cannot run correctly. A paused pool is accepted. The function is pure.
 
     Raises:
         OrchestratorError: a pool is refused.
@@ -119,7 +123,8 @@ def refuse_unusable(states: Iterable[PoolState], needs: Needs) -> None:
 
 
 def refuse_unusable_parent(state: PoolState) -> None:
-    """Refuse a pool on which parents cannot run correctly; parents train nothing.
+    """Refuse a pool on which parents cannot run correctly. The checks for training do not apply, because parents train
+    nothing.
 
     Raises:
         OrchestratorError: the pool is refused.
@@ -128,13 +133,14 @@ def refuse_unusable_parent(state: PoolState) -> None:
 
 
 def warn_of_shortcomings(states: Sequence[PoolState], needs: Needs) -> None:
-    """Log a warning about each problem of these pools; nodes of the cluster are checked if they can be read."""
+    """Log a warning about each problem of these pools. If this process can read the nodes of the cluster, the nodes are
+    checked too."""
     for result in warnings(with_nodes(states), needs):
         log.warning("%s. Fix: %s", result.reason, result.fix)
 
 
 def warn_of_idle_schedule(client: SyncPrefectClient, *, now: datetime) -> None:
-    """Log a warning if the schedule of `recover` is active but starts no looks, or may soon start none."""
+    """Log a warning if the schedule of `recover` is active but starts no flow runs, or may soon start no flow runs."""
     found = recovery_of(client, now=now)
     if found in (Recovery.IDLE, Recovery.LIMITED):
         result = judge_recovery(found)
@@ -142,7 +148,8 @@ def warn_of_idle_schedule(client: SyncPrefectClient, *, now: datetime) -> None:
 
 
 def recovery_of(client: SyncPrefectClient, *, now: datetime) -> Recovery:
-    """The state of the deployment `recover` and of its schedule, which starts dead parents again."""
+    """The state of the deployment `recover` and of its schedule. The flow runs of this schedule start dead parents
+    again."""
     try:
         deployment = client.read_deployment_by_name("recover/recover")
     except ObjectNotFound:
@@ -178,7 +185,7 @@ def server_version(client: SyncPrefectClient) -> str | None:
 
 
 def require_server_version(found: str | None) -> None:
-    """Refuse a server whose version does not work with segue; a version that cannot be parsed is accepted.
+    """Refuse a server whose version does not work with segue. If the version cannot be parsed, it is accepted.
 
     Raises:
         OrchestratorError: the version is refused.
@@ -246,13 +253,13 @@ def _state_of(client: SyncPrefectClient, name: str, deployment: DeploymentRespon
 
 
 def _is_polled(queue: WorkQueue, *, now: datetime) -> bool:
-    """True if a worker has recently asked for the queue's flow runs; the server updates this once a minute."""
+    """True if a worker has recently polled the queue. The server updates the time of the last poll once a minute."""
     is_new = queue.created is None or now - queue.created < _SEEN_WITHIN
     return is_new or queue.status is not WorkQueueStatus.NOT_READY
 
 
 def _job_of(pool: WorkPool, given: Mapping[str, Any]) -> PoolJob | None:
-    """The job that a worker would start; None if the template cannot be read, which only causes a warning."""
+    """The job that a worker would start; None if the template cannot be read. The caller then only logs a warning."""
     try:
         return _filled_in(pool.type, pool.base_job_template, given)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -261,10 +268,12 @@ def _job_of(pool: WorkPool, given: Mapping[str, Any]) -> PoolJob | None:
 
 
 def _filled_in(pool_type: str, template: Mapping[str, Any], given: Mapping[str, Any]) -> PoolJob | None:
-    """The job of a template with its defaults and these job variables, without blocks and Prefect's variables.
+    """The job of a template, filled in with the defaults of the template and these job variables. Blocks and Prefect's
+    variables are not filled in.
 
-    The template is filled in as by `BaseJobConfiguration.from_template_and_values` of Prefect's workers. The result is
-    None if the pool has no template yet, because its first worker creates the template.
+    The function fills in the template in the same way as `BaseJobConfiguration.from_template_and_values` of Prefect's
+    workers. The result is None if the pool has no template yet, because the first worker of the pool creates the
+    template.
     """
     configuration = template.get("job_configuration")
     if configuration is None:

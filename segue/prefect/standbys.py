@@ -1,4 +1,4 @@
-"""Cancel standbys that an ended run has left on a pool."""
+"""The cancellation of standbys that an ended run has left on a pool."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from segue.stores.base import StoreReadError, StoreWriteError
 
 
 def release_standby(spec: RunSpec) -> None:
-    """Cancel the standby of an ended run; a failure is only logged, because a standby without a run ends by itself."""
+    """Cancel the standby of an ended run. A failure is only logged, because a standby without a run ends by itself."""
     try:
         runlog = open_log(spec).reload()
         with closing(PrefectOrchestrator(log_id=runlog.log_id)) as prefect:

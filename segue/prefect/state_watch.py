@@ -1,4 +1,4 @@
-"""The states of flow runs, read by one thread of the process with one request for all parents of the process."""
+"""The states of flow runs. One thread of the process reads them, with one request for all parents of the process."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ log = logging.getLogger(__name__)
 
 _ASK_SECONDS = 2.0
 _AT_ONCE = 200
-"""Flow runs in one request, which is the server's limit."""
+"""Number of flow runs in one request. This number is the server's limit."""
 
 
 class StateWatch:
-    """Keeps the states of watched flow runs up to date; no method waits for the API.
+    """An object that keeps the states of watched flow runs up to date. No method waits for the API.
 
     The thread ends if no flow run is watched, or together with the process.
     """
@@ -38,7 +38,7 @@ class StateWatch:
         self._is_silent = False
 
     def watch(self, flow_run_id: UUID) -> None:
-        """Start to watch a flow run, with an immediate request; each call needs a call of `forget`."""
+        """Start to watch a flow run, with an immediate request. For each call, there must be one call of `forget`."""
         with self._lock:
             self._watchers[flow_run_id] += 1
             self._states.setdefault(flow_run_id, None)
@@ -82,7 +82,8 @@ class StateWatch:
         try:
             found = states_of(client, flow_run_ids)
         except Exception as error:
-            # Any exception: this thread must continue, even if another program answers at the API's address.
+            # Catch any exception, because this thread must continue, even if another program answers at the API's
+            # address.
             if not self._is_silent:
                 self._is_silent = True
                 log.warning("prefect does not answer reason=%s", type(error).__name__)
@@ -95,7 +96,7 @@ class StateWatch:
 
 
 def states_of(client: SyncPrefectClient, flow_run_ids: list[UUID]) -> dict[UUID, State | None]:
-    """The states of these flow runs, read with one request if all of them exist."""
+    """The states of these flow runs. If all flow runs exist, one request is enough."""
     found: dict[UUID, State | None] = {}
     if len(flow_run_ids) > 1:
         wanted = FlowRunFilter(id=FlowRunFilterId(any_=flow_run_ids))

@@ -1,4 +1,4 @@
-"""Words for the ends of flow runs, which segue puts into states that Prefect's UI knows.
+"""Segue's words for the ends of flow runs. Segue puts each word into a state that Prefect's UI knows.
 
 The pages of a deployment only show flow runs whose state has one of Prefect's own names. Therefore a state keeps the
 name of its type, and its message begins with segue's word: "Preempted: notice at step 508". Lists of flow runs show no
@@ -17,11 +17,11 @@ from prefect.states import Cancelled, Completed, Failed
 from segue.units import duration
 
 TAG_START = "ended: "
-"""Prefix of tags with the word of a flow run's end; it has a colon, which no tag with a run id has."""
+"""Prefix of a tag with the word of a flow run's end. It has a colon, because no tag with a run id has a colon."""
 
 
 class Word(StrEnum):
-    """The words for ends of flow runs; code compares states by word and type, never by name."""
+    """The words for the ends of flow runs. Code compares states by word and type, never by name."""
 
     PREEMPTED = "Preempted"
     LOST = "Lost"
@@ -46,7 +46,7 @@ class Word(StrEnum):
     NOT_CONTINUOUS = "Not continuous"
     NOT_PROVEN = "Not proven"
     DELETED = "Deleted"
-    """Used only inside a parent, for a flow run that was deleted; never set on a server."""
+    """The word for a flow run that was deleted. It is used only inside a parent, and never set on a server."""
 
     @property
     def type(self) -> StateType:
@@ -55,8 +55,9 @@ class Word(StrEnum):
 
     @property
     def old_name(self) -> str:
-        """The name of such a state in older versions, in which states had names of segue."""
-        # In those versions a late run was Completed, like a run on time.
+        """The name of a state with this word in older versions of segue. In these versions, the word was the name of
+        the state."""
+        # In the older versions, a late run was Completed, like a run on time.
         return "CompletedLate" if self is Word.LATE else self.title().replace(" ", "")
 
     @property
@@ -74,7 +75,7 @@ _TYPES = {
     Word.NO_CAPACITY: StateType.CANCELLED,
     Word.START_FAILED: StateType.CANCELLED,
     Word.ANOMALY: StateType.FAILED,
-    # The goal is reached, but too late; a list of runs must show this.
+    # The run has reached its goal too late, and a list of runs must show this.
     Word.LATE: StateType.FAILED,
     Word.BROKEN: StateType.FAILED,
     Word.HOPELESS: StateType.FAILED,
@@ -92,7 +93,7 @@ _TYPES = {
     Word.DELETED: StateType.CRASHED,
 }
 _OF_ACTIONS = {"broken": Word.BROKEN, "hopeless": Word.HOPELESS, "budget": Word.OUT_OF_BUDGET}
-"""The words of decisions that end a run before its goal; there is no word for a failed recipe."""
+"""The words of decisions that end a run before its goal. There is no word for a failed recipe."""
 _OLD_NAMES = {word.old_name: word for word in Word}
 _FIRST = re.compile(rf"({'|'.join(Word)}): ")
 
@@ -103,7 +104,7 @@ def state_with(word: Word, message: str) -> State[Any]:
 
 
 def word_of(state: State[Any]) -> Word | None:
-    """The word of a state, also of states from older versions of segue; None if the state has no word."""
+    """The word of a state; None if the state has no word. The state may come from an older version of segue."""
     found = _FIRST.match(state.message or "")
     if found is not None and Word(found[1]).type is state.type:
         return Word(found[1])
@@ -111,7 +112,7 @@ def word_of(state: State[Any]) -> Word | None:
 
 
 def in_words(state: State[Any]) -> str:
-    """The name of a state for people: segue's word if there is one, otherwise Prefect's name."""
+    """The name of a state for people. It is segue's word if the state has one, otherwise Prefect's name."""
     word = word_of(state)
     return word.value if word is not None else state.name or "unknown"
 
@@ -128,10 +129,11 @@ def is_by_a_person(state: State[Any]) -> bool:
 
 
 def state_of_run(action: str, message: str, *, late_seconds: float | None = None) -> State[Any]:
-    """Completed for a run that reached its goal on time, Cancelled if a person stopped it, otherwise Failed.
+    """The state of a run. It is Completed if the run reached its goal on time, Cancelled if a person stopped the run,
+    otherwise Failed.
 
-    A run that reached its goal after its deadline is Failed too, because lists only show the type of a state. Its
-    message says that the goal is reached, and by how much the run is late.
+    If a run reached its goal after its deadline, its state is Failed too, because lists only show the type of a state.
+    The message of the state says that the goal is reached, and by how much the run is late.
     """
     if action == "finished" and late_seconds is not None:
         if late_seconds > 0:

@@ -20,7 +20,7 @@ class Capacity(StrEnum):
 
 
 class StopReason(StrEnum):
-    """Why an attempt ended."""
+    """The reason why an attempt ended."""
 
     FINISHED = "finished"
     BOUND = "bound"
@@ -36,7 +36,7 @@ class StopReason(StrEnum):
 
     @property
     def is_preemption(self) -> bool:
-        """Whether the provider took the capacity back. The other reasons are caused by the run or by a person."""
+        """Whether the provider took the capacity back. All other stop reasons are caused by the run or by a person."""
         return self in (StopReason.NOTICE, StopReason.LOST)
 
     @property
@@ -95,7 +95,7 @@ class Anomaly(Value):
 
     @property
     def sentence(self) -> str:
-        """One sentence with the anomalous value, its limit and its step."""
+        """Return one sentence with the anomalous value, the limit of the value, and the step."""
         # Without sample ids, the run trains a program, and a program's batches have no position in a sample order.
         batch = f", {self.batch.in_words}" if self.sample_ids else ""
         return f"{self.channel} was {self.value:.6g}{self._limit_in_words} at step {self.step}{batch}"
@@ -227,10 +227,13 @@ class SegmentReport(Record):
 
     @property
     def has_code_failed(self) -> bool:
-        """Whether the user's code raised. Anomalies are excluded, because they have a separate budget."""
+        """Whether the user's code raised an exception.
+
+        Anomalies do not count, because anomalies have a separate budget.
+        """
         return self.stop_reason is StopReason.FAILED and self.anomaly is None
 
     @property
     def is_own_fault(self) -> bool:
-        """Whether the run itself caused the end, so that other capacity would not help."""
+        """Whether the run itself caused the end. If so, other capacity would not help."""
         return self.has_code_failed or self.stop_reason in (StopReason.OUT_OF_MEMORY, StopReason.HUNG)

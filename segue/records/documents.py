@@ -10,7 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field
 class Value(BaseModel):
     """A frozen part of a record. Non-finite floats survive JSON as the strings NaN and Infinity.
 
-    A renamed field keeps its first name as its alias and is stored under that name, because stores outlive versions.
+    A renamed field keeps its first name as its alias and is stored under this first name, because stores are used
+    longer than versions of segue.
     """
 
     model_config = ConfigDict(
@@ -24,7 +25,7 @@ class Value(BaseModel):
 
 
 class FiniteValue(Value):
-    """A part of a run spec, whose numbers are finite; measured values, such as a loss, may be nan."""
+    """A part of a run spec with finite numbers. Measured values, such as a loss, may be nan instead."""
 
     # JSON has no infinity: the log and Prefect would return it as a string, and no policy can plan with an infinite
     # number. If a URL with a password is refused, the error must not contain the URL.

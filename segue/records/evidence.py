@@ -10,7 +10,7 @@ from segue.records.documents import Value
 
 
 class StateMark(Value):
-    """A short summary of one part of the state after a step; of large tensors, evenly spaced values are used."""
+    """A short summary of one part of the state after a step. Of large tensors, evenly spaced values are used."""
 
     digest: str = Field(description="Hash of all bits of the values.")
     plain: str = Field(description="Hash of the values that are not floating-point numbers, and of all shapes.")
@@ -110,7 +110,10 @@ class Verdict(Value):
 
     @property
     def _lost_in_words(self) -> str:
-        """Sentence about state that training uses in later steps but the resume lacks; all compared state is equal."""
+        """Return a sentence about state that training uses in later steps but the resume lacks.
+
+        All compared state is equal.
+        """
         lost = [finding for finding in self.findings if finding.channel == "carried"]
         counts = f"{self.components_compared} components and {self.rows_compared} steps"
         more = f"; {len(lost) - _MOST_LOST} more" if len(lost) > _MOST_LOST else ""

@@ -1,4 +1,4 @@
-"""The records of a checkpoint: reference, environment, origin and manifest."""
+"""Defines the records of a checkpoint: reference, environment, origin and manifest."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from segue.units import MOST_COUNT
 
 
 class CheckpointRef(Value):
-    """A reference to a committed checkpoint: the log slot of its commit record, its step and its attempt."""
+    """A reference to a committed checkpoint.
+
+    It consists of the log slot of the commit record, the step and the attempt.
+    """
 
     slot: int = Field(ge=0, le=MOST_COUNT)
     step: int = Field(ge=0, le=MOST_COUNT)
@@ -22,12 +25,18 @@ class CheckpointRef(Value):
 
 
 def _of_accelerator(default: Any, description: str) -> Any:
-    """A field that is stored only for environments with an accelerator, so that other records stay unchanged."""
+    """Return a field that is stored only for environments with an accelerator.
+
+    Records of other environments therefore stay unchanged.
+    """
     return Field(default, exclude_if=lambda value: value == default, description=description)
 
 
 _PERHAPS = ("packages", "compile_cache")
-"""Fields of an environment that may differ although the results are equal; only different results make them count."""
+"""Fields of an environment that may differ although the results are equal.
+
+A difference in these fields counts only if the results differ.
+"""
 
 
 class Environment(Value):
@@ -78,15 +87,19 @@ class Environment(Value):
     )
 
     def differs_from(self, other: Environment) -> tuple[str, ...]:
-        """Names of the fields that differ. A bitwise comparison is valid only if no field differs.
+        """Return the names of the fields that differ. A bitwise comparison is valid only if no field differs.
 
-        `packages` and `compile_cache` are not compared: another version or another folder may have no effect.
+        The fields `packages` and `compile_cache` are not compared, because another version or another folder may have
+        no effect.
         """
         names = (name for name in type(self).model_fields if name not in _PERHAPS)
         return tuple(name for name in names if getattr(self, name) != getattr(other, name))
 
     def other_packages(self, other: Environment) -> tuple[str, ...]:
-        """Packages whose version differs, as "numpy 2.4.5 (now 2.4.6)"; `other` is the current environment."""
+        """Return the packages whose version differs, as "numpy 2.4.5 (now 2.4.6)".
+
+        `other` is the current environment.
+        """
         names = [name for name in self.packages if self.packages[name] != other.packages.get(name, self.packages[name])]
         return tuple(f"{name} {self.packages[name]} (now {other.packages[name]})" for name in names)
 
@@ -96,9 +109,10 @@ class Environment(Value):
 
     @property
     def short_id(self) -> str:
-        """A short name of the environment: device, instruction set, thread and rank counts, and a hash.
+        """A short name of the environment.
 
-        Two environments have the same name only if they are equal.
+        It consists of device, instruction set, thread count, rank count, and a hash. Two environments have the same
+        name only if they are equal.
         """
         parts = f"{self.device} {self.instruction_set} {self.threads}t {self.world_size}r"
         digest = hashlib.sha256(self.model_dump_json(exclude=set(_PERHAPS)).encode()).hexdigest()
@@ -130,7 +144,7 @@ class Fork(Value):
 
 
 class Manifest(Value):
-    """The description of one checkpoint, with which the checkpoint is found, checked and restored."""
+    """The description of one checkpoint. With the manifest, the checkpoint is found, checked and restored."""
 
     step: int = Field(ge=0, le=MOST_COUNT)
     samples_seen: int = Field(ge=0, le=MOST_COUNT)
@@ -160,7 +174,10 @@ class Manifest(Value):
 
     @property
     def origin(self) -> str | None:
-        """The origin of an imported or forked state, in words; None if steps of this run produced the state."""
+        """The origin of an imported or forked state, in words.
+
+        The value is None if steps of this run produced the state.
+        """
         if self.forked_from is not None:
             return f"forked from {self.forked_from.name}"
         return None if self.imported_from is None else f"imported from {self.imported_from.name}"

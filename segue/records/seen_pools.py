@@ -1,4 +1,4 @@
-"""What the runs of a store have seen of its pools: intervals of availability, starts and prices."""
+"""Records what the runs of a store have seen of its pools: intervals of availability, starts and prices."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from segue.units import Moment, Seconds
 
 
 class SeenInterval(Value):
-    """A time in which a spot pool gave capacity, or did not, as one run observed it."""
+    """A time in which a spot pool gave capacity, or gave no capacity, as one run observed it."""
 
     pool: str = Field(description="Deployment of the pool.")
     log_id: str = Field(description="Id of the log of the run that observed the interval.")
@@ -22,7 +22,7 @@ class SeenInterval(Value):
 
     @property
     def ended_at(self) -> datetime:
-        """When it ended, or was last observed."""
+        """The time at which the interval ended, or at which it was last observed."""
         return self.begun_at + timedelta(seconds=self.seconds)
 
 
@@ -44,7 +44,7 @@ class SeenPrice(Value):
 
 
 class SeenPools(Record):
-    """Observations of pools. Old observations are dropped: each pool keeps its newest ones."""
+    """Observations of pools. Old observations are dropped. Each pool keeps its newest observations."""
 
     intervals: tuple[SeenInterval, ...] = ()
     starts: tuple[SeenStart, ...] = ()

@@ -12,7 +12,7 @@ from segue.units import Count, Moment, Seconds, SecondsAboveZero
 
 
 class Heartbeat(Record):
-    """The heartbeat of an attempt, overwritten in place; the attempt is alive if `counter` changes."""
+    """The heartbeat of an attempt. It is overwritten in place. The attempt is alive if `counter` changes."""
 
     attempt_id: str
     counter: Count
@@ -45,7 +45,10 @@ class Heartbeat(Record):
 
 
 class ParentRecord(Record):
-    """The heartbeat of the parent of an open run, overwritten in place; the parent is alive if `counter` changes."""
+    """The heartbeat of the parent of an open run.
+
+    It is overwritten in place. The parent is alive if `counter` changes.
+    """
 
     run_id: str
     parent_id: str = Field(

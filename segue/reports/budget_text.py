@@ -1,4 +1,4 @@
-"""A run's budget and its current prices as text. Pure."""
+"""A run's budget and its current prices as text. The module is pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from segue.units import money
 
 
 def budget_facts(spec: RunSpec, history: History, *, now: datetime, beat: Heartbeat | None = None) -> dict[str, str]:
-    """Texts about the spent part of the budget and about the current prices; empty for a run without either."""
+    """Return texts about the spent part of the budget and about the current prices.
+
+    The result is empty for a run without a budget and prices.
+    """
     found = {}
     caps = caps_of(spec, history, now=now, live_seconds=live_of(beat, history).seconds)
     if caps:

@@ -1,4 +1,6 @@
-"""The terminal: one console for output, one for errors, and functions to show an error or a JSON object."""
+"""Manages the terminal: one console for output, one console for errors, and functions to show an error or a JSON
+object.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,11 @@
-"""The cost of a run, compared with the cost of the same work on on-demand alone. Pure.
+"""Computes the cost of a run, and compares it with the cost of the same work on on-demand alone. The module is pure.
 
-All numbers are computed from the log, except the cost of standbys, which comes from their status objects.
+All numbers are computed from the log, except the cost of standbys, which is computed from the status objects of the
+standbys.
 
-The paid time of an attempt is the time from its claim to its end, according to its report. The provider also bills the
-boot before the claim, which no report measures. The price of an attempt is the price at the time of its decision.
+The paid time of an attempt is the time from the attempt's claim to its end, according to the attempt's report. The
+provider also bills the boot before the claim, but no report measures the boot. The price of an attempt is the price at
+the time of its decision.
 """
 
 from __future__ import annotations
@@ -21,16 +23,16 @@ from segue.spec import RunSpec
 from segue.units import duration, money
 
 _SAME_SHARE = 0.005
-"""Savings below this share are shown as none, because they would be rounded to 0%."""
+"""Savings below this share are shown as no savings, because they would be rounded to 0%."""
 
 
 class Live(NamedTuple):
-    """The attempt that trains now, according to its newest heartbeat; it has no report yet."""
+    """The attempt that trains now, according to its newest heartbeat. The attempt has no report yet."""
 
     seconds: float = 0.0
     """Paid seconds since the attempt's claim."""
     step: int = 0
-    """Global step that the attempt has reached."""
+    """The global step that the attempt has reached."""
     steps: int = 0
     """Number of steps that the attempt has made."""
     step_seconds: float | None = None
@@ -40,7 +42,7 @@ NOT_LIVE = Live()
 
 
 class CostReport(Value):
-    """Time and money of a run so far; money is in the currency of the run spec."""
+    """Time and money of a run so far. Money is in the currency of the run spec."""
 
     spot_seconds: float = Field(ge=0, description="Paid seconds on all spot pools, including those of standbys.")
     on_demand_seconds: float = Field(ge=0, description="Paid seconds on on-demand pools.")
@@ -70,7 +72,7 @@ class CostReport(Value):
 
     @property
     def paid_share(self) -> float | None:
-        """Paid cost as a share of the cost of on-demand alone."""
+        """The paid cost as a share of the cost of on-demand alone."""
         return self.cost / self.on_demand_cost if self.on_demand_cost else None
 
     @property
@@ -79,17 +81,17 @@ class CostReport(Value):
 
     @property
     def sentence(self) -> str:
-        """The paid share as text; empty before the first commit."""
+        """The paid share as text. The text is empty before the first commit."""
         return "" if self.paid_share is None else f"paid {self.paid_share:.0%} of the cost of on-demand alone"
 
     @property
     def paid(self) -> str:
-        """The cost so far as text."""
+        """The cost so far, as text."""
         return money(self.cost, self.currency)
 
     @property
     def saved(self) -> str:
-        """The savings against on-demand alone as text; empty before the first commit."""
+        """The savings compared with on-demand alone, as text. The text is empty before the first commit."""
         share = self.saved_share
         if share is None or self.on_demand_cost is None:
             return ""
@@ -105,7 +107,7 @@ class CostReport(Value):
         return f"{self.paid}; {self.saved} {than} on-demand alone" if than else self.paid
 
     def rows(self) -> dict[str, str]:
-        """The report as texts by name, for display."""
+        """The rows of the report for display, as texts by name."""
         paid = f"{self.paid} for {duration(self.spot_seconds)} of spot"
         standbys = f" ({duration(self.standby_seconds)} of it for standbys)" if self.standby_seconds else ""
         named = {"paid": f"{paid}{standbys} and {duration(self.on_demand_seconds)} of on-demand"}
@@ -135,8 +137,8 @@ def cost_report(
 ) -> CostReport:
     """Compute the time and money of a run so far.
 
-    `live` is the attempt that trains now. `standbys` has the seconds for which standbys held a machine, by pool; see
-    `segue.controller.standbys.messages.held_by_standbys`.
+    `live` is the attempt that trains now. `standbys` contains the seconds for which standbys held a machine, by pool.
+    See `segue.controller.standbys.messages.held_by_standbys`.
     """
     paid = _paid(history)
     charges = charges_of(spec, history, live_seconds=live.seconds)
@@ -169,12 +171,12 @@ def cost_report(
 
 
 def lost_cost(spec: RunSpec, history: History, report: SegmentReport, *, step_seconds: float) -> float:
-    """Cost of the lost steps of an attempt, at the price of its pool."""
+    """Return the cost of the lost steps of an attempt, at the price of the attempt's pool."""
     return report.lost_steps * step_seconds * price_of(spec, history, report) / HOUR
 
 
 def usual_step_seconds(history: History, live: Live = NOT_LIVE) -> float:
-    """Mean seconds per step over all attempts of the run; 0 if no step was measured yet."""
+    """Return the mean seconds per step over all attempts of the run. Return 0 if no step was measured yet."""
     return _step_seconds(_paid(history), live)
 
 
@@ -203,7 +205,10 @@ def _trained_steps(history: History, *, reached: int) -> int:
 
 
 def waits(history: History) -> list[tuple[datetime, datetime]]:
-    """Begin and end of each wait: from a decision to the claim of its attempt, or to the next decision."""
+    """Return the begin and the end of each wait.
+
+    A wait lasts from a decision to the claim of the attempt that was decided, or to the next decision.
+    """
     found = []
     for entry in history.decisions:
         if entry.action != "run" or entry.plan is None:

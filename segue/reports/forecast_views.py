@@ -1,4 +1,4 @@
-"""A forecast as text: one line for each fact, one table row for each policy."""
+"""Writes a forecast as text: one line for each fact, one table row for each policy."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _DEADLINE, _LATEST = "#111111", "#b3261e"
 
 
 def draw_sample(sample: Sample, *, title: str, deadline_seconds: float | None, latest_seconds: float | None) -> bytes:
-    """Draw the capacity of sample runs over time as a PNG; all seconds count from now.
+    """Draw the capacity of sample runs over time as a PNG. All seconds count from now.
 
     Raises:
         MissingExtraError: matplotlib is not installed.

@@ -1,4 +1,7 @@
-"""The lineage of a run's checkpoints: the parent of each checkpoint, and the verdicts on resumes from it. Pure."""
+"""Shows the lineage of a run's checkpoints: the parent of each checkpoint, and the verdicts on resumes from it.
+
+The module is pure.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,8 @@ _NEWEST = 5
 def lineage_rows(history: History) -> tuple[list[dict[str, Any]], int]:
     """Rows of the most relevant checkpoints, newest first, and the number of the other checkpoints.
 
-    The relevant checkpoints are the newest ones, those from which an attempt resumed, and those in quarantine.
+    The relevant checkpoints are the newest checkpoints, the checkpoints from which an attempt resumed, and the
+    checkpoints in quarantine.
     """
     resumed = _resumes_by_checkpoint(history)
     newest = {checkpoint.ref for checkpoint in history.checkpoints[-_NEWEST:]}

@@ -1,6 +1,7 @@
-"""The page about one run, in markdown: first punctuality and progress, then the tables, then the plot. Pure.
+"""Writes the page about one run, in markdown: first punctuality and progress, then the tables, then the plot.
 
-Tables have few and short columns, and long texts are in lists, because the Prefect UI cuts wide tables off.
+The module is pure. The tables have only a few short columns, and long texts are in lists, because the Prefect UI cuts
+wide tables off.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from segue.units import duration
 
 _MOST_DECISIONS, _MOST_ROWS, _MOST_FINDINGS = 30, 50, 20
 _OLD_HEARTBEATS = 3
-"""Number of heartbeat intervals after which a heartbeat is marked as late."""
+"""A heartbeat is marked as late after this number of heartbeat intervals."""
 
 
 @dataclass(frozen=True)
@@ -38,18 +39,27 @@ class RunView:
     cost: CostReport
     now: datetime
     beat: Heartbeat | None = None
-    """Newest heartbeat of the attempt that has a machine."""
+    """The newest heartbeat of the attempt that has a machine."""
     waiting: str | None = None
-    """Text about what an attempt without a machine waits for; None if there is no such attempt."""
+    """A text about what an attempt without a machine waits for.
+
+    The value is None if there is no attempt without a machine.
+    """
     store_trouble: str | None = None
-    """Reason why the parent cannot read the store; the other facts of the view are then older than `now`."""
+    """The reason why the parent cannot read the store.
+
+    If there is a reason, the other facts of the view are older than `now`.
+    """
     clock_trouble: str | None = None
-    """Problem with a clock that the run therefore does not use."""
+    """The problem with a clock. Because of this problem, the run does not use the clock."""
     unguarded: str | None = None
-    """Reason why nothing would start the parent again after its death; None if recovery would."""
+    """The reason why nothing would start the parent again after its death.
+
+    The value is None if recovery would start the parent again.
+    """
 
     def at(self, now: datetime, *, store_trouble: str) -> RunView:
-        """A copy of this view for a later moment at which the store cannot be read."""
+        """Return a copy of this view for a later moment at which the store cannot be read."""
         return replace(self, now=now, store_trouble=store_trouble)
 
     @property
@@ -58,14 +68,14 @@ class RunView:
 
 
 class Picture(NamedTuple):
-    """A run's plot: the URL of the image (usually a `data:` URL), and the time at which it was drawn."""
+    """A run's plot: the URL of the image (usually a `data:` URL), and the time at which the image was drawn."""
 
     address: str
     drawn_at: datetime
 
 
 def page(view: RunView, *, picture: Picture | None = None) -> str:
-    """The whole page as markdown."""
+    """Return the whole page as markdown."""
     parts = [
         headline(view),
         bullets(f"{name}: {text}" for name, text in facts(view).items()),
@@ -81,7 +91,7 @@ def page(view: RunView, *, picture: Picture | None = None) -> str:
 
 
 def headline(view: RunView) -> Markup:
-    """One sentence about the run: punctuality, step, expected end, and its current machine or state."""
+    """Return one sentence about the run: punctuality, step, expected end, and the current machine or state."""
     spec, run = view.spec, view.summary
     share = f"{run.step / spec.steps:.0%}" if run.step < spec.steps else "100%"
     parts = [bold(_punctuality(spec, run)), f"step {run.step} of {spec.steps} ({share})"]
@@ -94,7 +104,7 @@ def headline(view: RunView) -> Markup:
 
 
 def facts(view: RunView) -> dict[str, str]:
-    """The facts below the headline, by name, the most important first."""
+    """Return the facts below the headline, by name. The most important fact is the first."""
     spec, history, beat = view.spec, view.history, view.beat
     found = {}
     if view.store_trouble:
@@ -126,7 +136,7 @@ def facts(view: RunView) -> dict[str, str]:
 
 
 def finding_lines(history: History) -> list[str]:
-    """One line per finding of the verdicts on resumes and rehearsals, oldest first."""
+    """Return one line for each finding of the verdicts on resumes and rehearsals, oldest first."""
     lines = []
     for attempt in history.attempts:
         verdict = attempt.verdict
@@ -142,7 +152,9 @@ def finding_lines(history: History) -> list[str]:
 
 
 def decision_lines(history: History) -> list[Markup]:
-    """One line per decision, oldest first: time, action, reason, and its two main numbers."""
+    """Return one line for each decision, oldest first: time, action, reason, and the two main numbers of the
+    decision.
+    """
     return [_decision_line(entry) for entry in history.decisions]
 
 
@@ -196,7 +208,7 @@ def _heartbeat(view: RunView, beat: Heartbeat) -> str:
 
 
 def _live_rows(view: RunView) -> list[dict[str, Any]]:
-    """The row of the attempt that has a machine now, in the columns of the segments table."""
+    """Return the row of the attempt that has a machine now, in the columns of the segments table."""
     plan, beat = view.history.open_plan, view.beat
     if plan is None or beat is None:
         return []
@@ -240,19 +252,19 @@ def _section(title: str, body: Markup) -> Markup:
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> Markup:
-    """Rows as a markdown table."""
+    """Return the rows as a markdown table."""
     names = [name.replace("_", " ") for name in rows[0]] if rows else []
     return table(names, [list(row.values()) for row in rows])
 
 
 def _list(lines: Sequence[str], most: int, view: RunView) -> Markup:
-    """The newest lines as a markdown list, the newest first."""
+    """Return the newest lines as a markdown list, the newest line first."""
     shown = bullets(reversed(lines[-most:]))
     return _with_rest(shown, len(lines) - most, f"segue status {view.spec.run_id} --json")
 
 
 def _with_rest(shown: Markup, left_out: int, command: str) -> Markup:
-    """The shown lines, followed by the command that shows the others."""
+    """Return the shown lines, followed by the command that shows the other lines."""
     return blocks(shown, Markup(f"{left_out} earlier ones: {code(command)}.")) if left_out > 0 else shown
 
 

@@ -1,4 +1,7 @@
-"""The pools of a store as its runs have seen them: facts for programs, rows for people, a picture. Pure."""
+"""Shows the pools of a store as the runs of the store have seen them: facts for programs, rows for people, a picture.
+
+The module is pure.
+"""
 
 from __future__ import annotations
 
@@ -16,23 +19,29 @@ from segue.records import SeenInterval, SeenPools
 from segue.units import duration
 
 AGES_HOURS = (0.25, 1.0, 4.0, 16.0)
-"""Ages of an up interval that divide the shares of ends by age."""
+"""Ages of an up interval in hours that divide the shares of ends by age."""
 _CELL_SECONDS = 600.0
 _FEWEST_CELLS = 36
-"""Cells of ten minutes in which the states of both pools must be known before their correlation is shown: 6 hours."""
+"""Number of cells of ten minutes in which the states of both pools must be known before their correlation is shown. 36
+cells are 6 hours.
+"""
 _UP, _DOWN = "#2f6db0", "#dddddd"
 
 
 def pool_facts(seen: SeenPools) -> list[dict[str, Any]]:
-    """The facts about each pool, by its name: spot pools with their availability, on-demand with its starts."""
+    """Return the facts about each pool, by the pool's name.
+
+    Spot pools have facts about availability, on-demand has facts about starts.
+    """
     names = sorted({*seen.prices, *(each.pool for each in seen.intervals), *(each.pool for each in seen.starts)})
     return [_facts(name, seen) for name in names]
 
 
 def correlations(seen: SeenPools) -> list[dict[str, Any]]:
-    """How alike the states of two spot pools were at the same moments: 1 is always the same, 0 is independence.
+    """Return how often the states of two spot pools were alike at the same moments.
 
-    Pairs of pools that were not observed together for six hours, or that never changed while they were, are left out.
+    The value 1 means always the same, 0 means independence. A pair of pools is left out if the pools were not observed
+    together for six hours, or if their states never changed in this time.
     """
     states = _states(seen.intervals)
     found = []
@@ -117,13 +126,15 @@ def _facts(name: str, seen: SeenPools) -> dict[str, Any]:
 
 
 def _mean_to_end(intervals: Sequence[SeenInterval]) -> float | None:
-    """The mean length of intervals, by a constant rate of ends; None if no end was seen."""
+    """Return the mean length of intervals, for a constant rate of ends. Return None if no end was seen."""
     ends = sum(each.has_ended for each in intervals)
     return round(sum(each.seconds for each in intervals) / ends, 1) if ends else None
 
 
 def _ends_by_age(up: Sequence[SeenInterval]) -> list[dict[str, Any]]:
-    """For each range of ages: how many machines reached it, and the share of them that was lost within it."""
+    """Return for each range of ages the number of machines that reached it, and the share of these machines that was
+    lost within it.
+    """
     edges = [0.0, *(3600 * hours for hours in AGES_HOURS), np.inf]
     found = []
     for begin, end in pairwise(edges):
@@ -139,7 +150,7 @@ def _ends_by_age(up: Sequence[SeenInterval]) -> list[dict[str, Any]]:
 
 
 def _states(intervals: Sequence[SeenInterval]) -> dict[str, np.ndarray]:
-    """Each pool's state by cell of ten minutes: 1 up, 0 down, NaN unknown."""
+    """Return each pool's state by cell of ten minutes: 1 for up, 0 for down, NaN for unknown."""
     if not intervals:
         return {}
     first = min(each.begun_at for each in intervals)

@@ -1,6 +1,6 @@
-"""The list of preemptions: the lost work of each one, and the time until the run trained again. Pure.
+"""Lists the preemptions: the lost work of each preemption, and the time until the run trained again.
 
-Each preemption is an attempt whose machine was taken back or lost, on any pool.
+The module is pure. Each preemption is an attempt whose machine was taken back or lost, on any pool.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LastSave = Literal["made", "missed", "nothing to save"]
 
 
 class Preemption(Value):
-    """One preemption; times come from the clocks of the machines."""
+    """One preemption. The times come from the clocks of the machines."""
 
     segment: int = Field(ge=0)
     attempt: int = Field(ge=1)
@@ -48,7 +48,7 @@ class Preemption(Value):
 
     @property
     def warning(self) -> str:
-        """Text about the notice, and about the part of its time that the attempt used."""
+        """A text about the notice, and about the part of the notice's time that the attempt used."""
         if self.notice is None or self.used_seconds is None:
             return "no notice"
         during = f" in {self.phase}" if self.phase is not None else ""
@@ -84,7 +84,10 @@ def preemptions(spec: RunSpec, history: History, *, beat: Heartbeat | None = Non
 
 
 def notice_counts(taken: Sequence[Preemption]) -> str | None:
-    """Text with the numbers of answered and unanswered notices, by phase of the attempt; None without a notice."""
+    """Return a text with the numbers of answered and unanswered notices, by phase of the attempt.
+
+    Return None without a notice.
+    """
     texts = []
     for was_answered, word in ((True, "answered"), (False, "not answered")):
         phases = Counter(one.phase or "an unknown phase" for one in taken if one.was_answered is was_answered)
@@ -137,7 +140,10 @@ def _training_after_seconds(history: History, ended_at: datetime | None, beat: H
 
 
 def _first_step_at(attempt: Attempt, history: History, beat: Heartbeat | None) -> datetime | None:
-    """Time of an attempt's first step; None if it has made no step yet, or if the time is unknown."""
+    """Return the time of an attempt's first step.
+
+    Return None if the attempt has made no step yet, or if the time is unknown.
+    """
     report = attempt.report
     if report is not None:
         return attempt.claim.written_at + timedelta(seconds=report.startup_seconds) if report.train_steps else None

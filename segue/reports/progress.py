@@ -1,4 +1,4 @@
-"""The progress of a command: one line that changes on a terminal, plain lines in a file or pipe."""
+"""Shows the progress of a command: as one line that changes on a terminal, or as plain lines in a file or pipe."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from segue.reports.console import errors
 from segue.units import duration
 
 QUIET_SECONDS = 3.0
-"""In a file or pipe, a command that takes less time than this reports no progress."""
+"""If the output is a file or pipe, a command that takes fewer seconds than this reports no progress."""
 AGAIN_SECONDS = 15.0
-"""Interval at which a long step of the work is reported again."""
+"""Seconds after which a long step of the work is reported again."""
 _PARTS = 10
 
 Say = Callable[[str], None]
@@ -25,10 +25,11 @@ Say = Callable[[str], None]
 
 @contextmanager
 def progress(first: str, *, console: Console = errors) -> Iterator[Say]:
-    """A block of work; it yields a function to call with the name of each step at the begin of the step.
+    """A block of work. The block yields a function to call with the name of each step when the step begins.
 
-    On a terminal, one line shows the newest step and the time; it disappears at the end of the block. In a file or
-    pipe, each step gets its own line, and a long step gets a further line every 15 s. All lines go to standard error.
+    On a terminal, one line shows the newest step and the time. The line disappears at the end of the block. In a file
+    or pipe, each step gets its own line, and a long step gets a further line every 15 s. All lines go to standard
+    error.
     """
     if console.is_terminal:
         columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
@@ -44,7 +45,7 @@ def progress(first: str, *, console: Console = errors) -> Iterator[Say]:
 
 
 class _Lines:
-    """Plain lines, written only after the work has lasted for some seconds."""
+    """Writes plain lines, but only after the work has lasted for some seconds."""
 
     def __init__(self, first: str, write: Say, clock: Clock) -> None:
         self._write, self._clock = write, clock
@@ -94,7 +95,10 @@ class Reached(NamedTuple):
         return f"{self.doing}, step {self.step} of {self.steps}"
 
     def is_news_after(self, before: Reached | None) -> bool:
-        """True if this needs a line after `before`: a new activity has begun, or another tenth of the steps is done."""
+        """Whether this progress needs a line after `before`.
+
+        This is so if a new activity has begun, or if another tenth of the steps is done.
+        """
         if before is None or before.doing != self.doing:
             return True
         part = max(self.steps // _PARTS, 1)

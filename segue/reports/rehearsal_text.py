@@ -1,4 +1,4 @@
-"""The resume rehearsal in one line of text: its progress, or its verdict with the fix. Pure."""
+"""The resume rehearsal in one line of text: its progress, or its verdict with the fix. The module is pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from segue.spec import RunSpec
 
 
 def rehearsal_text(spec: RunSpec | None, history: History) -> str | None:
-    """Text about the state of the rehearsal; None if the run has no rehearsal."""
+    """Return a text about the state of the rehearsal. Return None if the run has no rehearsal."""
     if history.drills:
         last = history.drills[-1]
         said = f"{last.verdict.sentence.rstrip('.')} (from step {last.checkpoint.step}, {last.seconds:.0f} s)"

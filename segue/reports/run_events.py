@@ -1,4 +1,4 @@
-"""Events of a run, for automations, derived from the run's log and its current state. Pure.
+"""Derives the events of a run, for automations, from the run's log and its current state. The module is pure.
 
 The key of an event stays the same if the event is derived again, even by another parent of the same run.
 """
@@ -26,7 +26,7 @@ FINISHED = "segue.finished"
 BUDGET = "segue.budget"
 STALE_PRICES = "segue.prices.stale"
 RECOVERY_SILENT = "segue.recovery.silent"
-"""An event of a store, not of a run: looks of recovery no longer complete."""
+"""The name of an event of a store, and not of a run. The event means that checks of recovery no longer complete."""
 
 Fact = str | int | float | None
 
@@ -37,7 +37,7 @@ class RunEvent:
 
     name: str
     key: str
-    """Key of the event, unique for the run."""
+    """The key of the event. The key is unique for the run."""
     at: datetime
     sentence: str
     facts: dict[str, Fact] = field(default_factory=dict)
@@ -126,7 +126,10 @@ def _broken_resume(entry: VerdictEntry) -> RunEvent:
 
 
 def _deadline(view: RunView) -> Iterator[RunEvent]:
-    """Event `late` if the deadline has passed or cannot be met; `at risk` if less than one changeover delay is left."""
+    """Return the event `late` if the deadline has passed or cannot be met.
+
+    Return `at risk` if less than one changeover delay is left.
+    """
     spec, run, deadline = view.spec, view.summary, view.spec.deadline
     if deadline is None or (run.is_over and run.state != "finished"):
         return
@@ -143,7 +146,10 @@ def _deadline(view: RunView) -> Iterator[RunEvent]:
 
 
 def _without_margin(view: RunView, late_seconds: float) -> float:
-    """Estimated seconds late without the safety margin on the remaining work; the margin alone makes no run late."""
+    """Return the estimated seconds late without the safety margin on the remaining work.
+
+    The margin alone makes no run late.
+    """
     finish_at = view.summary.finish_at
     if finish_at is None or view.summary.state == "finished":
         return late_seconds
@@ -152,7 +158,9 @@ def _without_margin(view: RunView, late_seconds: float) -> float:
 
 
 def _budget(view: RunView) -> Iterator[RunEvent]:
-    """Events about the budget: it ended the run, it made the run ignore its deadline, or it will not suffice (once)."""
+    """Return the events about the budget: it ended the run, it made the run ignore its deadline, or it will not suffice
+    (once).
+    """
     has_warned = False
     for entry in view.history.decisions:
         left, expected = entry.numbers.get("budget_left"), entry.numbers.get("expected_cost")

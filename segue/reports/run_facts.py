@@ -1,4 +1,7 @@
-"""The facts of a run for JSON output: the key of each number has its unit, and no text needs to be parsed. Pure."""
+"""Collects the facts of a run for JSON output.
+
+The key of each number contains its unit, and no text needs to be parsed. The module is pure.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,10 @@ def run_facts(run: RunSummary, history: History) -> dict[str, Any]:
 
 
 def state_name(history: History) -> str:
-    """The state of a run in one word: the action of its last decision, or running, importing, deciding."""
+    """Return the state of a run in one word.
+
+    The word is the action of the run's last decision, or running, importing or deciding.
+    """
     if history.spec is not None and history.is_finished(history.spec):
         return "finished"
     plan, last = history.open_plan, history.decisions[-1] if history.decisions else None
@@ -68,7 +74,7 @@ def segment_facts(history: History) -> list[dict[str, Any]]:
 
 
 def anomaly_numbers(history: History) -> dict[str, Any]:
-    """The rollbacks after anomalies, and the batches that are skipped because of them."""
+    """Return the rollbacks after anomalies, and the batches that are skipped because of anomalies."""
     plans = [entry.plan for entry in history.decisions if entry.plan is not None]
     return {
         "rollbacks": len(anomalies_of(history.last_reports())),
@@ -77,7 +83,7 @@ def anomaly_numbers(history: History) -> dict[str, Any]:
 
 
 def money_facts(spec: RunSpec, history: History, *, now: datetime, beat: Heartbeat | None = None) -> dict[str, Any]:
-    """The limits of the budget with the money spent of each, and the current prices per hour."""
+    """Return the limits of the budget with the money spent of each limit, and the current prices per hour."""
     known = history.prices if spec.pools.prices is not None else None
     caps = caps_of(spec, history, now=now, live_seconds=live_of(beat, history).seconds)
     return {

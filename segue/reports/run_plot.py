@@ -1,8 +1,8 @@
-"""The run plot: loss over steps, steps over time, capacity and queues as bands, preemptions, checkpoints.
+"""Draws the plot of a run: loss over steps, steps over time, capacity and queues as bands, preemptions, checkpoints.
 
-If the run has a deadline, the lower half also shows the deadline and the latest safe start: the latest time at which
-on-demand must start to meet the deadline, as each decision estimated it. The slack is the distance between the run's
-line and this line.
+If the run has a deadline, the lower half also shows the deadline and the latest safe start. The latest safe start is
+the latest time at which on-demand must start to meet the deadline, as each decision estimated it. The slack is the
+distance between the run's line and the line of the latest safe start.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _title(log: RunLog, history: History) -> str:
 
 
 def _reasons(history: History) -> str:
-    """The reasons of the decisions that have a number in the lower half, one per line."""
+    """Return the reasons of the decisions that have a number in the lower half, one reason per line."""
     decisions = [entry for entry in history.decisions if entry.action != "import"]
     shown = (textwrap.shorten(entry.reason, _REASON_LETTERS, placeholder=" ...") for entry in _changes(decisions))
     lines = (f"{number}  {text}" for number, text in enumerate([*shown][-_MOST_REASONS:], 1))
@@ -142,7 +142,7 @@ def _show_deadline(axes: Any, deadline: float, *, unit: str, safe: list[tuple[fl
 
 
 def latest_safe_starts(decisions: list[DecisionEntry]) -> list[tuple[datetime, int]]:
-    """For each decision: the latest safe start of on-demand, and the committed step at the decision."""
+    """Return for each decision the latest safe start of on-demand, and the committed step at the decision."""
     found = []
     for entry in decisions:
         left, work = entry.numbers.get("remaining_seconds"), entry.numbers.get("work_seconds")
@@ -155,25 +155,28 @@ def latest_safe_starts(decisions: list[DecisionEntry]) -> list[tuple[datetime, i
 
 
 def _preemption_line(history: History) -> dict[str, Any]:
-    """The style of the lines that mark preemptions: many lines must not hide the plot behind them."""
+    """Return the style of the lines that mark preemptions. Many lines must not hide the plot behind them."""
     count = sum(report.stop_reason.is_preemption for report in history.last_reports())
     style = {"lw": 1.2, "ls": "--"} if count <= _MANY_PREEMPTIONS else {"lw": 0.4, "alpha": 0.6}
     return {"color": _PREEMPTION, **style}
 
 
 def _unit(seconds: float) -> tuple[str, float]:
-    """The time unit for an axis of this length, and the seconds of one unit."""
+    """Return the time unit for an axis of this length, and the seconds of one unit."""
     return ("seconds", 1.0) if seconds < 600 else ("minutes", 60.0) if seconds < 3 * 3600 else ("hours", 3600.0)
 
 
 def _changes(decisions: list[DecisionEntry]) -> list[DecisionEntry]:
-    """The decisions that changed the capacity or ended the run."""
+    """Return the decisions that changed the capacity or ended the run."""
     kinds = [entry.plan.capacity if entry.plan is not None else None for entry in decisions]
     return [entry for at, entry in enumerate(decisions) if at == 0 or kinds[at] != kinds[at - 1] or kinds[at] is None]
 
 
 def _span(attempt: Attempt, frame: pd.DataFrame) -> tuple[datetime, datetime]:
-    """Begin and end of an attempt; for an attempt that trains now, the end is the time of its newest row."""
+    """Return the begin and the end of an attempt.
+
+    For an attempt that trains now, the end is the time of its newest row.
+    """
     begin = attempt.claim.written_at
     if attempt.report is not None:
         return begin, begin + timedelta(seconds=attempt.report.seconds)

@@ -1,4 +1,7 @@
-"""The cost of the runs of a store: by run, by slot of a retrained model, by calendar month. Pure."""
+"""Adds up the cost of the runs of a store: by run, by slot of a retrained model, by calendar month.
+
+The module is pure.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ class RunCharges:
 
 @dataclass(frozen=True)
 class CostRow:
-    """One line of a cost report: its name columns, and the charges that it adds up."""
+    """One line of a cost report: the line's name columns, and the charges that the line adds up."""
 
     names: dict[str, str | int]
     charges: Sequence[Charge] = field(repr=False)
@@ -117,7 +120,7 @@ def totals(rows: Iterable[CostRow]) -> dict[str, float]:
 
 
 def slot_of(run: str) -> tuple[str, datetime] | None:
-    """The model and the scheduled time of a slot's run; None for any other run."""
+    """Return the model and the scheduled time of a slot's run. Return None for any other run."""
     found = _SLOT.fullmatch(run)
     try:
         return (found[1], datetime.strptime(found[2], "%Y%m%dt%H%M").replace(tzinfo=UTC)) if found else None

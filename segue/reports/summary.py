@@ -1,4 +1,4 @@
-"""The summary of a run: state, step, punctuality, cost. Pure."""
+"""Makes the summary of a run: state, step, punctuality, cost. The module is pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from segue.spec import RunSpec
 from segue.units import duration
 
 _ENOUGH_STEPS, _ENOUGH_SECONDS = 5, 30.0
-"""Steps and seconds of training after which a running attempt's own step time is used, as in the parent's wait."""
+"""After this number of steps and seconds of training, a running attempt's own step time is used, as in the parent's
+wait.
+"""
 
 
 @dataclass(frozen=True)
@@ -25,15 +27,18 @@ class RunSummary:
     step: int
     steps: int | None
     late_seconds: float | None
-    """Seconds between the deadline and the (expected) end, negative if early; None without deadline or step time."""
+    """Seconds between the deadline and the (expected) end of the run.
+
+    The value is negative if the run is early, and None without a deadline or a step time.
+    """
     finish_at: datetime | None
-    """Time at which the run reached its goal or is expected to reach it; None without a step time."""
+    """The time at which the run reached its goal, or is expected to reach it. The value is None without a step time."""
     is_over: bool
     cost: CostReport | None
 
     @property
     def punctuality(self) -> str:
-        """Text such as `late by 5min` or `on time by 1h`; a dash if unknown."""
+        """A text such as `late by 5min` or `on time by 1h`. The text is a dash if the punctuality is unknown."""
         if self.late_seconds is None:
             return "-"
         by = f"{'' if self.is_over else 'about '}{duration(abs(self.late_seconds))}"
@@ -82,7 +87,7 @@ def state_of(history: History) -> str:
 
 
 def live_of(beat: Heartbeat | None, history: History) -> Live:
-    """Time and steps of the attempt that trains now, from its newest heartbeat."""
+    """Return the time and the steps of the attempt that trains now, from its newest heartbeat."""
     attempt = history.attempt_named(beat.attempt_id) if beat is not None else None
     if beat is None or attempt is None:
         return NOT_LIVE
@@ -93,7 +98,10 @@ def live_of(beat: Heartbeat | None, history: History) -> Live:
 
 
 def late_seconds_at_end(history: History) -> float | None:
-    """Seconds by which a finished run was late, negative if early; None without a deadline or before the end."""
+    """Return the seconds by which a finished run was late.
+
+    The value is negative if the run was early, and None without a deadline or before the end.
+    """
     last = history.decisions[-1] if history.decisions else None
     deadline = history.spec.deadline if history.spec is not None else None
     if last is None or last.action != "finished" or deadline is None:
@@ -121,7 +129,10 @@ def _finish_at(spec: RunSpec, history: History, *, now: datetime, beat: Heartbea
 
 
 def _own_step_seconds(spec: RunSpec, history: History, beat: Heartbeat | None) -> float:
-    """Step time of the attempt that trains now; 0 if it has not trained long enough and another step time is known."""
+    """Return the step time of the attempt that trains now.
+
+    Return 0 if it has not trained long enough and another step time is known.
+    """
     live = live_of(beat, history)
     if beat is None or beat.phase != "training" or live.step_seconds is None:
         return 0.0

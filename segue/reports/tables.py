@@ -13,7 +13,7 @@ from segue.runlog.history import History
 
 
 def segments_table(history: History) -> Table:
-    """One row per attempt: its steps, its stop reason, and the verdict on its resume."""
+    """Return one row for each attempt: its steps, its stop reason, and the verdict on its resume."""
     table = Table(header_style="bold", box=SIMPLE_HEAD, padding=0, pad_edge=False)
     for name in ("segment", "pool", "steps", "stop reason", "lost steps", "verdict", "seconds"):
         table.add_column(name, justify="right" if name in {"lost steps", "seconds"} else "left", no_wrap=True)
@@ -23,7 +23,10 @@ def segments_table(history: History) -> Table:
 
 
 def anomaly_facts(history: History) -> dict[str, Any]:
-    """The rollbacks after anomalies, and the batches that are skipped because of them; empty if there were none."""
+    """Return the rollbacks after anomalies, and the batches that are skipped because of anomalies.
+
+    The result is empty if there were no rollbacks.
+    """
     seen = anomalies_of(history.last_reports())
     plans = [entry.plan for entry in history.decisions if entry.plan is not None]
     skips = plans[-1].skips if plans else ()
@@ -81,7 +84,7 @@ def checkpoint_rows(history: History) -> list[dict[str, Any]]:
 
 
 def rows_table(rows: list[dict[str, Any]]) -> Table:
-    """A terminal table of plain rows; None is shown as a dash."""
+    """Return a terminal table of plain rows. None is shown as a dash."""
     table = Table(header_style="bold", box=SIMPLE_HEAD, padding=0, pad_edge=False)
     for name in rows[0] if rows else ():
         table.add_column(name.replace("_", " "))

@@ -1,4 +1,4 @@
-"""Candidates that are promoted only after the approval of a person. Pure."""
+"""Handles candidates that are promoted only after the approval of a person. The module is pure."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ USUAL_HOURS = 72.0
 
 
 def asked(candidate: Candidate, spec: RetrainSpec, models: Models, *, now: datetime) -> Candidate:
-    """The candidate to record after an evaluation; with `promotion = "ask"`, a better candidate waits for a person.
+    """Return the candidate to record after an evaluation.
 
-    A candidate that is not better is not promoted, and no person is asked. No person is asked either if a candidate of
-    a later slot waits already, because a candidate never replaces a version that was trained for a later slot.
+    With `promotion = "ask"`, a better candidate waits for a person. A candidate that is not better is not promoted, and
+    no person is asked. If a candidate of a later slot already waits, no person is asked either. The reason is that a
+    candidate never replaces a version that was trained for a later slot.
     """
     if spec.promotion != "ask" or not candidate.is_promoted:
         return candidate

@@ -1,4 +1,4 @@
-"""The differences between two versions of a model. Pure."""
+"""The differences between two versions of a model. The module is pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from segue.units import money
 
 
 class Difference(NamedTuple):
-    """A property in which two versions differ; a version without the property has the value None."""
+    """A property in which two versions differ. If a version does not have the property, its value is None."""
 
     what: str
     one: str | None

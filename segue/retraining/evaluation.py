@@ -1,4 +1,7 @@
-"""Compares a candidate with the model in service on the same rows, and decides about its promotion. Pure."""
+"""Compares a candidate with the model in service on the same rows, and decides whether the candidate is promoted.
+
+The module is pure.
+"""
 
 from __future__ import annotations
 
@@ -17,34 +20,37 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Scores = Mapping[str, npt.NDArray[np.float64]]
-"""For each metric, a number for each row; a lower number is better, and a value that is not finite does not count."""
+"""For each metric, a number for each row. A lower number is better. A number that is not finite does not count."""
 
 _RESAMPLES = 1_000
 _MOST_UNITS = 10_000
-"""Largest number of units that the bootstrap draws; more rows are put into random groups, with the same intervals."""
+"""Largest number of units that the bootstrap draws.
+
+If there are more rows, the rows are put into random groups, and the intervals stay the same.
+"""
 _INTERVAL = (2.5, 97.5)
 _LARGEST = 1e150
-"""A score beyond this value counts as infinite, because a mean of such scores could overflow."""
+"""A score beyond this value counts as infinite, because a mean of larger scores could overflow."""
 _MOST_GAIN = 1e9
 _FIRST_ROWS = 5
 _MOST_PLACES = 5
 
 
 class Promotion(NamedTuple):
-    """Whether a candidate replaces the model in service, and why."""
+    """Whether a candidate replaces the model in service, and the reason."""
 
     is_promoted: bool
     why: str
 
 
 def checked_scores(scores: object, *, rows: int, function: str, place_of: Callable[[int], str] = str) -> Scores:
-    """The scores that the user's function returned, as arrays; `place_of` gives the place of a row in the files.
+    """Return as arrays the scores that the user's function returned. `place_of` gives the place of a row in the files.
 
-    Missing numbers become nan. The rows of a pandas Series are identified by its index.
+    Missing numbers become nan. The index of a pandas Series identifies its rows.
 
     Raises:
-        ScoresError: the function did not return a dict with a number for each row. The message names dropped rows:
-            without them, the two models would not be compared on the same rows.
+        ScoresError: the function did not return a dict with a number for each row. If the function dropped rows, the
+            message names them. Without these rows, the two models would not be compared on the same rows.
     """
     if not isinstance(scores, Mapping) or not scores:
         raise ScoresError(function=function, why="it did not return a dict of arrays by metric")
@@ -63,7 +69,10 @@ def checked_scores(scores: object, *, rows: int, function: str, place_of: Callab
 
 
 def _in_order(values: object, rows: int) -> object:
-    """Scores in the order of the rows; a pandas Series is sorted by its index, in case the function reordered it."""
+    """Return the scores in the order of the rows.
+
+    A pandas Series is sorted by its index, in case the function reordered it.
+    """
     index = getattr(values, "index", None)
     if index is None or callable(index) or len(index) != rows or set(index) != set(range(rows)):
         return values
@@ -71,7 +80,10 @@ def _in_order(values: object, rows: int) -> object:
 
 
 def _dropped(values: object, rows: int, place_of: Callable[[int], str]) -> str:
-    """The rows that a function dropped, in words; empty if the result has no index that shows the rows."""
+    """Name in words the rows that a function dropped.
+
+    The text is empty if the result has no index that shows the rows.
+    """
     index = getattr(values, "index", None)
     kept = set(index) if index is not None and not callable(index) else None
     if kept is None or not kept < set(range(rows)):
@@ -90,9 +102,9 @@ def compare(
     seed: int,
     before: Sequence[Comparison] = (),
 ) -> tuple[Comparison, ...]:
-    """Compare both models by every metric, the deciding metric first; the same seed gives the same intervals.
+    """Compare both models by every metric, the deciding metric first. The same seed gives the same intervals.
 
-    `before` are the comparisons from the time at which the model in service was the candidate.
+    `before` contains the comparisons from the time at which the model in service was the candidate.
 
     Raises:
         ScoresError: a metric or a column that the spec names does not exist.
@@ -122,9 +134,10 @@ def compare(
 
 
 def decide(spec: EvaluationSpec, comparisons: Sequence[Comparison], *, faults: Sequence[str] = ()) -> Promotion:
-    """Whether the candidate is promoted; the first comparison must be by the metric that decides.
+    """Decide whether the candidate is promoted. The first comparison must use the metric that decides.
 
-    Each of `faults` is a reason why the candidate must not be in service, even if its metrics are better.
+    Each of `faults` is a reason why the candidate must not be in service, even if the metrics of the candidate are
+    better.
     """
     first = comparisons[0]
     reasons = [*faults, *_reasons_against(spec, comparisons)]
@@ -158,7 +171,7 @@ def _reasons_against(spec: EvaluationSpec, comparisons: Sequence[Comparison]) ->
 
 
 def _remarks(comparisons: Sequence[Comparison]) -> Iterator[str]:
-    """Facts that a reader of the decision must know, although they do not affect it."""
+    """Return the facts that a reader of the decision must know, although these facts do not affect the decision."""
     yield from comparisons[0].group_notes
     for each in comparisons:
         count = each.left_out.in_service + each.left_out.both
@@ -167,7 +180,7 @@ def _remarks(comparisons: Sequence[Comparison]) -> Iterator[str]:
 
 
 def _rows(count: int, left_out: LeftOut) -> str:
-    """The rows in words, with their numbers if all rows are of one kind."""
+    """Describe the rows in words. If all rows are of one kind, the text contains their numbers."""
     if count != left_out.count:
         return f"{count:,} {'row' if count == 1 else 'rows'}"
     numbers = ", ".join(map(str, left_out.first))
@@ -175,7 +188,7 @@ def _rows(count: int, left_out: LeftOut) -> str:
 
 
 class _Pair(NamedTuple):
-    """The scores of both models by one metric, with zero for scores that do not count."""
+    """The scores of both models by one metric. A score that does not count is replaced by zero."""
 
     candidate: npt.NDArray[np.float64]
     in_service: npt.NDArray[np.float64] | None
@@ -222,7 +235,7 @@ def _comparison(metric: str, pair: _Pair, weights: _Resamples, groups: Sequence[
 
 
 class _Resamples(NamedTuple):
-    """The number of times that each unit of rows is drawn in each resample."""
+    """The number of times that each resample draws each unit of rows."""
 
     unit_of: npt.NDArray[np.int64]
     """The unit of each row."""
@@ -231,9 +244,9 @@ class _Resamples(NamedTuple):
     """The counts by resample and unit."""
 
     def means(self, values: npt.NDArray[np.float64], counted: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:
-        """The mean over the counted rows of each resample; the rows are the same for every array of values.
+        """Return the mean over the counted rows of each resample.
 
-        The mean is nan for a resample without counted rows.
+        The counted rows are the same for every array of values. If a resample has no counted rows, its mean is nan.
         """
         sums = np.bincount(self.unit_of, weights=values, minlength=self.units)
         sizes = np.bincount(self.unit_of, weights=counted, minlength=self.units)
@@ -258,7 +271,7 @@ def _as_array(values: Any) -> npt.NDArray[np.float64]:
 
 
 def _gains(candidate: npt.NDArray[np.float64], in_service: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """The gain of the candidate, as a share of the metric of the model in service."""
+    """Return the gain of the candidate, as a share of the metric of the model in service."""
     with np.errstate(over="ignore"):
         gains = (in_service - candidate) / np.where(in_service == 0, 1.0, np.abs(in_service))
     return np.asarray(np.clip(gains, -_MOST_GAIN, _MOST_GAIN))

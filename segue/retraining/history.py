@@ -1,4 +1,7 @@
-"""The state that follows from the log of a model: versions, the version in service, and slots. Pure."""
+"""Computes the state of a model from the log of the model: versions, the version in service, and slots.
+
+The module is pure.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +29,12 @@ WAITING = "waits for a decision"
 
 
 class Event(NamedTuple):
-    """A record about a version: a candidate, a choice or a decision; it may change the version in service."""
+    """A record about a version: a candidate, a choice or a decision. The record may change the version in service."""
 
     at: datetime
     record: Candidate | Choice | Decision
     version: int
-    """The version that the record is about."""
+    """The version that the record describes."""
     in_service: int | None
     """The version in service after the record."""
 
@@ -43,25 +46,25 @@ class Event(NamedTuple):
 
 @dataclass(frozen=True)
 class SlotState:
-    """The records of a slot in the log."""
+    """The records of one slot in the log."""
 
     slot: datetime
     start: SlotStart | None = None
-    """The newest start of the slot; None if the slot ended before its data was checked."""
+    """The newest start of the slot. The value is None if the slot ended before its data was checked."""
     end: SlotEnd | None = None
-    """The end of the slot; None while the slot is open."""
+    """The end of the slot. The value is None while the slot is open."""
     version: int | None = None
-    """The version that the slot trained."""
+    """The version that the slot trained. The value is None if the slot trained no version."""
     decide_by: datetime | None = None
-    """The time until which a person may approve that version; None if no person is asked."""
+    """The time until which a person may approve the version of the slot. The value is None if no person is asked."""
     decision: Decision | None = None
-    """The decision about that version."""
+    """The decision about the version of the slot."""
     ends: int = 0
-    """Number of times that the slot has ended; a slot that ended without a candidate may be started again."""
+    """Number of times that the slot has ended. A slot that ended without a candidate may be started again."""
 
     @property
     def is_open(self) -> bool:
-        """Whether the slot was started and has not ended."""
+        """Whether the slot was started and has not ended yet."""
         return self.end is None
 
     @property
@@ -71,46 +74,52 @@ class SlotState:
 
     @property
     def outcome_in_words(self) -> str:
-        """The outcome in words; before the end of the slot, `open` or `waits for a decision`."""
+        """The outcome of the slot in words.
+
+        Before the end of the slot, the text is `open` or `waits for a decision`.
+        """
         if self.end is not None:
             return IN_WORDS[self.end.outcome]
         return WAITING if self.is_waiting else "open"
 
     @property
     def is_done(self) -> bool:
-        """Whether the slot trained a candidate; another start of such a slot changes nothing."""
+        """Whether the slot trained a candidate. If it did, another start of the slot changes nothing."""
         return self.end is not None and self.end.outcome in DONE
 
 
 @dataclass(frozen=True)
 class Models:
-    """The versions of a model, numbered from 1, and all events about them."""
+    """The versions of a model, numbered from 1, and all events about these versions."""
 
     name: str
     events: tuple[Event, ...]
     slots: Mapping[datetime, SlotState]
-    """The slots by their time, in order of time."""
+    """The slots by their time, in the order of their times."""
     triggers: Mapping[datetime, Trigger] = field(default_factory=dict)
-    """The triggers that requested slots, by the slot's time; scheduled and manual slots have no trigger."""
+    """The triggers that requested slots, by the slot's time. Scheduled slots and manual slots have no trigger."""
 
     @property
     def candidates(self) -> dict[int, Candidate]:
-        """Every version."""
+        """Every version of the model."""
         return {event.version: event.record for event in self.events if isinstance(event.record, Candidate)}
 
     @property
     def in_service(self) -> int | None:
-        """The version in service; None if there is none."""
+        """The version in service. The value is None if no version is in service."""
         return self.events[-1].in_service if self.events else None
 
     @property
     def waiting(self) -> dict[int, SlotState]:
-        """The slots whose candidates wait for a decision, by the version."""
+        """The slots whose candidates wait for a decision, by version."""
         return {state.version: state for state in self.slots.values() if state.is_waiting and state.version is not None}
 
     @property
     def before(self) -> int | None:
-        """The version in service before the current version first came into service; a rollback returns to it."""
+        """The version that was in service before the current version first came into service.
+
+        A rollback returns to this earlier version.
+        """
         earlier: int | None = None
         for event in self.events:
             if event.in_service == self.in_service:
@@ -119,21 +128,28 @@ class Models:
         return None
 
     def window_before(self, slot: datetime) -> SlotStart | None:
-        """The newest slot before `slot` whose data was accepted; the data of `slot` is compared with its data."""
+        """Return the newest slot before `slot` whose data was accepted.
+
+        The data of `slot` is compared with the data of this earlier slot.
+        """
         starts = (state.start for time, state in self.slots.items() if time < slot)
         accepted = [start for start in starts if start is not None and start.run is not None]
         return accepted[-1] if accepted else None
 
     def trained_on(self, window: Window, *, but: datetime) -> datetime | None:
-        """The slot that trains on the same files with the same content, or the last one that did; `but` is left out."""
+        """Return the slot that trains on the same files with the same content, or the last slot that trained on them.
+
+        The slot `but` is left out.
+        """
         same = [slot for slot, known in self.last_windows(but=but).items() if known.content == window.content]
         return same[-1] if same else None
 
     def last_windows(self, *, but: datetime | None = None) -> dict[datetime, Window]:
-        """For open slots and the newest slot that is done: their data, by slot; the same data needs no further slot.
+        """Return the data of all open slots and of the newest slot that is done, by slot.
 
-        The data of earlier slots does need a further slot, for example if files are restored to an older content. If
-        `but` is a slot of the past, the newest slot that was done before it counts too.
+        This data needs no further slot. The data of earlier slots does need a further slot, for example if files are
+        restored to an older content. If `but` is a slot of the past, the newest slot that was done before `but` counts
+        too.
         """
         slots = [state for state in self.slots.values() if state.slot != but and (state.is_open or state.is_done)]
         windows = {state.slot: state.start.window for state in slots if state.start and state.start.run}
@@ -142,10 +158,10 @@ class Models:
         return {slot: window for slot, window in windows.items() if self.slots[slot].is_open or slot in newest}
 
     def version(self, number: int) -> Candidate:
-        """The candidate with this version number.
+        """Return the candidate with this version number.
 
         Raises:
-            UnknownVersionError: there is no version of this number.
+            UnknownVersionError: there is no version with this number.
         """
         known = self.candidates
         if number not in known:
@@ -153,16 +169,19 @@ class Models:
         return known[number]
 
     def slot_of(self, number: int) -> SlotState:
-        """The slot that trained a version.
+        """Return the slot that trained a version.
 
         Raises:
-            UnknownVersionError: there is no version of this number.
+            UnknownVersionError: there is no version with this number.
         """
         return self.slots[self.version(number).slot]
 
 
 def models_of(name: str, records: Iterable[tuple[datetime, ModelRecord]]) -> Models:
-    """The state that follows from the records of a model's log, each with its time of writing, in the log's order."""
+    """Return the state that follows from the records of a model's log.
+
+    The records come in the log's order, each with the time of its writing.
+    """
     fold = _Fold()
     for at, record in records:
         fold.take(at, record)
@@ -171,7 +190,7 @@ def models_of(name: str, records: Iterable[tuple[datetime, ModelRecord]]) -> Mod
 
 @dataclass
 class _Fold:
-    """The state that follows from the records so far."""
+    """The state that follows from the records that were added so far."""
 
     events: list[Event] = field(default_factory=list)
     slots: dict[datetime, SlotState] = field(default_factory=dict)
@@ -215,13 +234,15 @@ class _Fold:
             self._supersede(decision.version, "was promoted")
 
     def _supersede(self, version: int, what: str) -> None:
-        """End the wait of earlier slots: a candidate never replaces a version that was trained for a later slot."""
+        """End the wait of earlier slots, because a candidate never replaces a version that was trained for a later
+        slot.
+        """
         for state in list(self.slots.values()):
             if state.is_waiting and state.version is not None and state.slot < self.slot_of[version]:
                 self._settle(state.version, "not_promoted", f"version {version}, trained for a later slot, {what}")
 
     def _settle(self, version: int, outcome: SlotOutcome, why: str, decision: Decision | None = None) -> None:
-        """End a slot whose candidate waits; a slot in another state is not changed."""
+        """End a slot whose candidate waits. A slot in another state is not changed."""
         state = self.slots[self.slot_of[version]]
         if state.is_waiting and state.version == version:
             self._change(state.slot, decision=decision)

@@ -1,4 +1,6 @@
-"""Records of a model's log: the slots of its schedule, the candidates of the slots, and the changes in service."""
+"""Defines the records of a model's log: the slots of the schedule, the candidates of the slots, and the changes of the
+version in service.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ class Interval(FiniteValue):
 
 
 class LeftOut(FiniteValue):
-    """Rows of an evaluation without a finite score; they are left out of the means of both models."""
+    """Rows of an evaluation without a finite score. These rows are left out of the means of both models."""
 
     candidate: int = Field(
         0, ge=0, description="Rows in which only the candidate has no finite score; they count against the candidate."
@@ -45,7 +47,10 @@ class LeftOut(FiniteValue):
 
 
 class Comparison(FiniteValue):
-    """A candidate and the model in service on the same rows, by one metric; a lower value is better."""
+    """The comparison of a candidate with the model in service on the same rows, by one metric.
+
+    A lower value is better.
+    """
 
     metric: str
     candidate: Interval | None = Field(description="None if no row could be compared.")
@@ -71,7 +76,7 @@ class Comparison(FiniteValue):
 
     @property
     def value(self) -> float | None:
-        """The candidate's mean; None if no row could be compared."""
+        """The candidate's mean. The value is None if no row could be compared."""
         return self.candidate.value if self.candidate is not None else None
 
     @property
@@ -94,7 +99,7 @@ class Training(FiniteValue):
 
 
 class SlotStart(Record):
-    """The beginning of a slot: its window, the result of its check, and the run to train."""
+    """The beginning of a slot: the slot's window, the result of the data check, and the run to train."""
 
     kind: Literal["slot"] = "slot"
     slot: AwareDatetime = Field(description="Time for which the slot trains.")
@@ -122,7 +127,7 @@ IN_WORDS: dict[SlotOutcome, str] = {
     "superseded": "superseded",
 }
 DONE: tuple[SlotOutcome, ...] = ("promoted", "not_promoted")
-"""Outcomes of slots that trained a candidate. A slot with another outcome runs again when it is started again."""
+"""The outcomes of slots that trained a candidate. If a slot with another outcome is started again, it runs again."""
 
 
 class SlotEnd(Record):
@@ -160,7 +165,10 @@ class Candidate(Record):
 
 
 class Choice(Record):
-    """A person's choice to put a version into service: an earlier version, or a version that was not promoted."""
+    """A person's choice of a version to put into service.
+
+    The version is an earlier version, or a version that was not promoted.
+    """
 
     kind: Literal["choice"] = "choice"
     version: int = Field(ge=1)
@@ -171,7 +179,10 @@ Answer = Literal["approved", "rejected", "expired"]
 
 
 class Decision(Record):
-    """The answer about a candidate that waited for a decision; the record promotes or rejects it, and ends its slot."""
+    """The answer about a candidate that waited for a decision.
+
+    The record promotes or rejects the candidate, and ends the candidate's slot.
+    """
 
     kind: Literal["decision"] = "decision"
     version: int = Field(ge=1)
@@ -181,7 +192,7 @@ class Decision(Record):
 
     @property
     def sentence(self) -> str:
-        """The decision, the person who made it, and the reason."""
+        """A sentence with the decision, the person who made it, and the reason."""
         return f"{self.answer} by {self.by}: {self.why}" if self.by else self.why
 
 
@@ -189,7 +200,10 @@ Cause = Literal["arrival", "drift"]
 
 
 class Trigger(Record):
-    """The request for a slot, because data has arrived or data in service has drifted; one slot for each `key`."""
+    """The request for a slot, because data has arrived or data in service has drifted.
+
+    There is one slot for each `key`.
+    """
 
     kind: Literal["trigger"] = "trigger"
     slot: AwareDatetime

@@ -1,7 +1,8 @@
-"""The log of a model's versions in the store: the version in service, and all earlier promotions and decisions.
+"""The log of a model's versions in the store.
 
-The log works like the log of a run: each record has a slot of its own and is written with put-if-absent. If several
-processes promote at the same moment, each promotion takes the earlier ones into account, and none is lost.
+The log shows the version in service, and all earlier promotions and decisions. The log of versions works like the log
+of a run: each record has a slot of its own and is written with put-if-absent. If several processes promote a version at
+the same moment, each promotion takes the earlier promotions into account, and no promotion is lost.
 """
 
 from __future__ import annotations
@@ -37,13 +38,19 @@ class ModelsLog:
     """The versions of one model in a store."""
 
     def __init__(self, store: Store, name: str, *, spec: StoreSpec | None = None, clock: Clock | None = None) -> None:
-        """`spec` is the spec of the store; its key signs the records, and is needed to read signed records."""
+        """`spec` is the spec of the store.
+
+        The key of the spec signs the records, and is needed to read signed records.
+        """
         self.store, self.name = store, name
         self._log = log_in(store, keys.model_folder(name), spec or StoreSpec(), clock=clock)
 
     @property
     def log_id(self) -> str:
-        """The id that distinguishes this log from a log of the same name in another store; empty until a read."""
+        """The id that distinguishes this log from a log of the same name in another store.
+
+        The id is empty until the log is read.
+        """
         return self._log.log_id
 
     def read(self) -> Models:
@@ -56,13 +63,16 @@ class ModelsLog:
         return _models(self.name, self._log)
 
     def add(self, candidate: Candidate) -> Models:
-        """Record a candidate, and put it into service if it is promoted; each slot and run is recorded only once.
+        """Record a candidate.
+
+        If the candidate is promoted, put it into service. Each slot and each run is recorded only once.
 
         Raises:
-            ModelChangedError: the version in service is not the version that the candidate was compared with, so the
-                comparison is not valid; compare again.
-            SlotEndedError: the slot was superseded or cancelled meanwhile.
-            StoreWriteError, StoreReadError: the candidate may or may not be recorded; a retry is safe.
+            ModelChangedError: the version in service is not the version with which the candidate was compared. The
+                comparison is therefore not valid. Compare the candidate again.
+            SlotEndedError: the slot was superseded or cancelled before this call.
+            StoreWriteError, StoreReadError: it is not known whether the candidate was recorded. It is safe to call the
+                method again.
         """
 
         def check(models: Models) -> None:
@@ -78,26 +88,29 @@ class ModelsLog:
         return self._append(candidate, check)
 
     def choose(self, version: int, *, why: str) -> Models:
-        """Put a version into service by hand.
+        """Put a version into service because a person chose it.
 
         Raises:
-            UnknownVersionError: there is no version of this number.
-            StoreWriteError, StoreReadError: the choice may or may not be recorded; a retry is safe.
+            UnknownVersionError: there is no version with this number.
+            StoreWriteError, StoreReadError: it is not known whether the choice was recorded. It is safe to call the
+                method again.
         """
         return self._append(Choice(version=version, why=why), lambda models: models.version(version))
 
     def decide(self, decision: Decision, *, now: datetime) -> Models:
-        """Record the answer about a candidate that waits for a decision, and end its slot; the first answer counts.
+        """Record a person's answer about a candidate that waits for a decision, and end the candidate's slot.
 
-        An answer after the time to decide is recorded as expired, and the candidate is not promoted. The slot of the
-        version has the valid decision, even if another person made it.
+        If several people answer, the first answer counts. If the answer comes after the time to decide, the answer is
+        recorded as expired, and the candidate is not promoted. After the call, the slot of the version contains the
+        valid decision, even if another person made this decision.
 
         Raises:
-            UnknownVersionError: there is no such version.
+            UnknownVersionError: there is no version with this number.
             NotWaitingError: no person was asked about the version, or its slot was cancelled.
             ModelChangedError: the candidate is approved, but it was compared with a version that is no longer in
                 service.
-            StoreWriteError, StoreReadError: the answer may or may not be recorded; a retry is safe.
+            StoreWriteError, StoreReadError: it is not known whether the answer was recorded. It is safe to call the
+                method again.
         """
         decide_by = self.read().version(decision.version).decide_by
         if decide_by is not None and now >= decide_by:
@@ -123,13 +136,14 @@ class ModelsLog:
         now: datetime,
         only_if: Callable[[Models], bool] = lambda _: True,
     ) -> Trigger | None:
-        """Request a slot at the second of `now`, or at the next free second; each key gets only one slot.
+        """Request a slot at the second of `now`, or at the next free second. Each key gets only one slot.
 
-        None if `only_if` is false for the state at the time of the write: for example, a slot has begun meanwhile, or
-        another version is in service.
+        Return None if `only_if` is false for the state at the time of the write. For example, a slot may have begun in
+        the meantime, or another version may be in service.
 
         Raises:
-            StoreWriteError, StoreReadError: the request may or may not be recorded; a retry is safe.
+            StoreWriteError, StoreReadError: it is not known whether the request was recorded. It is safe to call the
+                method again.
         """
         slot = now.replace(microsecond=0)
 
@@ -149,14 +163,16 @@ class ModelsLog:
             slot += timedelta(seconds=1)
 
     def open_slot(self, start: SlotStart, *, is_for_new_data: bool = False) -> SlotStart:
-        """Record the start of a slot; if the slot is started several times, each call returns the start recorded first.
+        """Record the start of a slot.
 
-        A slot that ended without a candidate is started again. With `is_for_new_data`, the slot is not started if
-        another slot trains or has trained on the same files.
+        If the slot is started several times, each call returns the start that was recorded first. A slot that ended
+        without a candidate is started again. With `is_for_new_data`, the slot is not started if another slot trains or
+        has trained on the same files.
 
         Raises:
-            SameDataError: the slot needs new data, and another slot trains or has trained on its files.
-            StoreWriteError, StoreReadError: the start may or may not be recorded; a retry is safe.
+            SameDataError: the slot needs new data, and another slot trains or has trained on the files of this slot.
+            StoreWriteError, StoreReadError: it is not known whether the start was recorded. It is safe to call the
+                method again.
         """
 
         def check(models: Models) -> None:
@@ -171,10 +187,11 @@ class ModelsLog:
         return known
 
     def end_slot(self, end: SlotEnd) -> Models:
-        """Record the outcome of a slot, if none is recorded yet.
+        """Record the outcome of a slot, if no outcome is recorded yet.
 
         Raises:
-            StoreWriteError, StoreReadError: the outcome may or may not be recorded; a retry is safe.
+            StoreWriteError, StoreReadError: it is not known whether the outcome was recorded. It is safe to call the
+                method again.
         """
 
         def check(models: Models) -> None:
@@ -199,7 +216,7 @@ class ModelsLog:
 
 
 def model_names(store: Store) -> list[str]:
-    """The names of the models of a store.
+    """Return the names of all models in a store.
 
     Raises:
         StoreReadError: the store could not be read.
@@ -208,19 +225,19 @@ def model_names(store: Store) -> list[str]:
 
 
 def expired(version: int, decide_by: datetime) -> Decision:
-    """The decision that ends a wait in which no person has decided."""
+    """Return the decision that ends the wait for a person, if no person has decided in time."""
     return Decision(version=version, answer="expired", why=f"nobody decided by {decide_by:%Y-%m-%d %H:%M %Z}")
 
 
 class _RecordedError(Exception):
-    """Cancels an append, because another process has written the same record."""
+    """Cancels an append, because another process has already written the same record."""
 
 
 def require_new_data(models: Models, window: Window, *, slot: datetime) -> None:
     """Check that no other slot trains, or has trained, on the same files.
 
     Raises:
-        SameDataError: another slot does.
+        SameDataError: another slot trains, or has trained, on the same files.
     """
     same = models.trained_on(window, but=slot)
     if same is not None:

@@ -1,4 +1,7 @@
-"""The pages of a model as markdown: the card of a version, the check of a window, the history of slots. Pure."""
+"""Writes the pages of a model as markdown: the card of a version, the check of a window, the history of slots.
+
+The module is pure.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +51,7 @@ def card(models: Models, number: int, *, zone: tzinfo = UTC) -> str:
 
 
 def version_status(models: Models, number: int) -> str:
-    """Whether a version is, was or may come into service, in words."""
+    """Describe in words whether a version is, was or may come into service."""
     if models.in_service == number:
         return "in service"
     if number in models.waiting:
@@ -58,7 +61,7 @@ def version_status(models: Models, number: int) -> str:
 
 
 def decision_lines(models: Models, number: int, *, zone: tzinfo) -> list[str]:
-    """The decisions about a version, each with its person and time."""
+    """List the decisions about a version, each with its person and time."""
     return [
         f"{_moment(event.at, zone)}: {event.record.sentence}"
         for event in models.events
@@ -67,7 +70,10 @@ def decision_lines(models: Models, number: int, *, zone: tzinfo) -> list[str]:
 
 
 def question(models: Models, number: int, *, zone: tzinfo, problem: str = "") -> str:
-    """The question to a person whether to promote a version; `problem` is the reason why the last answer failed."""
+    """Return the question to a person whether to promote a version.
+
+    `problem` is the reason why the last answer failed.
+    """
     version, state = models.version(number), models.slot_of(number)
     there = f"version {models.in_service}" if models.in_service is not None else "none"
     found = f"the evaluation supports the promotion: {version.why}" if version.comparisons else version.why
@@ -84,7 +90,7 @@ def question(models: Models, number: int, *, zone: tzinfo, problem: str = "") ->
 
 
 def comparison_lines(comparisons: Sequence[Comparison], compared_with: int | None) -> Iterator[Markup]:
-    """A table of metrics, and a table of subgroups."""
+    """Return a table of metrics, and a table of subgroups."""
     if not comparisons:
         yield inline("Not evaluated.")
         return
@@ -207,7 +213,7 @@ def _until(state: SlotState, zone: tzinfo) -> str:
 
 
 def _short(text: str) -> str:
-    """The beginning of a reason, because Prefect cuts wide tables; cards and states contain the whole reason."""
+    """Return the beginning of a reason, because Prefect cuts wide tables. Cards and states contain the whole reason."""
     return textwrap.shorten(text, _WIDEST, placeholder=" ...")
 
 

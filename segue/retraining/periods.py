@@ -1,7 +1,8 @@
-"""Periods of the calendar, and the places of the files with their data. Pure.
+"""Computes periods of the calendar, and the places of the files with the data of a period. The module is pure.
 
 Every moment is first converted to a `datetime` of the standard library, because a subclass may calculate in another
-way. In zones whose clocks go forward at midnight, Pendulum's class, which Prefect uses, gives the previous day.
+way. An example is Pendulum's class, which Prefect uses. In zones whose clocks go forward at midnight, it gives the
+previous day.
 """
 
 from __future__ import annotations
@@ -15,24 +16,32 @@ Unit = Literal["hour", "day", "week", "month"]
 
 
 class Period(NamedTuple):
-    """One hour, day, month, or week from Monday, in the calendar of a time zone."""
+    """One hour, one day, one month, or one week from Monday, in the calendar of a time zone."""
 
     unit: Unit
     begins: datetime
-    """The beginning, with its time zone: midnight, a full hour, or the moment at which the clocks change in an hour."""
+    """The beginning of the period, with its time zone.
+
+    It is midnight, a full hour, or the moment at which the clocks change within an hour.
+    """
 
     @property
     def ends(self) -> datetime:
-        """The beginning of the next period."""
+        """The end of the period, which is the beginning of the next period."""
         return _shifted(self, 1).begins
 
     @property
     def name(self) -> str:
-        """The name, such as 2013-06, 2013-06-03 or 2013-06-03T14+0200; a week has the name of its Monday."""
+        """The name of the period, such as 2013-06, 2013-06-03 or 2013-06-03T14+0200.
+
+        A week has the name of its Monday.
+        """
         return self.begins.strftime({"month": "%Y-%m", "hour": "%Y-%m-%dT%H%z"}.get(self.unit, "%Y-%m-%d"))
 
     def place(self, files: str) -> str:
-        """The place of the period's files: the template, with its strftime fields filled from the period's begin."""
+        """Return the place of the period's files: the template, with its strftime fields filled from the beginning of
+        the period.
+        """
         return self.begins.strftime(files)
 
 
@@ -43,7 +52,7 @@ def in_utc(moment: datetime) -> datetime:
 
 
 def period_at(moment: datetime, unit: Unit, zone: tzinfo) -> Period:
-    """The period that contains a moment."""
+    """Return the period that contains a moment."""
     there = in_utc(moment).astimezone(zone)
     if unit == "hour":
         return Period(unit, _hour_begin(there))
@@ -56,12 +65,15 @@ def period_at(moment: datetime, unit: Unit, zone: tzinfo) -> Period:
 
 
 def newest_complete(moment: datetime, unit: Unit, zone: tzinfo, *, delay: timedelta) -> Period:
-    """The last period that had ended at least `delay` before the moment."""
+    """Return the last period that had ended at least `delay` before the moment."""
     return _shifted(period_at(in_utc(moment) - delay, unit, zone), -1)
 
 
 def periods_until(last: Period, *, count: int | None = None, since: Period | None = None) -> Sequence[Period]:
-    """The periods up to `last`, oldest first: `count` of them, or all from `since`; empty if `since` is later."""
+    """Return the periods up to `last`, oldest first.
+
+    The result has `count` periods, or all periods from `since`. It is empty if `since` is later than `last`.
+    """
     found: list[Period] = []
     period = last
     while len(found) != count and (since is None or period.begins.timestamp() >= since.begins.timestamp()):
@@ -91,14 +103,20 @@ def _later(moment: datetime, minutes: int) -> datetime:
 
 
 def _hour_begin(moment: datetime) -> datetime:
-    """The first minute of a moment's hour that has the same UTC offset, so after any change of the clocks."""
+    """Return the first minute of a moment's hour that has the same UTC offset.
+
+    This minute is after any change of the clocks.
+    """
     hour = moment.replace(second=0, microsecond=0)
     earlier = (_later(hour, -minutes) for minutes in range(hour.minute, 0, -1))
     return next((begin for begin in earlier if _same_hour(begin, hour)), hour)
 
 
 def _minutes_of_hour(begin: datetime) -> int:
-    """Minutes of the hour; less than 60 if the clocks change within the hour, as on Lord Howe Island."""
+    """Return the number of minutes of the hour.
+
+    It is less than 60 if the clocks change within the hour, as on Lord Howe Island.
+    """
     return next(minutes for minutes in range(60, 0, -1) if _same_hour(_later(begin, minutes - 1), begin))
 
 

@@ -1,4 +1,4 @@
-"""Checks from a program's files, without running them, whether slots can train and publish the program."""
+"""Checks, from a program's files and without running them, whether slots can train and publish the program."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _OF_FRAMEWORKS = frozenset({"SegueCallback", "commit_folder"})
 
 
 def require_publishable(spec: RetrainSpec, *, folder: Path, source: str = "retrain.toml") -> tuple[str, ...]:
-    """If the slots train a program, check that it tracks the objects that a version of its model needs.
+    """If the slots train a program, check that the program tracks the objects that a version of its model needs.
 
-    Returns remarks about the program, in sentences. The program runs in `folder`. Only the user's own files are read;
-    if they do not show whether a requirement is met, nothing is reported.
+    The function returns remarks about the program, in sentences. The program runs in `folder`. Only the user's own
+    files are read. If these files do not show whether a requirement is met, nothing is reported.
 
     Raises:
-        ProgramError: there is no such program.
+        ProgramError: the program does not exist.
         SpecError: the program does not track the component to publish.
     """
     program = RunSpec.parse(spec.run | {"run_id": spec.name}, source=source).program
@@ -39,7 +39,10 @@ def require_publishable(spec: RetrainSpec, *, folder: Path, source: str = "retra
 
 
 def notes_on_files(program: ProgramSpec, *, folder: Path) -> tuple[str, ...]:
-    """A remark if no code in the files of a program can read the list of files of its run; else empty."""
+    """Return a remark if no code in the files of a program can read the list of files of the program's run.
+
+    Otherwise return an empty list.
+    """
     sources, script = list(sources_of(program.command, folder=folder)), script_of(program.command, folder=folder)
     if script is None or asks_for_files(sources):
         return ()
@@ -54,11 +57,14 @@ class Tracked(NamedTuple):
 
     names: tuple[str, ...]
     is_complete: bool
-    """Whether these are all names, because only these files use the sessions and each call writes its names out."""
+    """Whether these are all names.
+
+    This is so if only these files use the sessions and each call writes its names out.
+    """
 
 
 def tracked_by(sources: Sequence[SourceFile]) -> Tracked:
-    """The names under which a program tracks its objects."""
+    """Return the names under which a program tracks its objects."""
     nodes = [node for source in sources for node in ast.walk(source.tree)]
     sessions = {name for node in nodes for name in _sessions(node)}
     own = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)}
@@ -72,7 +78,7 @@ def tracked_by(sources: Sequence[SourceFile]) -> Tracked:
 
 
 def _sessions(node: ast.AST) -> Iterator[str]:
-    """The variables to which a statement assigns a session."""
+    """Return the variables to which a statement assigns a session."""
     match node:
         case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call() as call) if _called(call) == "session":
             yield name
@@ -82,7 +88,7 @@ def _sessions(node: ast.AST) -> Iterator[str]:
 
 
 def _called(call: ast.Call) -> str:
-    """The last name of the called expression."""
+    """Return the last name of the expression that is called."""
     match call.func:
         case ast.Name(id=name) | ast.Attribute(attr=name):
             return name
@@ -103,7 +109,10 @@ def _is_given(names: set[str], call: ast.Call) -> bool:
 
 
 def asks_for_files(sources: Sequence[SourceFile]) -> bool:
-    """Whether a program can read the list of files of its run: it must name the config, and the entry `data`."""
+    """Whether a program can read the list of files of its run.
+
+    To read the list, the program must name the config and the entry `data`.
+    """
     words = _words(sources)
     return bool(words & {"config", CONFIG_VARIABLE}) and bool(words & {"data", "data_frame"})
 
@@ -127,7 +136,7 @@ def _calls(tree: ast.Module, method: str) -> Iterator[ast.Call]:
 
 
 def _words(sources: Sequence[SourceFile]) -> set[str]:
-    """The names, attributes, parameters and strings in these files."""
+    """Return the names, attributes, parameters and strings in these files."""
     return {word for source in sources for node in ast.walk(source.tree) for word in _words_of(node)}
 
 

@@ -1,4 +1,7 @@
-"""Slots of a schedule: their names, their runs, and the reaction if slots overlap. Pure."""
+"""Defines the slots of a schedule: the names of slots, the runs of slots, and the reaction if slots overlap.
+
+The module is pure.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +21,16 @@ _HEARTBEAT = "_slot-"
 
 
 def slot_at(moment: datetime, zone: tzinfo = UTC) -> datetime:
-    """The slot of a moment: the moment in whole seconds, in UTC; a time without a time zone is in `zone`."""
+    """Return the slot of a moment: the moment in whole seconds, in UTC.
+
+    If the time has no time zone, it counts as a time in `zone`.
+    """
     known = moment if moment.tzinfo is not None else datetime.combine(moment.date(), moment.time(), zone)
     return in_utc(known).replace(microsecond=0)
 
 
 def stamp_of(slot: datetime) -> str:
-    """The text of a slot in names, e.g. 20130701t0600, with seconds if they are not 0.
+    """Return the text of a slot in names, e.g. 20130701t0600. The text contains the seconds if they are not 0.
 
     The text is in UTC, because in UTC no hour comes twice.
     """
@@ -33,20 +39,21 @@ def stamp_of(slot: datetime) -> str:
 
 
 def slot_of(stamp: str) -> datetime:
-    """The slot of a text from `stamp_of`."""
+    """Return the slot of a text from `stamp_of`."""
     is_short = len(stamp) == len("20130701t0600")
     return datetime.strptime(stamp, _STAMP if is_short else _STAMP + "%S").replace(tzinfo=UTC)
 
 
 def run_id_of(spec: RetrainSpec, slot: datetime) -> str:
-    """The run id of a slot; it stays the same if the slot is started again."""
+    """Return the run id of a slot. The run id stays the same if the slot is started again."""
     return f"{spec.name}-{stamp_of(slot)}"
 
 
 def run_of(spec: RetrainSpec, slot: datetime, window: Window | None, *, now: datetime) -> RunSpec:
-    """The run of a slot on the files of its window; a deadline that has passed is dropped, so the run costs least.
+    """Return the run of a slot on the files of the slot's window.
 
-    A relative path of the store's folder begins at the current folder.
+    A deadline that has passed is dropped, so the run has the lowest cost. A relative path of the store's folder begins
+    at the current folder.
     """
     deadline = slot + timedelta(hours=spec.ready_within_hours) if spec.ready_within_hours is not None else None
     fields = spec.run | {"run_id": run_id_of(spec, slot)}
@@ -60,16 +67,16 @@ def run_of(spec: RetrainSpec, slot: datetime, window: Window | None, *, now: dat
 
 
 def store_of(spec: RetrainSpec) -> StoreSpec:
-    """The store of the model, in which its runs are stored too."""
+    """Return the store of the model. The runs of the model are stored in the same store."""
     return run_of(spec, datetime(2000, 1, 1, tzinfo=UTC), None, now=datetime(2001, 1, 1, tzinfo=UTC)).store
 
 
 def missed_slots(
     slots: Mapping[datetime, SlotState], ticks: Iterable[datetime], *, until: datetime
 ) -> tuple[datetime, ...]:
-    """The scheduled times after the newest slot that began and before `until`, oldest first, at most 100.
+    """Return at most 100 scheduled times after the newest slot that began and before `until`, the oldest time first.
 
-    Times of slots that are recorded already are left out.
+    The times of slots that are already recorded are left out.
     """
     since = newest_begun(slots, until=until)
     if since is None:
@@ -78,10 +85,11 @@ def missed_slots(
 
 
 def newest_begun(slots: Mapping[datetime, SlotState], *, until: datetime) -> datetime | None:
-    """The newest recorded slot before `until` that has begun, or else the newest recorded one; None if there is none.
+    """Return the newest recorded slot before `until` that has begun.
 
-    A slot that ended before it began does not count if possible: its flow run may have died while it ran an earlier
-    missed slot, and the other missed slots before it are then not recorded.
+    If no slot has begun, return the newest recorded slot, or None. If possible, a slot that ended before it began does
+    not count. The flow run of this slot may have died while it ran an earlier missed slot, and the other missed slots
+    before it are then not recorded.
     """
     earlier = [slot for slot in slots if slot < until]
     begun = [slot for slot in earlier if slots[slot].start is not None]
@@ -89,12 +97,15 @@ def newest_begun(slots: Mapping[datetime, SlotState], *, until: datetime) -> dat
 
 
 def heartbeat_of(model: str, slot: datetime) -> str:
-    """Name of a slot's heartbeat among the heartbeats of parents; no run can have this name."""
+    """Return the name of a slot's heartbeat among the heartbeats of parents. No run can have this name."""
     return f"{_HEARTBEAT}{model}-{stamp_of(slot)}"
 
 
 def model_and_slot_of(heartbeat: str) -> tuple[str, datetime] | None:
-    """The model and the slot in the name of a heartbeat; None if it is the heartbeat of a run's parent."""
+    """Return the model and the slot in the name of a heartbeat.
+
+    Return None if the heartbeat belongs to a run's parent.
+    """
     model, _, stamp = heartbeat.removeprefix(_HEARTBEAT).rpartition("-")
     return (model, slot_of(stamp)) if heartbeat.startswith(_HEARTBEAT) else None
 
@@ -107,7 +118,7 @@ class Overlap(NamedTuple):
 
 
 def overlap_of(spec: RetrainSpec, slot: datetime, others: Iterable[datetime]) -> Overlap:
-    """The reaction of a slot to the other slots that run now; a slot does not wait for later slots."""
+    """Return the reaction of a slot to the other slots that run now. A slot does not wait for later slots."""
     earlier = sorted(other for other in others if other < slot)
     if not earlier:
         return Overlap("go")

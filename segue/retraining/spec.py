@@ -1,4 +1,4 @@
-"""The specification of a scheduled retraining: retrain.toml."""
+"""Defines the specification of a scheduled retraining, which is the file retrain.toml."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ from segue.retraining.trigger_spec import TriggerSpec
 from segue.spec import DataAccess, DataFile, DataSpec, RunSpec, read_toml
 
 _FUNCTION = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
-_OF_THE_SLOT = ("run_id", "deadline", "data")
-_OF_THE_FILES = ("data", "reading")
+_OF_THE_SLOT, _OF_THE_FILES = ("run_id", "deadline", "data"), ("data", "reading")
 _ANY_SLOT = "20000101t0000"
 
 
@@ -77,7 +76,7 @@ class WindowSpec(DataAccess):
 
 
 class GateSpec(FiniteValue):
-    """The requirements for the data of a slot, checked before any capacity is bought."""
+    """The requirements for the data of a slot. They are checked before any capacity is bought."""
 
     suite: str | None = Field(
         None, description="File with a suite of Great Expectations, relative to retrain.toml; None: no suite."
@@ -112,7 +111,7 @@ class GateSpec(FiniteValue):
 
 
 class EvaluationSpec(FiniteValue):
-    """The rule by which a candidate replaces the model in service; shares are relative to that model's metric."""
+    """The rule for the promotion of a candidate. Shares are relative to the metric of the model in service."""
 
     scores: str = Field(
         pattern=_FUNCTION,
@@ -137,7 +136,7 @@ class EvaluationSpec(FiniteValue):
 
 
 class RegistrySpec(FiniteValue):
-    """The model registry of an MLflow server, in which versions and promotions are mirrored."""
+    """The model registry of an MLflow server. Versions and promotions are mirrored in this registry."""
 
     tracking_uri: str = Field(description="URL of the MLflow server without credentials, e.g. http://mlflow:5000.")
     name: str | None = Field(None, description="Name of the registered model; None: `name` of this file.")
@@ -285,7 +284,7 @@ class RetrainSpec(Record):
 
     @property
     def zone(self) -> ZoneInfo:
-        """The time zone."""
+        """The time zone of the schedule."""
         return ZoneInfo(self.timezone)
 
     @classmethod
@@ -293,7 +292,7 @@ class RetrainSpec(Record):
         """Read a TOML file.
 
         Raises:
-            SpecError: the file cannot be read, is not TOML, has wrong fields, or holds credentials.
+            SpecError: the file cannot be read, is not TOML, has wrong fields, or contains credentials.
         """
         spec = parsed(cls, read_toml(path), source=str(path))
         problems = secrets_in(spec.model_dump(mode="json"))
@@ -327,25 +326,25 @@ class Window(Record):
     unlike: tuple[str, ...] = Field((), description="Conflicts between the window's files, in sentences.")
 
     def data_of(self, files: tuple[WindowFile, ...], access: DataAccess) -> DataSpec:
-        """Files of the window as the data of a run, to be read in the same way as the check of the window read them."""
+        """Return these files of the window as the data of a run, which reads them as the check of the window did."""
         plain = tuple(DataFile(**file.model_dump(include=set(DataFile.model_fields))) for file in files)
         return DataSpec(files=plain, columns=self.columns, **access.model_dump(include=set(DataAccess.model_fields)))
 
     @property
     def content(self) -> frozenset[tuple[str, str, bool]]:
-        """The identity of the data: it is equal for two windows with the same files, hashes and uses of the files."""
+        """The identity of the data. It is equal for two windows with the same files, hashes and uses of the files."""
         return frozenset((file.path, file.sha256, file.is_held_back) for file in self.files)
 
     @property
     def training(self) -> tuple[WindowFile, ...]:
-        """The files to train on."""
+        """The files on which the slot trains."""
         return tuple(file for file in self.files if not file.is_held_back)
 
     def place_of_held_back(self, row: int) -> str:
-        """The place of a row of the evaluation: its file and its number."""
+        """Return the place of a row of the evaluation: the row's file, and the row's number in the file."""
         return place_of([(file.path, file.rows or 0) for file in self.held_back], row)
 
     @property
     def held_back(self) -> tuple[WindowFile, ...]:
-        """The files of the evaluation."""
+        """The files that are only for the evaluation."""
         return tuple(file for file in self.files if file.is_held_back)

@@ -1,4 +1,7 @@
-"""Subgroups of the rows of an evaluation; a row without a value is in a subgroup of the column too. Pure."""
+"""Divides the rows of an evaluation into subgroups.
+
+A row without a value also belongs to a subgroup of the column. The module is pure.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ if TYPE_CHECKING:
 
 _MOST_NAMED = 3
 _MOST_RECORDED = 1_000
-"""Largest number of values of a column whose row counts are recorded, beginning with the most frequent values."""
+"""Maximum number of values of a column whose row counts are recorded. The most frequent values come first."""
 
 
 class Subgroups(NamedTuple):
@@ -22,11 +25,11 @@ class Subgroups(NamedTuple):
 
     names: Sequence[str]
     of_row: npt.NDArray[np.int64]
-    """The subgroup of each row, as an index of `names`; -1 for a row that is in no compared subgroup."""
+    """The subgroup of each row, as an index of `names`. The value is -1 for a row that is in no compared subgroup."""
     rows: Mapping[str, int]
     """Number of rows of each value, whether the value is compared or not."""
     notes: Sequence[str]
-    """Values that are new, gone, or have too few rows, in sentences."""
+    """Sentences about the values that are new, that are gone, or that have too few rows."""
 
     def means(self, values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         """The mean of each subgroup."""
@@ -44,9 +47,10 @@ def subgroups(
     least: int,
     before: Mapping[str, int] | None = None,
 ) -> Subgroups:
-    """The values of a column with at least `least` counted rows; all values with fewer rows are compared together.
+    """Return the values of a column with at least `least` counted rows.
 
-    `before` has the number of rows of each value at the evaluation of the model in service; None if unknown.
+    All values with fewer rows are compared together. `before` contains the number of rows of each value at the
+    evaluation of the model in service. None means that the numbers are unknown.
     """
     names, codes = _values(frame[column], column)
     counts = np.bincount(codes[counted], minlength=len(names))
@@ -68,7 +72,7 @@ def subgroups(
 
 
 def _values(column: pd.Series[Any], name: str) -> tuple[list[str], npt.NDArray[np.int64]]:
-    """The name of each value, and the value of each row; the last name is for rows without a value."""
+    """Return the name of each value, and the value of each row. The last name is for rows without a value."""
     import pandas as pd
 
     # Objects are compared by their text, because lists have no hash, and 1 would be the same value as True.

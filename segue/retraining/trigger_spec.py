@@ -9,7 +9,7 @@ from segue.records import FiniteValue
 
 
 class ArrivalSpec(FiniteValue):
-    """The trigger for new data: a slot begins when the files of its window are new or changed, and complete."""
+    """The trigger for new data. A slot begins when the files of its window are new or changed, and complete."""
 
     settle_minutes: float = Field(
         5.0,
@@ -26,7 +26,7 @@ class ArrivalSpec(FiniteValue):
 
 
 class DriftSpec(FiniteValue):
-    """The trigger for drift: a slot begins when data in service has drifted from the data of the version in service."""
+    """The trigger for drift. A slot begins when data in service has drifted from the data of the version in service."""
 
     data: str = Field(
         min_length=1, description="Place of the files: a path, a glob, or a folder or bucket prefix that ends with '/'."
@@ -57,7 +57,7 @@ class DriftSpec(FiniteValue):
 
 
 class TriggerSpec(FiniteValue):
-    """The causes of a slot besides the schedule and a person; the deployment watch/NAME looks for them."""
+    """The causes of a slot besides the schedule and a person. The deployment watch/NAME checks for these causes."""
 
     every_minutes: float = Field(10.0, ge=1, description="Minutes between two looks.")
     event: str | None = Field(

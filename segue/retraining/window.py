@@ -1,4 +1,4 @@
-"""The window of a slot: its files, their contents, and the changes since the previous slot."""
+"""Describes the window of a slot: the files of the window, their contents, and the changes since the previous slot."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _FETCHED_AT_ONCE = 4
 
 Find = Callable[[str], Sequence[str]]
-"""Lists the files that match a pattern."""
+"""A function that lists the files that match a pattern."""
 
 
 class FoundFile(NamedTuple):
@@ -42,23 +42,23 @@ class Chosen(NamedTuple):
 
 
 class Described(NamedTuple):
-    """The files of a window after they were read."""
+    """The files of a window, after they were read."""
 
     files: tuple[WindowFile, ...]
     local: dict[str, Path]
     """The local path of each file, by its path in the window."""
     layout: Layout
-    """The types of their columns."""
+    """The types of the columns of the files."""
 
 
 def window_of(spec: RetrainSpec, slot: datetime) -> tuple[Window, dict[str, Path]]:
-    """The window of a slot, and the local path of each of its files; every file is read once.
+    """Return the window of a slot, and the local path of each of its files. Every file is read once.
 
     Raises:
         NoDataError: there are no files to train on or to evaluate with, or a period has no files and `on_missing` is
             stop.
         DataUnreadableError: a file could not be read, is damaged, or is being written to.
-        MissingExtraError: the package for files at such an address is not installed.
+        MissingExtraError: the extra package for files at this kind of address is not installed.
     """
     chosen = choose(spec, slot, find=lambda pattern: find(pattern, spec.data))
     data = described(chosen.files, spec.data)
@@ -75,7 +75,7 @@ def described(places: Sequence[FoundFile], access: DataAccess) -> Described:
 
     Raises:
         DataUnreadableError: a file could not be read, is damaged, or is being written to.
-        MissingExtraError: the package for files at such an address is not installed.
+        MissingExtraError: the extra package for files at this kind of address is not installed.
     """
     from segue.data.tables.column_types import layout_of
 
@@ -86,7 +86,7 @@ def described(places: Sequence[FoundFile], access: DataAccess) -> Described:
 
 
 def choose(spec: RetrainSpec, slot: datetime, *, find: Find) -> Chosen:
-    """The files of a slot.
+    """Choose the files of a slot.
 
     Raises:
         NoDataError: there are no files to train on or to evaluate with, or a period has no files and `on_missing` is
@@ -113,7 +113,7 @@ def choose(spec: RetrainSpec, slot: datetime, *, find: Find) -> Chosen:
 
 
 def changes_since(before: Window, now: Window) -> tuple[str, ...]:
-    """The differences in the periods that both windows cover, in sentences: late files, and changed content."""
+    """Describe in sentences the differences in the periods that both windows cover: late files, and changed content."""
     earlier, current = ({file.path: file for file in window.files} for window in (before, now))
     missing = {each.period for each in before.missing}
     covered = {file.period for file in before.files}

@@ -1,11 +1,9 @@
-"""Entries: the kinds of records in the log of a run."""
+"""Defines the entries, which are the kinds of records in the log of a run."""
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Literal
 
-import crc32c
 from pydantic import Field, JsonValue, TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError
 
@@ -23,6 +21,7 @@ from segue.records import (
     Verdict,
     WitnessRow,
 )
+from segue.runlog.framing import framed, unframed
 from segue.spec import RunSpec
 from segue.units import Figures, Moment, Money, Prices, Seconds
 
@@ -44,19 +43,23 @@ class Entry(Record):
 
 
 class OpenEntry(Entry):
-    """The run spec, written when a run starts, and again when it is resumed after a stop or with a changed spec."""
+    """The run spec.
+
+    This entry is written when a run starts, and again when the run is resumed after a stop or with a changed spec.
+    """
 
     kind: Literal["open"] = "open"
     spec: RunSpec
 
 
 Action = Literal["run", "import", "finished", "hopeless", "failed", "broken", "stopped", "cancelled", "budget"]
-"""A person chooses `import`, `stopped` (the run was stopped) and `cancelled` (a segment was cancelled). `budget`: the
-budget of the run is used up."""
+"""The actions `import`, `stopped` (a person stopped the run) and `cancelled` (a person cancelled a segment) come from a
+person. The action `budget` means that the budget of the run is used up.
+"""
 
 
 class DecisionEntry(Entry):
-    """A decision, with its reason and the numbers that led to it."""
+    """A decision, with its reason and with the numbers on which it is based."""
 
     kind: Literal["decision"] = "decision"
     plan: SegmentPlan | None = Field(description="Plan of the next segment; None: the run ends.")
@@ -66,7 +69,7 @@ class DecisionEntry(Entry):
 
 
 class ClaimEntry(Entry):
-    """An attempt takes the right to write to the run."""
+    """With this entry, an attempt takes the right to write to the run."""
 
     kind: Literal["claim"] = "claim"
     attempt_id: str
@@ -83,7 +86,7 @@ class ClaimEntry(Entry):
 
 
 class StartEntry(Entry):
-    """One start of an attempt on its pool, with its outcome and duration."""
+    """One start of an attempt on its pool, with the outcome and the duration of the start."""
 
     kind: Literal["start"] = "start"
     segment: int
@@ -103,7 +106,7 @@ class StartEntry(Entry):
 
 
 class CommitEntry(Entry):
-    """A commit: the checkpoint exists from this record on."""
+    """A commit. From this record on, the checkpoint exists."""
 
     kind: Literal["commit"] = "commit"
     attempt_id: str
@@ -114,7 +117,7 @@ class CommitEntry(Entry):
 
 
 class SealEntry(Entry):
-    """The witness rows of the steps after a commit."""
+    """The witness rows of the steps that follow a commit."""
 
     kind: Literal["seal"] = "seal"
     attempt_id: str
@@ -123,7 +126,7 @@ class SealEntry(Entry):
 
 
 class VerdictEntry(Entry):
-    """The verdict about the resume of an attempt."""
+    """The verdict about the resume of one attempt."""
 
     kind: Literal["verdict"] = "verdict"
     attempt_id: str
@@ -147,7 +150,7 @@ class DrillEntry(Entry):
 
 
 class ReportEntry(Entry):
-    """The end of an attempt; written by the attempt itself, or by the controller if the attempt was lost."""
+    """The end of an attempt. The attempt itself writes this entry, or the controller if the attempt was lost."""
 
     kind: Literal["report"] = "report"
     report: SegmentReport
@@ -171,7 +174,10 @@ class HandoverEntry(Entry):
 
 
 class QuarantineEntry(Entry):
-    """A checkpoint is quarantined, or an unreadable record is given up. No attempt uses it, but its bytes stay."""
+    """With this entry, a checkpoint is quarantined or an unreadable record is given up.
+
+    No attempt uses a quarantined checkpoint or a given-up record, but the bytes are kept.
+    """
 
     kind: Literal["quarantine"] = "quarantine"
     slot: int
@@ -180,7 +186,7 @@ class QuarantineEntry(Entry):
 
 
 class LiftEntry(Entry):
-    """A person lifts a quarantine, after the checkpoint or the record was read without damage."""
+    """With this entry, a person lifts a quarantine, after the checkpoint or the record was read without damage."""
 
     kind: Literal["lift"] = "lift"
     slot: int = Field(description="Slot of the checkpoint or record, the same as in the quarantine entry.")
@@ -188,14 +194,17 @@ class LiftEntry(Entry):
 
 
 class PruneEntry(Entry):
-    """Checkpoints that retention no longer keeps; their bytes are deleted after this record."""
+    """The checkpoints that retention no longer keeps.
+
+    The bytes of these checkpoints are deleted after this record is written.
+    """
 
     kind: Literal["prune"] = "prune"
     slots: tuple[int, ...]
 
 
 class PricesEntry(Entry):
-    """The prices from this record on, read from the source in the run spec."""
+    """The prices that apply from this record on. They were read from the source in the run spec."""
 
     kind: Literal["prices"] = "prices"
     source: str = Field(description="Source of the prices: `pools.prices` of the run spec.")
@@ -205,7 +214,9 @@ class PricesEntry(Entry):
 
 
 class SpendingEntry(Entry):
-    """Costs that count against the budget but have no report in this log: of other runs and of this run's standbys."""
+    """Costs that count against the budget but have no report in this log: the costs of other runs and of this run's
+    standbys.
+    """
 
     kind: Literal["spending"] = "spending"
     month: str = Field(description="Calendar month, e.g. 2026-11.")
@@ -215,21 +226,24 @@ class SpendingEntry(Entry):
 
 
 class PoolsEntry(Entry):
-    """What other runs of the store had seen of this run's pools when it began; decisions use it as a prior."""
+    """Facts about this run's pools that other runs of the store had seen when this run began.
+
+    Decisions use these facts as a prior.
+    """
 
     kind: Literal["pools"] = "pools"
     seen: SeenPools
 
 
 class ModelEntry(Entry):
-    """A candidate of a retraining, or a change of the version in service: see `segue/retraining/model_record.py`."""
+    """A candidate of a retraining, or a change of the version in service. See `segue/retraining/model_record.py`."""
 
     kind: Literal["model"] = "model"
     record: dict[str, JsonValue]
 
 
 class VerificationEntry(Entry):
-    """The outcome of a scheduled verification: see `segue/verification/verification_record.py`."""
+    """The outcome of a scheduled verification. See `segue/verification/verification_record.py`."""
 
     kind: Literal["verification"] = "verification"
     record: dict[str, JsonValue]
@@ -258,17 +272,18 @@ AnyEntry = Annotated[
 ]
 
 _ADAPTER: TypeAdapter[AnyEntry] = TypeAdapter(AnyEntry)
-_HEAD = b'{"crc32c":"%08x","entry":'
-_HEAD_BYTES = len(_HEAD % 0)
 
 
 def encode(entry: Entry) -> bytes:
-    """The entry as JSON with a checksum before it. The checksum detects flipped bits that are still valid JSON."""
+    """Return the entry as JSON, with a checksum before the JSON.
+
+    The checksum detects flipped bits that still give valid JSON.
+    """
     return framed(body_of(entry))
 
 
 def decode(data: bytes, *, key: str) -> AnyEntry:
-    """The entry that `encode` wrote.
+    """Return the entry that `encode` wrote.
 
     Raises:
         DamagedRecordError: the bytes are not what `encode` wrote.
@@ -277,7 +292,7 @@ def decode(data: bytes, *, key: str) -> AnyEntry:
 
 
 def body_of(entry: Entry) -> bytes:
-    """The entry as JSON."""
+    """Return the entry as JSON."""
     try:
         return entry.model_dump_json().encode()
     except PydanticSerializationError:
@@ -286,27 +301,11 @@ def body_of(entry: Entry) -> bytes:
         return type(entry).model_validate(_in_whole_characters(entry.model_dump())).model_dump_json().encode()
 
 
-def framed(body: bytes) -> bytes:
-    """A record: the checksum of the body, then the body (the entry and, if signed, its signature)."""
-    return _HEAD % crc32c.crc32c(body) + body + b"}"
-
-
-def unframed(data: bytes, *, key: str) -> bytes:
-    """The body of a record.
-
-    Raises:
-        DamagedRecordError: the bytes are not what `framed` made.
-    """
-    if not is_intact(data):
-        raise DamagedRecordError(key=key, why="its checksum does not match its bytes")
-    return data[_HEAD_BYTES:-1]
-
-
 def parse(body: bytes, *, key: str) -> AnyEntry:
-    """The entry of a body without signature.
+    """Return the entry of a body without a signature.
 
     Raises:
-        DamagedRecordError: the body is not an entry, or is an entry of a newer version.
+        DamagedRecordError: the body is not an entry, or is an entry of a newer version of segue.
     """
     try:
         return _ADAPTER.validate_json(body)
@@ -320,20 +319,6 @@ def parse(body: bytes, *, key: str) -> AnyEntry:
         raise DamagedRecordError(key=key, why=why) from None
 
 
-def is_intact(data: bytes) -> bool:
-    """Whether the bytes are an undamaged record, written by any version of segue."""
-    return data[-1:] == b"}" and data[:_HEAD_BYTES] == _HEAD % crc32c.crc32c(memoryview(data)[_HEAD_BYTES:-1])
-
-
-def entry_id_in(data: bytes) -> str | None:
-    """The id of a record of any version, signed or not; None if the bytes are not a record. Nothing is verified."""
-    try:
-        found = json.loads(data)["entry"]["entry_id"]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return None
-    return found if isinstance(found, str) else None
-
-
 def _in_whole_characters(value: object) -> object:
     if isinstance(value, str):
         return value.encode("utf-8", "replace").decode()
@@ -345,7 +330,7 @@ def _in_whole_characters(value: object) -> object:
 
 
 def _newest_version(error: ValidationError) -> int:
-    """The highest schema version in the refused record or its parts; 1 if no version is found."""
+    """Return the highest schema version in the refused record or in its parts. Return 1 if no version is found."""
     found = []
     for problem in error.errors(include_url=False, include_context=False):
         value = problem["input"]

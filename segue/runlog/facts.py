@@ -1,4 +1,7 @@
-"""The history of a run as one value: checkpoints, attempts, decisions, and facts derived from these. Pure."""
+"""The history of a run as one value: checkpoints, attempts, decisions, and facts that follow from these records.
+
+The module is pure.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A committed checkpoint, with all facts about it in the log."""
+    """A committed checkpoint, with all facts about the checkpoint in the log."""
 
     ref: CheckpointRef
     manifest: Manifest
@@ -48,7 +51,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Attempt:
-    """One claim, with the report, verdict and commits of its attempt."""
+    """One claim, with the report, the verdict and the commits of the attempt that made the claim."""
 
     claim: ClaimEntry
     report: SegmentReport | None = None
@@ -58,66 +61,80 @@ class Attempt:
 
 @dataclass(frozen=True)
 class History:
-    """All facts that a decision may depend on.
+    """All facts on which a decision may depend.
 
     `fresh_from` is the index in `reports` of the first report after the last decision that ended the run. Failure
-    budgets count from this index: if a person starts an ended run again, the budgets are full; if a killed parent is
-    started again, they are not. `broken_resumes` are the newest consecutive broken verdicts since that decision;
-    verdicts without a comparison do not count.
+    budgets count from the index `fresh_from`. If a person starts an ended run again, the budgets are therefore full
+    again. If a killed parent is started again, the budgets are not full again. `broken_resumes` contains the newest
+    consecutive broken verdicts since the last decision that ended the run. Verdicts without a comparison do not count.
     """
 
     spec: RunSpec | None = None
     checkpoints: tuple[Checkpoint, ...] = ()
     attempts: tuple[Attempt, ...] = ()
     starts: tuple[StartEntry, ...] = ()
-    """The starts of attempts on their pools."""
+    """The start entries, each about the start of one attempt on its pool."""
     reports: tuple[SegmentReport, ...] = ()
     resumes: tuple[VerdictEntry, ...] = ()
     drills: tuple[DrillEntry, ...] = ()
-    """Resume rehearsals since the last decision that ended the run."""
+    """Resume rehearsals that were made since the last decision that ended the run."""
     broken_drill: Verdict | None = None
-    """Verdict of the newest rehearsal, if the verdict is broken and no later resume was verified. The rehearsal may be
-    older than the last start of the run."""
+    """The verdict of the newest rehearsal, if this verdict is broken and no later resume was verified.
+
+    The rehearsal may be older than the last start of the run.
+    """
     rehearsed_noise: Mapping[str, float] = field(default_factory=dict)
-    """Largest relative difference between replays from one state, by channel, measured by rehearsals."""
+    """Largest relative difference between replays from one state, by channel. Rehearsals measured these differences."""
     process_values: frozenset[str] = frozenset()
-    """Values of the setup that differ from process to process, by component and path, found by rehearsals."""
+    """Values of the setup that differ from process to process, by component and path. Rehearsals found these values."""
     untracked: tuple[Finding, ...] = ()
     """Untracked state that the commits reported."""
     decisions: tuple[DecisionEntry, ...] = ()
     decision_prices: tuple[Mapping[str, float], ...] = ()
-    """The prices by deployment that applied at each decision; empty if the prices of the run spec applied."""
+    """The prices by deployment that applied at each decision.
+
+    A mapping is empty if the prices of the run spec applied.
+    """
     prices: PricesEntry | None = None
-    """The newest prices from the source that the run spec names."""
+    """The newest prices from the price source that the run spec names."""
     seen_pools: SeenPools = SeenPools()  # noqa: RUF009 - frozen
-    """What other runs of the store had seen of the run's pools when it began."""
+    """Facts about the run's pools that other runs of the store had seen when this run began."""
     spending: SpendingEntry | None = None
     """The newest spending entry."""
     handover: HandoverEntry | None = None
-    """The newest hand-over, if no decision followed it."""
+    """The newest hand-over, if no decision came after it."""
     handovers: tuple[HandoverEntry, ...] = ()
     broken_resumes: tuple[VerdictEntry, ...] = ()
     is_over: bool = False
-    """Whether a decision ended the run and the run was not opened again."""
+    """Whether a decision ended the run and no person has opened the run again."""
     stop: DecisionEntry | None = None
-    """The request of a person to stop the run, made since the run was last opened; None: no request."""
+    """A person's request to stop the run, made since the run was last opened.
+
+    The value None means that there is no such request.
+    """
     stop_slot: int | None = None
     fresh_from: int = 0
     earlier_plans: frozenset[tuple[int, int]] = frozenset()
-    """Segment and attempt of each plan before the last end of the run; later reports of these are not fresh."""
+    """Segment and attempt of each plan before the last end of the run.
+
+    If an attempt of such a plan reports later, the report is not fresh.
+    """
     damage: tuple[Damage, ...] = ()
     named_damage: frozenset[int] = field(default_factory=frozenset)
     next_slot: int = 0
 
     @property
     def unread(self) -> tuple[Damage, ...]:
-        """The slots that cannot be read and that no person has given up; each may contain any kind of record."""
+        """The slots that cannot be read and that no person has given up.
+
+        Each of these slots may contain any kind of record.
+        """
         return tuple(damage for damage in self.damage if damage.slot not in self.named_damage)
 
     # Cached, because a waiting parent reads the same history many times.
     @cached_property
     def usable(self) -> tuple[Checkpoint, ...]:
-        """Checkpoints from which an attempt may resume, oldest first."""
+        """The checkpoints from which an attempt may resume, the oldest checkpoint first."""
         return tuple(c for c in self.checkpoints if c.quarantined is None and not c.is_pruned)
 
     @property
@@ -126,14 +143,15 @@ class History:
 
     @property
     def committed_step(self) -> int:
-        """The step from which a resume would start."""
+        """The step from which the next resume would start."""
         return self.newest.manifest.step if self.newest else 0
 
     def is_finished(self, spec: RunSpec) -> bool:
-        """Whether the run is finished: the goal, or the step at which its code ended the run early, is committed.
+        """Whether the run is finished.
 
-        False if the newest rehearsal is broken, or if a broken rehearsal ended the run, or if a program has not yet
-        ended by itself.
+        A run is finished if its goal is committed, or the step at which its code ended the run early. The value is
+        False if the newest rehearsal is broken, if a broken rehearsal ended the run, or if a program has not yet ended
+        by itself.
         """
         if self.broken_drill is not None and spec.continuity.rehearsal == "stop":
             return False
@@ -142,7 +160,10 @@ class History:
         return self.is_committed(spec) and not self.owes_end(spec)
 
     def owes_end(self, spec: RunSpec) -> bool:
-        """Whether a program has completed all steps but has not ended yet: the code after its loop must still run."""
+        """Whether a program has completed all steps but has not ended yet.
+
+        If so, the code after the program's loop must still run.
+        """
         if spec.program is None or not self.is_committed(spec):
             return False
         if self.decisions and self.decisions[-1].action == "finished":
@@ -151,18 +172,26 @@ class History:
         return self.committed_step not in ended_at
 
     def is_committed(self, spec: RunSpec) -> bool:
-        """Whether the goal is committed, or the step at which the training code ended the run before the goal."""
+        """Whether the goal of the run is committed, or the step at which the training code ended the run before the
+        goal.
+        """
         return self.committed_step >= spec.steps or self.finish_reason is not None
 
     @property
     def finish_reason(self) -> str | None:
-        """The reason why the training code ended the run before the goal; None if the code did not end the run."""
+        """The reason why the training code ended the run before the goal.
+
+        The value is None if the code did not end the run.
+        """
         report = next((report for report in reversed(self.reports) if report.finish_reason is not None), None)
         return report.finish_reason if report is not None and report.to_step == self.committed_step else None
 
     @property
     def open_plan(self) -> SegmentPlan | None:
-        """The newest plan, if its attempt has no report yet and so may be alive; None otherwise."""
+        """The newest plan, if the plan's attempt has no report yet and may therefore be alive.
+
+        Otherwise the value is None.
+        """
         plan = next((entry.plan for entry in reversed(self.decisions) if entry.plan is not None), None)
         if plan is None or self.report_of(plan.segment, plan.attempt) is not None:
             return None
@@ -175,20 +204,29 @@ class History:
         return tuple(report for report in self.last_reports() if (report.segment, report.attempt) not in before)
 
     def report_of(self, segment: int, attempt: int) -> SegmentReport | None:
-        """The newest report of an attempt; the attempt's own report replaces an earlier report by the controller."""
+        """Return the newest report of an attempt.
+
+        The attempt's own report replaces an earlier report by the controller.
+        """
         return self._reports_by_number.get((segment, attempt))
 
     def handover_of(self, segment: int, attempt: int) -> HandoverEntry | None:
-        """The hand-over for which an attempt was recalled; None if there is no hand-over, or a decision followed it."""
+        """Return the hand-over for which an attempt was recalled.
+
+        Return None if there is no hand-over, or if a decision came after it.
+        """
         entry = self.handover
         return entry if entry is not None and (entry.segment, entry.attempt) == (segment, attempt) else None
 
     def decision_of(self, segment: int, attempt: int) -> DecisionEntry | None:
-        """The first decision that planned an attempt."""
+        """Return the first decision that planned an attempt."""
         return self._decisions_by_number.get((segment, attempt))
 
     def prices_of(self, segment: int, attempt: int) -> Mapping[str, float]:
-        """The prices by deployment at the decision for an attempt; empty if the prices of the run spec applied."""
+        """Return the prices by deployment at the decision for an attempt.
+
+        The result is empty if the prices of the run spec applied.
+        """
         return self._prices_by_number.get((segment, attempt), {})
 
     def starts_of(self, segment: int, attempt: int) -> tuple[StartEntry, ...]:
@@ -201,29 +239,32 @@ class History:
 
     @property
     def has_trained(self) -> bool:
-        """Whether any attempt that trains has claimed the run."""
+        """Whether the run was claimed by any attempt that trains."""
         return any(not self.is_import(a.claim.segment, a.claim.attempt) for a in self.attempts)
 
     def attempt_of(self, segment: int, attempt: int) -> Attempt | None:
-        """The attempt with its newest claim; None if the attempt never claimed the run."""
+        """Return the attempt with its newest claim. Return None if the attempt never claimed the run."""
         return self._attempts_by_number.get((segment, attempt))
 
     def attempt_named(self, attempt_id: str | None) -> Attempt | None:
-        """The attempt with this id; None if no claim has this id."""
+        """Return the attempt with this id. Return None if no claim has this id."""
         return self._attempts_by_id.get(attempt_id) if attempt_id is not None else None
 
     def plan_of(self, segment: int, attempt: int) -> SegmentPlan | None:
-        """The plan of an attempt; None if no decision planned the attempt."""
+        """Return the plan of an attempt. Return None if no decision planned the attempt."""
         decision = self.decision_of(segment, attempt)
         return decision.plan if decision is not None else None
 
     def parent_of(self, segment: int, attempt: int) -> CheckpointRef | None:
-        """The checkpoint from which the plan of an attempt resumes; None: step 0, or no plan."""
+        """Return the checkpoint from which the plan of an attempt resumes.
+
+        None means that the attempt starts at step 0, or that it has no plan.
+        """
         decision = self.decision_of(segment, attempt)
         return decision.plan.parent if decision is not None and decision.plan is not None else None
 
     def last_reports(self) -> tuple[SegmentReport, ...]:
-        """The newest report of each attempt, in the order of the attempts."""
+        """The newest report of each attempt. The reports have the same order as the attempts."""
         return self._last_reports
 
     def checkpoint(self, ref: CheckpointRef) -> Checkpoint | None:
@@ -231,7 +272,7 @@ class History:
 
     @cached_property
     def _reports_by_number(self) -> dict[tuple[int, int], SegmentReport]:
-        """The newest report of each attempt, in the order of the first reports."""
+        """The newest report of each attempt. The order is the order in which the attempts first reported."""
         return {(report.segment, report.attempt): report for report in self.reports}
 
     @cached_property
@@ -275,7 +316,10 @@ class History:
         return {checkpoint.ref: checkpoint for checkpoint in self.checkpoints}
 
     def once(self, compute: Callable[[RunSpec, History], T], spec: RunSpec) -> T:
-        """The result of a pure function of this history and a spec; computed once and then cached."""
+        """Return the result of a pure function of this history and a spec.
+
+        The result is computed once and then cached.
+        """
         known = self._computed.get(compute)
         if known is None or known[0] is not spec:
             known = self._computed[compute] = (spec, compute(spec, self))

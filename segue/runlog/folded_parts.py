@@ -1,4 +1,7 @@
-"""The parts of a history while the log is folded: checkpoints, attempts, decisions, evidence. Pure."""
+"""Keeps the parts of a history while the log is folded: checkpoints, attempts, decisions, evidence.
+
+The module is pure.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ _PROVEN = (VerdictKind.EXACT, VerdictKind.EQUIVALENT)
 
 
 class Grown(Generic[T]):
-    """A list that is read as a tuple; the tuple is rebuilt only after a change."""
+    """A list that is read as a tuple. The tuple is made again only after a change."""
 
     def __init__(self) -> None:
         self._items: list[T] = []
@@ -55,21 +58,23 @@ class Grown(Generic[T]):
 
 
 class FoldedDecisions:
-    """The decisions of the controllers, with the prices known at each decision, and whether the run has ended."""
+    """The decisions of the controllers, with the prices that were known at each decision, and whether the run has
+    ended.
+    """
 
     def __init__(self) -> None:
         self.all = Grown[DecisionEntry]()
         self.prices_then = Grown[Mapping[str, float]]()
-        """The prices known at each decision, in the order of the decisions."""
+        """The prices that were known at each decision, in the order of the decisions."""
         self.prices: PricesEntry | None = None
         self.handovers = Grown[HandoverEntry]()
         self.handover: HandoverEntry | None = None
-        """The newest hand-over, if no decision followed it."""
+        """The newest hand-over, if no decision came after it."""
         self.is_over = self.is_stopped = False
         self.stop: tuple[int, DecisionEntry] | None = None
 
     def open(self, spec: RunSpec) -> None:
-        """Note that the run starts, or starts again."""
+        """Record that the run starts, or starts again."""
         self.is_over = self.is_stopped = False
         self.stop = None
         if self.prices is not None and self.prices.source != spec.pools.prices:
@@ -133,7 +138,7 @@ class FoldedEvidence:
 
 
 class FoldedCheckpoints:
-    """Committed checkpoints, with the facts about them from all records, before and after the commit."""
+    """Committed checkpoints, with the facts that all records contain about them, before and after the commit."""
 
     def __init__(self) -> None:
         self._all = Grown[Checkpoint]()
@@ -155,7 +160,7 @@ class FoldedCheckpoints:
         self._update(checkpoint.ref.slot)
 
     def change(self, entry: QuarantineEntry | LiftEntry | PruneEntry) -> None:
-        """Apply a quarantine, a lift or a prune: each changes the set of usable checkpoints."""
+        """Apply a quarantine, a lift or a prune. Each of these records changes the set of usable checkpoints."""
         if isinstance(entry, QuarantineEntry):
             self._quarantine(entry.slot, entry.reason)
         elif isinstance(entry, LiftEntry):
@@ -192,7 +197,7 @@ class FoldedCheckpoints:
 
 
 class FoldedAttempts:
-    """Claims, with the facts about their attempts from all records, before and after the claim."""
+    """Claims, with the facts that all records contain about their attempts, before and after the claim."""
 
     def __init__(self) -> None:
         self._all = Grown[Attempt]()

@@ -1,6 +1,6 @@
-"""Fold the records of a log into a history, one record after the other. Pure.
+"""Folds the records of a log into a history, one record after the other. The module is pure.
 
-`tests/support/whole_fold.py` defines the same history field by field; tests compare both on random logs.
+`tests/support/whole_fold.py` defines the same history field by field. Tests compare both on random logs.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from segue.spec import RunSpec
 
 
 class Folding:
-    """The history of the records added so far; records must be added in the order of their slots."""
+    """The history of the records added so far. Records must be added in the order of their slots."""
 
     def __init__(self) -> None:
         self._spec: RunSpec | None = None
@@ -50,7 +50,7 @@ class Folding:
     def add(self, slot: Slot) -> None:
         """Add the next record, unless an earlier record has a higher claim epoch.
 
-        A correct writer never appends a record after a newer claim; only a writer that did not read the log does.
+        A correct writer never appends a record after a newer claim. Only a writer that did not read the log does so.
         """
         entry = slot.entry
         if 0 < entry.epoch < self._highest_epoch:
@@ -139,7 +139,7 @@ class Folding:
             self._spending = entry
 
     def _end_earlier_runs(self) -> None:
-        """Mark all records so far as belonging to an ended run; failure budgets count from the next record."""
+        """Mark all records so far as belonging to an ended run. Failure budgets count from the next record."""
         self._fresh_from = len(self._reports)
         plans = (entry.plan for entry in self._decisions.all.read())
         self._earlier_plans = frozenset((plan.segment, plan.attempt) for plan in plans if plan is not None)

@@ -1,4 +1,4 @@
-"""The history of a run, read from its log; each record is read only once."""
+"""Reads the history of a run from the run's log. Each record is read only once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Attempt", "Checkpoint", "History", "fold", "read_history", "require_
 
 
 def read_history(log: RunLog) -> History:
-    """The current history; only slots that were not read before are read and folded.
+    """Return the current history. Only slots that were not read before are read and folded.
 
     If the log has no new record, the result is the same object as before.
     """
@@ -28,10 +28,10 @@ def read_history(log: RunLog) -> History:
 
 
 def require_whole(log: RunLog, history: History) -> None:
-    """Raise an error if a record of a signed log cannot be read; a person must decide about this record.
+    """Raise an error if a record of a signed log cannot be read. A person must decide about this record.
 
-    An unsigned log continues without the record. In a signed log this would be a risk: anyone who can delete a record
-    could undo a quarantine or a stop.
+    An unsigned log continues without the unreadable record. In a signed log, it would be a risk to continue. Anyone who
+    can delete a record could then undo a quarantine or a stop.
 
     Raises:
         LostRecordError: the log is signed, and an unreadable record was not given up by a person.
@@ -44,7 +44,7 @@ def require_whole(log: RunLog, history: History) -> None:
 def require_trusted(log: RunLog, history: History, *, has_checkpoint: bool) -> None:
     """Raise an error if the log is not whole, or if a signed run would start again at step 0.
 
-    A person must decide about both cases.
+    A person must decide in both cases.
 
     Raises:
         LostRecordError: the log is signed, and an unreadable record was not given up by a person.
@@ -66,7 +66,7 @@ def fold(slots: Sequence[Slot], *, damage: tuple[Damage, ...] = (), next_slot: i
 
 @dataclass
 class _Kept:
-    """The part of a log that was folded so far, cached in the log object."""
+    """The part of a log that was folded so far. It is cached in the log object."""
 
     folding: Folding
     repairs: int

@@ -1,4 +1,4 @@
-"""The log of a run: append-only, with one record per slot, written by put-if-absent and never rewritten."""
+"""The log of a run. Each record has a slot of its own, is written by put-if-absent, and is never rewritten."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from segue.errors import (
     UnreadRecordError,
 )
 from segue.runlog import keys
-from segue.runlog.entries import Entry, body_of, encode, framed
+from segue.runlog.entries import Entry, body_of, encode
+from segue.runlog.framing import framed
 from segue.runlog.packs import Packs
 from segue.runlog.read_slots import Damage, Slot, Slots
 from segue.runlog.reader import LogReader
@@ -30,32 +31,32 @@ __all__ = ["Damage", "RunLog", "Slot", "Stamp"]
 
 
 class Stamp(Protocol):
-    """Returns the fields that every entry has."""
+    """Returns the fields that every entry of the log has."""
 
     def __call__(self, *, epoch: int) -> dict[str, object]: ...
 
 
 class RunLog:
-    """One run's log in a store. Safe to use from several threads.
+    """One run's log in a store. A log may be used from several threads at the same time.
 
-    A writer appends at the slot after the last slot that it has read. If that slot is taken, the writer reads the new
-    records and tries again. So the writer of each record has read all earlier records, and the log needs neither locks
-    nor clocks.
+    A writer appends at the slot after the last slot that it has read. If the slot is already taken, the writer reads
+    the new records and tries again. The writer of each record has therefore read all earlier records, and the log needs
+    neither locks nor clocks.
 
     A log is identified by the id of its first record, and every later record contains this id. Before each append, a
-    writer checks that the newest record that it has read is still in the store. So if the log was deleted, an old
-    writer writes nothing to a new log of the same name.
+    writer checks that the newest record that the writer has read is still in the store. If the log was deleted, an old
+    writer therefore writes nothing to a new log of the same name.
 
-    With a signer, every record is signed and verified. If a record is not signed for its slot, reading raises an error,
-    and no record of that read is used.
+    If the log has a signer, every record is signed and verified. If a record is not signed for its slot, reading raises
+    an error, and no record of the same read is used.
     """
 
     def __init__(self, store: Store, run_id: str, *, clock: Clock | None = None, signer: Signer | None = None) -> None:
         self.run_id = run_id
         self.lock = threading.RLock()
-        """Held while the log is read or appended to."""
+        """A thread holds this lock while it reads the log or appends to the log."""
         self.kept: object = None
-        """The cache of `read_history`."""
+        """The cached result of `read_history`."""
         self._clock = clock or SystemClock()
         self._packs = Packs(store, run_id)
         self._chain = SignatureChain(run_id, signer)
@@ -63,7 +64,7 @@ class RunLog:
         self._reader = LogReader(store, run_id, self._slots, self._packs, clock=self._clock)
         self._is_listed = False
         self._unsure: dict[bytes, Entry] = {}
-        """Records that were sent but not acknowledged, by their content."""
+        """Records that were sent to the store and not acknowledged, by their content."""
 
     @property
     def store(self) -> Store:
@@ -76,7 +77,7 @@ class RunLog:
 
     @property
     def slots(self) -> tuple[Slot, ...]:
-        """All readable records read so far, in order."""
+        """All readable records that were read so far, in order."""
         return self.slots_from(0)
 
     def slots_from(self, index: int) -> tuple[Slot, ...]:
@@ -91,25 +92,26 @@ class RunLog:
 
     @property
     def repairs(self) -> int:
-        """Number of records that were read after later records, because they were damaged and then restored."""
+        """Number of records that were damaged and then restored, and that were therefore read after later records."""
         return self._slots.repairs
 
     @property
     def damage(self) -> tuple[Damage, ...]:
-        """Slots that cannot be read: missing slots before the end, and damaged slots."""
+        """The slots that cannot be read: missing slots before the end of the log, and damaged slots."""
         with self.lock:
             return self._slots.damage()
 
     @property
     def next_slot(self) -> int:
-        """The slot of the next append."""
+        """The slot at which the next record is appended."""
         return self._slots.end
 
     @property
     def log_id(self) -> str:
-        """The unique id of this log: the entry id of its first record; empty if the log has no record.
+        """The unique id of this log, which is the entry id of the log's first record.
 
-        Another log of the same name, in another store or after a deletion, has another id.
+        The value is empty if the log has no record. Another log of the same name has another id. Such a log may be in
+        another store, or may have been made after a deletion.
         """
         first = self._slots.first()
         return self._slots.log_id or (first.entry.entry_id if first is not None else "")
@@ -121,20 +123,21 @@ class RunLog:
 
     @property
     def highest_epoch(self) -> int:
-        """The highest claim epoch in any record."""
+        """The highest claim epoch in any record of the log."""
         return self._slots.highest_epoch
 
     def reload(self) -> RunLog:
-        """Read the whole log: its packs, then the later records that a listing shows. Returns this log.
+        """Read the whole log: first the packs of the log, then the later records that a listing shows.
 
-        The listing also shows which slots are missing. Slots that were read before are read again only if damaged.
+        The method returns this log. The listing also shows which slots of the log are missing. Slots that were read
+        before are read again only if they are damaged.
 
         Raises:
             StoreReadError: the store could not be read.
             LogReplacedError: records that were read before are no longer in the store.
             LogCutError: a part of the log was deleted.
             ForgedRecordError, ReplayedRecordError, BrokenChainError, UnsignedLogError, SigningKeyNeededError: a record
-                was not signed with the key of the log for its slot.
+                was not signed for its slot with the key of the log.
         """
         with self.lock:  # Without the lock, a new record of another thread could seem lost.
             self._reader.read_all()
@@ -142,7 +145,9 @@ class RunLog:
             return self
 
     def refresh(self) -> RunLog:
-        """Read the records since the last read, or the whole log at the first call. Returns this log.
+        """Read the records that were written since the last read.
+
+        At the first call, read the whole log. The method returns this log.
 
         Raises:
             StoreReadError: the store could not be read.
@@ -154,13 +159,14 @@ class RunLog:
             return self
 
     def require_claim(self, epoch: int) -> None:
-        """Read the new records, and raise an error if the log has or may have a claim newer than this epoch.
+        """Read the new records, and raise an error if the log has a claim newer than this epoch, or may have such a
+        claim.
 
         Raises:
-            SupersededError: there is a newer claim.
-            UnreadRecordError: a record after the claim cannot be read, and may be a newer claim.
+            SupersededError: the log has a newer claim.
+            UnreadRecordError: a record after the claim cannot be read, and this record may be a newer claim.
             LogReplacedError: the run was deleted, or deleted and started again.
-            StoreReadError: the store could not be read; a retry is safe.
+            StoreReadError: the store could not be read. It is safe to call the method again.
         """
         with self.lock:
             self.refresh()
@@ -177,19 +183,22 @@ class RunLog:
     def append(self, build: Callable[[Stamp], Entry], *, epoch: int = 0, at: int | None = None) -> Slot:
         """Append one record to the log.
 
-        `build` may depend on the log: if another writer took the slot, the new records are read and `build` is called
-        again. `epoch` is the claim of the writer; a newer claim makes this call fail. With `at`, the record is appended
-        only at that slot.
+        The record from `build` may depend on the log. If another writer took the slot, the new records are read and
+        `build` is called again. `epoch` is the claim of the writer. If the log has a newer claim, this call fails. If
+        `at` is given, the record is appended only at this slot.
 
-        If the answer of the store was lost and the caller appends the same record again, it is not written twice.
+        If the answer of the store was lost and the caller appends the same record again, the record is not written
+        twice.
 
-        After a crash, the log contains either the complete record or nothing of it.
+        After a crash, the log contains either the complete record or no part of the record.
 
         Raises:
-            SupersededError, UnreadRecordError: as for `require_claim`, with `epoch`.
+            SupersededError, UnreadRecordError: the log has, or may have, a claim newer than `epoch`, as for
+                `require_claim`.
             LogReplacedError: the run was deleted, or deleted and started again.
-            LogMovedError: `at` was given, but that slot is taken.
-            StoreWriteError, StoreReadError: it is not known whether the record was written; a retry is safe.
+            LogMovedError: `at` was given, but this slot is taken.
+            StoreWriteError, StoreReadError: it is not known whether the record was written. It is safe to call the
+                method again.
         """
         with self.lock:
             slot = self._append(build, epoch=epoch, at=at)
@@ -228,7 +237,10 @@ class RunLog:
         return next((slot for slot in self.slots if slot.entry.entry_id == entry_id), None)
 
     def _write(self, number: int, data: bytes) -> Slot | None:
-        """Write `data` to the slot; return the record that the slot holds then, or None if it cannot be read."""
+        """Write `data` to the slot.
+
+        Return the record that the slot then contains, or None if the record cannot be read.
+        """
         key = keys.log_key(self.run_id, number)
         try:
             # If the answer of a put was lost, the retry of the client is refused because of the first try.
@@ -261,12 +273,15 @@ class RunLog:
 
     @property
     def _pack_id(self) -> str:
-        """The log id in the keys of this log's packs; empty if the first record is not readable."""
+        """Return the log id in the keys of this log's packs.
+
+        The result is empty if the first record is not readable.
+        """
         first = self._slots.get(0)
         return first.entry.entry_id if first is not None else ""
 
 
 def _content(entry: Entry) -> bytes:
-    """The content of an entry without the fields that are unique to each entry."""
+    """Return the content of an entry without the fields that are different in each entry."""
     none = {"entry_id": "", "log_id": "", "written_at": datetime.min.replace(tzinfo=UTC)}
     return encode(entry.model_copy(update=none))

@@ -1,4 +1,6 @@
-"""Recovery checks of a store: the mark of the last start, and the record of the last check that ended."""
+"""Reads and writes the objects of recovery checks: the mark of the last start, and the record of the last check that
+ended.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,10 @@ from segue.stores.base import Examinable, Store
 
 
 class LookRecord(Record):
-    """The last recovery check that ended, overwritten in place; if `counter` changes, checks are running."""
+    """The record of the last recovery check that ended.
+
+    Each check overwrites this record. If `counter` changes, checks are running.
+    """
 
     look_id: str
     counter: int = Field(0, ge=0)
@@ -24,7 +29,9 @@ class LookRecord(Record):
 
 
 def read_look(store: Store) -> LookRecord | None:
-    """The record of the last check that ended; None if there is no record, or it cannot be parsed.
+    """Return the record of the last check that ended.
+
+    Return None if there is no record, or if the record cannot be parsed.
 
     Raises:
         StoreReadError: the store could not be read.
@@ -54,7 +61,9 @@ def write_begun(store: Store, look_id: str) -> None:
 
 
 def ended_at(store: Store) -> datetime | None:
-    """Time at which the last check ended, on the store's clock; None if no check ended or the store has no times.
+    """Return the time at which the last check ended, on the store's clock.
+
+    Return None if no check ended or if the store has no times.
 
     Raises:
         StoreReadError: the store could not be read.
@@ -63,7 +72,7 @@ def ended_at(store: Store) -> datetime | None:
 
 
 def begun_at(store: Store) -> datetime | None:
-    """Time at which the newest check started, on the clock of the store, as in `ended_at`.
+    """Return the time at which the newest check started, on the clock of the store, as in `ended_at`.
 
     Raises:
         StoreReadError: the store could not be read.
@@ -72,7 +81,9 @@ def begun_at(store: Store) -> datetime | None:
 
 
 def probed_at(store: Store) -> datetime | None:
-    """Time of the last `probe_writes`, as in `ended_at`; directly after that call, the current time of the store.
+    """Return the time of the last `probe_writes`, as in `ended_at`.
+
+    Directly after `probe_writes`, this is the current time of the store.
 
     Raises:
         StoreReadError: the store could not be read.

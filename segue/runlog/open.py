@@ -1,4 +1,4 @@
-"""Opening the log of a run, by its run spec or by its run id."""
+"""Opens the log of a run, by the run spec or by the run id."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ DEFAULT_STORE = ".segue/store"
 
 
 def open_log(spec: RunSpec, *, clock: Clock | None = None) -> RunLog:
-    """The log of the run of a run spec. Nothing is read or written yet.
+    """Return the log of the run that a run spec describes. The function reads and writes nothing yet.
 
     Raises:
         StoreUnreachableError: the store's URL is not valid.
@@ -44,7 +44,9 @@ def open_log(spec: RunSpec, *, clock: Clock | None = None) -> RunLog:
 
 
 def log_in(store: Store, run_id: str, spec: StoreSpec | str | Path, *, clock: Clock | None = None) -> RunLog:
-    """The log of a run in an open store, with the signing key of the store spec. Nothing is read or written yet.
+    """Return the log of a run in an open store, with the signing key of the store spec.
+
+    The function reads and writes nothing yet.
 
     Raises:
         SigningKeyError: the signing key in the spec cannot be used.
@@ -54,10 +56,10 @@ def log_in(store: Store, run_id: str, spec: StoreSpec | str | Path, *, clock: Cl
 
 
 def find_run(run_id: str, store: StoreSpec | str | Path = DEFAULT_STORE) -> tuple[RunLog, History]:
-    """The log and the history of a run. Nothing is written.
+    """Return the log and the history of a run. The function writes nothing.
 
     Raises:
-        RunNotFoundError: the store has no run of this id.
+        RunNotFoundError: the store has no run with this id.
         StoreUnreachableError: the store cannot be read.
     """
     opened = open_store(store)
@@ -76,7 +78,10 @@ def find_run(run_id: str, store: StoreSpec | str | Path = DEFAULT_STORE) -> tupl
 
 
 def _names(opened: Store) -> tuple[str, ...]:
-    """The names of all folders in a store that may be runs, for a message; empty if the listing fails."""
+    """Return the names of all folders in a store that may be runs, for a message.
+
+    The result is empty if the listing fails.
+    """
     try:
         return tuple(filter(keys.is_run_folder, opened.folders()))
     except (StoreReadError, MissingObjectError):
@@ -84,7 +89,7 @@ def _names(opened: Store) -> tuple[str, ...]:
 
 
 def known_runs(store: StoreSpec | str | Path = DEFAULT_STORE) -> Iterator[tuple[RunLog, History]]:
-    """The log and the history of every run of a store, sorted by run id. Nothing is written.
+    """Return the log and the history of every run of a store, sorted by run id. The function writes nothing.
 
     Raises:
         StoreUnreachableError: the store does not exist or cannot be read.
@@ -103,10 +108,10 @@ def known_runs(store: StoreSpec | str | Path = DEFAULT_STORE) -> Iterator[tuple[
 def runs_in(
     opened: Store, store: StoreSpec | str | Path, *, other_than: str | None = None
 ) -> Iterator[tuple[RunLog, History]]:
-    """The log and the history of every run of an open store except `other_than`, sorted by run id.
+    """Yield the log and the history of every run of an open store except `other_than`, sorted by run id.
 
-    Nothing is written. A run that needs another signing key, and a run that was deleted in part, is skipped with a
-    warning.
+    The function writes nothing. A run that needs another signing key is skipped with a warning, and so is a run that
+    was deleted in part.
 
     Raises:
         StoreReadError: the store could not be read.
@@ -126,10 +131,10 @@ def runs_in(
 
 
 def read_store(store: StoreSpec, read: Callable[[Store], _T]) -> _T:
-    """What `read` returns for an open store.
+    """Return the result of the function `read` for an open store.
 
     Raises:
-        StoreUnreachableError: the store cannot be read, or there is no store at that place.
+        StoreUnreachableError: the store cannot be read, or there is no store at this place.
     """
     opened = open_store(store)
     if isinstance(opened, LocalStore) and not opened.root.is_dir():

@@ -1,15 +1,16 @@
-"""Packs: copies of 500 records of a log in one object, so that a long log is read with few requests.
+"""Packs are copies of 500 records of a log in one object, so that a long log can be read with few requests.
 
-A record is final as soon as a later record exists. So a copy of its bytes, which include a checksum, can replace the
-record, even if the record itself is damaged later. If a record was damaged when the pack was written, the pack does not
-contain it.
+A record is final as soon as a later record exists. A copy of the record's bytes, which include a checksum, can
+therefore replace the record, even if the record itself is damaged later. If a record was damaged when the pack was
+written, the pack does not contain this record.
 
-A pack cannot hide newer records, because these are listed and read as usual. A pack is never used for another log,
-because the key of the pack contains the id of the first record, and this id is read from the log itself. A pack is not
-used for another state of the same log either, for example if a part of the log was restored from a backup: the last
-record of each pack is compared with the same record in the log. The writer of that record had read all earlier records,
-and the id of the record is unique. So if the last record is the same, all records of the pack are the same. If a pack
-is missing, damaged or of another state, reading the log only takes more requests.
+A pack cannot hide newer records, because newer records are listed and read as usual. A pack is never used for another
+log. The key of the pack contains the id of the first record, and this id is read from the log itself. A pack is also
+not used for another state of the same log, for example if a part of the log was restored from a backup. To find this
+out, the last record of each pack is compared with the same record in the log. The writer of the pack's last record had
+read all earlier records, and the id of this record is unique. If the last record is the same, all records of the pack
+are therefore the same. If a pack is missing, is damaged, or comes from another state of the log, the only effect is
+that reading the log takes more requests.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from pydantic import Field, ValidationError
 from segue.errors import StoreError
 from segue.records import Record
 from segue.runlog import keys
-from segue.runlog.entries import is_intact
+from segue.runlog.framing import is_intact
 from segue.stores.base import ObjectInfo, Store
 from segue.stores.parallel import READERS, read_each
 
@@ -36,14 +37,20 @@ log = logging.getLogger(__name__)
 
 PACK_SLOTS = 500
 _MOST_PACK_BYTES = 64 * 2**20
-"""Limit for the size of all records in a pack. Records beyond the limit are not packed but read one by one."""
+"""Limit in bytes for the size of all records in a pack.
+
+Records beyond this limit are not packed. They are read one by one.
+"""
 _USUAL_PACK_BYTES = 2**20
 _LOG_ID = re.compile(r"[0-9a-f]{32}")
 """Log ids come from storage that others may write, so an id of another form must not become part of a key."""
 
 
 class PackHead(Record):
-    """The first line of a pack. The compressed records follow, each on one line with its slot number."""
+    """The first line of a pack.
+
+    The compressed records follow the first line. Each record is on one line with its slot number.
+    """
 
     log_id: str
     first_slot: int = Field(ge=0)
@@ -60,7 +67,7 @@ class Packs:
         self._writing: threading.Thread | None = None
 
     def find(self) -> dict[str, list[int]]:
-        """The numbers of the packs in the store, by log id; packs of an earlier log of this run may still exist.
+        """Return the numbers of the packs in the store, by log id. Packs of an earlier log of this run may still exist.
 
         Raises:
             StoreReadError: the store could not be read.
@@ -73,7 +80,9 @@ class Packs:
         return found
 
     def read(self, packs: Iterable[int], *, log_id: str) -> Iterator[tuple[int, bytes]]:
-        """Slots and bytes of the records in these packs, in order; missing packs and packs of another log are skipped.
+        """Return the slots and the bytes of the records in these packs, in order.
+
+        Missing packs and packs of another log are skipped.
 
         Raises:
             StoreReadError: the store could not be read.
@@ -94,7 +103,7 @@ class Packs:
                 yield from records.items()
 
     def _fetch(self, packs: Iterable[int], log_id: str) -> dict[int, dict[int, bytes]]:
-        """The records of the undamaged packs, by pack number."""
+        """Return the records of the undamaged packs, by pack number."""
         numbers = {self._key(log_id, number): number for number in packs}
         wanted = (ObjectInfo(key, _USUAL_PACK_BYTES) for key in numbers)
         found = {}
@@ -109,7 +118,7 @@ class Packs:
     def write_next(self, *, log_id: str, end: int) -> None:
         """Write the oldest missing pack in the background, if all of its slots are before `end`.
 
-        If this fails, the next process that appends to the log writes the pack.
+        If the write fails, the next process that appends to the log writes the pack.
         """
         missing = next((number for number in range(end // PACK_SLOTS) if number not in self._done), None)
         is_busy = self._writing is not None and self._writing.is_alive()
@@ -122,7 +131,7 @@ class Packs:
         self._writing.start()
 
     def write(self, number: int, *, log_id: str) -> None:
-        """Write a pack, unless it exists.
+        """Write a pack, unless the pack already exists.
 
         Raises:
             StoreReadError, StoreWriteError: the pack was not written.
@@ -154,7 +163,7 @@ class Packs:
 
 
 def _unpacked(data: bytes, *, first_slot: int, log_id: str) -> dict[int, bytes] | None:
-    """The records of a pack by slot; None if the bytes are damaged or belong to another pack."""
+    """Return the records of a pack by slot. Return None if the bytes are damaged or belong to another pack."""
     line, _, body = data.partition(b"\n")
     try:
         head = PackHead.model_validate_json(line)

@@ -1,4 +1,7 @@
-"""Parents of open runs: for each open run one small object, which the parent overwrites while it is alive."""
+"""Stores the records of the parents of open runs.
+
+Each open run has one small object, which the parent overwrites while it is alive.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from segue.stores.base import Store
 
 
 def read_parent(store: Store, run_id: str) -> ParentRecord | None:
-    """The record of the parent of a run; None if the run is not open, or the record cannot be parsed.
+    """Return the record of the parent of a run. Return None if the run is not open, or if the record cannot be parsed.
 
     Raises:
         StoreReadError: the store could not be read.
@@ -33,7 +36,7 @@ def remove_parent(store: Store, record: ParentRecord) -> None:
     """Remove the parent record of a run that has ended, unless the record now belongs to another parent.
 
     Raises:
-        StoreReadError, StoreWriteError: the record may still exist; a retry is safe.
+        StoreReadError, StoreWriteError: the record may still exist. It is safe to call the function again.
     """
     found = read_parent(store, record.run_id)
     if found is not None and found.parent_id == record.parent_id:
@@ -41,7 +44,7 @@ def remove_parent(store: Store, record: ParentRecord) -> None:
 
 
 def probe_writes(store: Store) -> None:
-    """Write a test object as large as a heartbeat; a smaller object might fit on a full disk.
+    """Write a test object as large as a heartbeat. A smaller object might fit on a full disk.
 
     Raises:
         StoreWriteError: the store cannot be written.
@@ -50,7 +53,7 @@ def probe_writes(store: Store) -> None:
 
 
 def parents(store: Store) -> list[ParentRecord]:
-    """The parent records of all open runs of a store, sorted by run id.
+    """Return the parent records of all open runs of a store, sorted by run id.
 
     Raises:
         StoreReadError: the store could not be read.

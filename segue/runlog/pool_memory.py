@@ -1,8 +1,10 @@
-"""The memory of a store's pools: one small object with what all of its runs have seen of them.
+"""Stores the memory of a store's pools: one small object with everything that the runs of the store have seen of the
+pools.
 
-Each change writes the next number with `put_if_absent`, so of several runs that add at once one wins, and the others
-read its object and add to it. Readers take the highest number. To add the same observations again changes nothing. A
-crash between the write and the deletion of older objects leaves objects that the next change deletes.
+Each change writes the next number with `put_if_absent`. If several runs add observations at the same time, one run
+wins, and the other runs read the winner's object and add to it. Readers use the object with the highest number. If the
+same observations are added again, nothing changes. A crash between the write and the deletion of older objects leaves
+objects that the next change deletes.
 """
 
 from __future__ import annotations
@@ -22,16 +24,19 @@ from segue.stores.base import Store, StoreWriteError
 log = logging.getLogger(__name__)
 
 MOST_INTERVALS, MOST_STARTS, MOST_POOLS = 100, 20, 50
-"""How many intervals and starts of each pool are kept, the newest, and of how many pools."""
+"""Maximum number of intervals and of starts that are kept for each pool, the newest first, and maximum number of pools.
+"""
 _TRIES = 5
 _KEPT = 2
-"""How many objects stay: a reader may have listed the one before the newest."""
+"""Number of objects that are kept. A reader may have listed the object before the newest object."""
 _Seen = TypeVar("_Seen", SeenInterval, SeenStart)
 _NUMBER = re.compile(r"(\d{8})\.json")
 
 
 def read_memory(store: Store) -> SeenPools:
-    """What the runs of a store have seen of its pools; empty if there is no memory, or if it cannot be parsed.
+    """Return what the runs of a store have seen of the store's pools.
+
+    The result is empty if there is no memory, or if the memory cannot be parsed.
 
     Raises:
         StoreReadError: the store could not be read.
@@ -40,12 +45,12 @@ def read_memory(store: Store) -> SeenPools:
 
 
 def add_to_memory(store: Store, seen: SeenPools) -> bool:
-    """Add observations to the memory; returns whether they are in it.
+    """Add observations to the memory. Return whether the observations are now in the memory.
 
-    False after some tries that other runs have won; a later call adds the same observations.
+    The function returns False if other runs have won several tries. A later call adds the same observations.
 
     Raises:
-        StoreReadError, StoreWriteError: a retry is safe.
+        StoreReadError, StoreWriteError: the store could not be used. It is safe to call the function again.
     """
     for _ in range(_TRIES):
         numbers, before = _newest(store)
@@ -64,7 +69,10 @@ def add_to_memory(store: Store, seen: SeenPools) -> bool:
 
 
 def _drop(store: Store, numbers: Iterable[int]) -> None:
-    """Delete older objects. They do no harm: a role that may not delete them only makes the listing longer."""
+    """Delete older objects of the memory.
+
+    Older objects do no harm. If a role may not delete them, only the listing becomes longer.
+    """
     try:
         store.delete([keys.memory_key(number) for number in numbers])
     except StoreWriteError as error:
@@ -72,7 +80,10 @@ def _drop(store: Store, numbers: Iterable[int]) -> None:
 
 
 def merged(before: SeenPools, added: SeenPools) -> SeenPools:
-    """Both, without repetition: of two observations of one interval or start, the longer one counts. Pure."""
+    """Return both sets of observations without repetition.
+
+    Of two observations of the same interval or start, the longer observation counts. The function is pure.
+    """
     intervals = _newest_of(
         [*before.intervals, *added.intervals],
         key=lambda each: (each.pool, each.log_id, each.begun_at, each.is_up),
@@ -102,7 +113,7 @@ def merged(before: SeenPools, added: SeenPools) -> SeenPools:
 def _newest_of(
     seen: Iterable[_Seen], *, key: Callable[[_Seen], Hashable], most: int, at: Callable[[_Seen], datetime]
 ) -> list[_Seen]:
-    """The newest observations of each pool, oldest first."""
+    """Return the newest observations of each pool, the oldest of them first."""
     found: dict[Hashable, _Seen] = {}
     for each in seen:
         known = found.get(key(each))
@@ -115,13 +126,13 @@ def _newest_of(
 
 
 def _numbers(store: Store) -> list[int]:
-    """The numbers of all objects, from the oldest."""
+    """Return the numbers of all objects, from the oldest."""
     names = (item.key.removeprefix(keys.MEMORY_PREFIX) for item in store.list_objects(keys.MEMORY_PREFIX))
     return sorted(int(found[1]) for name in names if (found := _NUMBER.fullmatch(name)))
 
 
 def _newest(store: Store) -> tuple[list[int], SeenPools]:
-    """The numbers of all objects, and the content of the newest that can be parsed."""
+    """Return the numbers of all objects, and the content of the newest object that can be parsed."""
     numbers = _numbers(store)
     for number in reversed(numbers):
         try:

@@ -1,4 +1,4 @@
-"""The slots of a log that were read so far, in order."""
+"""Keeps the slots of a log that were read so far, in order."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from segue.errors import DamagedRecordError
 from segue.runlog import keys
-from segue.runlog.entries import AnyEntry, ClaimEntry, parse, unframed
+from segue.runlog.entries import AnyEntry, ClaimEntry, parse
+from segue.runlog.framing import unframed
 from segue.runlog.signatures import SignatureChain
 
 
@@ -29,10 +30,11 @@ class Damage:
 
 
 class Slots:
-    """The readable and damaged slots of one run's log, added in any order. Not safe for several threads.
+    """The readable and damaged slots of one run's log.
 
-    If a log was deleted, an old writer may write a record into a new log of the same name. Such a foreign record
-    occupies a slot, but counts neither as readable nor as damaged.
+    Slots may be added in any order. Only one thread at a time may use this object. If a log was deleted, an old writer
+    may write a record into a new log of the same name. A foreign record occupies a slot, but counts neither as readable
+    nor as damaged.
     """
 
     def __init__(self, run_id: str, chain: SignatureChain) -> None:
@@ -48,10 +50,16 @@ class Slots:
         self.end = 0
         """The slot after the last known slot."""
         self.log_id = ""
-        """The entry id of the first record, taken from the first or a later record; empty if no record was read."""
+        """The entry id of the first record, taken from the first record or from a later record.
+
+        The text is empty if no record was read.
+        """
 
     def __contains__(self, number: int) -> bool:
-        """Whether this slot need not be read again: it is readable, or contains a record of another log."""
+        """Whether this slot need not be read again.
+
+        This is so if the slot is readable, or contains a record of another log.
+        """
         return number in self._readable or number in self._foreign
 
     def __len__(self) -> int:
@@ -64,14 +72,14 @@ class Slots:
         return self._in_order[0] if self._in_order else None
 
     def read(self, index: int = 0) -> tuple[Slot, ...]:
-        """The readable slots in order, from this index to the end."""
+        """Return the readable slots in order, from this index to the end."""
         return tuple(self._in_order[index:])
 
     def damage(self) -> tuple[Damage, ...]:
         return tuple(self._damage[number] for number in sorted(self._damage))
 
     def unread_after_claim(self, epoch: int) -> tuple[Damage, ...]:
-        """The unreadable slots after the claim of this epoch; each may contain a newer claim."""
+        """Return the unreadable slots after the claim of this epoch. Each of these slots may contain a newer claim."""
         claimed_in = self._claims.get(epoch, -1)
         return tuple(damage for damage in self.damage() if damage.slot > claimed_in)
 
@@ -80,11 +88,12 @@ class Slots:
         return number in self._foreign
 
     def decode(self, number: int, data: bytes) -> Slot | None:
-        """Add a slot with these bytes; return None if the bytes are damaged or belong to another log.
+        """Add a slot with these bytes. Return None if the bytes are damaged or belong to another log.
 
         Raises:
             ForgedRecordError, ReplayedRecordError, BrokenChainError, UnsignedLogError, SigningKeyNeededError: the bytes
-                are not damaged, but were not signed with the key of the log for this slot. Nothing was added.
+                are not damaged, but were not signed with the key of the log for this slot. If one of these errors is
+                raised, nothing was added.
         """
         key = keys.log_key(self._run_id, number)
         try:

@@ -1,4 +1,7 @@
-"""Reading a log: packs, listing, then slot by slot. Damaged or missing records are read again in other ways."""
+"""Reads a log: first the packs, then a listing, then the records slot by slot.
+
+Damaged or missing records are read again in other ways.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from segue.errors import (
     ReplayedRecordError,
 )
 from segue.runlog import keys
-from segue.runlog.entries import entry_id_in, is_intact
+from segue.runlog.framing import entry_id_in, is_intact
 from segue.runlog.packs import Packs
 from segue.runlog.read_slots import Slot, Slots
 from segue.stores.base import ObjectInfo, Store, StoreReadError, ways_to
@@ -25,29 +28,35 @@ log = logging.getLogger(__name__)
 
 _MOST_RECORD_BYTES = 64 * 2**20
 _WIDEST_GAP_SLOTS = 1_000
-"""Longest gap of missing records that is read. A key far beyond the gap is foreign and must not cause many reads."""
+"""Longest gap of missing records, in slots, after which the reader still reads further records.
+
+A key far beyond the gap does not belong to the log and must not cause many reads.
+"""
 _FIRST = (0, 1)
-"""A log counts as deleted if both of these slots are missing; a single lost object does not end a run."""
+"""A log counts as deleted if both of these slots are missing. A single lost object therefore does not end a run."""
 _PAUSES_SECONDS = (0.0, 0.02, 0.1, 0.3)
-"""Pauses in seconds before each further read of an unreadable record. If all reads fail, the record is damaged."""
+"""Pauses in seconds before each further read of an unreadable record.
+
+If all reads fail, the record counts as damaged.
+"""
 
 
 class LogReader:
-    """Reads the records of one run's log into its slots. Not safe for several threads."""
+    """Reads the records of one run's log into its slots. Only one thread at a time may use a reader."""
 
     def __init__(self, store: Store, run_id: str, slots: Slots, packs: Packs, *, clock: Clock) -> None:
         self.store, self._run_id, self._slots, self._packs, self._clock = store, run_id, slots, packs, clock
         self._surely_damaged: set[int] = set()
 
     def read_all(self) -> None:
-        """Read all new records, and read damaged records again, because a person may have restored them.
+        """Read all new records. Read damaged records again, because a person may have restored them.
 
         Raises:
             StoreReadError: the store could not be read.
             LogReplacedError: records that were read before are no longer in the store.
             LogCutError: a part of the log was deleted.
             ForgedRecordError, ReplayedRecordError, BrokenChainError, UnsignedLogError, SigningKeyNeededError: a record
-                was not signed with the key of the log for its slot.
+                was not signed for its slot with the key of the log.
         """
         slots = self._slots
         if slots.end == 0:
@@ -64,7 +73,7 @@ class LogReader:
         """Read the records that were appended since the last read.
 
         Raises:
-            As for `read_all`.
+            The same errors as for `read_all`.
         """
         while self._read_next():
             pass
@@ -72,12 +81,12 @@ class LogReader:
     def require_same_log(self) -> None:
         """Check that the log was not deleted or replaced since it was read.
 
-        The store must still have the first and the newest record that were read. If both are damaged now, other records
-        are compared.
+        The store must still have the first record and the newest record that this reader has read. If both of these
+        records are damaged now, other records are compared.
 
         Raises:
-            LogReplacedError: a compared record is missing or was replaced by another record, in repeated reads.
-            StoreReadError: the store or all records of the log could not be read.
+            LogReplacedError: in repeated reads, a compared record was missing or was replaced by another record.
+            StoreReadError: the store could not be read, or no record of the log could be read.
         """
         read = self._slots.read()
         if not read:
@@ -89,7 +98,10 @@ class LogReader:
             raise StoreReadError(url=self.store.url, key=keys.log_prefix(self._run_id), why="all records are damaged")
 
     def _is_in_place(self, slot: Slot) -> bool:
-        """Whether the store still has the record that was read from this slot; False if it is damaged now."""
+        """Whether the store still has the record that was read from this slot.
+
+        The result is False if the record is damaged now.
+        """
         key, found = keys.log_key(self._run_id, slot.number), None
         for store in self._ways():
             found = _found(store, key)
@@ -103,10 +115,10 @@ class LogReader:
         return True
 
     def read_damaged_again(self, numbers: Iterable[int]) -> None:
-        """Read these slots again in other ways, until they are readable or all ways have failed.
+        """Read these slots again in other ways, until the slots are readable or all ways have failed.
 
         Raises:
-            As for `read_all`.
+            The same errors as for `read_all`.
         """
         doubtful = [number for number in numbers if number not in self._slots]
         for store in list(self._ways())[1:] if doubtful else ():
@@ -120,7 +132,7 @@ class LogReader:
         self._surely_damaged.update(doubtful)
 
     def _ways(self) -> Iterator[Store]:
-        """The store, then the same store read in other ways, with a pause before each."""
+        """Yield the store, then the same store read in other ways. There is a pause before each further way."""
         pauses = (0.0, *_PAUSES_SECONDS)
         for pause, store in zip(pauses, ways_to(self.store, reads=len(pauses)), strict=True):
             if pause:
@@ -132,14 +144,14 @@ class LogReader:
         self.read_damaged_again([number for number in damaged if number not in self._surely_damaged])
 
     def _list_from(self, number: int) -> dict[int, int]:
-        """The sizes in bytes of the records from this slot on, by slot."""
+        """Return the sizes in bytes of the records from this slot on, by slot."""
         after = keys.log_key(self._run_id, number - 1) if number > 0 else None
         listed = self.store.list_objects(keys.log_prefix(self._run_id), after=after)
         slots = ((keys.slot_of(item.key), item.size_bytes) for item in listed)
         return {slot: size_bytes for slot, size_bytes in slots if slot is not None}
 
     def _read_packs(self) -> None:
-        """Read the beginning of the log from its packs, if there are packs."""
+        """Read the beginning of the log from its packs, if the log has packs."""
         packs = self._packs.find()
         if packs and self._read_next():
             first = self._slots.get(0)
@@ -173,7 +185,7 @@ class LogReader:
             )
 
     def _read_next(self) -> bool:
-        """Read the slot after the last known slot; return whether it contains a record."""
+        """Read the slot after the last known slot. Return whether the slot contains a record."""
         number = self._slots.end
         data = _found(self.store, keys.log_key(self._run_id, number))
         if data is None:
@@ -193,7 +205,10 @@ def _found(store: Store, key: str) -> bytes | None:
 
 
 def _end_of(numbers: set[int], *, start: int) -> int:
-    """The slot after the last slot. Writers append in order, so a key far beyond a gap does not belong to the log."""
+    """Return the slot after the last slot of the log.
+
+    Writers append records in order, so a key far beyond a gap does not belong to the log.
+    """
     end = start
     for number in sorted(numbers):
         if number - end > _WIDEST_GAP_SLOTS:

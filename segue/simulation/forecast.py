@@ -1,7 +1,8 @@
-"""The expected cost, preemptions and lost work of a run before it runs, by simulation. Pure.
+"""Simulates a run before the run starts, to forecast its cost, preemptions and lost work. The module is pure.
 
-The run's own numbers make a job, which is simulated on many rows of spot availability with the policy and the safety
-clamp that will decide. The margin on the work is subtracted from the time and not paid for: it is a reserve.
+The run's own numbers make a job. The job is simulated on many rows of spot availability, with the policy and the safety
+clamp that will decide in the run. The margin on the work is subtracted from the time, because the margin is a reserve.
+The margin costs nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from segue.simulation.simulator import Harshness, SimulationResult, simulate
 from segue.spec import RunSpec
 
 SAMPLES = 12
-"""Runs in the picture."""
+"""Number of simulated runs in the picture."""
 _DAY = 86400.0
 
 
@@ -40,16 +41,19 @@ class Expected:
     cost_p5: float
     cost_p95: float
     cost_share: float
-    """Share of the cost of on-demand only."""
+    """The cost as a share of the cost of on-demand only."""
     late_share: float
     preemptions: float
     finish_seconds: float
-    """Mean time from now to the goal."""
+    """Mean time in seconds from now to the goal."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Simulated runs tick by tick: `modes` (runs, ticks) as `segue.policy.rules.view.Mode`, -1 once finished."""
+    """Simulated runs, tick by tick.
+
+    `modes` has the shape (runs, ticks) and the values of `segue.policy.rules.view.Mode`, or -1 once a run is finished.
+    """
 
     tick_seconds: float
     modes: np.ndarray
@@ -57,17 +61,20 @@ class Sample:
 
 @dataclass(frozen=True)
 class Forecast:
-    """The planned policy and what it is compared with; the first of `policies` is the planned one."""
+    """The planned policy and the policies with which it is compared. The first of `policies` is the planned policy."""
 
     policies: tuple[Expected, ...]
     lost_seconds: float
-    """Mean work per run that is repeated after deaths without a notice."""
+    """Mean seconds of work per run that are repeated after deaths without a notice."""
     on_demand_share: float
-    """Share of the runs that used on-demand at all."""
+    """Share of the simulated runs that used on-demand at all."""
 
 
 def life_of(history: History, *, prior_seconds: float | None) -> Life:
-    """How long spot lasts: from the run's own attempts, and a prior that traces may replace."""
+    """Return how long spot lasts.
+
+    The result follows from the run's own attempts and a prior, and traces may replace the prior.
+    """
     return Life(
         up_seconds=history.seconds_on(Capacity.SPOT),
         preemptions=preemptions(history),
@@ -76,7 +83,10 @@ def life_of(history: History, *, prior_seconds: float | None) -> Life:
 
 
 def cadence_of(spec: RunSpec, life: Life, *, save_seconds: float | None) -> Cadence:
-    """How often the run will commit, as its trainer will choose; `save_seconds` is the assumed cost of a save."""
+    """Return how often the run will commit.
+
+    The run's trainer will choose in the same way. `save_seconds` is the assumed cost of a save.
+    """
     asked = spec.checkpoints
     if asked.every_steps is not None or asked.every_seconds is not None:
         return as_asked(every_steps=asked.every_steps, every_seconds=asked.every_seconds)
@@ -86,9 +96,10 @@ def cadence_of(spec: RunSpec, life: Life, *, save_seconds: float | None) -> Cade
 
 
 def lost_by_a_death_seconds(cadence: Cadence, here: Situation, *, save_seconds: float | None) -> float:
-    """Mean work that a death without a notice loses: half of a save interval, and a save in flight.
+    """Return the mean seconds of work that a death without a notice loses: half of a save interval, and a save in
+    flight.
 
-    While the cost of a save is unknown, the interval is assumed to be as long as is allowed.
+    While the cost of a save is unknown, the longest permitted interval is assumed.
     """
     chosen = cadence.interval_seconds if "work_at_risk_seconds" in cadence.numbers else None
     interval = here.at_risk_seconds if chosen is None else chosen
@@ -96,7 +107,7 @@ def lost_by_a_death_seconds(cadence: Cadence, here: Situation, *, save_seconds: 
 
 
 def with_cadence(here: Situation, cadence: Cadence, *, save_seconds: float | None) -> Situation:
-    """The situation of a run with this cadence: the work at risk is at least the interval and a save."""
+    """Return the situation of a run with this cadence. The work at risk is at least the interval plus one save."""
     interval = cadence.interval_seconds
     if interval is None:
         return here
@@ -107,9 +118,10 @@ MOMENTS = ("latest_safe_moment", "latest_spot_start")
 
 
 def latest_moments(spec: RunSpec, here: Situation) -> dict[str, datetime]:
-    """The latest start of on-demand that meets the deadline, and the latest start of a spot attempt, without progress.
+    """Return two moments for a run without progress: the latest start of on-demand that meets the deadline, and the
+    latest start of a spot attempt.
 
-    Each committed hour of work moves both an hour later. Empty without a deadline.
+    Each committed hour of work moves both moments one hour later. The result is empty if the run has no deadline.
     """
     needed = clamp.needed_for_spot_seconds(here)
     if spec.deadline is None or needed is None or here.work_seconds is None:
@@ -121,9 +133,10 @@ def latest_moments(spec: RunSpec, here: Situation) -> dict[str, datetime]:
 
 
 def job_ahead(spec: RunSpec, here: Situation, *, longest_seconds: float | None = None) -> Job:
-    """The job from here to the goal. Without a deadline, or with a distant one, its time is bounded generously.
+    """Return the job from the present state of the run to the goal.
 
-    `longest_seconds` is the length of the longest trace, if traces are given.
+    If the run has no deadline, or a distant deadline, the time of the job gets a generous bound. `longest_seconds` is
+    the length of the longest trace, if traces are given.
     """
     assert here.work_seconds is not None, "a forecast needs the seconds a step takes"
     work = here.work_seconds / (1 + spec.policy.margin_share)
@@ -155,7 +168,8 @@ def forecast(
 ) -> Forecast:
     """Simulate the run on `rows`, with its own policy and with others to compare.
 
-    Up to `lost_seconds` of work are repeated after each preemption. `on_policy` is called with each policy's name.
+    After each preemption, up to `lost_seconds` of work are repeated. `on_policy` is called with the name of each
+    policy.
     """
     job = replace(job, lost_by_a_death_seconds=lost_seconds)
     planned, harsh = planned_policy(spec, here, job), harshness_of(here, lost_seconds)
@@ -180,14 +194,16 @@ def forecast(
 
 
 def harshness_of(here: Situation, lost_seconds: float) -> Harshness:
-    """The omissions of the published setting: work lost with a death, and a clamp that requires more than a boot."""
+    """Return the conditions that the published setting omits: the work that a death loses, and a clamp that requires
+    more than a boot.
+    """
     needed = clamp.needed_for_spot_seconds(here)
     reserve = 0.0 if needed is None or here.work_seconds is None else needed - here.work_seconds
     return Harshness(lost_by_a_death_seconds=lost_seconds, start_slack_seconds=reserve)
 
 
 def sample(spec: RunSpec, here: Situation, rows: Sequence[Rows], *, job: Job, lost_seconds: float) -> Sample:
-    """The first runs of the first rows under the planned policy, tick by tick."""
+    """Return the first runs of the first rows under the planned policy, tick by tick."""
     one, first = planned_policy(spec, here, replace(job, lost_by_a_death_seconds=lost_seconds)), rows[0]
     harsh, tick = harshness_of(here, lost_seconds), first.tick_seconds
     some = simulate(one.policy, one.job, first.up[:SAMPLES], tick_seconds=tick, harshness=harsh, traced=True)
@@ -196,7 +212,7 @@ def sample(spec: RunSpec, here: Situation, rows: Sequence[Rows], *, job: Job, lo
 
 
 def planned_policy(spec: RunSpec, here: Situation, job: Job) -> Contender:
-    """The policy that will decide in the run, as far as the clamp permits; PLAN on coarser tables."""
+    """Return the policy that will decide in the run, as far as the clamp permits it. PLAN uses coarser tables here."""
     name = spec.policy.name
     if spec.pools.price_ratio <= 1 or not clamp.permits_spot(here):
         return Contender("on_demand_only", OnDemandOnly(), _job_of("on_demand_only", job))
@@ -209,7 +225,7 @@ def planned_policy(spec: RunSpec, here: Situation, job: Job) -> Contender:
 
 
 def _job_of(name: str, job: Job) -> Job:
-    """The job as a policy observes it; if the run has no way back to spot, no policy has one."""
+    """Return the job as a policy observes it. If the run has no way back to spot, no policy has a way back to spot."""
     return as_published(name, job) if job.may_return else job
 
 
@@ -235,12 +251,12 @@ def _expected(one: Contender, outcome: SimulationResult, whole: float, price: fl
 
 
 def _on_demand(job: Job, cost: float) -> Expected:
-    """On-demand only, whose result does not depend on spot."""
+    """Return the result of on-demand only. This result does not depend on spot."""
     takes = job.work_seconds + job.changeover_seconds
     is_late = takes > job.total_seconds + 1e-6
     return Expected("on_demand_only", cost, cost, cost, 1.0, float(is_late), 0.0, takes)
 
 
 def without_measures(history: History) -> History:
-    """The history without measured steps, for when the seconds per step are given."""
+    """Return the history without measured steps. It is used if the seconds per step are given."""
     return replace(history, reports=())

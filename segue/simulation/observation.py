@@ -1,4 +1,6 @@
-"""What simulated runs observe of spot: everything while they use it or wait for it, less while they use on-demand."""
+"""Computes what simulated runs observe of spot: everything while they use spot or wait for spot, less while they use
+on-demand.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ _PAUSES = np.array(PAUSES_SECONDS)
 
 
 class Observation:
-    """Spot as runs observe it: up or down, for how long, and how its intervals ended so far."""
+    """Spot as runs observe it: whether it is up or down, for how long, and how its intervals ended so far."""
 
     def __init__(self, now: Flags, *, knowledge: Knowledge, tick_seconds: float) -> None:
         runs = len(now)
@@ -23,7 +25,10 @@ class Observation:
         self._next_start, self._starts = np.zeros(runs), np.zeros(runs, np.intp)
 
     def update(self, now: Flags, *, active: Flags, away: Flags, has_standby: Flags) -> None:
-        """One tick later. `away`: on on-demand, where only a sentinel or a standby observes spot."""
+        """Advance the observation by one tick.
+
+        `away` means that a run is on on-demand, where only a sentinel or a standby observes spot.
+        """
         if self._knowledge == "free":
             known = np.ones_like(away)
         elif self._knowledge == "none":
@@ -44,7 +49,10 @@ class Observation:
         self.is_up = np.where(known, now, self.is_up)
 
     def _sentinels_show(self, now: Flags, away: Flags) -> Flags:
-        """A sentinel waits on the pool and shows by its start that spot is up; it is sent again after a pause."""
+        """A sentinel waits on the pool, and its start shows that spot is up.
+
+        The sentinel is sent again after a pause.
+        """
         self._next_start = np.where(away, self._next_start - self._tick, 0.0)
         due: Flags = away & (self._next_start < self._tick / 2)
         starts = due & now

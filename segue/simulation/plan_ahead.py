@@ -1,4 +1,7 @@
-"""The rest of a run, simulated before it is run: what `segue plan` shows. Pure: history, time and traces come in."""
+"""Simulates the rest of a run before the rest runs.
+
+`segue plan` shows the result. The module is pure: the caller gives the history, the time and the traces.
+"""
 
 from __future__ import annotations
 
@@ -32,13 +35,19 @@ class Plan:
     """The expected results of a run."""
 
     facts: dict[str, Any]
-    """Cost, lateness, preemptions, lost work, save interval, latest moments; times in seconds or ISO format."""
+    """Cost, lateness, preemptions, lost work, save interval and latest moments.
+
+    Times are in seconds or in ISO format.
+    """
     forecast: Forecast
-    """The planned policy next to others."""
+    """The forecast of the planned policy and of other policies."""
     sample: Sample
-    """A dozen of the simulated runs, in full."""
+    """A dozen of the simulated runs, tick by tick."""
     latest_safe_moment: datetime | None
-    """When on-demand has to start if no more work is committed; None without a deadline."""
+    """The latest time at which on-demand has to start if no more work is committed.
+
+    The value is None without a deadline.
+    """
 
 
 @dataclass(frozen=True)
@@ -51,7 +60,7 @@ class _Asked:
     now: datetime
     step_seconds: float
     basis: str
-    """Where the seconds per step come from."""
+    """The source of the seconds per step, in words."""
 
 
 def plan_ahead(
@@ -67,14 +76,15 @@ def plan_ahead(
     notes: Sequence[str] = (),
     on_policy: Callable[[str], None] = lambda _: None,
 ) -> Plan:
-    """Simulate the rest of a run on traces, or on synthetic ones from published hazards if none are given.
+    """Simulate the rest of a run on traces.
 
-    `step_seconds` replaces what the run has measured; `notes` are put before those that the simulation adds;
-    `on_policy` is called with each policy that is simulated.
+    If no traces are given, simulate it on synthetic traces from published hazards. `step_seconds` replaces the step
+    time that the run has measured. `notes` come before the notes that the simulation adds. `on_policy` is called with
+    each policy that is simulated.
 
     Raises:
-        DeadlinePassedError, HopelessPlanError: the run cannot be done as asked, with the reason.
-        SpecError: the time of a step is not known, or absurd.
+        DeadlinePassedError, HopelessPlanError: the run cannot be done as requested. The error gives the reason.
+        SpecError: the time of a step is not known, or has an absurd value.
     """
     asked = _asked(spec, history, step_seconds, now=now)
     spec, here, given = asked.spec, asked.here, list(traces)
@@ -128,7 +138,7 @@ def _asked(spec: RunSpec, history: History, seconds: float | None, *, now: datet
 
 
 def _notes_on(spec: RunSpec, history: History, expected: Forecast, job: Job) -> tuple[str, ...]:
-    """Notes on the limits of the figures."""
+    """Return notes on the limits of the figures."""
     notes: tuple[str, ...] = ()
     cap, cost = spec.budget.per_run, expected.policies[0].cost
     left = None if cap is None else cap - sum(charge.cost for charge in charges_of(spec, history))

@@ -1,7 +1,7 @@
-"""Rows of spot availability, and the outcome of a policy on them. Pure: availability and randomness are given.
+"""Makes rows of spot availability, and computes the outcome of a policy on the rows.
 
-What a policy may observe is part of a comparison: the published baselines observe spot at all times and hand nothing
-over, as in their papers.
+The module is pure: the caller gives the availability and the randomness. A comparison also states what a policy may
+observe. The published baselines observe spot at all times and use no hand-over, as in their papers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from segue.simulation.simulator import Harshness, SimulationResult, simulate
 from segue.simulation.traces import Trace, long_enough, synthetic_availability, windows
 
 SYNTHETIC = "synthetic"
-"""The name of rows that come from no trace."""
+"""The name of rows that do not come from a trace."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Contender:
 
 @dataclass(frozen=True)
 class Rows:
-    """Availability over time, one row for each run."""
+    """Spot availability over time, with one row for each run."""
 
     name: str
     tick_seconds: float
@@ -41,18 +41,19 @@ class Rows:
 
 
 def as_published(name: str, job: Job) -> Job:
-    """The job as a policy observes it.
+    """Return the job as a policy observes it.
 
-    The published baselines observe spot at all times, hand nothing over, and know how long a start takes.
+    The published baselines observe spot at all times, use no hand-over, and know how long a start takes.
     """
     published = replace(job, knowledge="free", handover=False, has_start_margin=False)
     return published if POLICIES[name].as_published else job
 
 
 def tick_seconds_for(job: Job, *, is_quick: bool = False) -> float:
-    """The tick for simulating a job: ten minutes, or less if the time or the slack is short.
+    """Return the tick in seconds for the simulation of a job.
 
-    With `is_quick` up to twice as long if the time is long, which changes means by about a hundredth.
+    The tick is ten minutes, or less if the time or the slack is short. If `is_quick` is true and the time is long, the
+    tick is up to twice as long. This changes means by about a hundredth.
     """
     total, slack = job.total_seconds, job.total_seconds - job.work_seconds
     coarsest = max(total / 1500, min(total / 500, 1200.0) if is_quick else 0.0)
@@ -68,7 +69,7 @@ def synthetic_rows(
     down_factor: float = 1.0,
     is_quick: bool = False,
 ) -> list[Rows]:
-    """Synthetic rows from the published hazards times these factors."""
+    """Return synthetic rows. The hazards are the published hazards multiplied by these factors."""
     tick = tick_seconds_for(job, is_quick=is_quick)
     up = synthetic_availability(random, runs, job.total_seconds, tick, up_factor=up_factor, down_factor=down_factor)
     return [Rows(SYNTHETIC, tick, up)]
@@ -77,10 +78,11 @@ def synthetic_rows(
 def traced_rows(
     traces: Sequence[Trace], job: Job, *, runs: int, random: np.random.Generator
 ) -> tuple[list[Rows], list[Trace]]:
-    """Rows from random starts in traces, equally many from each, and the traces that are too short for the job.
+    """Return rows from random starts in traces, equally many from each trace, and the traces that are too short for the
+    job.
 
     Raises:
-        TraceError: all of them are too short.
+        TraceError: all traces are too short.
     """
     kept, short = long_enough([trace.finer(tick_seconds_for(job)) for trace in traces], seconds=job.total_seconds)
     counts = [runs // len(kept) + (at < runs % len(kept)) for at in range(len(kept))]
@@ -93,7 +95,10 @@ def traced_rows(
 
 
 def outcome_on(rows: Sequence[Rows], one: Contender, *, harshness: Harshness | None = None) -> SimulationResult:
-    """The outcome of a contender on all rows, in their order; without the modes."""
+    """Return the outcome of a contender on all rows, in the order of the rows.
+
+    The outcome does not contain the modes.
+    """
     parts, order = [], []
     firsts = np.cumsum([0, *(len(r.up) for r in rows)])
     for alike in _alike(rows):
@@ -107,7 +112,7 @@ def outcome_on(rows: Sequence[Rows], one: Contender, *, harshness: Harshness | N
 
 
 def _alike(rows: Sequence[Rows]) -> list[list[int]]:
-    """Which rows can be simulated together: those of one tick and one length."""
+    """Group the rows that can be simulated together. Such rows have the same tick and the same length."""
     groups: dict[tuple[float, int], list[int]] = {}
     for at, one in enumerate(rows):
         groups.setdefault((one.tick_seconds, one.up.shape[1]), []).append(at)

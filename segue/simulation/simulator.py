@@ -1,8 +1,8 @@
-"""Replays spot availability against a policy and the clamp, many runs at once. Pure.
+"""Simulates many runs at once: a policy and the clamp decide while spot availability is replayed. The module is pure.
 
-Time passes in ticks, as in the published work: spot is up or down for a whole tick, an instance dies at its end, and
-all work is kept. `Harshness` adds deaths at any moment of a tick, late detection, and loss of the work since the last
-save.
+Time passes in ticks, as in the published work. Spot is up or down for a whole tick, an instance dies at the end of a
+tick, and all work is kept. `Harshness` adds deaths at any moment of a tick, late detection, and loss of the work since
+the last save.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from segue.policy.rules.view import IDLE, ON_DEMAND, SPOT, Flags, Floats, Job, V
 from segue.simulation.observation import Observation
 
 _NOTHING_SECONDS = 1e-3
-"""Work that rounding leaves over."""
+"""Seconds of work that may remain only because of rounding."""
 _OVERTIME = 2.0
-"""A late run is simulated for this many times its deadline, so that its cost is complete."""
+"""A late run is simulated for this multiple of its deadline, so that its cost is complete."""
 
 
 class Spot(Protocol):
-    """Whether spot is up in a tick, for every run; an adversary decides by the modes of the runs."""
+    """Tells for every run whether spot is up in a tick. An adversary decides by the modes of the runs."""
 
     @property
     def runs(self) -> int: ...
@@ -35,7 +35,7 @@ class Spot(Protocol):
 
 @dataclass(frozen=True)
 class Replay:
-    """Spot from traces: (runs, ticks). After the last tick it is down."""
+    """Spot availability from traces, as an array of (runs, ticks). After the last tick, spot is down."""
 
     up: Flags
 
@@ -49,26 +49,28 @@ class Replay:
 
 @dataclass(frozen=True)
 class Harshness:
-    """Conditions that make a simulation harder than the published setting. Seconds."""
+    """Conditions that make a simulation harder than the published setting. All times are in seconds."""
 
     save_seconds: float = 0.0
-    """Time that a save blocks the work, on any capacity."""
+    """Seconds for which a save blocks the work, on any capacity."""
     save_every_seconds: float = 0.0
-    """Work between two saves; 0: everything is saved as it is done."""
+    """Seconds of work between two saves. The value 0 means that all work is saved as soon as it is done."""
     dies_within_tick: bool = False
-    """Whether an instance that is down at the next tick died at a random moment of this one."""
+    """Whether an instance that is down at the next tick died at a random moment of this tick."""
     detection_seconds: float = 0.0
-    """Time from a death to the next decision."""
+    """Seconds from a death to the next decision."""
     lost_by_a_death_seconds: float = 0.0
-    """Work that each death loses, at most what the attempt did; for when saves are not simulated one by one."""
+    """Seconds of work that each death loses, but at most the work that the attempt did. The value is used if saves are
+    not simulated one by one."""
     start_slack_seconds: float = 0.0
-    """The least slack at which a spot attempt is begun or waited for, in addition to the clamp."""
+    """The least slack in seconds at which a spot attempt is begun or awaited, in addition to the clamp."""
     start_factor: float = 1.0
-    """Time that a start takes on either capacity, as a multiple of the changeover that is known before the first."""
+    """The time that a start takes on either capacity, as a multiple of the changeover that is known before the first
+    start."""
 
     @property
     def pace(self) -> float:
-        """Work done per second, saves included."""
+        """Seconds of work done per second, including saves."""
         return (
             self.save_every_seconds / (self.save_every_seconds + self.save_seconds) if self.save_every_seconds else 1.0
         )
@@ -76,22 +78,23 @@ class Harshness:
 
 @dataclass(frozen=True)
 class SimulationResult:
-    """The result of each run. Costs in spot seconds."""
+    """The result of each simulated run. Costs are in spot seconds: the price of one second of spot is 1."""
 
     cost: Floats
     spot_seconds: Floats
     on_demand_seconds: Floats
     sentinel_seconds: Floats
     lost_seconds: Floats
-    """Work that had to be done again."""
+    """Seconds of work that each run had to do again."""
     preemptions: Floats
     finished_seconds: Floats
-    """Time from the start to the goal; infinite for a run that was stopped long after the deadline."""
+    """Seconds from the start to the goal. The value is infinite for a run that was stopped long after the deadline."""
     is_late: Flags
     was_hopeless: bool
-    """Whether meeting the deadline was not certain when the run began."""
+    """Whether it was not certain at the run's start that the deadline can be met."""
     modes: Wishes | None = None
-    """(runs, ticks): the mode of each run, -1 from its goal on; only with `traced`."""
+    """The mode of each run as an array of (runs, ticks), with -1 from the run's goal on. The array is made only with
+    `traced`."""
 
 
 def simulate(
@@ -104,7 +107,10 @@ def simulate(
     seed: int = 0,
     traced: bool = False,
 ) -> SimulationResult:
-    """Simulate a job once for each run of `spot`; an array is (runs, ticks) and has to cover the deadline."""
+    """Simulate a job once for each run of `spot`.
+
+    If `spot` is an array, it has the shape (runs, ticks) and must cover the deadline.
+    """
     world: Spot = Replay(spot) if isinstance(spot, np.ndarray) else spot
     runs = _Runs(policy, job, world, tick_seconds=tick_seconds, harshness=harshness or Harshness(), seed=seed)
     return runs.go(traced=traced)
@@ -112,20 +118,20 @@ def simulate(
 
 @dataclass
 class _Machines:
-    """The machine of each run, and its work that is not saved. Seconds."""
+    """The machine of each run, and the work on the machine that is not saved. All times are in seconds."""
 
     boot: Floats
-    """What is left of its boot."""
+    """Seconds of the machine's boot that are left."""
     undetected: Floats
-    """How long the death of its last one will still go unnoticed."""
+    """Seconds for which the death of the run's last machine will still go unnoticed."""
     since_start: Floats
-    """Work since its start."""
+    """Seconds of work that each run has done since the start of its machine."""
     unsaved: Floats
-    """Work since the last save."""
+    """Seconds of work since the last save."""
     unsaved_before: Floats
-    """The same, before the newest tick."""
+    """Seconds of work since the last save, before the newest tick."""
     just_worked: Floats
-    """Work in the newest tick."""
+    """Seconds of work in the newest tick."""
 
     @classmethod
     def none(cls, runs: int) -> Self:
@@ -134,14 +140,14 @@ class _Machines:
 
 @dataclass
 class _Totals:
-    """What was paid and lost so far, by run. Seconds, but for `preemptions`."""
+    """The amounts that each run has paid and lost so far. All values except `preemptions` are in seconds."""
 
     spot: Floats
     on_demand: Floats
     preemptions: Floats
     lost: Floats
     finished: Floats
-    """When the goal was reached; infinite before."""
+    """Time in seconds at which the goal was reached. Before that moment, the value is infinite."""
 
     @classmethod
     def zero(cls, runs: int) -> Self:
@@ -150,7 +156,7 @@ class _Totals:
 
 
 class _Runs:
-    """The state of all runs, tick by tick."""
+    """The state of all simulated runs, tick by tick."""
 
     def __init__(
         self, policy: Policy, job: Job, spot: Spot, *, tick_seconds: float, harshness: Harshness, seed: int
@@ -194,7 +200,7 @@ class _Runs:
         )
 
     def _happen(self, at: int) -> None:
-        """Spot changes between two ticks."""
+        """Apply the changes of spot between two ticks."""
         now = self._spot.at(at, self.mode)
         gone = (self.machines.just_worked + self.work > 0) & (self.mode == SPOT) & ~now
         if not self._harsh.dies_within_tick:
@@ -209,7 +215,9 @@ class _Runs:
         self.now = now
 
     def _is_worth_a_sentinel(self, remaining: float) -> Flags:
-        """Whether a run on on-demand could still return to spot, with enough work left to pay for it."""
+        """Whether a run on on-demand could still return to spot and would then have enough work left to pay for the
+        return.
+        """
         job, policy, work = self._job, self._policy, self.work / self._harsh.pace
         most = policy.preemptions if isinstance(policy, Capped) else np.inf
         needed = np.maximum(self._to_on_demand_seconds(), self._harsh.start_slack_seconds)
@@ -280,7 +288,10 @@ class _Runs:
         return self._job.changeover_seconds * self._harsh.start_factor
 
     def _to_on_demand_seconds(self) -> Floats:
-        """The longest start of on-demand that the clamp allows for, as `policy.estimates` does for a run."""
+        """Return the longest start of on-demand in seconds that the clamp expects.
+
+        `policy.estimates` computes the same for a real run.
+        """
         known = np.full(len(self.mode), self._job.changeover_seconds)
         if not self._job.has_start_margin:
             return known
@@ -290,21 +301,26 @@ class _Runs:
         )
 
     def _longest_boot(self, left: Floats) -> Floats:
-        """The rest of a boot that the clamp allows for; it does not know how long the boot will take."""
+        """Return the longest remaining boot in seconds that the clamp expects.
+
+        The clamp does not know how long the boot will take.
+        """
         if not self._job.has_start_margin:
             return left
         more = UNSEEN_START_FACTOR * self._job.changeover_seconds - self._start_seconds
         return np.where(left > 0, np.maximum(left + more, 0.0), 0.0)
 
     def _spot_risk_seconds(self, boot: Floats) -> Floats:
-        """The slack that can be lost by the next decision: a boot, or with harshness the whole tick."""
+        """Return the slack in seconds that can be lost until the next decision: one boot, or with harshness the whole
+        tick.
+        """
         harsh = self._harsh
         if not harsh.dies_within_tick and not harsh.detection_seconds and not harsh.save_every_seconds:
             return np.minimum(boot, self._tick)
         return np.full(len(boot), self._tick * (1 + np.ceil(harsh.detection_seconds / self._tick)))
 
     def _pass(self, at: int) -> None:
-        """One tick passes."""
+        """Simulate one tick."""
         tick, pace = self._tick, self._harsh.pace
         runs = (self.work > 0) & (self.mode != IDLE)
         booting = np.minimum(self.machines.boot, tick)

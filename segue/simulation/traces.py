@@ -1,7 +1,8 @@
-"""Spot availability for simulations: traces from files (for each tick, whether spot was up), and synthetic ones.
+"""Provides spot availability for simulations: traces from files and synthetic traces.
 
-Files have the format of skypilot-org/spot-traces, `{"metadata": {"gap_seconds": s}, "data": [available nodes]}`, and a
-name that gives the kind of trace (see `read_trace`). Only simulations read traces; no decision of a run uses one.
+A trace tells for each tick whether spot was up. Trace files have the format of skypilot-org/spot-traces, `{"metadata":
+{"gap_seconds": s}, "data": [available nodes]}`. The name of a file gives the kind of trace (see `read_trace`). Only
+simulations read traces. No decision of a run uses a trace.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ from segue.policy.rules.view import Flags, Floats
 from segue.units import duration
 
 _FORGOTTEN = 1e-7
-"""Share of intervals that may be older than the oldest age that is drawn for the first tick."""
+"""At the first tick, the age of an interval is drawn up to an oldest age.
+
+At most this share of intervals may be older than the oldest age.
+"""
 
 
 def synthetic_availability(
@@ -33,9 +37,10 @@ def synthetic_availability(
     up_factor: float = 1.0,
     down_factor: float = 1.0,
 ) -> Flags:
-    """(runs, ticks) of availability that cover `seconds`, from the published hazards times these positive factors.
+    """Return availability as an array of (runs, ticks) that covers `seconds`.
 
-    An `up_factor` of 2 doubles the preemption rate; a `down_factor` of 2 doubles the rate at which spot comes back.
+    The hazards are the published hazards multiplied by these positive factors. If `up_factor` is 2, the preemption rate
+    is doubled. If `down_factor` is 2, the rate at which spot comes back is doubled.
     """
     up_rates, down_rates = UP_RATES * up_factor, DOWN_RATES * down_factor
     ticks = int(np.ceil(seconds / tick_seconds)) + 1
@@ -54,7 +59,10 @@ def synthetic_availability(
 def _starts(
     random: np.random.Generator, runs: int, tick_seconds: float, up_rates: Floats, down_rates: Floats
 ) -> tuple[Flags, Floats]:
-    """State and age of spot at a random moment: each (state, age) is as frequent as intervals that reach it."""
+    """Return the state and the age of spot at a random moment.
+
+    Each (state, age) is as frequent as the intervals that reach it.
+    """
     up_reach, down_reach = (_reach(rates, tick_seconds) for rates in (up_rates, down_rates))
     weights = np.concatenate([up_reach, down_reach])
     drawn = random.choice(len(weights), runs, p=weights / weights.sum())
@@ -63,7 +71,7 @@ def _starts(
 
 
 def _reach(rates: Floats, tick_seconds: float) -> Floats:
-    """The share of intervals that reach each age, in ticks, up to an age that almost none reaches."""
+    """Return the share of intervals that reach each age, in ticks. The ages end where almost no interval is as old."""
     oldest = -np.log(_FORGOTTEN) / rates.min()
     ages = np.arange(0.0, oldest + tick_seconds, tick_seconds)
     hazard = rates[age_bin(ages)] * tick_seconds
@@ -76,7 +84,7 @@ _FORMAT = 'give files like {"metadata": {"gap_seconds": 600}, "data": [1, 0, 1]}
 
 @dataclass(frozen=True)
 class Trace:
-    """Whether spot was available, tick by tick."""
+    """Spot availability, tick by tick."""
 
     name: str
     tick_seconds: float
@@ -87,21 +95,21 @@ class Trace:
         return len(self.up) * self.tick_seconds
 
     def finer(self, tick_seconds: float) -> Trace:
-        """The same trace in ticks of at most `tick_seconds`, each a whole part of the old ones."""
+        """Return the same trace in ticks of at most `tick_seconds`. Each new tick is a whole part of an old tick."""
         parts = max(int(np.ceil(self.tick_seconds / tick_seconds - 1e-9)), 1)
         return Trace(self.name, self.tick_seconds / parts, np.repeat(self.up, parts))
 
     def mean_up_seconds(self) -> float | None:
-        """The mean length of an up interval; None without one."""
+        """The mean length in seconds of an up interval. The value is None if the trace has no up interval."""
         begins = np.count_nonzero(self.up & ~np.concatenate([[False], self.up[:-1]]))
         return float(np.count_nonzero(self.up) * self.tick_seconds / begins) if begins else None
 
 
 def read_traces(path: Path) -> list[Trace]:
-    """The trace of a file, or of all `.json` files in a folder and its subfolders, by name.
+    """Return the trace of a file, or the traces of all `.json` files in a folder and its subfolders, by name.
 
     Raises:
-        TraceError: there is none, or one of them is not a trace.
+        TraceError: there is no trace, or one of the files is not a trace.
     """
     if not path.is_dir():
         return [read_trace(path)]
@@ -112,11 +120,12 @@ def read_traces(path: Path) -> list[Trace]:
 
 
 def read_trace(path: Path) -> Trace:
-    """The trace of one file of the published data; up means that all of its nodes were available.
+    """Return the trace of one file of the published data. Spot counts as up if all nodes of the trace were available.
 
-    The kind follows from the name. `a23-`: resampled to the ten minutes at which it was probed. `p23-`: an instance was
-    held, and its zeros include the start of the next one, so eight samples are one, up only if all are. `-4node-`: four
-    nodes at once.
+    The kind of the trace follows from the name of the file. If the name has `a23-`, the trace is resampled to the ten
+    minutes at which spot was probed. If the name has `p23-`, an instance was held, and the zeros of the trace include
+    the start of the next instance. Eight samples are therefore joined into one sample, which is up only if all eight
+    are up. If the name has `-4node-`, the trace is about four nodes at the same time.
 
     Raises:
         TraceError: the file cannot be read or is not a trace.
@@ -135,10 +144,12 @@ def read_trace(path: Path) -> Trace:
 
 
 def windows(trace: Trace, *, seconds: float, count: int, random: np.random.Generator) -> Flags:
-    """(count, ticks) of the trace from random starts, each at least `seconds` long.
+    """Return parts of the trace from random starts, as an array of (count, ticks).
+
+    Each part is at least `seconds` long.
 
     Raises:
-        TraceError: the trace is shorter than that.
+        TraceError: the trace is shorter than `seconds`.
     """
     ticks = _ticks(trace, seconds)
     if ticks > len(trace.up):
@@ -148,10 +159,10 @@ def windows(trace: Trace, *, seconds: float, count: int, random: np.random.Gener
 
 
 def long_enough(traces: Sequence[Trace], *, seconds: float) -> tuple[list[Trace], list[Trace]]:
-    """The traces that are at least `seconds` long, and those that are too short.
+    """Return the traces that are at least `seconds` long, and the traces that are too short.
 
     Raises:
-        TraceError: all of them are too short.
+        TraceError: all traces are too short.
     """
     kept = [trace for trace in traces if _ticks(trace, seconds) <= len(trace.up)]
     if not kept:

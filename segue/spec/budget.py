@@ -69,4 +69,4 @@ def _from_a_number(given: Any) -> Any:
 
 
 Budget = Annotated[BudgetSpec, BeforeValidator(_from_a_number, json_schema_input_type=float | BudgetSpec)]
-"""A budget table, or a number: the highest cost of the run."""
+"""A budget table, or a number. A number is the highest cost of the run."""

@@ -1,4 +1,4 @@
-"""The files that a run trains on, with hashes that prove that every segment reads the same files."""
+"""Describes the files that a run trains on, with hashes that prove that every segment reads the same files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ColumnType = Literal["text", "integer", "number", "boolean", "time"]
 
 
 class Reading(FiniteValue):
-    """How CSV files are read, and the types of columns whose type cannot be inferred from the values."""
+    """The rules for reading CSV files, and the types of columns whose type cannot be inferred from the values."""
 
     encoding: str | None = Field(
         None, description="Encoding of CSV files, e.g. cp1252; None: the encoding of the byte order mark, or UTF-8."
@@ -75,7 +75,10 @@ class Reading(FiniteValue):
 
 
 class DataAccess(FiniteValue):
-    """How files are accessed and read, without credentials: s3fs, gcsfs and adlfs find those in the environment."""
+    """The rules for accessing and reading files, without credentials.
+
+    The libraries s3fs, gcsfs and adlfs find credentials in the environment.
+    """
 
     endpoint_url: str | None = Field(
         None, pattern=r"^https?://[^/\s]+", description="S3 endpoint of s3:// files, e.g. http://127.0.0.1:9000."
@@ -105,7 +108,7 @@ class DataSpec(DataAccess):
 
     @property
     def passed_reading(self) -> dict[str, Any]:
-        """The reading rules and column types for `segue.data_frame`; empty if the spec sets none."""
+        """The reading rules and column types for `segue.data_frame`. The dict is empty if the spec sets none."""
         known = {"rules": self.reading.model_dump(mode="json", exclude_defaults=True), "columns": self.columns}
         return {name: value for name, value in known.items() if value}
 

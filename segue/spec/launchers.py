@@ -1,4 +1,7 @@
-"""The tables `slurm` and `ray` of a run spec, with which trainers run on other machines than the segment."""
+"""Defines the tables `slurm` and `ray` of a run spec.
+
+With these tables, trainers run on other machines than the segment.
+"""
 
 from __future__ import annotations
 
@@ -45,11 +48,11 @@ _SET_BY_SEGUE = {
     "help": "it does not submit a job",
     "usage": "it does not submit a job",
 }
-"""The options of sbatch that the run spec may not contain, and the reason or the replacement of each."""
+"""The options of sbatch that the run spec may not contain, with the reason or the replacement of each option."""
 
 
 class SlurmSpec(FiniteValue):
-    """Trainers that run as jobs of a Slurm cluster; the segment submits and watches the jobs."""
+    """Trainers that run as jobs of a Slurm cluster. The segment submits and watches the jobs."""
 
     spot: str = Field(pattern=_NAME, description="Partition for spot capacity; its jobs may be preempted.")
     on_demand: str = Field(pattern=_NAME, description="Partition for on-demand capacity; its jobs are not preempted.")
@@ -80,7 +83,7 @@ class SlurmSpec(FiniteValue):
 
 
 class RaySpec(FiniteValue):
-    """Trainers that run as actors on a Ray cluster; the segment requests a placement group and watches the actors."""
+    """Trainers that run as actors on a Ray cluster. The segment requests a placement group and watches the actors."""
 
     address: str = Field(
         "auto",
@@ -108,7 +111,7 @@ class RaySpec(FiniteValue):
     gpus_per_rank: int = Field(0, ge=0, description="Number of GPUs for each rank.")
 
     def why_unfit(self, ranks: int | None) -> str | None:
-        """The reason why this number of ranks cannot be placed; None if it can be placed."""
+        """Return the reason why this number of ranks cannot be placed. Return None if the ranks can be placed."""
         if ranks is None:
             return "ranks must be a number, because the nodes of a Ray cluster may have different accelerators"
         least, each = self.min_ranks or ranks, self.ranks_per_bundle
@@ -121,7 +124,7 @@ class RaySpec(FiniteValue):
 
 
 def range_of_ranks(fields: dict[str, Any]) -> dict[str, Any]:
-    """Replace `ranks = {min, max}` with `ranks` and `ray.min_ranks`; return an invalid range unchanged."""
+    """Replace `ranks = {min, max}` with `ranks` and `ray.min_ranks`. An invalid range is returned unchanged."""
     ranks, ray = fields.get("ranks"), fields.get("ray")
     if not isinstance(ranks, dict) or ranks.keys() != {"min", "max"}:
         return fields
@@ -131,7 +134,10 @@ def range_of_ranks(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _why_refused(option: str) -> str | None:
-    """The reason why the run spec may not contain this option of sbatch; None if it may."""
+    """Return the reason why the run spec may not contain this option of sbatch.
+
+    Return None if the run spec may contain it.
+    """
     found = _OPTION.fullmatch(option)
     if found is None:
         return f"{option!r} is not a long option of sbatch; write each option as one string, --name or --name=value"

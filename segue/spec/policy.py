@@ -12,7 +12,7 @@ from segue.records import FiniteValue
 class PolicySpec(FiniteValue):
     """The rule that chooses between spot and on-demand, its parameters, and the limits for failed attempts.
 
-    Fields marked as prior are used until the run has measured the value itself.
+    A field that is marked as prior is used until the run has measured the value itself.
     """
 
     name: str = Field(
@@ -96,7 +96,7 @@ class PolicySpec(FiniteValue):
 
     @property
     def preemption_bound(self) -> int | None:
-        """Number of preemptions after which the run stays on on-demand; None: no limit."""
+        """Number of preemptions after which the run stays on on-demand. The value None means no limit."""
         own = declared_policy(self.name, self.parameters).preemption_bound
         given = [bound for bound in (own, self.max_preemptions) if bound is not None]
         return min(given, default=None)

@@ -1,4 +1,4 @@
-"""Pools: the Prefect deployments that run segments, and their prices per hour."""
+"""Defines pools: the Prefect deployments that run segments, and their prices per hour."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from segue.units import DEFAULT_CURRENCY
 _NAME = r"^[^/]+/[^/]+$"
 _MARKET = r"^[a-z0-9-]+\.[a-z0-9-]+ [a-z]{2}(-[a-z]+)+-\d[a-z0-9-]*[a-z]$"
 _MOST_RATIO = 1e6
-"""Largest ratio of two prices: larger ratios lead to the same choice, and a plan needs a finite ratio."""
+"""Largest ratio of two prices. Larger ratios lead to the same choice, and a plan needs a finite ratio."""
 _SPOT_PRICE, _ON_DEMAND_PRICE = 1.0, 3.0
 _SOURCE = re.compile(r"(file|cmd):\s*(\S.*)|aws(?::\s*(\S.*))?", re.DOTALL)
 AWS_CURRENCY = "USD"
 
 
 class PriceSource(NamedTuple):
-    """The source of current prices."""
+    """The source from which current prices are read."""
 
     kind: Literal["file", "cmd", "aws"]
     argument: str
@@ -121,7 +121,7 @@ class PoolSpec(FiniteValue):
 
     @property
     def price_source(self) -> PriceSource | None:
-        """The source of current prices; None if the prices in the spec are used."""
+        """The source of current prices. The value is None if the prices in the spec are used."""
         found = _SOURCE.fullmatch(self.prices) if self.prices is not None else None
         if found is None:
             return None
@@ -131,18 +131,18 @@ class PoolSpec(FiniteValue):
 
     @property
     def has_own_prices(self) -> bool:
-        """Whether the user gave any prices; if not, all prices are the made-up defaults."""
+        """Whether the user gave any prices. If not, all prices are made-up defaults."""
         listed = any(pool.price is not None for pool in self.spot)
         is_default = (self.spot_price, self.on_demand_price) == (_SPOT_PRICE, _ON_DEMAND_PRICE)
         return listed or self.prices is not None or not is_default
 
     @property
     def deployments(self) -> tuple[str, ...]:
-        """All deployments that run segments; the on-demand deployment is the last."""
+        """All deployments that run segments. The on-demand deployment is the last."""
         return (*(pool.deployment for pool in self.spot), self.on_demand)
 
     def at(self, prices: Mapping[str, float]) -> PoolSpec:
-        """A copy of these pools with the given prices, by deployment; other deployments keep their prices."""
+        """Return a copy of these pools with the given prices, by deployment. Other deployments keep their prices."""
         spot = tuple(
             pool.model_copy(update={"price": prices.get(pool.deployment, self.spot_pool_price(pool))})
             for pool in self.spot
@@ -152,22 +152,27 @@ class PoolSpec(FiniteValue):
 
     @property
     def price_ratio(self) -> float:
-        """On-demand price divided by the price of the cheapest spot pool (k); see `ratio_to`."""
+        """The price of on-demand divided by the price of the cheapest spot pool (k). See `ratio_to`."""
         return self.ratio_to(min(self.spot_pool_price(pool) for pool in self.spot))
 
     def ratio_to(self, spot_price: float) -> float:
-        """On-demand price divided by a spot price, limited to the largest ratio that matters to a decision."""
+        """Return the price of on-demand divided by a spot price, limited to the largest ratio that matters to a
+        decision.
+        """
         return min(self.on_demand_price / spot_price, _MOST_RATIO)
 
     def spot_pool_price(self, pool: SpotPool) -> float:
         return self.spot_price if pool.price is None else pool.price
 
     def deployment(self, capacity: Capacity) -> str:
-        """The deployment for this capacity; the cheapest deployment if there are several."""
+        """Return the deployment for this capacity. If there are several deployments, return the cheapest."""
         return min(self.spot, key=self.spot_pool_price).deployment if capacity is Capacity.SPOT else self.on_demand
 
     def price(self, capacity: Capacity, deployment: str) -> float:
-        """Price per hour of a deployment; `spot_price` for a spot deployment that is no longer listed."""
+        """Return the price per hour of a deployment.
+
+        For a spot deployment that is no longer listed, return `spot_price`.
+        """
         if capacity is not Capacity.SPOT:
             return self.on_demand_price
         listed = {pool.deployment: self.spot_pool_price(pool) for pool in self.spot}
@@ -175,7 +180,7 @@ class PoolSpec(FiniteValue):
 
 
 def _why_no_market(shared: str | None, pools: tuple[SpotPool, ...], currency: str) -> str | None:
-    """The reason why AWS cannot give the prices of these pools; None if AWS can."""
+    """Return the reason why AWS cannot give the prices of these pools. Return None if AWS can give them."""
     if shared is not None and re.fullmatch(_MARKET, shared) is None:
         return f"{shared!r} must be an instance type and a zone, as in 'aws: g5.xlarge us-east-1a'"
     without = [pool.deployment for pool in pools if pool.market is None] if shared is None else []

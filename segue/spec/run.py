@@ -1,4 +1,4 @@
-"""RunSpec: the specification of a run, read from TOML, Prefect parameters or Python."""
+"""Defines RunSpec, the specification of a run. It is read from TOML, Prefect parameters or Python."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ class RunSpec(FiniteValue, Record):
 
     @property
     def recipe_path(self) -> str:
-        """The recipe as package.module:function.
+        """The recipe in the form package.module:function.
 
         Raises:
             SpecError: the run trains a program.
@@ -199,12 +199,18 @@ class RunSpec(FiniteValue, Record):
 
     @property
     def trains_elsewhere(self) -> bool:
-        """Whether the trainers run on other machines than the segments; a segment cannot keep a trainer's machine."""
+        """Whether the trainers run on other machines than the segments.
+
+        If they do, a segment cannot keep a trainer's machine.
+        """
         return self.slurm is not None or self.ray is not None
 
     @property
     def ranks_of_a_node(self) -> int | None:
-        """Number of ranks on one machine: all ranks, unless a cluster divides them among its nodes."""
+        """Number of ranks on one machine.
+
+        All ranks are on one machine, unless a cluster divides the ranks among its nodes.
+        """
         if self.slurm is not None and self.ranks is not None:
             return self.ranks // self.slurm.nodes
         return self.ranks if self.ray is None else self.ray.ranks_per_bundle
@@ -224,14 +230,14 @@ class RunSpec(FiniteValue, Record):
         """Validate plain data.
 
         Raises:
-            SpecError: some fields are wrong; the error names each wrong field by its path, with the fix.
+            SpecError: some fields are wrong. The error names each wrong field by its path, with the fix.
         """
         warn_of_old_names(data, source=source)
         return parsed(cls, data, source=source)
 
     @classmethod
     def from_toml(cls, path: Path, **overrides: object) -> Self:
-        """Read a TOML file; overrides that are not None replace the file's values.
+        """Read a TOML file. Overrides that are not None replace the values of the file.
 
         Raises:
             SpecError: the file cannot be read, is not TOML, or has wrong fields.
@@ -251,14 +257,14 @@ class RunSpec(FiniteValue, Record):
         The spec is stored in the log and shown to users.
 
         Raises:
-            SpecError: fields look like credentials; the error names the fields but not their values.
+            SpecError: some fields look like credentials. The error names the fields but not their values.
         """
         problems = secrets_in(self.model_dump(mode="json"))
         if problems:
             raise SpecError(source=f"the spec of run {self.run_id!r}", problems=problems)
 
     def identity(self) -> dict[str, str]:
-        """The fields that define the training; a change of one of these fields is drift."""
+        """The fields that define the training. If one of these fields changes, this is drift."""
         config = json.dumps(self.config, sort_keys=True, separators=(",", ":"))
         names = {
             "recipe" if self.recipe else "program": self.workload,

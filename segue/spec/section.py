@@ -1,4 +1,4 @@
-"""Common parts of the tables of a run spec: the old names of settings from version 0.1, and reading TOML."""
+"""Defines common parts of the tables of a run spec: the old names of settings from version 0.1, and reading TOML."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ RENAMED = {
     "continuity.fire_drill": "rehearsal",
     "liveness.lease_seconds": "heartbeat_timeout_seconds",
 }
-"""Renamed settings of version 0.1: section.old_name -> new name. A file with an old name causes a warning."""
+"""Renamed settings of version 0.1: section.old_name -> new name.
+
+If a file contains an old name, segue logs a warning.
+"""
 
 
 class Section(FiniteValue):

@@ -1,4 +1,4 @@
-"""The tables of a run spec: store, checkpoints, continuity, anomalies, liveness, segments, program."""
+"""Defines the tables of a run spec: store, checkpoints, continuity, anomalies, liveness, segments, program."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PYTHON = re.compile(r"python[0-9.]*")
 
 
 class StoreSpec(FiniteValue):
-    """The store of a run. The table never holds credentials; credentials come from the environment."""
+    """The store of a run. The table never contains credentials. Credentials come from the environment."""
 
     url: str = Field(
         ".segue/store",
@@ -73,7 +73,7 @@ class StoreSpec(FiniteValue):
         """Validate plain data.
 
         Raises:
-            SpecError: some fields are wrong; the error names each wrong field by its path, with the fix.
+            SpecError: some fields are wrong. The error names each wrong field by its path, with the fix.
         """
         return parsed(cls, data, source=source)
 
@@ -124,7 +124,7 @@ class CheckpointSpec(Section):
 
     @property
     def longest_seconds(self) -> float | None:
-        """Longest time in seconds between two commits; None if the save interval is only in steps."""
+        """Longest time in seconds between two commits. The value is None if the save interval is only in steps."""
         if self.every_seconds is None and self.every_steps is None:
             return self.max_work_at_risk_seconds
         return self.every_seconds
@@ -157,7 +157,9 @@ OnAnomaly = typing.Literal["off", "rollback", "skip"]
 
 
 class AnomalySpec(FiniteValue):
-    """Actions on steps with anomalous numbers. Such a step is never committed, except with the action `off`."""
+    """Actions on steps with anomalous numbers. A step with anomalous numbers is never committed, except with the action
+    `off`.
+    """
 
     non_finite: OnAnomaly = Field(
         "rollback", description="Action on a loss, gradient or parameter norm of nan or inf: off, rollback or skip."
@@ -229,13 +231,13 @@ class LivenessSpec(Section):
 
     @property
     def remote_look_seconds(self) -> float:
-        """Seconds between two reads of a remote store by a waiting parent; each request takes time and costs money."""
+        """Seconds between two reads of a remote store by a waiting parent. Each read takes time and costs money."""
         timeout_seconds = self.heartbeat_timeout_seconds
         return min(_REMOTE_LOOK_SECONDS, _REMOTE_LOOK_HEARTBEATS * self.heartbeat_seconds, timeout_seconds / 3)
 
 
 class SegmentSpec(FiniteValue):
-    """Planned ends of segments: each segment ends at a committed checkpoint, and the resume after it is verified.
+    """Planned ends of segments. Each segment ends at a committed checkpoint, and the resume after it is verified.
 
     The next segment runs on the same machine, in a process that booted during the previous segment.
     """

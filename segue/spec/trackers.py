@@ -20,7 +20,7 @@ _PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
 def why_no_tracker(name: str, options: TrackerOptions) -> str | None:
-    """The reason why this name or these options are not valid for a tracker; None if they are valid."""
+    """Return the reason why this name or these options are not valid for a tracker. Return None if they are valid."""
     if name not in TRACKERS and not _PATH.fullmatch(name):
         return f"{name!r} is not a tracker; use {', '.join(TRACKERS)}, or your own tracker as package.module:factory"
     for option, value in options.items():

@@ -1,4 +1,4 @@
-"""Stores of bytes with one small interface: a local folder, or a bucket on S3, Google Cloud or Azure."""
+"""Opens stores of bytes with one small interface: a local folder, or a bucket on S3, Google Cloud or Azure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from segue.spec import StoreSpec
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
-"""At least two letters, because a single letter is a Windows drive."""
+"""A scheme has at least two letters, because a single letter is a Windows drive."""
 
 PLACES = "folder, file:///folder, s3://bucket/prefix, gs://bucket/prefix or az://container/prefix"
 """The forms of a store URL, for messages."""
@@ -25,12 +25,12 @@ __all__ = ["LocalStore", "ObjectInfo", "Store", "StoreReadError", "StoreWriteErr
 
 
 def is_url(store: str) -> bool:
-    """Whether the text is a URL with any scheme; if not, the text is the path of a folder."""
+    """Whether the text is a URL with any scheme. If it is not, the text is the path of a folder."""
     return _SCHEME.match(store) is not None
 
 
 def open_store(spec: StoreSpec | str | Path) -> Store:
-    """The store of a spec, URL or folder. Nothing is read or written yet; call `check()` to test the access.
+    """The store of a spec, URL or folder. The function reads and writes nothing yet. Call `check()` to test the access.
 
     Raises:
         StoreUnreachableError: the URL is malformed or of an unknown kind, or no credentials are found.
@@ -41,7 +41,10 @@ def open_store(spec: StoreSpec | str | Path) -> Store:
 
 
 def open_url(url: str, *, endpoint_url: str | None = None, region: str | None = None) -> Store:
-    """Like `open_store`, but with the fields of a store spec, for processes that start without pydantic."""
+    """Open a store like `open_store`, but from the fields of a store spec.
+
+    Processes that start without pydantic use this function.
+    """
     if not is_url(url):
         return LocalStore(Path(url))
     parts = urlsplit(url)
@@ -61,7 +64,10 @@ def open_url(url: str, *, endpoint_url: str | None = None, region: str | None = 
 
 
 def _bucket(scheme: str, url: str, *, endpoint_url: str | None, region: str | None) -> Store:
-    """The store in a bucket. Each kind is imported only if it is used, because each kind needs another extra."""
+    """The store in a bucket.
+
+    The module of each kind of bucket is imported only if it is used, because each kind needs another extra.
+    """
     if scheme == "s3":
         from segue.stores import s3
 

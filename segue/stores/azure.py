@@ -1,4 +1,4 @@
-"""A store in a container of Azure Blob Storage; obstore transfers the bytes and finds the credentials."""
+"""A store in a container of Azure Blob Storage. The library obstore transfers the bytes and finds the credentials."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 
 _ACCOUNT = "AZURE_STORAGE_ACCOUNT_NAME"
 _GIVEN = {"account_key", "sas_key", "token", "client_secret", "federated_token_file", "use_azure_cli"}
-"""Settings of obstore that are credentials; if none is set, obstore uses the managed identity of the machine."""
+"""Settings of obstore that are credentials.
+
+If no such setting is given, obstore uses the managed identity of the machine.
+"""
 
 
 class AzureStore(ObjectStore):
@@ -58,7 +61,7 @@ class AzureStore(ObjectStore):
         )
 
     def drop_unfinished(self, prefix: str) -> None:
-        """Do nothing: only Azure itself can remove uncommitted blocks, and it does so after a week."""
+        """Do nothing, because only Azure itself can remove uncommitted blocks. Azure removes them after a week."""
         self._unfinished_below(prefix)
 
     def _unreachable(self, error: Exception) -> StoreUnreachableError:
@@ -83,7 +86,10 @@ class AzureStore(ObjectStore):
 
 
 def _account(endpoint_url: str | None) -> str:
-    """The name of the storage account, from the environment or else from the endpoint; empty if neither has it."""
+    """Return the name of the storage account, from the environment or else from the endpoint.
+
+    The text is empty if neither contains the name.
+    """
     if given := os.environ.get(_ACCOUNT):
         return given
     parts = urlsplit(endpoint_url or "")

@@ -19,7 +19,7 @@ class ObjectInfo(NamedTuple):
 
 
 class StoreWriteError(StoreError):
-    """The bytes were not written; the earlier content of the store is unchanged."""
+    """The bytes were not written. The earlier content of the store is unchanged."""
 
     def __init__(self, *, url: str, key: str, why: str) -> None:
         self.url, self.key, self.why = url, key, why
@@ -29,7 +29,7 @@ class StoreWriteError(StoreError):
 
 
 WRONG_CLOCK = "the clock of this machine is wrong by more than the server permits"
-"""The reason in an error message if the server reports a wrong clock."""
+"""The reason that an error message gives if the server reports that this machine's clock is wrong."""
 
 
 class StoreReadError(StoreError):
@@ -51,24 +51,30 @@ class StoreGoneError(StoreReadError, StoreWriteError):
 
 
 class Store(Protocol):
-    """Objects of bytes, each with a relative path as its key. Safe to use from several threads."""
+    """A store keeps objects of bytes.
+
+    The key of each object is a relative path. A store may be used from several threads at the same time.
+    """
 
     @property
     def url(self) -> str:
-        """The address of this store, for messages; it never contains a secret."""
+        """The address of this store, for messages. The address never contains a secret."""
         ...
 
     @property
     def is_remote(self) -> bool:
-        """Whether each request takes a network round trip and costs money, so requests must be few and parallel."""
+        """Whether each request to this store takes a network round trip and costs money.
+
+        If so, requests must be few and parallel.
+        """
         ...
 
     def put_if_absent(self, key: str, data: bytes) -> bool:
-        """Write a small object unless the key exists; True if this call created the object.
+        """Write a small object if the key does not exist yet. Return True if this call created the object.
 
-        Atomic and durable: of all callers on all machines, at most one gets True. After that, every reader sees
-        exactly the bytes of this caller, even after a crash. If an answer was lost, a caller may get False for its
-        own write; to find out, compare the bytes.
+        The write is atomic and durable: of all callers on all machines, at most one gets True. After a call has
+        returned True, every reader sees exactly the bytes of that call, even after a crash. If the store's answer was
+        lost, a caller may get False for its own write. To find out who wrote the object, compare the bytes.
 
         Raises:
             StoreWriteError: it is unknown whether the object was written, because the answer may have been lost.
@@ -79,12 +85,12 @@ class Store(Protocol):
         """Write or replace a whole object. With `durable`, the object survives a power cut after this call returns.
 
         Raises:
-            StoreWriteError: readers still see the earlier content.
+            StoreWriteError: the write failed, and readers still see the earlier content.
         """
         ...
 
     def get(self, key: str) -> bytes:
-        """The whole object.
+        """Return the whole object.
 
         Raises:
             MissingObjectError: there is no such object.
@@ -93,7 +99,9 @@ class Store(Protocol):
         ...
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
-        """`length` bytes from `start`; fewer bytes at the end of the object, no bytes after it.
+        """Return `length` bytes from position `start`.
+
+        Fewer bytes are returned at the end of the object, and no bytes after its end.
 
         Raises:
             ValueError: `start` or `length` is negative.
@@ -103,13 +111,16 @@ class Store(Protocol):
         ...
 
     def read_into(self, key: str, start: int, into: memoryview) -> int:
-        """Fill `into` with the bytes from `start`, and return the number of bytes. Large objects need few copies.
+        """Fill `into` with the bytes from position `start`, and return the number of bytes.
 
-        If `into` begins at a memory page (see `stores.direct_io.page_buffer`), the read bypasses the page cache.
+        Large objects are read with few copies in memory.
+
+        If `into` begins at a memory page (see `stores.direct_io.page_buffer`), the read bypasses the operating system's
+        page cache.
 
         Raises:
             MissingObjectError: there is no such object.
-            StoreReadError: the store could not be read; the content of `into` is undefined.
+            StoreReadError: the store could not be read. The content of `into` is then undefined.
         """
         ...
 
@@ -123,10 +134,12 @@ class Store(Protocol):
         ...
 
     def list_objects(self, prefix: str, *, after: str | None = None) -> list[ObjectInfo]:
-        """All objects below a prefix that ends with '/', sorted by key; the empty prefix means all objects.
+        """Return all objects whose keys begin with a prefix that ends with '/', sorted by key.
 
-        With `after`, only objects with keys greater than `after` are listed; except on Azure, this needs fewer
-        requests. Objects of other programs with names that cannot be keys are skipped.
+        If the prefix is empty, all objects are listed.
+
+        With `after`, only objects with keys greater than `after` are listed. On all stores except Azure, `after` also
+        saves requests. Objects of other programs are skipped if their names cannot be keys.
 
         Raises:
             StoreReadError: the store could not be read.
@@ -134,7 +147,7 @@ class Store(Protocol):
         ...
 
     def folders(self) -> list[str]:
-        """The sorted names of the top-level folders, which are the run ids.
+        """The sorted names of the top-level folders. Each of these names is a run id.
 
         Raises:
             StoreReadError: the store could not be read.
@@ -142,7 +155,7 @@ class Store(Protocol):
         ...
 
     def delete(self, keys: list[str]) -> None:
-        """Delete objects; missing objects are skipped.
+        """Delete objects. Missing objects are skipped.
 
         Raises:
             StoreWriteError: the object in the error and all later objects in `keys` may still exist.
@@ -150,13 +163,15 @@ class Store(Protocol):
         ...
 
     def drop_unfinished(self, prefix: str) -> None:
-        """Remove the bytes of unfinished writes below a prefix that ends with '/'; readers never see these bytes.
+        """Remove the bytes of unfinished writes below a prefix that ends with '/'.
 
-        If the writer is still alive, it gets a StoreWriteError and may retry. On Azure nothing is removed: uncommitted
-        data cannot be removed, but expires after a week.
+        Readers never see bytes of unfinished writes.
+
+        If the writer of an unfinished object is still alive, the writer gets a StoreWriteError and may retry. On Azure
+        this method removes nothing: a program cannot remove uncommitted data, but the data expires after a week.
 
         Raises:
-            StoreReadError, StoreWriteError: some of these bytes may still exist.
+            StoreReadError, StoreWriteError: some bytes of unfinished writes may still exist.
         """
         ...
 
@@ -164,25 +179,27 @@ class Store(Protocol):
         """Test that this store can be written and that `put_if_absent` works as described.
 
         Raises:
-            StoreUnreachableError: the test failed; the error has the reason and the fix.
+            StoreUnreachableError: the test failed. The error contains the reason and the fix.
         """
         ...
 
 
 @runtime_checkable
 class Examinable(Protocol):
-    """A store with methods for examining it, beyond the interface `Store`."""
+    """A store with further methods, beyond the interface `Store`, for examining the store."""
 
     def reach(self) -> None:
         """Test within seconds whether the store exists, regardless of the access rights.
 
         Raises:
-            StoreUnreachableError: the test failed; the error has the reason and the fix.
+            StoreUnreachableError: the test failed. The error contains the reason and the fix.
         """
         ...
 
     def modified_at(self, key: str) -> datetime:
-        """Time at which an object was written, on the clock of the store; some stores give whole seconds only.
+        """The time at which an object was written, on the clock of the store.
+
+        Some stores give the time in whole seconds only.
 
         Raises:
             MissingObjectError: there is no such object.
@@ -193,10 +210,13 @@ class Examinable(Protocol):
 
 @runtime_checkable
 class HasRules(Protocol):
-    """A store that can show whether something other than segue removes its objects. Not every kind of store can."""
+    """A store that can show whether a rule of the bucket, and not segue, removes its objects.
+
+    Some kinds of store cannot show their rules.
+    """
 
     def removed_by(self) -> str | None:
-        """The known rule that removes objects automatically, in words; None if there is no such rule.
+        """Describe in words the known rule that removes objects automatically. Return None if there is no such rule.
 
         Raises:
             StoreReadError: the rules could not be read.
@@ -206,35 +226,38 @@ class HasRules(Protocol):
 
 @runtime_checkable
 class Refreshable(Protocol):
-    """A store that can be read in another way, to correct bytes that were changed by a fault during the read."""
+    """A store that can be read in a second way, to correct bytes that a fault changed during the first read."""
 
     def afresh(self) -> Store:
-        """The same store for repeated reads, without the page cache or with new connections."""
+        """The same store for repeated reads. It reads without the page cache, or with new connections."""
         ...
 
 
 def ways_to(store: Store, *, reads: int) -> Iterator[Store]:
-    """Yield the store `reads` times: first the store itself, then a store that reads in another way, if possible."""
+    """Yield the store `reads` times: first the store itself, then, if possible, a store that reads in another way."""
     yield store
     for _ in range(reads - 1):
         yield store.afresh() if isinstance(store, Refreshable) else store
 
 
 MARKER = ".segue-store"
-"""Name of the file that marks a folder as a store and contains the store's uuid. No object can have this name."""
+"""Name of the file that marks a folder as a store.
+
+The file contains the store's uuid. No object can have the name of this marker file.
+"""
 
 STAGED = ".staged-"
-"""Prefix of the names of unfinished files. No part of a key may begin with this prefix."""
+"""Prefix of the names of unfinished files. No part of an object's key may begin with this prefix."""
 
 _MOST_KEY_BYTES, _MOST_PART_BYTES = 1024, 255
-"""Longest key, and longest part of a key, that buckets and file systems permit."""
+"""Maximum length of a key, and of one part of a key, in bytes, that buckets and file systems permit."""
 _PART = re.compile(r"[\w=.,@+-][\w=.,@+ -]*")
 
 
 def checked_key(key: str) -> str:
-    """The key itself, if it is a plain relative path.
+    """Return the key itself, if it is a plain relative path.
 
-    Manifests come from storage that others may write, so their keys are not trusted.
+    Manifests come from storage that others may write, so the keys in a manifest are not trusted.
 
     Raises:
         BadKeyError: the key is empty or absolute, or contains '..' or a character that is not permitted.
@@ -255,16 +278,21 @@ def is_key(name: str) -> bool:
 
 
 def checked_range(start: int, length: int) -> tuple[int, int]:
-    """Both numbers, if neither is negative. Stores treat negative numbers differently, so these are refused."""
+    """Return both numbers, if neither is negative.
+
+    Stores treat negative numbers differently, so negative numbers are refused.
+    """
     if start < 0 or length < 0:
         raise ValueError(f"start {start} and length {length} must not be negative")
     return start, length
 
 
 def put_new(store: Store, key: str, data: bytes) -> bool:
-    """Whether `put_if_absent` created the object; if an answer was lost, the stored bytes are compared with `data`.
+    """Write an object by `put_if_absent`, and return whether this call created the object.
 
-    No other writer may write the same `data`.
+    If the store's answer was lost, the stored bytes are compared with `data`.
+
+    No other writer may write the same `data` to this key.
 
     Raises:
         StoreWriteError, StoreReadError, MissingObjectError: it is not known whether the object was created.
@@ -273,7 +301,10 @@ def put_new(store: Store, key: str, data: bytes) -> bool:
 
 
 def check_by_writing(store: Store) -> None:
-    """Test that of two `put_if_absent` calls with one new key exactly one succeeds; the test object is deleted."""
+    """Test that exactly one of two `put_if_absent` calls with the same new key succeeds.
+
+    The test object is then deleted.
+    """
     key = f".segue-check/{uuid.uuid4().hex}"
     try:
         _require_one_winner(store, key)

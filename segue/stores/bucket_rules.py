@@ -10,10 +10,10 @@ _READ_AT_ONCE = ("STANDARD_IA", "ONEZONE_IA", "INTELLIGENT_TIERING", "GLACIER_IR
 
 
 def removes(rule: Mapping[str, Any], prefix: str) -> bool:
-    """Whether a rule deletes objects below the prefix, or moves them to storage that needs a restore. Pure.
+    """Whether a rule deletes objects below the prefix, or moves them to storage that needs a restore.
 
-    Source: `GetBucketLifecycleConfiguration` of the S3 API. Rules about unfinished uploads and old object versions
-    are ignored, because they do not remove current objects.
+    The function is pure. Source: `GetBucketLifecycleConfiguration` of the S3 API. Rules about unfinished uploads and
+    old object versions are ignored, because they do not remove current objects.
     """
     condition = rule.get("Filter", {})
     both = condition.get("And", {})

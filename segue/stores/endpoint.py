@@ -1,4 +1,4 @@
-"""The address of a bucket: the parts of its URL, permitted endpoints, and the settings of obstore."""
+"""Handles the address of a bucket: the parts of the URL, permitted endpoints, and the settings of obstore."""
 
 from __future__ import annotations
 
@@ -40,7 +40,10 @@ def place_of(url: str, *, form: str) -> BucketPlace:
 
 
 def is_payload_exposed(endpoint_url: str | None) -> bool:
-    """Whether others on the network could read a request and change its bytes; False for loopback addresses."""
+    """Whether others on the network could read a request and change the bytes of the request.
+
+    The result is False for loopback addresses.
+    """
     if endpoint_url is None:
         return False
     parts = urlsplit(endpoint_url)
@@ -48,7 +51,7 @@ def is_payload_exposed(endpoint_url: str | None) -> bool:
 
 
 def checked_endpoint(url: str, endpoint_url: str | None) -> str | None:
-    """The endpoint, if it is safe for clouds whose request signatures do not cover the bytes.
+    """Return the endpoint, if it is safe for clouds whose request signatures do not cover the bytes.
 
     Raises:
         StoreUnreachableError: the endpoint is not a URL, or uses `http://` and is not on this machine.
@@ -67,7 +70,7 @@ def checked_endpoint(url: str, endpoint_url: str | None) -> str | None:
 
 
 def client_options(endpoint_url: str | None, timeout: timedelta = CLIENT_TIMEOUT) -> ClientConfig:
-    """The settings of obstore for an endpoint; `timeout` limits one request including its body."""
+    """Return the settings of obstore for an endpoint. `timeout` limits one request including its body."""
     options: ClientConfig = {"timeout": timeout, "connect_timeout": CONNECT_TIMEOUT}
     if endpoint_url is not None:
         options["allow_http"] = urlsplit(endpoint_url).scheme == "http"

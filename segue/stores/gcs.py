@@ -1,4 +1,7 @@
-"""A store in a bucket of Google Cloud Storage; obstore transfers the bytes, google-auth finds the credentials."""
+"""A store in a bucket of Google Cloud Storage.
+
+The library obstore transfers the bytes, and google-auth finds the credentials.
+"""
 
 from __future__ import annotations
 

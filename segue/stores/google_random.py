@@ -1,6 +1,7 @@
-"""A separate RNG stream for the pauses of google-auth before repeated requests; botocore_random.py has the reason.
+"""Gives google-auth a separate random stream for the pauses before repeated requests.
 
-google-auth draws the pauses from the `random` module, in the thread that fetches a token.
+The reason is in botocore_random.py. google-auth draws the pauses from the `random` module, in the thread that fetches a
+token.
 """
 
 from __future__ import annotations
@@ -14,6 +15,6 @@ _OWN = random.Random()
 
 
 def use_own_random_stream() -> None:
-    """Make google-auth draw from the separate stream in this process. May be called repeatedly."""
+    """Make google-auth draw from the separate stream in this process. The function may be called repeatedly."""
     module: Any = google.auth._exponential_backoff
     module.random = _OWN

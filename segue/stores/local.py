@@ -1,4 +1,4 @@
-"""A store in a local folder, with fsync of files and folders and with put-if-absent by hard links."""
+"""A store in a local folder. It uses fsync for files and folders, and hard links for put-if-absent."""
 
 from __future__ import annotations
 
@@ -28,28 +28,29 @@ from segue.stores.base import (
 )
 
 _LARGE_BYTES = 2**20
-"""Smallest size in bytes of durable objects that are written without the page cache."""
+"""Durable objects of at least this number of bytes are written without the page cache."""
 
 _IN_MEMORY = ("tmpfs", "ramfs")
 _MOST_SYNCED = 1000
-"""Largest number of synced folders to remember; each checkpoint has its own folder."""
+"""Largest number of synced folders to remember. Each checkpoint has its own folder."""
 _TRIES = 100
-"""Number of tries to create a folder that other processes remove again because it is empty."""
+"""Number of tries to create a folder. Other processes may remove the folder again because it is empty."""
 
 
 class LocalStore:
-    """Objects as files below `root`. Works on any file system that has hard links and atomic rename.
+    """Objects as files below the folder `root`.
 
-    `create` writes a marker file with a uuid. Every write, and every read that finds no object, checks that the marker
-    exists and is unchanged. So if the folder was unmounted, renamed or replaced, the result is an error and never an
-    empty store.
+    The store works on any file system that has hard links and atomic rename. The method `create` writes a marker file
+    with a uuid. Every write checks that the marker exists and is unchanged. Every read that finds no object makes the
+    same check. If the folder was unmounted, renamed or replaced, the result is therefore an error and never an empty
+    store.
     """
 
     def __init__(self, root: Path) -> None:
         self.root = root.expanduser().absolute()
         self._known: bytes | None = None
         self._synced: set[Path] = set()
-        """Folders whose entries were synced, so that they survive a power cut."""
+        """Folders whose entries were synced, so that the entries survive a power cut."""
 
     @property
     def url(self) -> str:
@@ -60,7 +61,7 @@ class LocalStore:
         return False
 
     def create(self) -> Self:
-        """Make the folder a store, if it is not a store yet. Returns this store.
+        """Make the folder a store, if it is not a store yet. The method returns this store.
 
         Raises:
             StoreUnreachableError: the folder cannot be created or written.
@@ -190,9 +191,9 @@ class LocalStore:
         return self.root / checked_key(key)
 
     def _require_marker(self) -> None:
-        """Raise an error if the folder is missing or is another store now.
+        """Raise an error if the folder is missing or is now another store.
 
-        A store of version 0.1 has no marker until its next `check`; if it has runs, it counts as a store.
+        A store of version 0.1 has no marker until its next `check`. If such a store has runs, it counts as a store.
         """
         try:
             marker = (self.root / MARKER).read_bytes()
@@ -270,7 +271,7 @@ class LocalStore:
 
 
 class _Uncached(LocalStore):
-    """The same store, but before each read the file is removed from the page cache, so that the disk is read."""
+    """The same store, but with reads from the disk. Before each read, the file is removed from the page cache."""
 
     def get(self, key: str) -> bytes:
         self._forget(key)
@@ -300,7 +301,7 @@ def _write_small(path: Path, data: bytes | memoryview, *, durable: bool) -> None
 
 
 def _file_system(folder: Path) -> str:
-    """The type of the file system of a folder; empty if it cannot be found."""
+    """Return the type of the file system of a folder. The text is empty if the type cannot be found."""
     try:
         lines = [line.split(" ") for line in Path("/proc/self/mounts").read_text().splitlines()]
     except OSError:
@@ -316,7 +317,7 @@ def _raise_unless_gone(error: OSError) -> None:
 
 
 def _make_folders(folder: Path) -> None:
-    """Create a folder and its parents, so that they survive a power cut."""
+    """Create a folder and its parents in such a way that they survive a power cut."""
     if folder.is_dir():
         return
     _make_folders(folder.parent)

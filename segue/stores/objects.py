@@ -1,4 +1,7 @@
-"""The common base of all bucket stores; obstore transfers the bytes, and its errors become store errors."""
+"""The common base of all bucket stores.
+
+The library obstore transfers the bytes, and this module turns its errors into store errors.
+"""
 
 from __future__ import annotations
 
@@ -35,30 +38,35 @@ if TYPE_CHECKING:
 
 RETRY: RetryConfig = {"max_retries": 8, "retry_timeout": timedelta(seconds=60)}
 _FEW_RETRIES: RetryConfig = {"max_retries": 1, "retry_timeout": timedelta(seconds=10)}
-"""For `check` and `reach`, because a person waits for the answer."""
+"""The retries of `check` and `reach`. They are few, because a person waits for the answer."""
 _BULK_RETRY: RetryConfig = {"max_retries": 8, "retry_timeout": timedelta(minutes=4)}
-"""Below five minutes, because obstore repeats a request with its first credentials, which are valid for 5 minutes."""
+"""The retries must end within five minutes, because obstore repeats a request with its first credentials, which are
+valid for 5 minutes.
+"""
 _BULK_TIMEOUT = timedelta(minutes=2)
-"""For requests with a part of a large object. Eight requests share the connection; 1.2 MB/s in total are enough."""
+"""The timeout of requests with a part of a large object.
+
+Eight requests share the connection. A total rate of 1.2 MB/s is enough.
+"""
 _PART_BYTES = 16 * 2**20
 _PARTS_AT_ONCE = 8
 _MOST_PARTS = 9_000
-"""S3 and GCS permit 10,000 parts, Azure 50,000."""
+"""Maximum number of parts of an upload. S3 and GCS permit 10,000 parts, Azure permits 50,000 parts."""
 _CODES = {
     "ExpiredToken": "the session token has expired",
     "InvalidToken": "the session token is not valid",
     "RequestTimeTooSkewed": WRONG_CLOCK,
 }
-"""For each error code of the S3 API, the reason in the error message."""
+"""For each error code of the S3 API, the reason that the error message gives."""
 _CONFLICT_PAUSES = (0.05, 0.1, 0.2, 0.4, 0.8)
-"""Pauses in seconds after each wrong answer that an object already exists."""
+"""The pauses in seconds after each wrong answer that an object already exists."""
 
 
 class ObjectStore(ABC):
-    """Objects below `bucket/prefix`; a subclass connects to its cloud.
+    """Objects below `bucket/prefix`. A subclass connects to its cloud.
 
-    `put_if_absent` uses only a single conditional PUT, because not every store supports conditional multipart uploads,
-    and conditional updates differ between stores.
+    `put_if_absent` uses only a single conditional PUT, because some stores do not support conditional multipart
+    uploads, and conditional updates differ between stores.
     """
 
     scheme: ClassVar[str]
@@ -89,7 +97,7 @@ class ObjectStore(ABC):
 
     @abstractmethod
     def _opened(self, retry: RetryConfig, *, timeout: timedelta = CLIENT_TIMEOUT) -> Obstore:
-        """The bucket as an obstore object. No request is sent yet.
+        """Return the bucket as an obstore object. The method sends no request yet.
 
         Raises:
             ValueError: the prefix is not valid.
@@ -209,7 +217,7 @@ class ObjectStore(ABC):
     def drop_unfinished(self, prefix: str) -> None: ...
 
     def _unfinished_below(self, prefix: str) -> str:
-        """The prefix in the bucket for `drop_unfinished`, including the prefix of the store."""
+        """Return the prefix in the bucket for `drop_unfinished`, including the prefix of the store."""
         return "/".join(part for part in (self.prefix, f"{checked_key(prefix.rstrip('/'))}/") if part)
 
     def check(self) -> None:
@@ -230,7 +238,7 @@ class ObjectStore(ABC):
             raise self._unreachable(error)
 
     def _first_write(self, store: Obstore) -> Exception | None:
-        """Write and delete a test object; return the error of the write, or None."""
+        """Write and delete a test object. Return the error of the write, or None."""
         key = f".segue-check/{uuid.uuid4().hex}"
         try:
             # If the object exists, it is the test object itself: only the first answer was lost.
@@ -244,7 +252,7 @@ class ObjectStore(ABC):
         return None
 
     def _unreachable(self, error: Exception) -> StoreUnreachableError:
-        """The error to raise if the first request of the check failed."""
+        """Return the error to raise if the first request of the check failed."""
         if isinstance(error, FileNotFoundError):
             return self.missing_bucket()
         if isinstance(error, obstore.exceptions.PermissionDeniedError | obstore.exceptions.UnauthenticatedError):
@@ -264,7 +272,7 @@ class ObjectStore(ABC):
         return StoreUnreachableError(url=self.url, why=why, fix=fix)
 
     def _is_absent(self, key: str) -> bool:
-        """Whether a listing shows that there is no such object.
+        """Whether a listing shows that the object does not exist.
 
         For a missing object, S3 and GCS answer "access denied" to clients that may not list the whole bucket.
         """
@@ -306,11 +314,11 @@ class ObjectStore(ABC):
 
 
 def _by_code(error: Exception) -> str | None:
-    """The reason for the error code in the answer of the server; None if the code is not known."""
+    """Return the reason for the error code in the answer of the server. Return None if the code is not known."""
     found = re.search(r"<Code>(\w+)</Code>", str(error))
     return _CODES.get(found[1]) if found is not None else None
 
 
 def _cause(error: Exception) -> str:
-    """The first line of an error message, without the answer of the server that may follow."""
+    """Return the first line of an error message, without the answer of the server that may follow."""
     return str(error).split("\n", 1)[0].split(": <", 1)[0]

@@ -1,4 +1,4 @@
-"""Reading many small objects, in parallel if the store is remote."""
+"""Reads many small objects, in parallel if the store is remote."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from segue.errors import MissingObjectError
 from segue.stores.base import ObjectInfo, Store
 
 READERS = 32
-"""Number of parallel requests."""
+"""Number of requests that are made in parallel."""
 _AHEAD_OBJECTS = 4 * READERS
 _AHEAD_BYTES = 64 * 2**20
-"""Most bytes that are requested before the caller uses them; a single object may be larger."""
+"""Maximum number of bytes that are requested before the caller uses them. A single object may be larger."""
 
 
 def read_each(store: Store, wanted: Iterable[ObjectInfo], *, most_bytes: int) -> Iterator[tuple[str, bytes | None]]:
-    """The keys and bytes of these objects, in the given order; None instead of the bytes if an object is missing.
+    """Yield the keys and bytes of these objects, in the given order.
 
-    At most `most_bytes` of each object are read. The given sizes are used only to limit the memory.
+    If an object is missing, None is given instead of the bytes. At most `most_bytes` of each object are read. The given
+    sizes are used only to limit the memory.
 
     Raises:
         StoreReadError: the store could not be read.

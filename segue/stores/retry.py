@@ -1,4 +1,4 @@
-"""Retrying store operations, so that a temporary fault of a store does not fail the run."""
+"""Retries store operations, so that a temporary fault of a store does not fail the run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LONGEST_PAUSE_SECONDS = 10.0
 
 
 def patiently(ask: Callable[[], T], *, what: str, patience_seconds: float = 60.0, clock: Clock | None = None) -> T:
-    """Call `ask` and return its result; while the store fails, retry with growing pauses.
+    """Call `ask` and return its result. While the store fails, try again with growing pauses.
 
     Raises:
         StoreReadError, StoreWriteError: the store still fails after `patience_seconds`.

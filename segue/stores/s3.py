@@ -1,4 +1,4 @@
-"""A store in an S3 bucket; obstore transfers the bytes, boto3 finds the credentials."""
+"""A store in an S3 bucket. The library obstore transfers the bytes, and boto3 finds the credentials."""
 
 from __future__ import annotations
 
@@ -27,17 +27,20 @@ if TYPE_CHECKING:
 
 _DEFAULT_REGION = "us-east-1"
 _CREDENTIALS_TTL = timedelta(minutes=10)
-"""Time for which obstore uses credentials; obstore requests new credentials 5 min before this time ends. boto3 renews
-the credentials of a role 15 to 10 min before they expire, so credentials from boto3 are valid for at least 10 min.
+"""Time for which obstore uses credentials.
+
+Obstore requests new credentials 5 min before this time ends. boto3 renews the credentials of a role 15 to 10 min before
+they expire, so credentials from boto3 are valid for at least 10 min.
 """
 _FORBIDDEN = 403
-"""Answer of S3 to a request about the whole bucket, if a policy permits only the objects below a prefix."""
+"""The answer of S3 to a request about the whole bucket, if a policy permits only the objects below a prefix."""
 
 
 class S3Store(ObjectStore):
     """Objects below `bucket/prefix` of AWS, or of another server with the S3 protocol.
 
-    The condition of `put_if_absent` is `If-None-Match: *`. `If-Match` is not used, because it differs between stores.
+    The condition of `put_if_absent` is `If-None-Match: *`. `put_if_absent` does not use `If-Match`, because `If-Match`
+    differs between stores.
     """
 
     scheme, cloud, variables = "s3", "AWS", "AWS_..."
@@ -114,7 +117,7 @@ class S3Store(ObjectStore):
         return f"the bucket's lifecycle rule {found[0].get('ID', '')!r} expires or archives objects" if found else None
 
     def _refusal(self) -> StoreUnreachableError | None:
-        """The error if the client may not access the bucket as a whole; None if the client may.
+        """Return the error if the client may not access the bucket as a whole. Return None if the client may access it.
 
         Raises:
             StoreUnreachableError: the bucket does not exist, or there is no answer.
@@ -164,7 +167,7 @@ class S3Store(ObjectStore):
 
 
 def from_url(url: str, *, endpoint_url: str | None, region: str | None) -> S3Store:
-    """The store of a URL s3://bucket/prefix.
+    """Return the store of a URL s3://bucket/prefix.
 
     Raises:
         StoreUnreachableError: the URL has another form, or no credentials are found.

@@ -7,11 +7,14 @@ from collections.abc import Callable
 from segue.stores.base import ObjectInfo, Refreshable, Store, StoreReadError, StoreWriteError
 
 Fault = Callable[[str, str], bool]
-"""Function of the operation's name and the key that returns whether this call fails."""
+"""A function of the operation's name and the key. It returns whether this call fails."""
 
 
 class FaultyStore:
-    """Wraps a real store; a failing write has no effect, or with `after` takes effect and loses only its answer."""
+    """Wraps a real store.
+
+    A failing write has no effect. With `after`, a failing write takes effect and loses only its answer.
+    """
 
     def __init__(self, inner: Store, *, fails: Fault, after: bool = False) -> None:
         self.inner, self.fails, self.after = inner, fails, after

@@ -1,4 +1,4 @@
-"""A store that kills its own process at a named operation, to inject crashes."""
+"""A store that kills its own process at a named operation. Tests use it to cause crashes."""
 
 from __future__ import annotations
 
@@ -26,10 +26,15 @@ T = TypeVar("T")
 Data = bytes | memoryview
 
 Half = Callable[[str, Data], bool]
-"""Leaves the same data as an interrupted put; returns False if the object is written in a single request."""
+"""This function leaves the same data as an interrupted put.
+
+It returns False if the object is written in a single request.
+"""
 
 OnAppend = Callable[[int, AnyEntry], None]
-"""Called with slot and record after each append that the store has confirmed, before the caller continues."""
+"""This function is called with the slot and the record after each append that the store has confirmed, before the
+caller continues.
+"""
 
 
 class Operation(StrEnum):
@@ -54,14 +59,14 @@ class Operation(StrEnum):
 
 
 class Moment(StrEnum):
-    """The moment of a kill within an operation."""
+    """The moment within an operation at which the process is killed."""
 
     BEFORE = "before"
-    """The store has received nothing."""
+    """At this moment, the store has received nothing."""
     MIDDLE = "middle"
-    """The store has received some bytes, or the request is on its way."""
+    """At this moment, the store has received some bytes, or the request is on its way."""
     AFTER = "after"
-    """The store has received all bytes, and the caller has no answer yet."""
+    """At this moment, the store has received all bytes, and the caller has no answer yet."""
 
 
 class KillPoint(Value):
@@ -78,10 +83,10 @@ class KillPoint(Value):
 
 
 class KillingStore:
-    """Wraps a real store and kills this process with SIGKILL at the point `at`; if `at` is None, it only observes.
+    """Wraps a real store and kills this process with SIGKILL at the point `at`.
 
-    `half` leaves the same data as an interrupted put. If `half` is None, and for operations that are a single request,
-    the kill comes while the operation runs in another thread.
+    If `at` is None, the store only observes. `half` leaves the same data as an interrupted put. If `half` is None, and
+    for operations that are a single request, the kill comes while the operation runs in another thread.
     """
 
     def __init__(
@@ -185,7 +190,7 @@ class KillingStore:
 
 
 def half_a_file(store: LocalStore) -> Half:
-    """A `Half` for a folder: it leaves half of the bytes, under a name that no reader looks up."""
+    """A `Half` for a folder. It leaves half of the bytes, under a name that no reader looks up."""
 
     def half(key: str, data: Data) -> bool:
         path = store.root / key
@@ -197,7 +202,7 @@ def half_a_file(store: LocalStore) -> Half:
 
 
 def die() -> NoReturn:
-    """End this process at once, like the loss of its machine; nothing is flushed or closed."""
+    """End this process at once, as if its machine were lost. Nothing is flushed or closed."""
     while True:
         os.kill(os.getpid(), signal.SIGKILL)
 

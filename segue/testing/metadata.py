@@ -1,8 +1,8 @@
 """Fake metadata services of AWS, GCE and Azure on loopback, for preemptions in tests and demos.
 
-Each service answers over real HTTP according to its provider's documentation: tokens, required headers, versions, long
-polls, and 404 if there is no notice. `environment` has the variables by which segue and the providers' libraries find
-the service.
+Each service answers over real HTTP according to its provider's documentation. The answers include tokens, required
+headers, versions, long polls, and 404 if there is no notice. `environment` contains the environment variables by which
+segue and the providers' libraries find the service.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from urllib.parse import parse_qs, urlsplit
 from segue.clock import Clock, SystemClock
 
 _NOWHERE = "127.0.0.1:9"
-"""An address without a service: the discard port of this machine."""
+"""An address without a service. It is the discard port of this machine."""
 NO_SERVICE = {
     "AWS_EC2_METADATA_DISABLED": "true",
     "AWS_EC2_METADATA_SERVICE_ENDPOINT": f"http://{_NOWHERE}",
@@ -45,11 +45,14 @@ class Request(NamedTuple):
     path: str
     query: dict[str, str]
     headers: dict[str, str]
-    """Values by header name, in lower case."""
+    """The values of the headers by header name, in lower case."""
 
 
 class FakeMetadataService:
-    """A metadata service on a free port of 127.0.0.1 until it is closed; also a context manager."""
+    """A metadata service on a free port of 127.0.0.1.
+
+    It runs until it is closed, and can be used as a context manager.
+    """
 
     platform: ClassVar[str]
 
@@ -58,7 +61,7 @@ class FakeMetadataService:
         self._changed = threading.Condition()
         self._is_closed = False
         self.requests: list[str] = []
-        """Method and path of every request so far."""
+        """Method and path of every request that the service has got so far."""
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self._reply))
         self._server.daemon_threads = True
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
@@ -66,12 +69,12 @@ class FakeMetadataService:
 
     @property
     def host(self) -> str:
-        """Host and port."""
+        """The host and the port of the service."""
         return f"127.0.0.1:{self._server.server_address[1]}"
 
     @property
     def environment(self) -> dict[str, str]:
-        """Environment variables with which a process finds only this service."""
+        """The environment variables with which a process finds only this service."""
         return NO_SERVICE | self._own_environment()
 
     def preempt(self) -> None:
@@ -83,7 +86,7 @@ class FakeMetadataService:
         raise NotImplementedError
 
     def close(self) -> None:
-        """Stop the service; waiting requests are answered."""
+        """Stop the service. Requests that still wait are answered."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
@@ -110,7 +113,7 @@ class FakeMetadataService:
 
 
 class FakeAws(FakeMetadataService):
-    """IMDSv2 of a spot instance: every document needs a token, and a missing notice is 404."""
+    """IMDSv2 of a spot instance. Every document needs a token, and a missing notice gives 404."""
 
     platform = "aws"
 
@@ -124,7 +127,7 @@ class FakeAws(FakeMetadataService):
         self._put("spot/instance-action", {"action": action, "time": _iso(at)})
 
     def rebalance(self, at: datetime | None = None) -> None:
-        """Give a rebalance recommendation; `at` is the time of the recommendation, by default now."""
+        """Give a rebalance recommendation. `at` is the time of the recommendation. By default this is now."""
         self._put("events/recommendations/rebalance", {"noticeTime": _iso(at or self._clock.now())})
 
     def expire_tokens(self) -> None:
@@ -204,7 +207,7 @@ class FakeGce(FakeMetadataService):
 
 
 class FakeAzure(FakeMetadataService):
-    """The instance metadata service of a spot VM, with its scheduled events."""
+    """The instance metadata service of a spot VM, with the scheduled events of the VM."""
 
     platform = "azure"
 
@@ -222,9 +225,10 @@ class FakeAzure(FakeMetadataService):
         resources: tuple[str, ...] | None = None,
         event_id: str | None = None,
     ) -> str:
-        """List an event, or change the event with this id; return its id.
+        """Add an event to the list, or change the event with this id. Return the id of the event.
 
-        `not_before=None` lists the event as begun. `resources` are the names of the machines; None means this machine.
+        With `not_before=None`, the list shows the event as begun. `resources` contains the names of the machines. None
+        means this machine.
         """
         event_id = event_id or str(uuid.uuid4()).upper()
         event = {
@@ -275,7 +279,7 @@ class FakeAzure(FakeMetadataService):
 
 
 FAKES: dict[str, type[FakeMetadataService]] = {fake.platform: fake for fake in (FakeAws, FakeGce, FakeAzure)}
-"""The fakes, by their names in `notices` of a run spec."""
+"""The fake services, by their names in `notices` of a run spec."""
 
 
 def _iso(at: datetime) -> str:
@@ -301,6 +305,6 @@ def _handler(reply: Callable[[Request], Reply]) -> type[BaseHTTPRequestHandler]:
         do_PUT = do_POST = do_GET  # noqa: N815
 
         def log_message(self, *_: object) -> None:
-            """Log nothing, because `requests` has all requests."""
+            """Log nothing, because `requests` contains all requests."""
 
     return Handler

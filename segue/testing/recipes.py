@@ -37,7 +37,10 @@ _WIDTH = 8
 
 
 def count_up(memory: mmap.mmap) -> int:
-    """Count the steps of a process in eight bytes of shared memory, which segue does not take for state of the run."""
+    """Count the steps of a process in eight bytes of shared memory.
+
+    Segue does not take this memory for state of the run.
+    """
     count = int.from_bytes(memory[:_WIDTH], "little") + 1
     memory[:_WIDTH] = count.to_bytes(_WIDTH, "little")
     return count

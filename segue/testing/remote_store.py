@@ -1,4 +1,4 @@
-"""A store that simulates a remote store: each request takes time, and is counted."""
+"""A store that simulates a remote store. Each request takes time, and is counted."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from segue.clock import Clock, SystemClock
 from segue.stores.base import ObjectInfo, Store
 
 _PAGE_OBJECTS = 1000
-"""Objects in one page of a listing, as on S3."""
+"""Number of objects in one page of a listing, as on S3."""
 
 
 class RemoteStore:
-    """Wraps a real store; every request takes `latency_seconds`, and `requests` counts the requests by operation."""
+    """Wraps a real store. Every request takes `latency_seconds`, and `requests` counts the requests by operation."""
 
     is_remote = True
 

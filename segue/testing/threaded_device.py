@@ -1,4 +1,7 @@
-"""A device that is a thread: it copies late and in any order, like an accelerator, and so reveals races."""
+"""Simulates a device by a thread.
+
+The device copies late and in any order, like an accelerator, and therefore reveals races.
+"""
 
 from __future__ import annotations
 
@@ -32,15 +35,16 @@ class _Work:
 
 
 class ThreadedDevice:
-    """An `Accelerator` whose memory is the memory of tensors given to `put`, and whose streams are one thread.
+    """An `Accelerator` whose memory is the memory of the tensors given to `put`, and whose streams are one thread.
 
-    Each piece of work begins after `delay_seconds`; the copies of one call are made in a random order drawn by `seed`.
+    Each piece of work begins after `delay_seconds`. The copies of one call are made in a random order, which depends on
+    `seed`.
     """
 
     def __init__(
         self, *, delay_seconds: float = 0.0, seed: int = 0, can_lock: bool = True, has_room: bool = False
     ) -> None:
-        """With `has_room`, the device has memory for a copy of all its tensors."""
+        """If `has_room` is true, the device has memory for a copy of all its tensors."""
         self.has_room, self.delay_seconds, self.can_lock = has_room, delay_seconds, can_lock
         self.locked: list[int] = []
         """Sizes in bytes of the locked ranges of pages."""
@@ -62,7 +66,7 @@ class ThreadedDevice:
         return tensor
 
     def launch(self, work: Callable[[], object]) -> None:
-        """Queue work on another stream than the caller's."""
+        """Queue work on another stream than the stream of the caller."""
         self._queue.put(_Work(work))
 
     def close(self) -> None:

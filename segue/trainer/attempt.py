@@ -72,12 +72,12 @@ def run_attempt(
     owner: ProcessRef | None = None,
     leave: Callable[[int], None] = lambda _: None,
 ) -> SegmentReport:
-    """Claim the run, restore, train, report. Blocks until the attempt ends.
+    """Claim the run, restore the state, train, and report. The call blocks until the attempt ends.
 
-    After a kill at any moment, the run continues from its newest commit. A separate process writes the checkpoints,
-    unless `shards` is given. If torchrun started this process, the call runs one rank's part of the attempt, and
-    `owner` is the process that started all ranks. If the process has to end while this call still runs, `leave` is
-    called with the exit code.
+    If this process is killed at any moment, the run continues from its newest commit. A separate process writes the
+    checkpoints, unless `shards` is given. If torchrun started this process, the call runs one rank's part of the
+    attempt, and `owner` is the process that started all ranks. If the process has to end while this call still runs,
+    `leave` is called with the exit code.
 
     Raises:
         StalePlanError: the plan is no longer valid, for example because a newer attempt was decided; nothing was
@@ -86,7 +86,7 @@ def run_attempt(
         BrokenResumeError: the resumed training differs from the run; the log has the verdict and the report.
         RankLostError: another rank has ended; no report was written.
     """
-    parent = Parent()  # First of all, because the parent may end during the steps below.
+    parent = Parent()  # The first call, because the parent may end soon.
     with ExitStack() as opened:
         claimed = _claimed(assignment, runlog=runlog, board=board, clock=clock, shards=shards, leave=leave)
         attempt = opened.enter_context(claimed)
@@ -101,9 +101,9 @@ def run_attempt(
 def local_attempt(assignment: Assignment, *, runlog: RunLog, board: NoticeBoard, clock: Clock) -> Iterator[LiveSession]:
     """Claim the run for the program that already runs in this process, and yield the program's session.
 
-    The session restores, trains and saves inside the block. Segue does not end this process, and it watches no source
-    of notices: `board` has only the notices that the caller puts there. If the block raises an exception, the exception
-    is reported and raised again.
+    The session restores, trains and saves inside the block. Segue does not end this process, and watches no source of
+    notices, so `board` has only the notices that the caller adds. If the block raises an exception, the exception is
+    reported and raised again.
 
     Raises:
         StalePlanError: the plan is no longer valid, for example because a newer attempt was decided; nothing was
@@ -125,7 +125,7 @@ def _claimed(
     shards: ShardWriter | None = None,
     leave: Callable[[int], None] = lambda _: None,
 ) -> Iterator[Attempt]:
-    """Claim the run and yield the attempt; the attempt's writer is closed at the end of the block."""
+    """Claim the run and yield the attempt. At the end of the block, the attempt's writer is closed."""
     spec = assignment.spec
     device = prepare_device(spec, local_rank=local_rank())
     started_at = clock.monotonic()
@@ -135,7 +135,7 @@ def _claimed(
     fast = _fast_tier(spec)
     with closing(group), group.shared_failure():
         refuse_lost_accelerator(spec, read_history(runlog), device=device)
-        # The writer is started before the build of the recipe, so that both get ready at the same time.
+        # The writer is started before the build of the recipe, so that the writer starts during the build.
         stores = [*(StoreSpec(url=store.url) for store in fast), spec.store]
         shards = group.writer(shards or ProcessWriter(stores, rank=group.ranks.rank))
         with closing(shards):
@@ -159,7 +159,8 @@ def _claimed(
 
 
 class Attempt:
-    """One attempt in this process, after its claim: build, restore, train, report."""
+    """One attempt in this process, after its claim. The attempt builds the recipe, restores the state, trains, and
+    reports."""
 
     def __init__(
         self, context: AttemptContext, *, shards: ShardWriter, fast: Sequence[Store], leave: Callable[[int], None]
@@ -190,7 +191,7 @@ class Attempt:
         )
 
     def run(self) -> SegmentReport:
-        """Build, restore, train and report. Raises the same errors as `run_attempt`."""
+        """Build, restore, train and report. The method raises the same errors as `run_attempt`."""
         program = self.context.spec.program
         with ExitStack() as opened:
             return self._run_recipe(opened) if program is None else self._of_program(opened).run(program)
@@ -199,7 +200,8 @@ class Attempt:
     def hosting(self) -> Iterator[LiveSession]:
         """Yield the session of a program that already runs in this process; the attempt ends at the end of the block.
 
-        Exceptions that the block raises, and errors that end the attempt as failed, are reported and raised again.
+        If the block raises an exception, or if an error ends the attempt as failed, the error is reported and raised
+        again.
         """
         with ExitStack() as opened, self._of_program(opened).hosting() as session:
             yield session
@@ -224,15 +226,17 @@ class Attempt:
         return loop.run(lambda: driven(loop.steps(), live.make_step))
 
     def _ended_early(self, error: BaseException) -> SegmentReport:
-        """Report an attempt that `error` ended before its first step; errors of storage or machine are raised again."""
+        """Report an attempt that `error` ended before its first step. An error of the storage or of the machine is
+        raised again."""
         context = self.context
         if isinstance(error, FencedError):
             return report_without_training(context, StopReason.FENCED, error)
         if isinstance(error, RankLostError):
             return report_without_training(context, StopReason.LOST, error)
         if isinstance(error, (StoreReadError, StoreWriteError, UnreadRecordError, WriterDiedError, MachineError)):
-            raise error  # Storage or machine failed, not the recipe: without a report, the attempt counts as lost.
-        # Building and loading run the user's code. Its exception belongs in the report, where a person sees it.
+            raise error  # The recipe did not fail: without a report, the attempt counts as lost.
+        # The build and the load run the user's code. An exception of this code goes into the report, where a person
+        # sees it.
         refusal = without_traceback(error)
         if refusal is not None:
             log.error("the attempt could not begin to train reason=%s", refusal)
@@ -270,7 +274,8 @@ class Attempt:
         self.context.ranks.limit_waiting(max(liveness.first_step_seconds, liveness.rank_seconds))
 
     def _read_environment(self) -> None:
-        """Read the environment again after the build: a recipe may set the number of threads and choose kernels."""
+        """Read the environment again after the build, because a recipe may set the number of threads and choose
+        kernels."""
         context = self.context
         environment = environment_of(
             context.device, world_size=context.ranks.count, is_deterministic=context.spec.deterministic
@@ -278,7 +283,8 @@ class Attempt:
         self.context = replace(context, environment=environment)
 
     def _loop(self, live: Workload, opened: ExitStack) -> TrainingLoop:
-        """Make the training loop and the objects that save for it; heartbeat and watchdog use the loop from now on."""
+        """Make the training loop and the objects that save the state. From now on, the heartbeat and the watchdog use
+        the loop."""
         ranks = self.context.ranks
         staging = opened.enter_context(
             closing(

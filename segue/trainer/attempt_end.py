@@ -1,4 +1,4 @@
-"""The end of an attempt: the return value or exception of the training becomes the report."""
+"""The end of an attempt. The return value or the exception of the training becomes the report."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 class AttemptEnd:
-    """Reports how one attempt ended."""
+    """The object that reports how one attempt ended."""
 
     def __init__(self, context: AttemptContext, *, reporter: AttemptReporter, writer: Writer) -> None:
         self._context, self._reporter, self._writer = context, reporter, writer
@@ -59,17 +59,18 @@ class AttemptEnd:
             report = self._reporter.report(StopReason.FAILED, failure=failure_of(error), note=self._writer.trouble)
             return self._reporter.append(report.model_copy(update={"anomaly": error.anomaly}))
         except RankLostError as error:
-            # That rank's part of a save will never be durable, so there is nothing to wait for.
+            # The ended rank's part of a save will never be durable, so there is nothing to wait for.
             self._context.activity.ending()
             self._writer.give_up()
             report = self._reporter.report(StopReason.LOST, note=str(error))
-            # torchrun signals the other ranks when one is gone; that signal is no notice from the provider.
+            # When a rank is gone, torchrun sends a signal to the other ranks. This signal is not a notice from the
+            # provider.
             return self._reporter.append(report.model_copy(update={"notice": None}))
         except (StoreReadError, StoreWriteError, UnreadRecordError, WorkAtRiskError):
             raise  # A fault of the storage, not of the recipe: without a report, the attempt is declared lost.
         except (Exception, SystemExit) as error:
-            # The user's code raised, in a step, a transform or a metric. The state may be half changed, so it is not
-            # saved. Saves that the writer already has are complete and may still be committed.
+            # The user's code raised an exception in a step, a transform or a metric. The state may be half changed, so
+            # it is not saved. Saves that the writer already has are complete and may still be committed.
             refusal = without_traceback(error)
             if refusal is not None:
                 log.log(log_level, "the attempt ends step=%d reason=%s", self._reporter.progress.step, refusal)
@@ -87,7 +88,8 @@ class AttemptEnd:
             try:
                 self._writer.wait(seconds)
             except RuntimeError as of_writer:
-                # If a device fails in a step, the copy of the save before it fails too; the report must name the step.
+                # If a device fails in a step, the copy for the save before the step fails too. The report must name the
+                # step.
                 log.warning("the last save could not be completed reason=%s", of_writer)
         reason = stop_reason(error, kills_before=self._context.kills.before)
         return self._reporter.append(self._reporter.report(reason, failure=failure_of(error)))

@@ -2,26 +2,29 @@
 
 The rules of fencing, including the ways in which a read may be wrong:
 
-1. *Who may write.* The epoch of a claim is higher than every epoch that its writer has read. It is raised by one more
-   for each record that the writer could not read, because each of these records may be a claim. Claims are records of
-   the log, so all readers see them in the same order. A writer has read all records before its own: `RunLog.append`
-   writes to the slot after the last record, and fails if another writer has taken that slot. So each record of a writer
-   that was not fenced yet comes before the newer claim.
+1. *Who may write.* The epoch of a claim is higher than every epoch that its writer has read. For each record that the
+   writer could not read, the writer raises the epoch by one more, because each of these records may be a claim. Claims
+   are records of the log, so all readers see them in the same order. A writer has read all records before its own:
+   `RunLog.append` writes to the slot after the last record, and fails if another writer has taken that slot. So if a
+   writer appends a record before it is fenced, this record comes before the newer claim in the log.
 2. *While a record cannot be read.* An unreadable record after an attempt's own claim may be a newer claim. The attempt
    reads this record again, without caches and over new connections. If the record stays unreadable, the attempt stops
-   (`UnreadRecordError`): it no longer commits, prunes, quarantines, seals or reports. The next attempt claims after
-   that record and, by rule 1, with a higher epoch than any epoch in the record. An unreadable record *before* an
-   attempt's own claim cannot fence the attempt. An attempt that finds such a record reads it in every possible way, and
-   then names it in the log by a quarantine record. Before this quarantine, nobody deletes anything.
-3. *What readers believe.* Every reader ignores a record with a lower epoch than a record before it, whether it is a
-   commit, prune, quarantine, seal, verdict or report (`Folding.add`). No correct writer appends such a record.
-4. *Deleting.* Before objects are deleted, a record that names them is appended, under rule 2. Objects that no record
-   names are deleted only if their attempts are fenced and belong to this log, and only if every record can be read.
+   (`UnreadRecordError`): it no longer commits, prunes, quarantines, seals or reports. The claim of the next attempt
+   comes after the unreadable record. By rule 1, the epoch of this claim is higher than any epoch in the unreadable
+   record. An unreadable record *before* an attempt's own claim cannot fence the attempt. An attempt that finds an
+   unreadable record first tries every method of reading it. If all fail, the attempt writes a quarantine record that
+   names the unreadable record. Before this quarantine record exists, nobody deletes anything.
+3. *What readers believe.* If a record has a lower epoch than an earlier record, every reader ignores it, whether it is
+   a commit, prune, quarantine, seal, verdict or report (`Folding.add`). No correct writer appends a record with a lower
+   epoch.
+4. *Deleting.* Before an attempt deletes objects, it appends a record that names them, under rule 2. Objects that no
+   record names are deleted only if two conditions hold. The attempts that wrote the objects are fenced and belong to
+   this log, and every record can be read.
 5. *Which log.* A log is identified by its first record, not by its name. The id of the log is in every record, in every
-   plan, and in the id of every attempt, and so in the keys of all objects that an attempt writes. An attempt never
-   claims a plan from another log. Before each append, the first and the newest record that were read must still be in
-   their slots (`LogReplacedError`). A record of another log occupies a slot but is ignored. A log without its first
-   records is refused (`LogCutError`).
+   plan, and in the id of every attempt. It is therefore also in the keys of all objects that an attempt writes. An
+   attempt never claims a plan from another log. Before each append, the writer checks that the first and the newest
+   record that it has read are still in their slots (`LogReplacedError`). A record of another log occupies a slot but is
+   ignored. A log without its first records is refused (`LogCutError`).
 6. *A wrong read costs time, never a checkpoint.* If an object fails its verification, the object is read again in other
    ways before segue acts on it. This rule holds for records, shards, prepared commits, and keys that a listing shows or
    hides.
@@ -45,7 +48,7 @@ from segue.stores.retry import patiently
 
 @dataclass(frozen=True)
 class Claim:
-    """The right to write to the run until a higher epoch is claimed."""
+    """The right to write to the run, until another attempt claims a higher epoch."""
 
     attempt_id: str
     epoch: int
@@ -55,13 +58,13 @@ class Claim:
 def claim_run(runlog: RunLog, assignment: Assignment, *, environment: Environment) -> Claim:
     """Append a claim with a higher epoch than all earlier claims.
 
-    After the claim, every earlier attempt is fenced. If the process crashes right after its claim, the next attempt
-    fences this claim in turn.
+    After the claim, every earlier attempt is fenced. If this process crashes immediately after its claim, the next
+    attempt fences this claim too.
 
     Raises:
         StalePlanError: this attempt was already claimed or reported, a newer attempt was decided, or the attempt was
             decided in another log because the run was deleted and begun again. An orchestrator may start the same flow
-            run twice; only one of the two may train.
+            run twice, but only one of the two processes may train.
         LostRecordError: the log is signed, and a record in it cannot be read.
     """
     plan = assignment.plan
@@ -72,7 +75,7 @@ def claim_run(runlog: RunLog, assignment: Assignment, *, environment: Environmen
         require_whole(runlog, history)
         _refuse_plan_of_another_log(runlog, plan)
         _refuse_stale(history, assignment, is_signed=runlog.is_signed)
-        # A slot that cannot be read may hold a claim, so it counts as one.
+        # A slot that cannot be read may hold a claim, so it counts as a claim.
         epoch = runlog.highest_epoch + len(runlog.damage) + 1
         return ClaimEntry.model_validate(
             stamp(epoch=epoch)

@@ -1,7 +1,7 @@
-"""The training loop decides when a step is due, and acts between steps.
+"""The training loop. It decides when a step is due, and does other work between the steps.
 
-The safe point is the top of an iteration. The loop reads notices, saves, and stops only at a safe point. The loop does
-not know who makes a step: the loop is a generator that yields the next step and receives the outcome of the step.
+The safe point is the top of an iteration. The loop reads notices, saves, and stops only at a safe point. Other code
+makes the steps: the loop is a generator that yields the next step and receives the outcome of the step.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ _OneStep = Generator[StepDue, StepMade | LateStep | None, bool]
 """A generator that yields one step and returns True if the step was made."""
 
 _WAIT_SECONDS = 0.5
-"""Longest wait for a staging buffer, in seconds; then the ranks vote again, because a notice may have come."""
+"""Longest wait for a staging buffer, in seconds. After this wait the ranks vote again, because a notice may have
+come."""
 
 
 class TrainingLoop:
@@ -57,7 +58,7 @@ class TrainingLoop:
         self._progress, self._clock = live.progress, context.clock
         history = read_history(context.runlog)
         witness = self._witness = Witness(self._spec.continuity.witness_steps)
-        # The norms show that the ranks agree, and which batch is the first with bad gradients.
+        # The norms show if the ranks agree, and show the first batch that has bad gradients.
         is_careful = self._spec.anomalies.non_finite == "skip" or bool(anomalies_of(history.fresh_reports))
         self._always_measures_norms = is_careful or self._ranks.count > 1
         curve = curve_of(context, from_step=live.progress.step)
@@ -94,7 +95,8 @@ class TrainingLoop:
         self.captured = CapturedWork(self._spec, saving=saving, writer=writer, reporter=reporter, call_hook=call_hook)
 
     def run(self, train: Callable[[], StopReason], *, shows_failure: bool = True) -> SegmentReport:
-        """Train until the goal, the bound, a notice, or a failure; return the report.
+        """Train until the run reaches its goal, the attempt reaches its bound, a notice comes, or the attempt fails.
+        Return the report.
 
         `train` makes the steps that `steps()` yields; it returns the value or raises the error of `steps()`. With
         `shows_failure=False`, exceptions of the user's code are not logged, because the user sees them anyway.
@@ -116,14 +118,11 @@ class TrainingLoop:
         return end.reported(to_its_end, log_level=logging.ERROR if shows_failure else logging.DEBUG)
 
     def describe(self, counter: int) -> Heartbeat:
-        """Make the heartbeat with this counter. The heartbeat thread calls it."""
+        """Make the heartbeat with this counter. The heartbeat thread calls this method."""
         return self._reporter.heartbeat(counter)
 
     def steps(self) -> Steps:
-        """The steps of this attempt, from its resume to its last commit.
-
-        If an exception is thrown into this generator, the attempt ends, unless all steps are committed already.
-        """
+        """A generator of the attempt's steps. An exception thrown into it ends the attempt before the last commit."""
         self._context.activity.phase = "restore" if self._resume.parent is not None else "first step"
         self._live.begin(is_resumed=self._resume.parent is not None)
         is_measured = self._live.has_metric and not self._live.is_metric_known
@@ -137,7 +136,7 @@ class TrainingLoop:
             log.error("anomaly in a step; the step is discarded reason=%s", error.anomaly.sentence)
             self._reporter.is_ending = True
             self._context.activity.ending()
-            self._drain()  # Saves that were submitted before the step are complete.
+            self._drain()  # Saves from before the step are complete.
             raise
 
     def _train(self) -> Steps:
@@ -162,11 +161,11 @@ class TrainingLoop:
         return vote.stop
 
     def _takes_save(self, vote: Vote) -> bool:
-        """Make or delay the due save; return False if the ranks must vote again before the next step.
+        """Make or delay the due save. Return False if the ranks must vote again before the next step.
 
-        If the user's code gives a metric or a folder for this step, the save cannot be delayed: it waits for the
-        previous save. If a resume is still being compared, the verdict is made from the steps so far, because nothing
-        is committed without a verdict.
+        If the user's code gives a metric or a folder for this step, the save cannot be delayed, so it waits until the
+        previous save is complete. If a resume is still being compared, the verdict uses only the steps so far, because
+        nothing is committed without a verdict.
         """
         if self._resume.is_pending:
             self._records.read()
@@ -197,7 +196,7 @@ class TrainingLoop:
         self._witness.open(self._progress.step)
 
     def _step(self, *, counts: bool) -> _OneStep:
-        """Make the next step if there is one. With `counts=False`, the step only adds a witness row after the last
+        """Make the next step if there is one. If `counts` is False, the step only adds a witness row after the last
         commit."""
         started, before = self._clock.monotonic(), self._progress.samples_seen
         compares = self._needs_fingerprints
@@ -209,7 +208,7 @@ class TrainingLoop:
             raise
         if made is None:
             return False
-        self._records.read()  # The numbers of the step before, if they came late.
+        self._records.read()  # Numbers of the previous step, if they came late.
         row = None
         if isinstance(made, StepMade):
             self._records.refuse_poison(made)
@@ -232,7 +231,7 @@ class TrainingLoop:
         return True
 
     def _count(self, made: StepMade | LateStep, *, samples_before: int, seconds: float) -> None:
-        """Update loss curve, metrics, pace and save cost after a step that counts."""
+        """Update the loss curve, the metrics, the pace and the cost of a save after a step that counts."""
         if isinstance(made, LateStep):
             self._records.keep(made, samples_before=samples_before, seconds=seconds, ended_at=self._clock.now())
         else:
@@ -252,7 +251,7 @@ class TrainingLoop:
             return self._live.evaluate()
 
     def _with_state(self, row: StepRow) -> StepRow:
-        """Return the row, with state marks if the row is the last of a witness or is compared with such a row."""
+        """Return the row, with state marks if it is the last row of a witness or is compared with such a row."""
         if not self._is_marked(row.step):
             return row
         with span("state marks"):
@@ -287,13 +286,13 @@ class TrainingLoop:
         return self._always_measures_norms or (self._progress.step + 1) % NORMS_EVERY_STEPS == 0
 
     def _end(self, reason: StopReason) -> _SomeSteps:
-        """Make the last commit and, if time is left, the witness of this commit."""
+        """Make the last commit. If time is left, also make the witness of this commit."""
         self._saving.barrier()
         self._records.read()
         while self._resume.is_pending and not self._resume.is_undecided and self._at_end.may_step():
             yield from self._last_step(counts=True)
-        # If the time ends the replay early, the verdict is made from the rows so far: without a verdict, nothing is
-        # committed.
+        # If the time is up before the replay ends, the verdict uses the rows so far, because nothing is committed
+        # without a verdict.
         self._resume.settle()
         reached = replace(self._progress)
         self._notices.call_hook()
@@ -304,7 +303,7 @@ class TrainingLoop:
             self._save(evaluate=reason is StopReason.FINISHED, is_last=True)
         yield from self._add_witness(reached.step)
         self._drain()
-        # The witness steps are not part of the run; the next attempt makes them again.
+        # The witness steps are not part of the run. The next attempt makes these steps again.
         self._progress.step, self._progress.samples_seen = reached.step, reached.samples_seen
         self._progress.finish_reason = reached.finish_reason
         if reason is StopReason.FINISHED:
@@ -313,17 +312,18 @@ class TrainingLoop:
             self._context.activity.leaving()
 
     def _drain(self) -> None:
-        """Seal the commits that have witness rows; wait until all submitted jobs are durable or the time is up."""
+        """Seal the commits that have rows; wait until all submitted saves are durable, or the time is up."""
         for step, rows in self._witness.take_rest():
             self._writer.submit(SealJob(step, rows))
         while not self._ranks.all(self._writer.wait(self._at_end.patience_seconds)) and self._at_end.has_patience():
             self._saving.refuse_risk()  # Waits for an unreachable store, until this limit or a notice ends the wait.
 
     def _add_witness(self, saved: int) -> _SomeSteps:
-        """Make steps after the last commit as its witness; a resume replays these steps, and their state is not
-        kept."""
+        """Make steps after the last commit as the witness of this commit. A resume replays these steps. The state after
+        these steps is not kept."""
         try:
-            # An evaluation may take longer than the time left, so the rows end at the first step that needs one.
+            # An evaluation may take longer than the time left, so the rows end at the first step that needs an
+            # evaluation.
             while not self._witness.is_full(saved) and not self._live.awaits_metric and self._at_end.may_step():
                 yield from self._last_step(counts=False)
         except FencedError:
@@ -334,7 +334,7 @@ class TrainingLoop:
         except Exception:
             if self._ranks.count > 1:
                 raise  # The other ranks are in the middle of that step.
-            # The last commit and the stop reason stay as they are. The next attempt makes this step again.
+            # The last commit and the stop reason do not change. The next attempt makes this step again.
             log.warning("the training code raised after the last commit; fewer witness rows are sealed", exc_info=True)
 
     def _last_step(self, *, counts: bool) -> _OneStep:

@@ -36,7 +36,7 @@ log = logging.getLogger("segue.trainer")
 def main() -> int:
     """Run the assignment; return the exit code."""
     go_on_without_parent()
-    # Blocked until there is a handler, because a notice may arrive during the imports.
+    # The signals are blocked until there is a handler, because a notice may arrive during the imports.
     signal.pthread_sigmask(signal.SIG_BLOCK, tuple(KINDS))
     if sys.argv[1:] in ([], [EARLY_OPTION]):
         if sys.argv[1:]:
@@ -67,11 +67,11 @@ def _be_a_rank(folder: LaunchFolder, rank: int) -> NoReturn:
         code = _run(folder.assignment, folder=folder, rank=rank)
         _leave(folder, rank, code)
     except BaseException:
-        # Catch any exception: the process must end without destroying its process groups.
+        # Catch any exception, because the process must end without destroying its process groups.
         log.exception("this rank ends")
         end_process(1)
-    # torchrun ends the other ranks as soon as one fails, and they may still have a report to write. After a usage error
-    # no rank has begun, so those that wait for this one must end.
+    # torchrun ends the other ranks as soon as one rank fails, and the other ranks may still have a report to write.
+    # After a usage error, no rank has begun, so ranks that wait for this rank must end.
     end_process(code if code == ExitCode.USAGE else 0)
 
 
@@ -88,7 +88,8 @@ def _run(assignment: Assignment | None, *, folder: LaunchFolder | None = None, r
     signal.pthread_sigmask(signal.SIG_UNBLOCK, tuple(KINDS))
     for number in folder.enter(rank) if folder is not None else ():
         signals.leave(number)
-    # Imported after the handlers are installed: these imports take seconds, and a notice may arrive during them.
+    # These imports come after the handlers are installed, because they take seconds and a notice may arrive during
+    # them.
     from segue.trainer.attempt import run_attempt
     from segue.trainer.standby import boot_and_wait
 

@@ -43,8 +43,8 @@ class ProgramAttempt:
         begin: Callable[[Workload], TrainingLoop],
         ended_early: Callable[[BaseException], SegmentReport],
     ) -> None:
-        """`begin` makes the training loop for the tracked objects. `ended_early` makes the report if the attempt ends
-        before there is a loop; its argument is the error that ended the attempt."""
+        """`begin` makes the training loop for the tracked objects. If the attempt ends before there is a loop,
+        `ended_early` makes the report. The argument of `ended_early` is the error that ended the attempt."""
         self._context, self._resume = context, resume
         self._begin, self._ended_early = begin, ended_early
         self._loop: TrainingLoop | None = None
@@ -58,8 +58,8 @@ class ProgramAttempt:
                 session = self._session(config, ProgramRecord(spec))
         except Exception as error:
             return self._ended_early(error)
-        # Ranks that do not seed their streams draw different numbers, as in processes that torchrun starts without
-        # segue.
+        # If ranks do not seed their streams, they draw different numbers. The same is true for processes that torchrun
+        # starts without segue.
         seed_all(stream_seed(spec.seed, rank=ranks.rank, step=0) if ranks.rank else spec.seed)
         try:
             with hosted(session), config_for_processes(config):
@@ -70,9 +70,10 @@ class ProgramAttempt:
 
     @contextmanager
     def hosting(self) -> Iterator[LiveSession]:
-        """Yield the session of a program that already runs in this process; the attempt ends at the end of the block.
+        """Yield the session of a program that already runs in this process. The attempt ends at the end of the block.
 
-        Exceptions that the block raises, and errors that end the attempt as failed, are reported and raised again.
+        If the block raises an exception, or if an error ends the attempt as failed, the error is reported and raised
+        again.
         """
         session = self._session(self._context.spec.config, None)
         raised: BaseException | None = None
@@ -147,8 +148,8 @@ class ProgramAttempt:
 
 
 def _run_command(command: Sequence[str]) -> BaseException | None:
-    """Run `python script.py ...` or `python -m module ...` in this process; return the exception of the program, if
-    any.
+    """Run `python script.py ...` or `python -m module ...` in this process. If the program raises an exception, return
+    the exception.
 
     `sys.exit(0)` does not count as an exception.
     """
@@ -163,7 +164,7 @@ def _run_command(command: Sequence[str]) -> BaseException | None:
             sys.path.insert(0, str(Path(arguments[0]).resolve().parent))
             runpy.run_path(arguments[0], run_name="__main__")
     except BaseException as error:
-        # Return it to the attempt, which reports it: a program may raise any exception, and may exit.
+        # Return the exception to the attempt, which reports it. A program may raise any exception, and may exit.
         is_success = type(error) is SystemExit and error.code in (0, None)
         return None if is_success else error
     return None

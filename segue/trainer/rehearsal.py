@@ -1,4 +1,5 @@
-"""Resume rehearsal: a fresh process restores the first sealed checkpoint and replays its witness during training."""
+"""Resume rehearsal. During training, a fresh process restores the first sealed checkpoint and replays the witness of
+this checkpoint."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ log = logging.getLogger(__name__)
 _LOOK_SECONDS = 0.05
 _NOT_HELD_FIX = "prove a resume with `segue drill` or the verify-resume deployment, on a machine with more memory"
 LONGEST_WAIT_SECONDS = 900.0
-"""Longest time that a run at its goal waits for an unfinished rehearsal, in seconds."""
+"""Longest time, in seconds, that a run waits at its goal for an unfinished rehearsal."""
 
 
 def is_due(assignment: Assignment, history: History, *, ranks: int) -> bool:
@@ -34,7 +35,7 @@ def is_due(assignment: Assignment, history: History, *, ranks: int) -> bool:
 
 
 def refuse_after_broken(assignment: Assignment, runlog: RunLog) -> None:
-    """Raise an error if a rehearsal has ended the run; after such a verdict, nothing is committed.
+    """Raise an error if the verdict of a rehearsal has ended the run. After this verdict, nothing is committed.
 
     Raises:
         RehearsalError: a fresh process could not reproduce the run's steps, and `continuity.rehearsal` is `stop`.
@@ -47,15 +48,16 @@ def refuse_after_broken(assignment: Assignment, runlog: RunLog) -> None:
 
 
 class ResumeRehearsal:
-    """At most one rehearsal per attempt. The process of the rehearsal ends when the trainer ends."""
+    """The rehearsal of one attempt. An attempt has at most one rehearsal. The process of the rehearsal ends when the
+    trainer ends."""
 
     def __init__(self, assignment: Assignment, runlog: RunLog, *, is_due: bool, clock: Clock) -> None:
         self._assignment, self._runlog, self._is_due, self._clock = assignment, runlog, is_due, clock
         self._process: subprocess.Popen[bytes] | None = None
 
     def begin(self, *, state_bytes: int) -> None:
-        """Start a rehearsal of the resume from the newest sealed checkpoint, which may not be written completely
-        yet."""
+        """Start a rehearsal of the resume from the newest sealed checkpoint. This checkpoint may not be completely
+        written yet."""
         if not self._is_due:
             return
         self._is_due = False
@@ -96,7 +98,7 @@ class ResumeRehearsal:
             patiently(lambda: refuse_after_broken(self._assignment, self._runlog), what="log")
 
     def wait(self, *, may_wait: Callable[[], bool]) -> None:
-        """Wait until a started rehearsal has ended, at most up to a limit and only while `may_wait` returns True.
+        """Wait until a started rehearsal has ended. The wait has a time limit, and ends if `may_wait` returns False.
 
         Raises:
             RehearsalError: under the same conditions as in `check`.

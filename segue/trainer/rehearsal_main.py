@@ -78,7 +78,7 @@ def rehearse(
     verdict = judged(NONE)
     if verdict.kind is not VerdictKind.BROKEN or not rows:
         return Rehearsed(verdict, made.process_values)
-    log.info("replay differs from the witness; fresh processes repeat it step=%d", checkpoint.manifest.step)
+    log.info("replay differs from the witness; fresh processes replay the steps step=%d", checkpoint.manifest.step)
     folder = str(copy.root) if copy is not None else None
     request = ReplayRequest(assignment=assignment, checkpoint=checkpoint.ref, steps=len(rows), copy_folder=folder)
     # It ends with the trainer, which decides how long to wait for the answer.

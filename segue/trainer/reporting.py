@@ -1,4 +1,4 @@
-"""Reporting: heartbeats during an attempt, and a report at its end."""
+"""Reporting. An attempt writes heartbeats while it runs, and a report at its end."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _ON_NOTICE = (StopReason.NOTICE, StopReason.BOUND)
 
 @dataclass(kw_only=True)
 class AttemptReporter:
-    """Makes the heartbeats and the final report of an attempt. Changes no training state."""
+    """An object that makes the heartbeats and the final report of an attempt. It changes no training state."""
 
     context: AttemptContext
     progress: Progress
@@ -49,7 +49,7 @@ class AttemptReporter:
         self.from_step = self.progress.step
 
     def heartbeat(self, counter: int) -> Heartbeat:
-        """Make the heartbeat with this counter. The heartbeat thread calls it."""
+        """Make the heartbeat with this counter. The heartbeat thread calls this method."""
         self.context.kills.look(self.context.clock.monotonic())
         last_commit = self.writer.last_commit
         return Heartbeat(
@@ -75,7 +75,7 @@ class AttemptReporter:
     def report(
         self, reason: StopReason, *, failure: CodeFailure | None = None, note: str | None = None
     ) -> SegmentReport:
-        """Make the attempt's report from the current state; nothing is written.
+        """Make the attempt's report from the current state. This method writes nothing.
 
         Raises:
             StoreReadError: this rank is not the leader and could not read the log.
@@ -108,7 +108,7 @@ class AttemptReporter:
         )
 
     def append(self, report: SegmentReport) -> SegmentReport:
-        """Write the report to the run's log if this rank is the one that reports; return the report.
+        """If this rank is the reporting rank, write the report to the run's log. Return the report.
 
         Raises:
             FencedError: a newer claim exists.
@@ -119,14 +119,15 @@ class AttemptReporter:
     def _last_commit(self) -> CheckpointRef | None:
         if self.context.group.ranks.is_leader:
             return self.writer.last_commit
-        # Only the leader commits. Another rank that reports in its place reads the commits from the log.
+        # Only the leader commits. If another rank reports in place of the leader, it reads the commits from the log.
         history = read_history(patiently(self.context.runlog.reload, what="log"))
         attempt = history.attempt_of(self.context.plan.segment, self.context.plan.attempt)
         return attempt.commits[-1] if attempt is not None and attempt.commits else None
 
 
 class CapturedWork:
-    """Saves captured state for the watchdog, which ends an attempt while the training thread runs the user's code."""
+    """The captured state of an attempt, for the watchdog. The watchdog may end an attempt while the training thread
+    runs the user's code."""
 
     def __init__(
         self,
@@ -156,7 +157,7 @@ class CapturedWork:
         self._call_hook()
 
     def release(self) -> None:
-        """Let the pending save be committed without its metric. Returns immediately."""
+        """Let the pending save be committed without its metric. The call returns immediately."""
         self._saving.release_metric()
 
     def report_ended(self, reason: StopReason, failure: CodeFailure | None, note: str | None) -> None:
@@ -170,19 +171,20 @@ class CapturedWork:
         if reason in _ON_NOTICE and is_at_goal and self._spec.program is None:  # The program has yet to end by itself.
             reason = StopReason.FINISHED
         report = self._reporter.report(reason, failure=failure, note=note)
-        # torchrun signals the other ranks when one is gone; that signal is no notice from the provider.
+        # When a rank is gone, torchrun sends a signal to the other ranks. This signal is not a notice from the
+        # provider.
         self._reporter.append(report.model_copy(update={"notice": None}) if reason is StopReason.LOST else report)
 
 
 def append_report(context: AttemptContext, report: SegmentReport) -> None:
-    """Write an attempt's report to the run's log if this rank is the one that reports.
+    """If this rank is the reporting rank, write an attempt's report to the run's log.
 
     If the write fails, the failure is logged, and the controller later declares the attempt lost.
 
     Raises:
         FencedError: a newer claim exists.
     """
-    context.activity.keep_out()  # One thread reports: the one that ends the attempt.
+    context.activity.keep_out()  # Only the thread that ends the attempt reports.
     if not context.group.reports:
         return
     runlog, claim = context.runlog, context.claim
@@ -210,7 +212,7 @@ def starting(context: AttemptContext, counter: int) -> Heartbeat:
 
 
 def report_without_training(context: AttemptContext, reason: StopReason, error: BaseException) -> SegmentReport:
-    """Report an attempt that an error ended before its first step; only the reporting rank writes to the run's log.
+    """Report an attempt that an error ended before its first step. Only the reporting rank writes to the run's log.
 
     Raises:
         FencedError: a newer claim exists, and `reason` is not `fenced`.
@@ -222,7 +224,7 @@ def report_without_training(context: AttemptContext, reason: StopReason, error: 
 def report_ended(
     context: AttemptContext, reason: StopReason, failure: CodeFailure | None, note: str | None
 ) -> SegmentReport:
-    """Report an attempt that ended before its first step; only the reporting rank writes to the run's log.
+    """Report an attempt that ended before its first step. Only the reporting rank writes to the run's log.
 
     Raises:
         FencedError: a newer claim exists, and `reason` is not `fenced`.
@@ -250,7 +252,7 @@ def report_ended(
 
 
 def _with_memory(note: str | None, reason: StopReason) -> str | None:
-    """Return the note; if memory ran out, add the memory use and the limit."""
+    """Return the note. If memory ran out, add the memory use and the limit to the note."""
     if reason is not StopReason.OUT_OF_MEMORY:
         return note
     return "; ".join(part for part in (note, in_words(peak_bytes(), limit_bytes())) if part)

@@ -35,10 +35,12 @@ class SafePoints:
         self._saving, self._stop_rule, self._notices = saving, stop_rule, notices
         self._has_waited_for_state = False
         self._full_at_seconds = self._full_at_step = 0.0
-        """The next full vote comes at this time or at this step, whichever is first."""
+        """The time and the step of the next full vote. The vote comes at this time or at this step, whichever is
+        first."""
 
     def vote(self) -> Vote:
-        """Decide the action of all ranks. Afterwards, a notice that one rank had is on the board of every rank.
+        """Decide the action of all ranks. If one rank had a notice, the notice is on the board of every rank after this
+        call.
 
         Raises:
             FencedError, StoreWriteError: the writer has failed with this error since the last vote.
@@ -54,15 +56,15 @@ class SafePoints:
         return agreed
 
     def stops_at(self, step: int) -> bool:
-        """Whether the attempt would stop at the safe point after this number of steps; if so, the next vote is a full
-        one."""
+        """Whether the attempt would stop at the safe point after this number of steps. If so, the next vote is a full
+        vote."""
         stops = self._stop_rule.reason(step) is not None
         self._full_at_seconds = 0.0 if stops else self._full_at_seconds
         return stops
 
     def saves_at(self, step: int) -> bool:
-        """Whether a save would be due at the safe point after this number of steps; if so, the next vote is a full
-        one."""
+        """Whether a save would be due at the safe point after this number of steps. If so, the next vote is a full
+        vote."""
         saves = not self._resume.is_pending_after(step) and self._saving.is_due(step)
         self._full_at_seconds = 0.0 if saves else self._full_at_seconds
         return saves
@@ -74,10 +76,11 @@ class SafePoints:
 
     @property
     def _is_quiet(self) -> bool:
-        """Whether the full vote can be left out, because nothing can be due so soon after the last full vote.
+        """Whether the full vote can be left out, because no stop and no save can be due so soon after the last full
+        vote.
 
-        With short steps, full votes would take longer than all other work. Several ranks always hold a full vote,
-        because all of them must take part.
+        If steps are short, full votes would take longer than all other work. If there are several ranks, every vote is
+        a full vote, because all ranks must take part.
         """
         progress = self._live.progress
         return (
@@ -106,7 +109,7 @@ class SafePoints:
         waits = save and self._live.is_save_of_this_step
         agreed = agree(ranks, Vote(stop, save, is_busy=not self._saving.has_room, waits=waits, notice=seen))
         if agreed.notice is not None:
-            # All ranks stop now, so the source may not withdraw it any more.
+            # All ranks stop now, so the source may no longer withdraw the notice.
             board.hold()
             kind, seconds_left = agreed.notice
             board.leave(kind, grace_seconds=seconds_left)

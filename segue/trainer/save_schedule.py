@@ -1,4 +1,5 @@
-"""When a save is due: after the interval of the spec, after the interval with the lowest cost, or on request."""
+"""The schedule of saves. A save is due after the interval of the spec, after the interval with the lowest cost, or on
+request."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 class SaveSchedule:
-    """Decides when one attempt saves. Used at safe points, only from the training loop's thread."""
+    """The schedule of one attempt's saves. Only the thread of the training loop uses this object, at safe points."""
 
     def __init__(self, spec: CheckpointSpec, *, step: int, life: Life | None, clock: Clock) -> None:
         """`step` is the step at which the attempt starts; `life` is the result of `life_on`."""
@@ -45,7 +46,7 @@ class SaveSchedule:
         return math.inf if seconds is None else self._saved_at + seconds - self._clock.monotonic()
 
     def request(self, step: int) -> None:
-        """Make a save due now, unless this step was already submitted."""
+        """Make a save due now, unless a save of this step was already submitted."""
         self._is_owed = self._is_owed or step != self.saved_step
 
     def delay(self) -> None:
@@ -59,7 +60,7 @@ class SaveSchedule:
         self._is_delaying = self._is_owed = False
 
     def evaluated(self) -> None:
-        """Record that the newest save has its metric: the save interval begins now."""
+        """Record that the newest save has its metric. The save interval begins now."""
         self._saved_at = self._clock.monotonic()
 
     def torn(self) -> None:

@@ -1,4 +1,5 @@
-"""Saves that are submitted but not committed yet: their cost, and the work at risk."""
+"""The saves that are submitted but not committed yet. The module measures the cost of the saves and the work at
+risk."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ class _Submitted:
 
 
 class SavesInFlight:
-    """One attempt's submitted saves. Used at safe points, only from the training loop's thread."""
+    """The submitted saves of one attempt. Only the thread of the training loop uses this object, at safe points."""
 
     def __init__(self, writer: Writer, *, allowed_seconds: float, clock: Clock) -> None:
         """`allowed_seconds` is the longest permitted time between two commits."""
@@ -32,7 +33,7 @@ class SavesInFlight:
         self._meter = CostMeter()
 
     def submitted(self, step: int, *, stall_seconds: float) -> None:
-        """Record that the state after this step was given to the writer; training paused for `stall_seconds`."""
+        """Record that the writer has the state after this step, and that training paused for `stall_seconds`."""
         self._submitted[step] = _Submitted(self._clock.monotonic(), stall_seconds)
 
     def evaluated(self, step: int, seconds: float) -> None:
@@ -56,7 +57,7 @@ class SavesInFlight:
         return self._meter.estimate
 
     def look(self) -> bool:
-        """Take note of the newest commit; return False if this commit is already known."""
+        """Record the newest commit. Return False if this commit is already known."""
         last = self._writer.last
         if last is None or last.ref == self._seen:
             return False
@@ -77,7 +78,8 @@ class SavesInFlight:
 
         If the store has refused the save so far, waiting ends after half the allowed time, because the interval before
         the save may have used the other half. If the store has not answered, waiting ends after twice the allowed time
-        or after four times the duration of a save, whichever is longer: the save may be large, or the network slow.
+        or after four times the duration of a save, whichever is longer, because the save may be large or the network
+        may be slow.
         """
         now, allowed = self._clock.monotonic(), self._allowed_seconds
         if not self._submitted or now - self._safe_at <= allowed:

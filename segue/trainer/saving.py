@@ -1,4 +1,5 @@
-"""Saves of an attempt: their content, and the copy of the state while training continues."""
+"""The saves of an attempt. The module selects the content of each save, and copies the state while training
+continues."""
 
 from __future__ import annotations
 
@@ -28,11 +29,12 @@ from segue.trainer.workloads.state import capture
 log = logging.getLogger(__name__)
 
 _SHORT_EVALUATION_SECONDS = 1.0
-"""Evaluations up to this duration may delay a notice, so the state is not copied before them."""
+"""Longest evaluation, in seconds, that may delay the reaction to a notice. Before an evaluation of at most this
+duration, the state is not copied."""
 
 
 class Saving:
-    """One attempt's saves. Used at safe points, only from the training loop's thread."""
+    """The saves of one attempt. Only the thread of the training loop uses this object, at safe points."""
 
     def __init__(
         self,
@@ -54,9 +56,10 @@ class Saving:
         self.in_flight = SavesInFlight(writer, allowed_seconds=allowed_seconds, clock=context.clock)
         self._late: Staged | None = None
         self.ahead = LookAhead(live)
-        """Inspects the state before a save, if possible; otherwise the save does so."""
+        """Inspects the state before a save, if possible. Otherwise the save itself inspects the state."""
         self._held: Staged | None = None
-        """A copy of the current state while the user's metric is computed; committed only if a notice comes."""
+        """A copy of the current state, held while the user's metric is computed. The copy is committed only if a notice
+        comes."""
         self._metric = Metric()
         """The metric of the newest save."""
         self._untracked: tuple[Finding, ...] = ()
@@ -64,12 +67,12 @@ class Saving:
         self._hook = register_optimizer_step_pre_hook(lambda *_: self.barrier())
 
     def close(self) -> None:
-        """Remove the hook that was registered with torch."""
+        """Remove the hook that this object has registered with torch."""
         self._hook.remove()
         self.barrier()
 
     def prepare(self) -> None:
-        """Allocate memory for saves in the background; to be called as soon as the optimizer has its state.
+        """Allocate memory for saves in the background. The call must come as soon as the optimizer has its state.
 
         Raises:
             UnsupportedStateError: the state contains an object that a checkpoint cannot store.
@@ -80,7 +83,7 @@ class Saving:
         self._staging.prepare(capture(self._components))
 
     def barrier(self) -> None:
-        """Wait until the copy for the last save is complete; to be called before the state changes."""
+        """Wait until the copy for the last save is complete. The call must come before the state changes."""
         if self._late is not None:
             with span("barrier"):
                 self._late.barrier()
@@ -108,11 +111,11 @@ class Saving:
         return self.schedule.is_due(self._progress.step if step is None else step)
 
     def request(self) -> None:
-        """Make a save due now, unless this step was already submitted."""
+        """Make a save due now, unless a save of this step was already submitted."""
         self.schedule.request(self._progress.step)
 
     def save(self, *, evaluate: bool, is_last: bool = False) -> None:
-        """Submit the current state to the writer; a staging buffer must be free.
+        """Submit the current state to the writer. A staging buffer must be free.
 
         Raises:
             StructureChangedError: the structure that a resume builds could not hold this state; nothing was submitted.
@@ -159,9 +162,9 @@ class Saving:
         )
 
     def _evaluate(self) -> None:
-        """Compute the metric of the newest save, while the writer writes its bytes."""
+        """Compute the metric of the newest save, while the writer writes the bytes of the save."""
         metric, started = self._metric, self._clock.monotonic()
-        self.barrier()  # An evaluation may change the weights for a while.
+        self.barrier()  # An evaluation may temporarily change weights.
         try:
             with self._activity.evaluating(), span("evaluate"):
                 metric.set(self._live.evaluate())
@@ -192,13 +195,13 @@ class Saving:
 
     @property
     def is_all_captured(self) -> bool:
-        """Whether every step so far is committed, submitted or held. Another thread reads this."""
+        """Whether every step so far is committed, submitted or held. Another thread reads this property."""
         return self._progress.step == self.schedule.saved_step or self._held is not None
 
     def commit_captured(self, limit_seconds: float) -> None:
         """Commit the captured state without its metric, and wait for the commit for at most `limit_seconds`.
 
-        Another thread calls it, after the training thread is blocked.
+        Another thread calls this method after the training thread is blocked.
         """
         held, self._held = self._held, None
         if held is not None:
@@ -208,7 +211,7 @@ class Saving:
         self._writer.wait(max(limit_seconds, 0.0))
 
     def release_metric(self) -> None:
-        """Let the newest save be committed without its unfinished metric. Another thread calls it."""
+        """Let the newest save be committed without its unfinished metric. Another thread calls this method."""
         self._metric.give_up()
 
     def wait_for_staging_buffer(self, timeout_seconds: float) -> bool:
@@ -229,7 +232,7 @@ class Saving:
         self.in_flight.refuse_risk()
 
     def end_without_folder(self, *, is_finished: bool) -> None:
-        """Handle the end of an attempt for whose last step the program gave no folder.
+        """Handle the end of an attempt if the program gave no folder for the last step.
 
         Raises:
             SessionError: this step is the last step of the run.
@@ -249,7 +252,7 @@ class Saving:
 
 @contextmanager
 def evaluating(saving: Saving, records: StepRecords, activity: Activity, *, may_hold: bool) -> Iterator[None]:
-    """A block that computes the user's metric after an unsaved step; if a notice comes during the block, the step is
+    """A block that computes the user's metric after an unsaved step. If a notice comes during the block, the step is
     committed.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The trainer of a standby: it prepares for training, then waits for its assignment."""
+"""The trainer of a standby. It prepares for training, and then waits for its assignment."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _POLL_SECONDS = 0.05
 def boot_and_wait(
     folder: LaunchFolder, rank: int, *, spec: RunSpec, board: NoticeBoard, clock: Clock
 ) -> Assignment | None:
-    """Prepare for training, then wait for an assignment; return None after a notice or if the owner has ended.
+    """Prepare for training, and then wait for an assignment. Return None after a notice, or if the owner has ended.
 
     The call uses neither the run's log nor its checkpoints, so the process may be killed at any moment.
 
@@ -37,7 +37,8 @@ def boot_and_wait(
     folder.boot(rank)
     log.info("booted, waiting for an assignment")
     while True:
-        # The assignment is read before the notice: ranks that saw the assignment would wait for a rank that left.
+        # The assignment is read before the notice. If a rank left because of the notice, ranks that saw the assignment
+        # would wait for it.
         assignment = folder.assignment
         if assignment is not None:
             return assignment

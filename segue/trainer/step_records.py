@@ -1,4 +1,5 @@
-"""Handles the numbers of each step when they arrive; from an accelerator, they arrive one step later."""
+"""The numbers of each step, which this module handles when they arrive. Numbers from an accelerator arrive one step
+later."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 class _Unread(NamedTuple):
-    """A step that is counted, but whose numbers have not arrived yet."""
+    """A counted step whose numbers have not arrived yet."""
 
     late: LateStep
     samples_before: int
@@ -35,9 +36,11 @@ class _Unread(NamedTuple):
 
 
 class StepRecords:
-    """Refuses anomalous steps, and adds all other steps in order to witness, replay and loss curve.
+    """The records of the steps of an attempt. Anomalous steps are refused. All other steps are added, in order, to the
+    witness, the replay and the loss curve.
 
-    While the numbers of a step are unread, nothing may be committed: `read` is called before each save and at the end.
+    While the numbers of a step are unread, nothing may be committed. Therefore the loop calls `read` before each save
+    and at the end.
     """
 
     def __init__(self, live: Workload, *, spec: AnomalySpec, resume: Resume, witness: Witness, curve: Curve) -> None:
@@ -49,7 +52,7 @@ class StepRecords:
         """Loss of the newest step whose numbers were read."""
 
     def keep(self, late: LateStep, *, samples_before: int, seconds: float, ended_at: datetime) -> None:
-        """Keep this step until its numbers are read; the step is counted already."""
+        """Keep this step until its numbers are read. The step is already counted."""
         self._unread = _Unread(late, samples_before, self._progress.samples_seen, seconds, ended_at)
 
     def read(self) -> None:
@@ -70,8 +73,8 @@ class StepRecords:
     def read_before(self, error: BaseException, *, is_alone: bool) -> None:
         """Read the kept step after a later step raised `error`, because the kept step may have caused the error.
 
-        With several ranks (`is_alone` is false), each rank reads only its own numbers, because the ranks no longer
-        exchange them.
+        If there are several ranks, each rank reads only its own numbers, because the ranks no longer exchange numbers.
+        `is_alone` is then false.
 
         Raises:
             PoisonedStepError: the kept step is an anomaly, which explains `error`.
@@ -83,7 +86,8 @@ class StepRecords:
         try:
             made = late.read_alone()
         except RuntimeError as of_device:
-            # If the device has failed, nothing can be read from it; the exception of the step says why.
+            # If the device has failed, nothing can be read from the device, and the exception of the step gives the
+            # reason.
             log.debug("the numbers of the previous step are lost error=%s raised=%r", of_device, error)
             return
         # A spike can only be detected in the loss of the whole batch.
@@ -99,7 +103,8 @@ class StepRecords:
             raise
 
     def refuse_poison(self, made: StepMade, *, recent_losses: tuple[float, ...] | None = None) -> None:
-        """Refuse an anomalous step before its row becomes part of a witness, which a replay would have to reproduce.
+        """Refuse an anomalous step before the row of the step becomes part of a witness. A replay would have to
+        reproduce this row.
 
         Raises:
             PoisonedStepError: the step is an anomaly.
@@ -108,14 +113,15 @@ class StepRecords:
         symptom = anomalous_steps.symptom(row, spec=self._spec, recent_losses=recent)
         if symptom is None:
             return
-        # If a replay has an anomaly that the run did not have, it has lost some state; the batch is not the cause.
+        # If a replay has an anomaly that the run did not have, the replay has lost some state. The batch is not the
+        # cause.
         self._resume.add_replayed(row)
         self._resume.settle()
         where = Skip(samples_seen=made.start, sample_count=made.samples)
         raise PoisonedStepError(anomaly=symptom.on(where, step=row.step, sample_ids=made.ids.tolist()))
 
     def refuse_poisoned_weights(self) -> None:
-        """Check the weights if the norms of the last step were not measured.
+        """If the norms of the last step were not measured, check the weights.
 
         Raises:
             PoisonedStepError: the last update made the weights unusable.
@@ -135,7 +141,7 @@ class StepRecords:
         self._resume.add_replayed(row)
 
     def amend(self, metrics: Mapping[str, float]) -> None:
-        """Add metrics that were measured after the newest step to its row of the loss curve."""
+        """Add metrics that were measured after the newest step to the row of this step in the loss curve."""
         self._curve.amend(metrics)
 
     def count(self, made: StepMade, *, samples_seen: int, seconds: float, ended_at: datetime) -> None:
@@ -164,7 +170,7 @@ def curve_of(context: AttemptContext, *, from_step: int) -> Curve:
 
 
 def with_marks(late: LateStep, marks: Marks) -> LateStep:
-    """Return the late step with the marks of its resulting state."""
+    """Return the late step, with the marks of the state after the step."""
 
     def read(numbers: Callable[[], StepMade]) -> StepMade:
         made = numbers()

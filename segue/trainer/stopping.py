@@ -1,4 +1,4 @@
-"""Decides why an attempt stops at a safe point, and reacts to notices and hints."""
+"""The decision why an attempt stops at a safe point, and the reaction to notices and hints."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ log = logging.getLogger(__name__)
 
 _MOST_SECONDS = 5.0
 _OF_TIME_LEFT = 0.1
-"""Share of the time until the preemption that the hook may take."""
+"""Share of the time until the preemption for which the hook may run."""
 
 
 def hook_seconds(seconds_left: float | None, last_save: LastSave | None) -> float:
-    """Seconds to wait for the hook, so that the last save still fits afterwards; 0 or less if there is no time."""
+    """Seconds to wait for the hook, so that there is still time for the last save. The result is 0 or less if there is
+    no time for the hook."""
     if seconds_left is None:
         return _MOST_SECONDS
     spare = seconds_left
@@ -38,11 +39,12 @@ class NoticeHook:
     """Calls the user's `on_notice` function, if there is one."""
 
     def __init__(self, function: Callable[[Notice], None] | None, *, components: dict[str, Component]) -> None:
-        """A call does not change the random streams and modes in `components`."""
+        """If the hook changes the random streams or modes in `components`, the changes are undone."""
         self._function, self._components = function, components
 
     def call(self, notice: Notice, *, limit_seconds: float) -> None:
-        """Call the hook and wait for at most `limit_seconds`. Exceptions of the hook are not raised."""
+        """Call the hook, and wait for at most `limit_seconds`. If the hook raises an exception, this method does not
+        raise it."""
         function = self._function
         if function is None:
             return
@@ -57,7 +59,8 @@ class NoticeHook:
                 # Catch even SystemExit, because the hook must not cost the last checkpoint.
                 log.error("on_notice raised kind=%s", notice.kind, exc_info=error)
 
-        # In a thread, because a hung connection of an ending machine must not cost the last checkpoint.
+        # The hook runs in a thread. If a connection hangs because the machine is ending, this must not cost the last
+        # checkpoint.
         thread = threading.Thread(target=work, name="segue-on-notice", daemon=True)
         with unchanged(self._components):
             thread.start()
@@ -67,7 +70,7 @@ class NoticeHook:
 
 
 class StopRule:
-    """Decides on the leader, at each safe point, whether the attempt stops."""
+    """The rule by which the leader decides, at each safe point, whether the attempt stops."""
 
     def __init__(
         self, context: AttemptContext, live: Workload, *, time_left: TimeLeft, pace: Pace, writer: Writer
@@ -77,7 +80,8 @@ class StopRule:
         self._time_left, self._pace, self._writer = time_left, pace, writer
 
     def reason(self, step: int | None = None) -> StopReason | None:
-        """Why the attempt stops now or, if `step` is given, after this number of steps; None if it continues."""
+        """The reason why the attempt stops now; None if it continues. If `step` is given, the result is for the time
+        after this number of steps."""
         step = self._progress.step if step is None else step
         if step >= self._spec.steps or self._progress.finish_reason is not None:
             return StopReason.FINISHED
@@ -127,7 +131,7 @@ class NoticeResponse:
         self._hook = NoticeHook(live.on_notice, components=live.components)
 
     def follow_hints(self) -> None:
-        """For each new hint, request a save at the next safe point; training continues."""
+        """For each new hint, request a save at the next safe point. Training continues."""
         for hint in self._board.take_hints() if self._is_leader else ():
             log.info("hint received kind=%s step=%d", hint.kind, self._progress.step)
             self._saving.request()

@@ -1,4 +1,4 @@
-"""The time left at the end of an attempt, and the work that still fits; all ranks decide alike."""
+"""The time left at the end of an attempt, and the work that still fits into it. All ranks make the same decision."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from segue.trainer.workloads.components import Progress
 
 
 class TimeAtEnd:
-    """Decides which work still fits after an attempt's last counted step."""
+    """The decision which work still fits after the last counted step of an attempt."""
 
     def __init__(
         self, context: AttemptContext, progress: Progress, *, time_left: TimeLeft, pace: Pace, writer: Writer
@@ -23,18 +23,19 @@ class TimeAtEnd:
         return self._time_left.patience_seconds
 
     def has_patience(self) -> bool:
-        """Whether to go on waiting for a save."""
+        """Whether to continue to wait for a save."""
         return self._context.ranks.leader_decides(self.patience_seconds > 0)
 
     def may_step(self) -> bool:
-        """Whether there is time for one more step, and the run is not finished."""
+        """Whether one more step may be made. There must be time for the step, and the run must not be finished."""
         has_time = self._time_left.allows_witness(
             step_seconds=self._pace.step_seconds, save_seconds=self._writer.last_save_seconds
         )
         return self._context.ranks.leader_decides(has_time and not self._progress.is_finished(self._context.spec.steps))
 
     def may_wait(self) -> bool:
-        """Whether the end of the attempt may wait for a rehearsal; never after a notice or beyond the bound."""
+        """Whether the end of the attempt may wait for a rehearsal. It may not wait after a notice or beyond the
+        bound."""
         left = self._time_left.bound_seconds_left
         self._context.activity.goes_on()
         return self._context.board.first_kind is None and (left is None or left > REPORT_SECONDS)

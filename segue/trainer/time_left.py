@@ -10,14 +10,15 @@ from segue.policy.save_interval import NOTICE_SHARE
 from segue.trainer.process.context import AttemptContext
 
 _UNMEASURED_SAVE_SECONDS = 0.1
-"""Assumed duration of a save, in seconds, until a save is measured."""
+"""Assumed duration of a save, in seconds. It is used until the duration of a save is measured."""
 _BOARD_POLL_SECONDS = 0.5
 REPORT_SECONDS, _REPORT_SHARE = 2.0, 0.1
-"""Time reserved for the report: in seconds, or as a share of the grace period if that is shorter."""
+"""Time that is reserved for the report. The first number is in seconds, the second is a share of the grace period. The
+shorter time counts."""
 
 
 class Pace:
-    """The measured duration of a step; the first step is left out."""
+    """The measured duration of a step. The first step is left out."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -27,10 +28,10 @@ class Pace:
     def step_done(self) -> None:
         """Count a completed step."""
         if self.first_step_at is None:
-            # The first step includes allocations and compilation; a rate that counts it is too slow.
+            # The first step includes allocations and compilation, so a rate that includes the first step is too slow.
             self.first_step_at = self._clock.monotonic()
             return
-        # Saves and metrics between steps count too: this is the rate at which the run approaches its goal.
+        # Saves and metrics between steps count too, because this rate shows how fast the run approaches its goal.
         self.train_seconds = self._clock.monotonic() - self.first_step_at
         self.train_steps += 1
 
@@ -41,8 +42,8 @@ class Pace:
 
 
 class TimeLeft:
-    """Decides whether some work still fits. `save_seconds` is the duration of the last save; None before the first
-    save."""
+    """The time that an attempt has left, which decides whether some work still fits. `save_seconds` is the duration of
+    the last save; None before the first save."""
 
     def __init__(
         self, board: NoticeBoard, *, bound_seconds: float | None, grace_seconds: float, started_at: float, clock: Clock
@@ -85,9 +86,9 @@ class TimeLeft:
 
     @property
     def patience_seconds(self) -> float:
-        """Seconds to wait for the writer before the next look at the board; 0 if only the time for the report is left.
+        """Seconds to wait for the writer before the next check of the board; 0 if only the time for the report is left.
 
-        Without a report, the end of an attempt is noticed only after the heartbeat timeout.
+        If there is no report, the parent notices the end of an attempt only after the heartbeat timeout.
         """
         left = self._board.seconds_left()
         if left is None:

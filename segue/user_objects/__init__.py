@@ -1,4 +1,4 @@
-"""Reads attributes of the user's objects, which may raise any exception when they are read.
+"""Reads attributes of the user's objects. The objects may raise any exception when an attribute is read.
 
 `hasattr` and `getattr` handle only AttributeError, so a `__getattr__` that raises KeyError would end a run.
 """
@@ -21,7 +21,7 @@ _METRIC_WORDS = frozenset(
 
 
 def attribute(value: Any, name: str, default: Any = None) -> Any:
-    """An attribute, or the default if the attribute is missing or reading it raises."""
+    """Return an attribute. Return the default if the attribute is missing or if reading it raises an exception."""
     try:
         return getattr(value, name, default)
     except Exception:  # A property or a `__getattr__` of the user raised; the attribute counts as missing.
@@ -29,7 +29,10 @@ def attribute(value: Any, name: str, default: Any = None) -> Any:
 
 
 def text_of(value: Any) -> str:
-    """The text of an object, or its class if `str` raises, as even an exception of the user may do."""
+    """Return the text of an object.
+
+    If `str` raises an exception, return the object's class. Even an exception of the user may raise in `str`.
+    """
     try:
         return str(value)
     except Exception:
@@ -37,7 +40,7 @@ def text_of(value: Any) -> str:
 
 
 def in_words(value: object) -> str:
-    """A description of a value for an error: None, a class, or an object of a class."""
+    """Describe a value for an error: None, a class, or an object of a class."""
     if value is None:
         return "None"
     if isinstance(value, type):
@@ -47,7 +50,7 @@ def in_words(value: object) -> str:
 
 
 def settings_shown(module: Any) -> str:
-    """The settings of a module from its `extra_repr`; empty if that raises."""
+    """Return the settings of a module from its `extra_repr`. The text is empty if `extra_repr` raises an exception."""
     try:
         return str(module.extra_repr())
     except Exception:
@@ -60,14 +63,14 @@ def has(value: Any, *names: str) -> bool:
 
 
 def default_arguments(function: types.FunctionType) -> dict[str, Any]:
-    """The default arguments of a function by name, in their order."""
+    """Return the default arguments of a function by name, in their order."""
     code, values = function.__code__, function.__defaults__ or ()
     positional = code.co_varnames[: code.co_argcount]
     return dict(zip(positional[len(positional) - len(values) :], values, strict=True)) | (function.__kwdefaults__ or {})
 
 
 def signature_of(function: Any) -> inspect.Signature | None:
-    """The signature of a callable; None if it cannot be read."""
+    """Return the signature of a callable. Return None if the signature cannot be read."""
     try:
         found = inspect.signature(function)
     except Exception:  # The callable is built in, or it raises when inspect reads its attributes.
@@ -83,7 +86,7 @@ def signature_of(function: Any) -> inspect.Signature | None:
 
 
 def needed_arguments(function: Any) -> tuple[str, ...]:
-    """Names of the required arguments of a function; empty if they are not known."""
+    """Return the names of the required arguments of a function. The result is empty if the arguments are not known."""
     signature = signature_of(function)
     if signature is None:
         return ()
@@ -96,7 +99,10 @@ def needed_arguments(function: Any) -> tuple[str, ...]:
 
 
 def can_be_called(function: Callable[..., Any], *arguments: Any) -> bool:
-    """Whether the function can be called with exactly these arguments; True if its signature is not known."""
+    """Whether the function can be called with exactly these arguments.
+
+    The result is True if the function's signature is not known.
+    """
     signature = signature_of(function)
     if signature is None:
         return True
@@ -108,13 +114,13 @@ def can_be_called(function: Callable[..., Any], *arguments: Any) -> bool:
 
 
 def has_parameter(function: Any, name: str) -> bool:
-    """Whether a function has an argument of this name."""
+    """Whether a function has an argument with this name."""
     signature = signature_of(function)
     return signature is not None and name in signature.parameters
 
 
 def takes_metric(scheduler: Any) -> bool:
-    """Whether the scheduler's `step` needs one argument whose name shows that it is a metric."""
+    """Whether the scheduler's `step` needs one argument whose name shows that the argument is a metric."""
     needed = needed_arguments(attribute(scheduler, "step"))
     return len(needed) == 1 and not _METRIC_WORDS.isdisjoint(needed[0].lower().split("_"))
 
@@ -130,7 +136,7 @@ def step_by_metric(scheduler: Any, metric: float) -> None:
 
 
 def is_users_file(file: str) -> bool:
-    """Whether a source file belongs to the user: it is not installed, and not part of Python or segue."""
+    """Whether a source file belongs to the user. Such a file is not installed, and is not part of Python or segue."""
     if file.startswith("<frozen "):
         return False  # This is Python's own code, such as the code that runs a script.
     here = Path(__file__).parents[1]
@@ -141,6 +147,6 @@ def is_users_file(file: str) -> bool:
 
 
 def installed_folders() -> tuple[str, ...]:
-    """Folders of Python's own modules and of installed packages."""
+    """Return the folders of Python's own modules and of installed packages."""
     paths = sysconfig.get_paths()
     return (paths["purelib"], paths["platlib"], paths["stdlib"], *site.getsitepackages(), site.getusersitepackages())

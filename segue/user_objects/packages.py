@@ -1,4 +1,7 @@
-"""Versions of the installed packages that the user's files import, without torch, which is in the environment."""
+"""Finds the versions of the installed packages that the user's files import.
+
+Torch is left out, because it is in the environment.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +65,7 @@ def _names(text: str) -> Iterator[str]:
 
 
 def _version_of(name: str, module: ModuleType) -> str:
-    """The version of a module's package; empty for a module that was not installed."""
+    """Return the version of a module's package. The text is empty for a module that was not installed."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:  # The package has another name than the module, such as PyYAML for yaml.

@@ -1,4 +1,6 @@
-"""Values that can be registered besides objects with a state_dict: values with parts, and variables of any value."""
+"""Defines which values can be registered besides objects with a state_dict: values with parts, and variables of any
+value.
+"""
 
 from __future__ import annotations
 
@@ -31,13 +33,13 @@ _ITERATORS = frozenset(
 _FIXED = (bool, int, float, complex, str, bytes, tuple, frozenset, types.NoneType, Enum)
 _FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, functools.partial)
 CODE = (*_FUNCTIONS, types.ModuleType, type)
-"""Types of code, which is not state."""
+"""The types of code. Code is not state."""
 
 
 def is_registrable(value: Any) -> bool:
-    """Whether the state of a value can be restored in place; only its type decides.
+    """Whether the state of a value can be restored in place. Only the type of the value decides.
 
-    The types are collections, arrays, tables, random generators, and the user's own classes with attributes.
+    These types are collections, arrays, tables, random generators, and the user's own classes with attributes.
     """
     kind = type(value)
     if isinstance(value, (*_COLLECTIONS, Variables, contextvars.ContextVar, threading.local, random.Random)):
@@ -50,7 +52,7 @@ def is_registrable(value: Any) -> bool:
 
 
 def is_users_class(kind: type) -> bool:
-    """Whether a class is part of the user's code, or defines itself which data its objects have."""
+    """Whether a class is part of the user's code, or itself defines which data its objects have."""
     if "__dataclass_fields__" in dir(kind) or kind is types.SimpleNamespace:
         return True
     file = getattr(sys.modules.get(kind.__module__), "__file__", None)
@@ -66,15 +68,16 @@ def _has_attributes(value: Any) -> bool:
 
 
 class Variables:
-    """Variables that training sets and that are part of the run's state: for `Recipe.extra`, or for `run.track`.
+    """Variables that training sets and that are part of the run's state.
 
-    Example: `segue.Variables(loss, "calls")`. The first argument is the holder of the variables. For a function, they
-    are closure variables, default arguments, attributes or global variables; for a module, a class or an object, they
-    are attributes; for a dict such as `globals()`, they are entries. A resume restores tensors, arrays, lists and dicts
-    in place, so that the change is visible everywhere, and assigns all other values.
+    They are given to `Recipe.extra` or to `run.track`. Example: `segue.Variables(loss, "calls")`. The first argument is
+    the holder of the variables. If the holder is a function, the variables are closure variables, default arguments,
+    attributes or global variables. If it is a module, a class or an object, they are attributes. If it is a dict such
+    as `globals()`, they are entries. A resume restores tensors, arrays, lists and dicts in place, so that the change is
+    visible everywhere. All other values are assigned.
 
     Raises:
-        SessionError: the holder has no variable of such a name, or no name was given.
+        SessionError: the holder has no variable with one of the names, or no name was given.
     """
 
     def __init__(self, holder: Any, *names: str) -> None:
@@ -86,7 +89,7 @@ class Variables:
             raise SessionError(what=what, fix='name variables that it has: segue.Variables(loss, "calls").')
 
     def get(self, name: str, default: Any = None) -> Any:
-        """The current value of the variable; the default if the variable has no value."""
+        """Return the current value of the variable. Return the default if the variable has no value."""
         holder = self._holder
         if isinstance(holder, types.FunctionType):
             return _get_of_function(holder, name, default)
@@ -105,7 +108,10 @@ class Variables:
             setattr(holder, name, value)
 
     def places(self) -> Iterator[tuple[int, str]]:
-        """For each variable, the identity of its holder, and its name there; the name is empty for a closure cell."""
+        """For each variable, the identity of its holder, and the name of the variable there.
+
+        The name is empty for a closure cell.
+        """
         holder = self._holder
         for name in self.names:
             if isinstance(holder, types.FunctionType):
@@ -116,7 +122,10 @@ class Variables:
                 yield id(vars(holder) if isinstance(holder, types.ModuleType) else holder), name
 
     def _may_come(self, name: str) -> bool:
-        """Whether the holder may get such a variable later; for a function, only if its code names the variable."""
+        """Whether the holder may later get a variable with this name.
+
+        A function may get it only if the function's code names the variable.
+        """
         if not isinstance(self._holder, types.FunctionType):
             return True
         return name in (*self._holder.__code__.co_freevars, *self._holder.__code__.co_names)

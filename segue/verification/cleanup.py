@@ -1,4 +1,4 @@
-"""Removal of the objects of a passed verification; if it did not pass, all objects stay as evidence."""
+"""Removes the objects of a verification that passed. If the verification did not pass, all objects stay as evidence."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from segue.verification.verification_record import Verification
 log = logging.getLogger(__name__)
 
 _EARLIER_LOOKED_AT = 5
-"""Number of earlier verifications whose runs are removed; the objects of older verifications are already removed."""
+"""Number of earlier verifications whose runs are removed. The objects of older verifications are already removed."""
 
 
 def tidy(store: Store, history: Sequence[Verification], newest: Verification, *, spec: StoreSpec | None = None) -> None:
     """Remove the checkpoints of a verification that passed, and the runs of earlier verifications that passed.
 
-    The logs and loss curves of the newest verification stay. A second call removes objects that the first call could
-    not remove.
+    The logs and loss curves of the newest verification stay. A second call removes the objects that the first call
+    could not remove.
 
     Raises:
-        StoreReadError, StoreWriteError: some objects were not removed; a retry is safe.
+        StoreReadError, StoreWriteError: some objects were not removed. It is safe to call the function again.
     """
     if not newest.is_green:
         return

@@ -1,4 +1,7 @@
-"""Disturbances of a run through its store: requests that the segments carry out while the parent trains the run."""
+"""Disturbs a run through its store.
+
+The segments carry out the requests for disturbances while the parent trains the run.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ log = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 0.25
 _SEGMENT_LOOKS_SECONDS = 0.5
-"""Interval at which a segment looks for a request, if the store is on its own machine."""
+"""Seconds between two checks of a segment for a request, if the store is on the segment's own machine."""
 _END_SECONDS = 1.5
 """Seconds from the arrival of a request at the segment until the trainer is killed or gets the notice."""
 
@@ -34,7 +37,7 @@ def latency_seconds(spec: RunSpec) -> float:
 
 
 class Disturber:
-    """Requests each disturbance at its planned moment; requests from before the start of this object also count."""
+    """Requests each disturbance at its planned moment. Requests from before the start of this object also count."""
 
     def __init__(self, runlog: RunLog, spec: RunSpec, moments: Sequence[Moment], *, clock: Clock) -> None:
         self._runlog, self._spec, self._clock = runlog, spec, clock
@@ -43,7 +46,7 @@ class Disturber:
         self._seen: tuple[str, float] | None = None
 
     def hits(self, history: History) -> dict[str, DisturbanceKind]:
-        """The disturbances that ended an attempt on spot, in order, by the id of the attempt.
+        """Return the disturbances that ended an attempt on spot, in order, by the id of the attempt.
 
         Raises:
             StoreReadError: the store could not be read.
@@ -61,10 +64,10 @@ class Disturber:
         return found
 
     def look(self) -> None:
-        """Request the next disturbance if it is due.
+        """Request the next disturbance if the next disturbance is due.
 
         Raises:
-            StoreReadError, StoreWriteError: the store failed; a retry is safe.
+            StoreReadError, StoreWriteError: the store failed. It is safe to call the method again.
         """
         history = read_history(self._runlog)
         plan = history.open_plan

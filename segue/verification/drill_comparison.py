@@ -1,4 +1,7 @@
-"""The comparison of a drill: the resumes of the disturbed run, and the final states of both runs. Pure."""
+"""Compares the two runs of a drill: the resumes of the disturbed run, and the final states of both runs.
+
+The module is pure.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ ENDED_EARLY = "the attempt ended before it replayed a step"
 
 
 class Problem(FiniteValue):
-    """One reason why a drill did not pass, with its fix."""
+    """One reason why a drill did not pass, with the fix."""
 
     component: str
     sentence: str
@@ -45,24 +48,33 @@ class Resume(Value):
 
     @property
     def is_sound(self) -> bool:
-        """True if no problem with the resume is known; steps that were not replayed are covered by the final states."""
+        """Whether no problem with the resume is known.
+
+        The comparison of the final states covers steps that were not replayed.
+        """
         kind = self.verdict.kind
         is_excused = kind is VerdictKind.UNVERIFIED and self.excuse is not None
         return not self.lost and (kind in _PROVEN or is_excused)
 
     @property
     def lost(self) -> tuple[Finding, ...]:
-        """Values that the training carries from step to step and that the resume lost, even if the steps are equal."""
+        """Values that the training carries from step to step and that the resume lost.
+
+        The resume may lose such values even if the steps are equal.
+        """
         return tuple(finding for finding in self.verdict.findings if finding.channel == CARRIED)
 
     @property
     def sentence(self) -> str:
-        """The verdict in words, with the reason if no step was compared."""
+        """The verdict in words. If no step was compared, the sentence contains the reason."""
         return self.verdict.sentence + (f" ({self.excuse})" if self.excuse is not None else "")
 
 
 def resumes_of(history: History, hits: Mapping[str, DisturbanceKind]) -> tuple[Resume, ...]:
-    """Every resume of a run; `hits` has the disturbances, by the id of the attempt that each one ended."""
+    """Return every resume of a run.
+
+    `hits` contains the disturbances, by the id of the attempt that each disturbance ended.
+    """
     numbers = {attempt.claim.attempt_id: number for number, attempt in enumerate(history.attempts)}
     found = []
     for entry in history.resumes:
@@ -93,9 +105,9 @@ def _excuse(history: History, entry: VerdictEntry) -> str | None:
 
 
 def differing(one: Checkpoint, other: Checkpoint) -> tuple[str, ...]:
-    """Names of the components in which two checkpoints differ.
+    """Return the names of the components in which two checkpoints differ.
 
-    Settings that may differ between processes are not compared; the position in the data is compared.
+    Settings that may differ between processes are not compared. The position in the data is compared.
     """
     names = one.manifest.components.keys() | other.manifest.components.keys()
     pairs = ((name, one.manifest.components.get(name), other.manifest.components.get(name)) for name in names)
@@ -103,9 +115,11 @@ def differing(one: Checkpoint, other: Checkpoint) -> tuple[str, ...]:
 
 
 def differing_before(undisturbed: History, disturbed: History) -> tuple[int, tuple[str, ...]] | None:
-    """The first step that both runs committed and the components that differ there, before the first disturbance.
+    """Return the first step that both runs committed before the first disturbance, and the components that differ at
+    this step.
 
-    None if the runs are equal at that step, or if the first attempt of the disturbed run has committed no such step.
+    Return None if the runs are equal at this step, or if the first attempt of the disturbed run has not committed such
+    a step.
     """
     if not disturbed.attempts:
         return None
@@ -121,12 +135,12 @@ def differing_before(undisturbed: History, disturbed: History) -> tuple[int, tup
 
 
 def has_noise(component: str) -> bool:
-    """True if kernel noise can make a component differ, because it has floats that steps compute."""
+    """Whether kernel noise can make a component differ. This is so if the component has floats that steps compute."""
     return component not in _WITHOUT_FLOATS and not component.startswith(("rng.", "data.", "setup."))
 
 
 def worst(resumes: Sequence[Resume]) -> VerdictKind:
-    """The worst verdict of the resumes that were compared; unverified if no resume was compared."""
+    """Return the worst verdict of the resumes that were compared. Return unverified if no resume was compared."""
     kinds = (resume.verdict.kind for resume in resumes if resume.excuse is None)
     return min(kinds, key=_ORDER.index, default=VerdictKind.UNVERIFIED)
 
@@ -134,9 +148,10 @@ def worst(resumes: Sequence[Resume]) -> VerdictKind:
 def problems_of(
     resumes: Sequence[Resume], components: Sequence[str], *, of_folder: Sequence[str] = ()
 ) -> tuple[Problem, ...]:
-    """One problem for each resume that is not sound, then one for each component that differs at the end.
+    """Return one problem for each resume that is not sound, and then one problem for each component that differs at the
+    end.
 
-    `of_folder` has the files of a framework's checkpoint that differ, with their entries.
+    `of_folder` contains the files of a framework's checkpoint that differ, with the entries that differ.
     """
     found: dict[str, Problem] = {}
     for resume in resumes:

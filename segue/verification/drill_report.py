@@ -1,4 +1,7 @@
-"""The report of `segue drill`: one undisturbed run and one with kills and notices, on one machine."""
+"""The report of `segue drill`.
+
+The drill makes two runs on one machine: one undisturbed run, and one run with kills and notices.
+"""
 
 from __future__ import annotations
 
@@ -59,25 +62,31 @@ class DrillReport(Record):
 
     @property
     def passed(self) -> bool:
-        """True if there were resumes after each kind of disturbance, and all resumes continued the run."""
+        """Whether there were resumes after each kind of disturbance, and all resumes continued the run."""
         was_disturbed = self.kills + self.notices > 0 and not self.missed
         is_sound = bool(self.resumes) and all(resume.is_sound for resume in self.resumes)
         return was_disturbed and self.ends_alike and is_sound and not self._lacks_replay
 
     @property
     def ends_alike(self) -> bool:
-        """True if the final states are equal, or differ only because kernels are not deterministic."""
+        """Whether the final states are equal, or differ only because kernels are not deterministic."""
         is_noisy = bool(self.noise) and self.ended == "finished" and all(map(has_noise, self.differing))
         return self.unreproducible is None and (self.identical or is_noisy)
 
     @property
     def _lacks_replay(self) -> bool:
-        """True if there were kills, but no step could be compared after any of them, as after notices."""
+        """Whether there were kills, but no step could be compared after any kill.
+
+        After a notice, no step can be compared either.
+        """
         return self.kills > 0 and not any(resume.verdict.rows_compared for resume in self.resumes)
 
     @property
     def is_broken(self) -> bool:
-        """True if a resume is broken or the final states differ; if false, a drill that did not pass proves nothing."""
+        """Whether a resume is broken or the final states differ.
+
+        If this is False, a drill that did not pass proves nothing.
+        """
         return self.verdict is VerdictKind.BROKEN or not (self.ends_alike or self.unreproducible is not None)
 
     @property
@@ -103,7 +112,7 @@ class DrillReport(Record):
 
     @property
     def problems(self) -> tuple[Problem, ...]:
-        """The reasons why the drill did not pass, each with its fix; empty if it passed."""
+        """The reasons why the drill did not pass, each with its fix. The list is empty if the drill passed."""
         if self.passed:
             return ()
         is_explained = (self.ends_alike and not self.identical) or self.unreproducible is not None

@@ -1,4 +1,7 @@
-"""The files and entries in which two committed folders differ, found without running code from the files. Pure."""
+"""Finds the files and entries in which two committed folders differ, without running code from the files.
+
+The module is pure.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +18,11 @@ from segue.continuity.recipe_diff import differences
 _MOST_SHOWN, _MOST_CHARACTERS = 3, 60
 _STRINGS = ("BINUNICODE", "SHORT_BINUNICODE", "UNICODE", "BINUNICODE8", "SHORT_BINSTRING", "BINSTRING")
 _STORAGE = "storage"
-"""Torch's mark of a tensor in a pickle; the next string is the number of the zip member with the tensor's bytes."""
+"""Torch's mark of a tensor in a pickle. The next string is the number of the zip member with the tensor's bytes."""
 
 
 def folder_differences(one: Mapping[str, bytes], other: Mapping[str, bytes]) -> tuple[str, ...]:
-    """A few sentences about the differences between two folders; each folder maps paths to file contents."""
+    """Return a few sentences about the differences between two folders. Each folder maps paths to file contents."""
     found: list[str] = []
     for name in sorted(one.keys() | other.keys()):
         if name not in one or name not in other:
@@ -47,7 +50,7 @@ def _members(archive: bytes) -> dict[str, bytes]:
 
 
 class _Value(NamedTuple):
-    """A plain value of a pickle, and the string before it, which in a dict is its key."""
+    """A plain value of a pickle, and the string before the value. In a dict, this string is the key of the value."""
 
     key: str
     shown: str
@@ -56,7 +59,7 @@ class _Value(NamedTuple):
 
 
 def _of_torch(one: Mapping[str, bytes], other: Mapping[str, bytes]) -> Iterator[str]:
-    """Texts about the entries in which two files of `torch.save` differ: strings, numbers and tensors."""
+    """Describe the entries in which two files of `torch.save` differ: strings, numbers and tensors."""
     pickles = one.get("data.pkl", b""), other.get("data.pkl", b"")
     for before, now in zip_longest(*map(_values, pickles)):
         if before != now:

@@ -1,4 +1,4 @@
-"""A drill as JUnit XML for CI systems: one test case for each resume, and one for the final state."""
+"""Writes a drill as JUnit XML for CI systems: one test case for each resume, and one test case for the final state."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class _Case(NamedTuple):
     output: str
     problems: tuple[Problem, ...] = ()
     is_error: bool = False
-    """True if the case could not be made; False if it passed or failed."""
+    """Whether the test case could not be made. The value is False if the case passed or failed."""
 
 
 def junit_of(report: DrillReport, *, at: datetime) -> bytes:
-    """The XML of a completed drill; `at` is the time at which the drill began."""
+    """Return the XML of a completed drill. `at` is the time at which the drill began."""
     return _document(report.recipe, list(_cases(report)), seconds=report.seconds, at=at)
 
 
@@ -70,7 +70,7 @@ def _document(workload: str, cases: list[_Case], *, seconds: float, at: datetime
 
 
 def _clean(text: str) -> str:
-    """The text without the characters that XML 1.0 does not permit, which a traceback may contain."""
+    """Return the text without the characters that XML 1.0 does not permit. A traceback may contain such characters."""
     return "".join(letter if letter in "\t\n\r" or _is_permitted(ord(letter)) else "?" for letter in text)
 
 

@@ -1,4 +1,4 @@
-"""Disturbances of a run on this machine: SIGKILL or SIGTERM to its trainer, close to a commit."""
+"""Disturbs a run on this machine: sends SIGKILL or SIGTERM to the run's trainer, close to a commit."""
 
 from __future__ import annotations
 
@@ -18,11 +18,15 @@ _ENDS_AS = {DisturbanceKind.KILL: StopReason.LOST, DisturbanceKind.NOTICE: StopR
 
 
 _SLOW_SECONDS = 2.0
-"""If commits are at least this far apart, ordinary looks are frequent enough to see the commit of each target."""
+"""If commits are at least this number of seconds apart, ordinary checks are frequent enough to see the commit of each
+target.
+"""
 
 _SAVES_UNSEALED = 2
-"""Highest number of saves for which a kill waits until steps after a save are known; with a save at each step there may
-be no such steps."""
+"""A kill waits at most for this number of saves until steps after a save are known.
+
+If the run saves at each step, there may be no steps after a save.
+"""
 
 
 class Target(NamedTuple):
@@ -33,10 +37,10 @@ class Target(NamedTuple):
 
 
 class LocalDisturber:
-    """Ends the trainer by a kill or a notice at a random moment after the commit of each target.
+    """Ends the trainer by a kill or a notice, at a random moment after the commit of each target.
 
     Near a target, and while commits are frequent, the trainer runs in slices of milliseconds and is ended between two
-    slices, so that a fast recipe cannot pass the target even on a busy machine. A kill waits until steps after the
+    slices. A fast recipe therefore cannot pass the target even on a busy machine. A kill waits until steps after the
     newest commit are known, because an earlier kill proves less. The slices do not change the trainer's results.
     """
 
@@ -49,7 +53,7 @@ class LocalDisturber:
         witness_steps: int,
         progress: Callable[[int], None],
     ) -> None:
-        """`every_steps` is the save interval; `witness_steps` is the number of steps to compare after a resume."""
+        """`every_steps` is the save interval. `witness_steps` is the number of steps to compare after a resume."""
         self._targets, self._chance, self._every_steps = list(targets), chance, every_steps
         self._progress = progress
         self._witness_steps = witness_steps
@@ -76,7 +80,10 @@ class LocalDisturber:
             trainer.thaw()
 
     def _reaches(self, target: Target, trainer: Trainer, runlog: RunLog, plan: SegmentPlan) -> bool:
-        """Run the trainer in slices up to the target, and leave it frozen there; False if it is slow or has ended."""
+        """Run the trainer in slices up to the target, and leave the trainer frozen at the target.
+
+        Return False if the trainer is slow or has ended.
+        """
         committed, ran_seconds = -1, 0.0
         trainer.freeze()
         while not self._is_due(runlog, plan, target):
@@ -107,7 +114,9 @@ class LocalDisturber:
         )
 
     def _repeat_missed(self, history: History) -> None:
-        """Plan a disturbance again if it came too late, because its attempt had already reached a planned end."""
+        """If a disturbance came too late because its attempt had already reached a planned end, plan the disturbance
+        again.
+        """
         last = next(reversed(self._made), None)
         if last is None or last in self.hits(history):
             return
@@ -115,9 +124,9 @@ class LocalDisturber:
 
     @property
     def is_next_elsewhere(self) -> bool:
-        """True if the next attempt must find the folder as on another machine, without the files of earlier attempts.
+        """Whether the next attempt must find the folder as on another machine, without the files of earlier attempts.
 
-        This is so after every second disturbance, including the last one.
+        The value is true after every second disturbance, including the last disturbance.
         """
         return bool(self._made) and len(self._targets) % 2 == 0
 
@@ -140,11 +149,11 @@ def is_due(
     witness_steps: int,
     beaten: Callable[[], Sequence[WitnessRow]],
 ) -> bool:
-    """True if the attempt of a plan must be ended now for this target.
+    """Whether the attempt of a plan must be ended now for this target.
 
-    A kill waits until enough steps after the newest commit are known: the number that a resume compares, or the number
-    between two saves. If a save comes before the previous save is sealed, no sealed steps are left; then the rows of
-    the newest heartbeat, which `beaten` returns, are used.
+    A kill waits until enough steps after the newest commit are known. The number of steps is the number that a resume
+    compares, or the number between two saves. If a save comes before the previous save is sealed, no sealed steps are
+    left. In this case, the rows of the newest heartbeat are used, which `beaten` returns.
     """
     newest, attempt = history.newest, history.attempt_of(plan.segment, plan.attempt)
     if newest is None or newest.manifest.step < target.step or attempt is None or newest.ref not in attempt.commits:

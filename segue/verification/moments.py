@@ -1,4 +1,7 @@
-"""The random moments at which a verification disturbs its run, one moment in each of several equal parts. Pure."""
+"""Chooses the random moments at which a verification disturbs its run, one moment in each of several equal parts.
+
+The module is pure.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from segue.runlog.history import History
 
 
 class Moment(NamedTuple):
-    """The moment of a disturbance: a delay after the run was first seen at a step."""
+    """The moment of a disturbance, as a delay after the run was first seen at a step."""
 
     kind: DisturbanceKind
     step: int
@@ -46,10 +49,12 @@ class Pace:
 def moments(
     kinds: Sequence[DisturbanceKind], pace: Pace, *, latency_seconds: float, chance: random.Random
 ) -> tuple[Moment, ...]:
-    """One moment for each kind, in random order, after the first commit and before the end of the run.
+    """Return one moment for each kind of disturbance, in random order, after the first commit and before the end of the
+    run.
 
-    Steps are only seen at heartbeats. A random delay spreads the moments over the time between two heartbeats, in which
-    saves, seals and evaluations happen. A request takes `latency_seconds` until a segment carries it out.
+    The step of a run is only seen at heartbeats. A random delay spreads the moments over the time between two
+    heartbeats, in which saves, seals and evaluations happen. A request takes `latency_seconds` until a segment carries
+    it out.
     """
     order = chance.sample(list(kinds), len(kinds))
     count = max(len(order), 1)

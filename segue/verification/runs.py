@@ -1,4 +1,6 @@
-"""The two runs of a scheduled verification: the user's run spec with other run ids and without a deadline."""
+"""Makes the two runs of a scheduled verification from the user's run spec, with other run ids and without a
+deadline.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from segue.runlog.history import History
 from segue.spec import RunSpec
 
 _LONGEST_BASE = 28
-"""Highest number of characters of the user's run id in the new run ids, which have at most 63 characters."""
+"""Maximum number of characters of the user's run id in the new run ids. A run id has at most 63 characters."""
 
 
 @dataclass(frozen=True)
@@ -27,10 +29,11 @@ class DrillRuns:
 
     @classmethod
     def of(cls, spec: RunSpec, *, slot: datetime) -> Self:
-        """The two runs for this scheduled time; the same time gives the same run ids, so a verification can continue.
+        """Return the two runs for this scheduled time.
 
-        Store, pools, staging, save interval, fast folder and all other settings come from `spec`. Both runs stay on
-        spot, because they have no deadline and no limit on preemptions. They are not sent to experiment trackers.
+        The same time gives the same run ids, so a verification can continue. Store, pools, staging, save interval, fast
+        folder and all other settings come from `spec`. Both runs stay on spot, because they have no deadline and no
+        limit on preemptions. Neither run is sent to experiment trackers.
         """
         base = f"{_short(spec.run_id)}-verify-{slot.astimezone(UTC):%Y%m%dt%H%M%S}"
         policy: dict[str, object] = {"name": "spot_only", "parameters": {}, "max_preemptions": None}

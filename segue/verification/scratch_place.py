@@ -1,4 +1,4 @@
-"""A separate, temporary place for test runs: a store, and a folder below the spec's fast folder."""
+"""Makes a separate, temporary place for test runs: a store, and a folder below the spec's fast folder."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class RunPlace:
         self.kept: str | None = None
 
     def keep_if(self, is_kept: bool) -> None:
-        """Set if the content of the store is kept after the block."""
+        """This event is set if the content of the store is kept after the block."""
         self.kept = open_store(self.store).url if is_kept else None
 
 
@@ -32,9 +32,10 @@ class RunPlace:
 def scratch_place(
     spec: RunSpec, *, name: str, folder: Path | None = None, store: StoreSpec | None = None
 ) -> Iterator[RunPlace]:
-    """A place below `store`, in `folder` or in a temporary folder; its content is removed after the block unless kept.
+    """A block with a place below `store`, in `folder` or in a temporary folder.
 
-    The name of its folder or prefix begins with `name`. After a crash of this process, the content stays.
+    After the block, the content of the place is removed unless it is kept. The name of the place's folder or prefix
+    begins with `name`. If this process crashes, the content of the place stays.
     """
     name = f"{name}-{uuid.uuid4().hex[:12]}"
     fast = spec.checkpoints.fast_folder
@@ -55,14 +56,14 @@ def scratch_place(
 
 
 def _remove_empty(folders: list[Path]) -> None:
-    """Remove empty folders, the innermost first; folders that are in use stay."""
+    """Remove empty folders, the innermost folder first. Folders that are in use stay."""
     for folder in folders:
         with suppress(OSError):
             folder.rmdir()
 
 
 def _empty(place: RunPlace) -> None:
-    """Remove the objects of the store, unless they are kept; log a warning if they cannot be removed."""
+    """Remove the objects of the store, unless they are kept. If they cannot be removed, log a warning."""
     if place.kept is not None:
         return
     opened = open_store(place.store)

@@ -1,4 +1,7 @@
-"""The working folder that both runs of a drill share, so that one run finds files of the other run."""
+"""Watches the working folder that both runs of a drill share.
+
+In this folder, one run may find files of the other run.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ class SharedFolder:
     """Detects the files of a working folder that change after this object was created."""
 
     def __init__(self, folder: Path | None, *, apart: RunPlace) -> None:
-        """If `folder` is None, nothing is shared; files of the drill itself, in `apart`, are ignored."""
+        """If `folder` is None, nothing is shared. The files of the drill itself, in `apart`, are ignored."""
         store = open_store(apart.store)
         fast = (Path(apart.fast_folder),) if apart.fast_folder is not None else ()
         self._folder, self._apart = folder, (*fast, *((store.root,) if isinstance(store, LocalStore) else ()))
@@ -29,13 +32,16 @@ class SharedFolder:
         self._known = frozenset(_paths_below(folder, apart=self._apart)) if folder is not None else frozenset()
 
     def written(self) -> tuple[str, ...]:
-        """Paths, relative to the folder, of files that were written after this object was created."""
+        """Return the paths, relative to the folder, of files that were written after this object was created."""
         now = self._marks()
         return tuple(sorted(name for name, mark in now.items() if self._before.get(name) != mark))
 
     @contextmanager
     def hiding(self) -> Iterator[HiddenFiles]:
-        """A block in which new files of this folder can be hidden; they are put back at its end."""
+        """A block in which new files of this folder can be hidden.
+
+        At the end of the block, the hidden files are put back.
+        """
         hidden = HiddenFiles(self._folder, self._known, apart=self._apart)
         try:
             yield hidden
@@ -58,13 +64,16 @@ class SharedFolder:
 
 
 class HiddenFiles:
-    """Hides new files of a folder from programs, so that the folder looks as on a machine on which none of them ran.
+    """Hides new files of a folder from programs. The folder then looks as if no program had run on this machine.
 
-    The files are moved to `.segue/drill-<hex>` in the folder; they stay there if this process is killed.
+    The files are moved to `.segue/drill-<hex>` in the folder. If this process is killed, they stay in this place.
     """
 
     def __init__(self, folder: Path | None, known: frozenset[Path], *, apart: Sequence[Path]) -> None:
-        """`known` has the paths that existed before; in a folder with too many files to list, no file is hidden."""
+        """`known` contains the paths that existed before.
+
+        In a folder with too many files to list, no file is hidden.
+        """
         self._folder, self._known, self._apart = folder, known, apart
         self._hidden: list[Path] = []
         self.names: tuple[str, ...] = ()
@@ -88,7 +97,7 @@ class HiddenFiles:
             self._hidden.append(place)
 
     def put_back(self) -> None:
-        """Move all hidden files back, except those that were written again in the meantime."""
+        """Move all hidden files back, except the files that were written again in the meantime."""
         for place in reversed(self._hidden):
             for path in sorted(place.rglob("*")):
                 here = (self._folder or Path()) / path.relative_to(place)
@@ -107,7 +116,7 @@ class HiddenFiles:
 
 
 def _paths_below(folder: Path, *, apart: Sequence[Path]) -> Iterator[Path]:
-    """Files and folders below a folder, up to a limit, without hidden files and installed packages."""
+    """Return files and folders below a folder, up to a limit, without hidden files and installed packages."""
     places = {place.absolute() for place in apart}
     found = 0
     for here, folders, files in os.walk(folder):
@@ -121,7 +130,7 @@ def _paths_below(folder: Path, *, apart: Sequence[Path]) -> Iterator[Path]:
 
 
 def _output() -> set[tuple[int, int]]:
-    """The files to which this process writes its output."""
+    """Return the files to which this process writes its output."""
     found = set()
     for descriptor in (1, 2):
         with suppress(OSError):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from segue.recipe import users_line
 from segue.records import CodeFailure
 from segue.runlog.history import History
+from segue.user_objects.users_files import users_line
 
 
 def failure_in(history: History) -> CodeFailure | None:
@@ -14,12 +14,15 @@ def failure_in(history: History) -> CodeFailure | None:
 
 
 def is_raised(failure: CodeFailure) -> bool:
-    """True if the user's code raised the exception; errors of segue have a message without a traceback."""
+    """Whether the user's code raised the exception. An error of segue has a message without a traceback."""
     return failure.traceback != failure.message
 
 
 def failure_in_words(failure: CodeFailure | None) -> str:
-    """Type, message and line of an exception of the user's code; for an error of segue, its message alone."""
+    """Return type, message and line of an exception of the user's code.
+
+    For an error of segue, return its message alone.
+    """
     if failure is None:
         return ""
     if not is_raised(failure):

@@ -1,4 +1,4 @@
-"""The event of a verification, for automations. Pure."""
+"""The event of a verification, for automations. The module is pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The outcome of a verification, from the histories of its two runs. Pure."""
+"""Computes the outcome of a verification from the histories of its two runs. The module is pure."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Found:
 
 
 def judge_verification(runs: DrillRuns, found: Found, *, kinds: Sequence[DisturbanceKind]) -> Verification:
-    """The outcome of a verification; `kinds` are the requested disturbances."""
+    """Return the outcome of a verification. `kinds` contains the requested disturbances."""
     own = resumes_of(found.undisturbed, {})
     resumes = (*own, *resumes_of(found.disturbed, found.hits))
     unfinished = _unfinished(runs, found)
@@ -158,7 +158,7 @@ def _differing(found: Found) -> tuple[str, ...]:
 
 
 def _is_noise(found: Found, differ: Sequence[str]) -> bool:
-    """True if kernel noise explains the differences, because replays of the disturbed run from one state differ too."""
+    """Whether kernel noise explains the differences, because replays of the disturbed run from one state differ too."""
     history = found.disturbed
     is_noisy = bool(history.rehearsed_noise) or any(entry.verdict.noise for entry in history.resumes)
     return is_noisy and all(map(has_noise, differ))

@@ -1,4 +1,4 @@
-"""The page of a run's verifications, as Markdown. Pure."""
+"""The page of a run's verifications, as Markdown. The module is pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SHOWN = 20
 
 
 def headline(history: Sequence[Verification], *, now: datetime) -> str:
-    """One line: the newest outcome, and the time since which all verifications have passed."""
+    """Return one line with the newest outcome, and the time since which all verifications have passed."""
     newest = history[-1]
     streak = green(history, now=now)
     if streak is not None:
@@ -24,7 +24,9 @@ def headline(history: Sequence[Verification], *, now: datetime) -> str:
 
 
 def verifications_page(history: Sequence[Verification], *, store: str, now: datetime) -> str:
-    """The page: the newest outcome, its problems with their fixes, its resumes, and the last verifications."""
+    """Return the page with the newest outcome, its problems with their fixes, its resumes, and the last
+    verifications.
+    """
     newest = history[-1]
     problems: list[str] = [f"{problem.sentence.rstrip('.')}. Fix: {problem.fix}" for problem in newest.problems]
     if not newest.is_green:

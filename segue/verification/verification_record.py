@@ -1,4 +1,4 @@
-"""The outcome of a scheduled verification, and the time since which all verifications have passed."""
+"""Records the outcome of a scheduled verification, and finds the time since which all verifications have passed."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Verification(Record):
 
 @dataclass(frozen=True)
 class Green:
-    """The newest unbroken series of passed verifications."""
+    """The newest unbroken series of verifications that passed."""
 
     since: datetime
     """Scheduled time of the first verification of the series."""
@@ -73,12 +73,18 @@ class Green:
 
 
 def newest_of_each(recorded: Sequence[Verification]) -> tuple[Verification, ...]:
-    """The newest record of each scheduled time, in the order of time; a continued verification has several records."""
+    """Return the newest record of each scheduled time, in the order of time.
+
+    A continued verification has several records.
+    """
     return tuple(sorted({one.slot: one for one in recorded}.values(), key=lambda one: one.slot))
 
 
 def green(history: Sequence[Verification], *, now: datetime) -> Green | None:
-    """The series of passed verifications at the end of `history` (oldest first); None if the newest did not pass."""
+    """Return the series of passed verifications at the end of `history` (oldest first).
+
+    Return None if the newest verification did not pass.
+    """
     passed = []
     for one in reversed(history):
         if not one.is_green:

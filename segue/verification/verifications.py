@@ -1,4 +1,7 @@
-"""The log of a run's verifications in its store, with put-if-absent records like those of a run's log."""
+"""Keeps the log of a run's verifications in the store.
+
+The records are written with put-if-absent, like the records of a run's log.
+"""
 
 from __future__ import annotations
 
@@ -19,17 +22,17 @@ class VerificationsLog:
     """The verifications of one run's spec in a store."""
 
     def __init__(self, store: Store, run_id: str, *, spec: StoreSpec | None = None, clock: Clock | None = None) -> None:
-        """`spec` is the spec of the store; its key signs the records, and verifies signed records."""
+        """`spec` is the spec of the store. The key of the spec signs the records, and verifies signed records."""
         self.store, self.run_id = store, run_id
         self._log = log_in(store, keys.verifications_folder(run_id), spec or StoreSpec(), clock=clock)
 
     @property
     def log_id(self) -> str:
-        """Unique id of this log; empty while the log has no record."""
+        """The unique id of this log. The id is empty while the log has no record."""
         return self._log.log_id
 
     def read(self) -> tuple[Verification, ...]:
-        """The verifications, oldest first, one for each scheduled time.
+        """Return the verifications, oldest first, one for each scheduled time.
 
         Raises:
             StoreReadError: the store could not be read.
@@ -38,10 +41,13 @@ class VerificationsLog:
         return newest_of_each(tuple(self._records()))
 
     def add(self, verification: Verification) -> tuple[Verification, ...]:
-        """Record a verification, unless an equal one is the newest of its scheduled time; return all verifications.
+        """Record a verification, unless an equal verification is the newest of its scheduled time.
+
+        Return all verifications.
 
         Raises:
-            StoreWriteError, StoreReadError: the record may or may not be written; a retry is safe.
+            StoreWriteError, StoreReadError: it is not known whether the record was written. It is safe to call the
+                method again.
         """
 
         def build(stamp: Stamp) -> Entry:

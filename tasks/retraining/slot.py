@@ -1,4 +1,5 @@
-"""Tasks of a slot: choose and check its window, begin with a version, evaluate the candidate, publish the pages."""
+"""The tasks of a slot. They choose and check the window, begin with a version, evaluate the candidate, and publish the
+pages."""
 
 from __future__ import annotations
 
@@ -63,7 +64,7 @@ def check_data(
     folder: Path,
     before: SlotStart | None,
 ) -> tuple[GateResult, str]:
-    """Evaluate the expectations of a slot's data; return the result, and the place of its Data Docs in the store.
+    """Evaluate the expectations of a slot's data. Return the result, and the place of the Data Docs in the store.
 
     `folder` contains retrain.toml and the suite.
     """
@@ -97,15 +98,15 @@ def begin_with_version(spec: RetrainSpec, start: SlotStart) -> None:
 def evaluate_candidate(spec: RetrainSpec, start: SlotStart) -> Models:
     """Publish the candidate that the slot's run trained, and promote it if it is better than the version in service.
 
-    If promotions need a person's approval, a better candidate waits for that approval. The promotion, or the wait, is
-    one record. It is written only if the version in service is still the one of the comparison; otherwise the candidate
-    is compared again.
+    If promotions need a person's approval, a better candidate waits for the approval. The promotion, or the wait, is
+    one record. This record is written only if the version in service is still the version that was compared. Otherwise
+    the candidate is compared again.
     """
     place, logger = store_of(spec), get_run_logger()
     log = ModelsLog(open_store(place), spec.name, spec=place)
     known = as_parent(log.read, what="log of the model")
     if known.slots[start.slot].version is not None:
-        return known  # By an earlier start of the slot, which died before it could end it.
+        return known  # An earlier start of the slot published it, and died.
     what = f"evaluation of {run_id_of(spec, start.slot)}"
     for is_last in (*[False] * (_MOST_COMPARISONS - 1), True):
         candidate = run_job(EvaluateJob(spec=spec, start=start), what=what, on_line=logger.info).candidate
@@ -130,7 +131,8 @@ def evaluate_candidate(spec: RetrainSpec, start: SlotStart) -> Models:
 
 @task(name="publish-model", retries=0, cache_policy=NO_CACHE)
 def publish_model(spec: RetrainSpec, version: int | None = None) -> None:
-    """Publish a model's history and, if `version` is given, its card, as an artifact and as a file in the store."""
+    """Publish the history of a model, as an artifact and as a file in the store. If `version` is given, also publish
+    the card of this version."""
     place = store_of(spec)
     store = open_store(place)
     models = ModelsLog(store, spec.name, spec=place).read()

@@ -1,4 +1,4 @@
-"""Tasks of slots that new or drifted data begins: find these slots, and start their flow runs."""
+"""The tasks for slots that new or drifted data begins. The tasks find these slots, and start their flow runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from segue.stores import open_store
 
 @task(name="look-for-triggers", retries=0, cache_policy=NO_CACHE)
 def look_for_triggers(spec: RetrainSpec, *, now: datetime) -> tuple[str, ...]:
-    """Compare the window's files and the data in service with those of earlier slots; return one line per finding."""
+    """Compare the files of the window and the data in service with the files and data of earlier slots. Return one line
+    for each finding."""
     log = _log(spec)
     log.store.check()
     return look(spec, log, now=now).lines
@@ -28,10 +29,11 @@ def look_for_triggers(spec: RetrainSpec, *, now: datetime) -> tuple[str, ...]:
 
 @task(name="start-triggered", retries=0, cache_policy=NO_CACHE)
 def start_triggered(spec: RetrainSpec, *, now: datetime) -> tuple[str, ...]:
-    """Start the flow runs of slots that were requested and have not begun; return one line about each.
+    """Start the flow runs of slots that were requested and have not begun. Return one line about each slot.
 
-    Recovery does not see a flow run that ended before its first heartbeat. Such a flow run is started again here, at
-    most five times. If this task crashes, the next look continues: each start has an idempotency key.
+    Recovery does not see a flow run that ended before its first heartbeat. This task starts the slot's flow run again,
+    at most five times. If this task crashes, the next check continues the work, because each start has an idempotency
+    key.
 
     Raises:
         OrchestratorError: the retraining has no deployment, so the next look starts the flow runs; or the flow run of a

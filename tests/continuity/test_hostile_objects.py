@@ -14,7 +14,8 @@ from segue.checkpoints.format.state_tree import encode_tree
 from segue.data.loader import samples_of
 from segue.errors import RecipeError, SessionError, UnsupportedStateError
 from segue.launch.memory import MemoryKills
-from segue.recipe import Recipe, built_recipe
+from segue.recipe import Recipe
+from segue.recipe_check import built_recipe
 from segue.records import StopReason
 from segue.trainer.health.failures import failure_of, stop_reason
 from segue.trainer.programs.tracked import components_of_object

@@ -12,7 +12,7 @@ from prefect.client.schemas.objects import StateType
 
 from segue.errors import ForgedRecordError
 from segue.runlog import keys
-from segue.runlog.entries import framed
+from segue.runlog.framing import framed
 from segue.runlog.history import read_history
 from tests.flows.test_runs import final_state, start, until
 

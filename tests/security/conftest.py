@@ -11,7 +11,7 @@ import pytest
 from segue.checkpoints.saving.write import CHUNK_BYTES
 from segue.clock import SystemClock
 from segue.controller.steps import open_run
-from segue.runlog.entries import framed
+from segue.runlog.framing import framed
 from segue.runlog.log import RunLog
 from segue.spec import RunSpec
 

@@ -65,6 +65,7 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     ("launch", "stores"),
     ("sessions",),
     ("hosting",),
+    ("recipe_check",),
     ("data", "recipe"),
     ("data.tables",),
     ("spec",),

@@ -14,7 +14,7 @@ import segue
 from segue.data.global_streams import seed_all
 from segue.errors import LossError, RecipeError
 from segue.integrations.mlflow_model import save_model
-from segue.recipe import built_recipe
+from segue.recipe_check import built_recipe
 from segue.records import StopReason, VerdictKind
 from segue.runlog.history import read_history
 from segue.trainer.workloads.steps.step import do_step

@@ -14,7 +14,8 @@ from torch.utils.data import DataLoader, TensorDataset
 import segue
 from segue.data.global_streams import seed_all
 from segue.errors import RecipeError
-from segue.recipe import EarlyStop, Recipe, built_recipe
+from segue.recipe import EarlyStop, Recipe
+from segue.recipe_check import built_recipe
 from segue.records import StopReason, VerdictKind
 from segue.runlog.history import read_history
 from segue.trainer.workloads.schedulers import refuse_short_schedules, warn_of_epochs

@@ -1,4 +1,4 @@
-"""Conversion of pandas tables, and of collections other than lists, tuples and dicts, to plain data and back."""
+"""Converts pandas tables, and collections other than lists, tuples and dicts, to plain data and back."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Json = Any
 
 
 class Fields(dict[str, Any]):
-    """The attributes of an object, by name. `kind` is the name of its class, as `module:qualified.name`."""
+    """The attributes of an object, by name. `kind` is the name of the object's class, as `module:qualified.name`."""
 
     def __init__(self, kind: str, fields: Mapping[str, Any]) -> None:
         super().__init__(fields)
@@ -35,7 +35,7 @@ COLLECTIONS = (Fields, Counter, deque, frozenset, bytearray, array, complex)
 COLLECTION_TAGS = frozenset(
     {"object", "counter", "deque", "frozenset", "bytearray", "numbers", "complex", "items", "frame", "series"}
 )
-"""`frame` and `series` are tables; `items` is a dict with keys other than text and numbers."""
+"""`frame` and `series` are the tags of tables. `items` is the tag of a dict with keys other than text and numbers."""
 _TAG = "$"
 _NUMBERS = "biufc"
 """Kind codes of the NumPy types that are numbers."""
@@ -48,7 +48,7 @@ def is_frame(value: Any) -> bool:
 
 
 def is_key(value: Any) -> bool:
-    """Whether a dict with this key can be stored; the key is neither text nor a number."""
+    """Whether a dict with this key can be stored. The key is neither text nor a number."""
     if isinstance(value, (tuple, frozenset)):
         return type(value) in (tuple, frozenset) and all(
             isinstance(it, (str, int, float)) or is_key(it) for it in value
@@ -57,7 +57,7 @@ def is_key(value: Any) -> bool:
 
 
 def encode_collection(tree: Any, *, path: str, encode: Encode) -> Json:
-    """A collection as JSON; its items are encoded with `encode`.
+    """Return a collection as JSON. The items of the collection are encoded with `encode`.
 
     Raises:
         UnsupportedStateError: a value in the collection cannot be stored.
@@ -78,7 +78,7 @@ def encode_collection(tree: Any, *, path: str, encode: Encode) -> Json:
 
 
 def encode_frame(tree: Any, *, path: str, encode: Encode) -> Json:
-    """A DataFrame or a Series of pandas as JSON; its columns are encoded with `encode`.
+    """Return a DataFrame or a Series of pandas as JSON. The columns are encoded with `encode`.
 
     Raises:
         UnsupportedStateError: a value in the table cannot be stored, or the labels have several levels.
@@ -96,7 +96,7 @@ def encode_frame(tree: Any, *, path: str, encode: Encode) -> Json:
 
 
 def decode_collection(tag: str, value: Json, *, decode: Callable[[Json], Any]) -> Any:
-    """The collection that `encode_collection` encoded."""
+    """Return the collection that `encode_collection` encoded."""
     match tag:
         case "object":
             return Fields(value[0], {name: decode(item) for name, item in value[1]})
@@ -155,7 +155,7 @@ def _decode_index(value: Json, *, decode: Callable[[Json], Any]) -> Any:
 
 
 def _encode_column(column: Any, *, path: str, encode: Encode) -> Json:
-    """A column or the row labels: the type, and the values as an array or a list."""
+    """Encode a column or the row labels as the type, and the values as an array or a list."""
     dtype = column.dtype
     if isinstance(dtype, np.dtype) and dtype.kind in _NUMBERS:
         return [dtype.str, encode(np.array(column.to_numpy()), path=path)]

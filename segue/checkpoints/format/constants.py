@@ -1,4 +1,4 @@
-"""Conversion of immutable values that JSON lacks (such as dates, exact numbers and paths) to JSON and back."""
+"""Converts immutable values that JSON lacks (such as dates, exact numbers and paths) to JSON and back."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ MOMENTS = "mM"
 
 
 def is_constant(value: Any) -> bool:
-    """Whether the value is an instance of a supported class itself, not of a subclass."""
+    """Whether the value is an instance of a supported class itself, and not of a subclass."""
     return type(value) in _WAYS
 
 
 def encode_constant(value: Any, *, path: str) -> Json:
-    """A constant as JSON: the name of its class and its content.
+    """Return a constant as JSON: the name of its class and its content.
 
     Raises:
-        UnsupportedStateError: the class of its time zone is not in the standard library, or a slice has bounds that are
-            not numbers.
+        UnsupportedStateError: the class of the value's time zone is not in the standard library, or a slice has bounds
+            that are not numbers.
     """
     name, to_json, _ = _WAYS[type(value)]
     zone = getattr(value, "tzinfo", None)
@@ -54,7 +54,7 @@ def decode_constant(value: Json) -> Any:
 
 
 def moment(dtype: str, count: int) -> np.generic:
-    """A NumPy point in time or duration, from its type and its number of units.
+    """Return a NumPy point in time or duration, from its type and its number of units.
 
     Raises:
         ValueError: the type is not a time type.
@@ -122,6 +122,6 @@ _WAYS: dict[type, tuple[str, Callable[[Any], Json], Callable[[Json], Any]]] = {
     torch.dtype: ("dtype", str, _to_type_of_torch),
     torch.device: ("device", str, torch.device),
 }
-"""For each class: its name in a checkpoint, and the functions to and from JSON."""
+"""For each class, its name in a checkpoint, and the functions to JSON and from JSON."""
 _FROM_JSON = {name: from_json for name, _, from_json in _WAYS.values()}
 CONSTANTS: tuple[type, ...] = tuple(_WAYS)

@@ -1,4 +1,7 @@
-"""Digests: a short hash of each component and each tensor of a state. This module does not import torch."""
+"""Computes digests.
+
+A digest is a short hash of each component and each tensor of a state. This module does not import torch.
+"""
 
 from __future__ import annotations
 
@@ -27,14 +30,15 @@ class Digests:
 
 
 def hash_bytes(data: bytes | memoryview) -> str:
-    """A 128-bit xxh3 hash, which detects accidental changes but not forgery."""
+    """Return a 128-bit xxh3 hash. The hash detects accidental changes but not forgery."""
     return xxhash.xxh3_128_hexdigest(data)
 
 
 def digests_of(skeletons: Mapping[str, bytes], tensors: Mapping[str, TensorDigest]) -> Digests:
-    """The digests of the components; each covers the skeleton (JSON) and the digests of the component's tensors.
+    """Return the digests of the components.
 
-    The order of the items of a mapping is ignored, because an order that comes from a set differs between processes.
+    Each digest covers the skeleton (JSON) and the digests of the component's tensors. The order of the items of a
+    mapping is ignored, because an order that comes from a set differs between processes.
     """
     hashers = {name: xxhash.xxh3_128(_in_one_order(skeleton)) for name, skeleton in skeletons.items()}
     for name, owner in owners(tensors, skeletons):
@@ -68,7 +72,7 @@ def _sorted(tree: Any) -> Any:
 
 
 def owners(tensor_names: Iterable[str], components: Iterable[str]) -> Iterable[tuple[str, str]]:
-    """Each tensor name with its component (the longest name that is a prefix of the path), sorted by tensor."""
+    """Return each tensor name with its component (the longest name that is a prefix of the path), sorted by tensor."""
     longest_first = sorted(components, key=len, reverse=True)
     for name in sorted(tensor_names):
         yield name, next(c for c in longest_first if name == c or name.startswith(f"{c}."))

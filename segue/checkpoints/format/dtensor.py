@@ -1,4 +1,7 @@
-"""Sharded tensors (torch's DTensor) and the slices of this rank. DTensor is imported only if a recipe uses it."""
+"""Handles sharded tensors (torch's DTensor) and the slices of this rank.
+
+The module imports DTensor only if a recipe uses it.
+"""
 
 from __future__ import annotations
 
@@ -16,30 +19,35 @@ if TYPE_CHECKING:
 
 
 def is_sharded(tensor: Any) -> TypeGuard[DTensor]:
-    """Whether a tensor is a DTensor, sharded over ranks."""
+    """Whether a tensor is a DTensor that is sharded over ranks."""
     # If DTensor was never imported, no such tensor exists; the import would take half a second.
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)
 
 
 def sharded_types() -> frozenset[type]:
-    """The type of sharded tensors; empty if DTensor was never imported."""
+    """Return the type of sharded tensors. The result is empty if DTensor was never imported."""
     module = sys.modules.get("torch.distributed.tensor")
     return frozenset() if module is None else frozenset({module.DTensor})
 
 
 def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """The slice of this rank if the tensor is sharded; otherwise the tensor itself."""
+    """Return the slice of this rank if the tensor is sharded. Otherwise return the tensor itself."""
     return tensor.to_local() if is_sharded(tensor) else tensor
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """The whole tensor. If it is sharded, it is gathered from all ranks, so all ranks must call this function."""
+    """Return the whole tensor.
+
+    If the tensor is sharded, it is gathered from all ranks, so all ranks must call this function.
+    """
     return tensor.full_tensor() if is_sharded(tensor) else tensor
 
 
 def slice_of(name: str, tensor: DTensor) -> TensorSlice:
-    """The slice of a sharded tensor on this rank, found with the protocol of torch.distributed.checkpoint.
+    """Return the slice of a sharded tensor on this rank.
+
+    The slice is found with the protocol of torch.distributed.checkpoint.
 
     Raises:
         UnsupportedStateError: this rank does not have exactly one contiguous slice of the tensor.
@@ -58,7 +66,7 @@ def slice_of(name: str, tensor: DTensor) -> TensorSlice:
 
 
 def is_first_holder(tensor: DTensor) -> bool:
-    """Whether this rank is the first of the ranks with the same slice; False for an empty slice."""
+    """Whether this rank is the first of the ranks with the same slice. The result is False for an empty slice."""
     coordinate = tensor.device_mesh.get_coordinate()
     if coordinate is None or (tensor.to_local().numel() == 0 and tensor.numel() > 0):
         return False
@@ -70,7 +78,7 @@ class SliceNotReadError(LookupError):
 
 
 class PartlyRead(NamedTuple):
-    """The slices of a tensor that were read, by their offsets."""
+    """The slices of a tensor that were read, by the offsets of the slices."""
 
     slices: Mapping[tuple[int, ...], torch.Tensor]
 
@@ -78,14 +86,17 @@ class PartlyRead(NamedTuple):
 def partly_read(
     shape: tuple[int, ...], dtype: torch.dtype, slices: Mapping[tuple[int, ...], torch.Tensor]
 ) -> torch.Tensor:
-    """A tensor of which only these slices were read, on the meta device so that it cannot be read by mistake."""
+    """Return a tensor of which only these slices were read.
+
+    The tensor is on the meta device, so that it cannot be read by mistake.
+    """
     tensor = torch.empty(shape, dtype=dtype, device="meta")
     tensor._segue_slices = PartlyRead(slices)  # type: ignore[attr-defined]
     return tensor
 
 
 def wholly_read(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor itself.
+    """Return the tensor itself.
 
     Raises:
         SliceNotReadError: only some slices of the tensor were read.
@@ -96,7 +107,7 @@ def wholly_read(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def view_of_slice(tensor: torch.Tensor, tensor_slice: TensorSlice, shape: tuple[int, ...]) -> torch.Tensor:
-    """A view of the given slice of a whole tensor.
+    """Return a view of the given slice of a whole tensor.
 
     Raises:
         SliceNotReadError: the slice was not read.
@@ -114,7 +125,9 @@ def view_of_slice(tensor: torch.Tensor, tensor_slice: TensorSlice, shape: tuple[
 
 
 def placed_like(tensor: torch.Tensor, live: torch.Tensor) -> torch.Tensor:
-    """A whole tensor, sharded over the ranks like `live`; unchanged if `live` is not sharded.
+    """Return a whole tensor, sharded over the ranks like `live`.
+
+    If `live` is not sharded, the tensor is returned unchanged.
 
     Raises:
         SliceNotReadError: the slice of this rank was not read.

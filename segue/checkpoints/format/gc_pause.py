@@ -1,4 +1,7 @@
-"""Pausing the garbage collector while tens of thousands of small objects are created. Does not import torch."""
+"""Pauses the garbage collector while tens of thousands of small objects are created.
+
+The module does not import torch.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def paused_collector() -> Iterator[None]:
-    """A block without automatic garbage collection, which would visit all objects of the program many times."""
+    """A block without automatic garbage collection.
+
+    Garbage collection would visit all objects of the program many times.
+    """
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -23,7 +23,7 @@ class Base:
     saves_since_full: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        """This base as plain data for another process; each shard appears once."""
+        """Return this base as plain data for another process. Each shard appears once."""
         shards = list({shard.key: shard for shard in self.homes.values()}.values())
         numbers = {shard.key: number for number, shard in enumerate(shards)}
         return {

@@ -1,4 +1,7 @@
-"""The index of a checkpoint: the skeletons, and the type, shape and place of each tensor. Does not import torch."""
+"""Defines the index of a checkpoint: the skeletons, and the type, shape and place of each tensor.
+
+The module does not import torch.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +28,12 @@ class Index:
     """For each stored tensor that is a slice, its place in the larger tensor."""
 
     def add(self, data: bytes, *, key: str, shard_files: Mapping[str, Shard]) -> None:
-        """Add the index of one rank. If two ranks have a skeleton of the same name, the skeleton added first is kept.
+        """Add the index of one rank.
+
+        If two ranks have a skeleton of the same name, the skeleton that was added first is kept.
 
         Raises:
-            MalformedCheckpointError: the data is not an index; the message has the key.
+            MalformedCheckpointError: the data is not an index. The message contains the key.
         """
         with untrusted(key):
             found = json.loads(data)

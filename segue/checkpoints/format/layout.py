@@ -1,8 +1,9 @@
-"""The layout of a shard file: safetensors, with the same bytes in memory, on disk and in a bucket.
+"""Defines the layout of a shard file.
 
-The format is that of safetensors: an 8-byte length, a JSON header, then the tensors without gaps. The header is padded
-so that the tensors begin at a memory page. So the same bytes can be filled by plain copies, written with O_DIRECT,
-uploaded in chunks and read back in chunks. This module does not import torch.
+The layout is that of safetensors, with the same bytes in memory, on disk and in a bucket. A shard file has the format
+of safetensors: an 8-byte length, a JSON header, then the tensors without gaps. The header is padded so that the tensors
+begin at a memory page. The same bytes can therefore be filled by plain copies, written with O_DIRECT, uploaded in
+chunks and read back in chunks. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ MAX_HEADER_BYTES = 100_000_000
 """Largest header in bytes that the safetensors library reads."""
 MOST_TENSORS = 1_000_000
 MOST_LEVELS = 100
-"""Most levels of the tree of a component, because it is read by recursion; its JSON has at most three times as many."""
+"""Maximum number of levels of the tree of a component.
+
+The limit is needed because the tree is read by recursion. The JSON of the tree has at most three times as many levels.
+"""
 
 DTYPES: Mapping[str, tuple[str, int]] = {
     "float64": ("F64", 8),
@@ -45,7 +49,7 @@ DTYPES: Mapping[str, tuple[str, int]] = {
     "int8": ("I8", 1),
     "bool": ("BOOL", 1),
 }
-"""Torch name of each element type -> safetensors code and size of one element in bytes."""
+"""Maps the torch name of each element type to the safetensors code and the size of one element in bytes."""
 
 _MOST_ELEMENTS = 2**60
 _NAMES = {code: name for name, (code, _) in DTYPES.items()}
@@ -71,11 +75,13 @@ class Placed(NamedTuple):
 
 
 class TensorSlice(NamedTuple):
-    """The place of a slice in a larger tensor: the name and shape of the tensor, and the offsets of the slice."""
+    """The place of a slice in a larger tensor: the name and the shape of the larger tensor, and the offsets of the
+    slice.
+    """
 
     tensor: str
     shape: tuple[int, ...]
-    """Shape of the larger tensor."""
+    """The shape of the larger tensor."""
     offsets: tuple[int, ...]
 
 
@@ -87,7 +93,10 @@ class ShardLayout:
     placed: Mapping[str, Placed]
     size_bytes: int
     slices: Mapping[str, TensorSlice] = field(default_factory=dict)
-    """For each tensor that is a slice, its place in the larger tensor; stored in the index, not in the shard file."""
+    """For each tensor that is a slice, its place in the larger tensor.
+
+    The places are stored in the index, not in the shard file.
+    """
 
 
 class MalformedShardError(ValueError):
@@ -95,9 +104,10 @@ class MalformedShardError(ValueError):
 
 
 def layout_of(specs: Mapping[str, TensorSpec]) -> ShardLayout:
-    """Place tensors one after the other, wide elements first, so that each tensor is aligned to its element size.
+    """Place tensors one after the other, tensors with wide elements first.
 
-    Tensors of one element size keep the given order, which is usually their order in memory.
+    Each tensor is therefore aligned to its element size. Tensors of the same element size keep the given order, which
+    is usually their order in memory.
 
     Raises:
         StateTooLargeError: a shard file with this layout could not be read back.
@@ -120,10 +130,11 @@ def layout_of(specs: Mapping[str, TensorSpec]) -> ShardLayout:
 
 
 def head_bytes(shard_file: memoryview) -> int:
-    """The total size of length and header, from the first `LENGTH_BYTES` bytes of a shard file.
+    """Return the total size in bytes of the length field and the header, from the first `LENGTH_BYTES` bytes of a shard
+    file.
 
     Raises:
-        MalformedShardError: the file is shorter than this size.
+        MalformedShardError: the file is shorter than the size of the length field and the header.
     """
     length = int.from_bytes(shard_file[:LENGTH_BYTES], "little")
     if len(shard_file) < LENGTH_BYTES or length > min(len(shard_file) - LENGTH_BYTES, MAX_HEADER_BYTES):
@@ -132,7 +143,7 @@ def head_bytes(shard_file: memoryview) -> int:
 
 
 def read_layout(shard_file: memoryview) -> ShardLayout:
-    """The layout in the header of a shard file; it is checked that tensors neither overlap nor leave gaps.
+    """Return the layout in the header of a shard file, after a check that the tensors neither overlap nor leave gaps.
 
     Only the first `head_bytes` bytes are read.
 
@@ -162,7 +173,7 @@ def _refuse_unreadable(specs: Mapping[str, TensorSpec]) -> None:
 
 
 def _elements(shape: Iterable[int]) -> int:
-    """The product of all dimensions, with a dimension of 0 counted as 1."""
+    """Return the product of all dimensions. A dimension of 0 counts as 1."""
     return math.prod(max(number, 1) for number in shape)
 
 

@@ -1,6 +1,7 @@
-"""Limits of a manifest, which comes from storage that others may write and is read before it is verified.
+"""Defines limits for a manifest.
 
-Saves obey the same limits.
+A manifest comes from storage that others may write, and is read before it is verified. Saves obey the same limits as
+reads.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ MOST_SHARDS = 100_000
 MOST_INDEX_BYTES = 2**30
 CHUNK_RANGE_BYTES = (2**16, 2**30)
 _ROW_BYTES = 128
-"""Most bytes per tensor, component or shard file in the index, besides names, shapes and skeletons."""
+"""Maximum number of bytes per tensor, component or shard file in the index, besides names, shapes and skeletons."""
 
 
 def refuse_absurd(manifest: Manifest) -> None:
@@ -63,18 +64,19 @@ def refuse_larger_than_memory(shard: Shard) -> None:
     """Check that a shard, whose size was verified, fits into the memory of this machine.
 
     Raises:
-        MachineTooSmallError: the shard does not fit. The checkpoint is not damaged, so it is not quarantined.
+        MachineTooSmallError: the shard does not fit into the memory. A checkpoint that does not fit is not damaged, so
+            it is not quarantined.
     """
     refuse_more_than(_machine_bytes(), shard.size_bytes, key=shard.key)
 
 
 def refuse_more_than(memory_bytes: int | None, needed_bytes: int, *, key: str) -> None:
-    """Check, before the read, that the needed bytes fit into the memory limit; None means no limit.
+    """Check, before the read, that the needed bytes fit into the memory limit. None means no limit.
 
     Without this check, the kernel would kill the process in each attempt, and the reason would not be reported.
 
     Raises:
-        MachineTooSmallError: the bytes do not fit.
+        MachineTooSmallError: the bytes do not fit into the memory limit.
     """
     memory_bytes = min(_machine_bytes(), memory_bytes) if memory_bytes is not None else _machine_bytes()
     if needed_bytes > memory_bytes:

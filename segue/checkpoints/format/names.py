@@ -1,4 +1,7 @@
-"""Names of tensor slices, of components of a single rank, and of files in folders. Does not import torch."""
+"""Makes the names of tensor slices, of components of a single rank, and of files in folders.
+
+The module does not import torch.
+"""
 
 from __future__ import annotations
 
@@ -27,12 +30,12 @@ def slice_name(tensor_slice: TensorSlice) -> str:
 
 
 def of_rank(component: str, rank: int) -> str:
-    """The name of this rank's copy of a component that each rank has separately; rank 0 uses the plain name."""
+    """Return the name of this rank's copy of a component that each rank has separately. Rank 0 uses the plain name."""
     return f"{component}{_SEPARATOR}{rank}" if rank else component
 
 
 def is_of_rank(name: str, rank: int) -> bool:
-    """Whether a tensor belongs to a component of this rank alone; False for rank 0."""
+    """Whether a tensor belongs to a component of this rank alone. The result is False for rank 0."""
     if not rank:
         return False
     _, separator, rest = name.partition(f"{_SEPARATOR}{rank}")
@@ -40,7 +43,10 @@ def is_of_rank(name: str, rank: int) -> bool:
 
 
 def rank_of(component: str, components: Collection[str]) -> int | None:
-    """The rank of a component, found from the names of all components of a state; None: all ranks share it."""
+    """Return the rank of a component, found from the names of all components of a state.
+
+    None means that all ranks share the component.
+    """
     found = _OF_RANK.search(component)
     if found is not None:
         return int(found[1])

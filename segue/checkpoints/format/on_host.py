@@ -1,4 +1,4 @@
-"""Asynchronous copies of small tensors to the host."""
+"""Makes asynchronous copies of small tensors to the host."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ WITH_STREAMS = ("cuda", "xpu")
 
 
 def on_its_way(values: torch.Tensor) -> Callable[[], torch.Tensor]:
-    """Start a copy to the host; the returned function waits for the copy and returns it.
+    """Start a copy to the host. The returned function waits for the copy and returns it.
 
     If the device has no streams, the returned function itself makes the copy.
     """

@@ -1,4 +1,4 @@
-"""A snapshot: all state at one safe point, as JSON skeletons and tensors."""
+"""Makes snapshots. A snapshot contains all state at one safe point, as JSON skeletons and tensors."""
 
 from __future__ import annotations
 
@@ -18,12 +18,15 @@ from segue.checkpoints.format.state_tree import Json, encode_tree
 
 @dataclass(frozen=True)
 class Snapshot:
-    """State as data. `tensors` are contiguous and on the CPU, except if `take` was called with `to_host=False`."""
+    """State as plain data.
+
+    `tensors` are contiguous and on the CPU, except if `take` was called with `to_host=False`.
+    """
 
     skeletons: dict[str, Json]
     tensors: dict[str, torch.Tensor]
     slices: dict[str, TensorSlice] = field(default_factory=dict)
-    """For each tensor that is a slice, its place in the larger tensor; other ranks have the other slices."""
+    """For each tensor that is a slice, its place in the larger tensor. Other ranks have the other slices."""
 
     @property
     def size_bytes(self) -> int:
@@ -31,10 +34,10 @@ class Snapshot:
 
 
 def take(components: Mapping[str, Any], *, copy: bool = True, to_host: bool = True) -> Snapshot:
-    """Copy the state trees of all components. Blocks for about the time of one memory copy.
+    """Copy the state trees of all components. The method blocks for about the time of one memory copy.
 
-    With `copy=False`, CPU tensors are not copied; with `to_host=False`, tensors on accelerators are not copied. Use
-    these only for digests that are computed before training continues.
+    With `copy=False`, CPU tensors are not copied. With `to_host=False`, tensors on accelerators are not copied. Use
+    `copy=False` and `to_host=False` only for digests that are computed before training continues.
 
     Raises:
         UnsupportedStateError: a component contains a value that cannot be stored.

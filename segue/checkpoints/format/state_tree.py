@@ -1,6 +1,6 @@
-"""Conversion of state trees to tensors plus JSON and back, without pickle.
+"""Converts state trees to tensors plus JSON and back, without pickle.
 
-An object that cannot be stored is refused with its path.
+If an object cannot be stored, it is refused, and the error has the object's path.
 """
 
 from __future__ import annotations
@@ -41,7 +41,10 @@ Json = Any
 
 _STORABLE = frozenset(getattr(torch, name) for name in DTYPES)
 _TAG = "$"
-"""First character of the key of an encoded value. A user's dict with such a key is stored as pairs instead."""
+"""First character of the key of an encoded value.
+
+If a user's dict has a key with this first character, the dict is stored as pairs instead.
+"""
 
 _FIX = "give the object a state_dict() that returns the inner tensors, or the values as one plain tensor"
 _SCALARS = "biufcS"
@@ -52,12 +55,12 @@ _layout_of = operator.attrgetter("layout")
 
 
 def encode_tree(tree: Any, *, path: str, tensors: dict[str, torch.Tensor], level: int = 0) -> Json:
-    """The JSON skeleton of a state tree; the tensors are added to `tensors` under their paths.
+    """Return the JSON skeleton of a state tree. The tensors are added to `tensors` under their paths.
 
     The tensors are not copied. `level` is the depth of this part in the whole tree.
 
     Raises:
-        UnsupportedStateError: a value cannot be stored or is nested too deeply; the message has its path.
+        UnsupportedStateError: a value cannot be stored or is nested too deeply. The message has the path of the value.
     """
     if tree is None or isinstance(tree, bool):
         return tree
@@ -115,27 +118,27 @@ def _refuse_unstorable(tensor: torch.Tensor, path: str) -> None:
 
 
 def _in_order(items: set[Any], *, path: str) -> list[Any]:
-    """The items of a set in an order that does not depend on the process."""
+    """Return the items of a set in an order that does not depend on the process."""
     for item in items:  # This must come first: the repr of an unsupported value may raise.
         encode_tree(item, path=path, tensors={})
     return sorted(items, key=repr)
 
 
 def is_storable(tensor: torch.Tensor) -> bool:
-    """Whether a checkpoint can store the tensor; it must not be sparse, quantized or made of other tensors."""
+    """Whether a checkpoint can store the tensor. The tensor must not be sparse, quantized or made of other tensors."""
     return tensor.dtype in _STORABLE and tensor.layout is torch.strided and not is_made_of_others(tensor)
 
 
 def is_made_of_others(tensor: torch.Tensor) -> bool:
-    """Whether the tensor wraps other tensors from which its class computes the values, like a quantized weight.
+    """Whether the tensor wraps other tensors, from which its class computes the values.
 
-    For a sharded tensor, its slice is tested.
+    A quantized weight is an example. If the tensor is sharded, its slice is tested.
     """
     return hasattr(type(tensor), "__tensor_flatten__") and type(tensor) not in sharded_types()
 
 
 def decode_tree(json_tree: Json, tensors: Mapping[str, torch.Tensor]) -> Any:
-    """The state tree that `encode_tree` encoded.
+    """Return the state tree that `encode_tree` encoded.
 
     Raises:
         KeyError, ValueError: a tensor of the skeleton is missing, or a tag is unknown.
@@ -190,10 +193,10 @@ def _encode_mapping(tree: Mapping[Any, Any], *, path: str, tensors: dict[str, to
 
 
 def _encode_tensors(tree: Mapping[Any, Any], path: str, tensors: dict[str, torch.Tensor]) -> Json | None:
-    """One node for a dict that has only plain tensors; None for any other dict.
+    """Return one node for a dict that has only plain tensors. Return None for any other dict.
 
-    Most of a state consists of such dicts. The code avoids Python operations for each tensor, because there may be
-    thousands of tensors and training waits.
+    Most of a state consists of dicts that have only plain tensors. The code avoids Python operations for each tensor,
+    because there may be thousands of tensors and training waits.
     """
     values = tree.values()
     if not tree or not (_PLAIN | sharded_types()).issuperset(map(type, values)) or set(map(type, tree)) != {str}:

@@ -1,4 +1,4 @@
-"""Parsing objects of a store, which others may have written. This module does not import torch."""
+"""Parses objects of a store. Others may have written these objects. This module does not import torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MOST_SHOWN = 200
 
 @contextmanager
 def untrusted(key: str, *, what: str = "it") -> Iterator[None]:
-    """A block that only parses; any exception in the block is reported as damage of the object `key`.
+    """A block that only parses. Any exception in the block is reported as damage of the object `key`.
 
     All exceptions are caught, because forged data may raise exceptions that no list contains, and one such exception
     would end every resume of the run. Errors of this machine (memory, files) are not damage and are passed on.
@@ -32,10 +32,10 @@ def untrusted(key: str, *, what: str = "it") -> Iterator[None]:
 
 
 def refuse_deep(tree: Any) -> None:
-    """Check that a JSON tree has at most the levels of a save; a deeper tree would exceed the recursion limit.
+    """Check that a JSON tree has at most the levels of a save. A deeper tree would exceed the recursion limit.
 
     Raises:
-        ValueError: the tree has more levels.
+        ValueError: the tree has more levels than a save may have.
     """
     level = [tree]
     for _ in range(3 * MOST_LEVELS + 1):

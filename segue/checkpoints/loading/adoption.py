@@ -1,4 +1,4 @@
-"""Adoption: committing the last save of a killed attempt, if its bytes are durable but its record is missing."""
+"""Adopts the last save of a killed attempt: commits the save if its bytes are durable but its record is missing."""
 
 from __future__ import annotations
 
@@ -23,19 +23,20 @@ log = logging.getLogger(__name__)
 
 _GONE: Final = "gone"
 _READS = 4
-"""Number of reads of a part that does not verify."""
+"""A part that does not verify is read this number of times."""
 _PREPARED = re.compile(r"[^/]+/attempts/[^/]+/step-([0-9]+)/rank-([0-9]+)\.commit\.json")
 
 
 def adopt_last_save(runlog: RunLog, *, epoch: int) -> CheckpointRef | None:
-    """Commit the newest complete save of earlier attempts that is newer than all commits; None if there is none.
+    """Commit the newest complete save of earlier attempts that is newer than all commits.
 
-    The commit is recorded for the attempt that wrote the save; the claim of `epoch` has fenced this attempt. The bytes
-    are verified later, when the checkpoint is read. If this process crashes, a later attempt adopts the save.
+    Return None if there is no such save. The commit is recorded for the attempt that wrote the save. The claim of
+    `epoch` has fenced this earlier attempt. The bytes are verified later, when the checkpoint is read. If this process
+    crashes, a later attempt adopts the save.
 
     Raises:
         FencedError: a newer claim exists.
-        StoreReadError, StoreWriteError: a retry is safe.
+        StoreReadError, StoreWriteError: the store could not be used. It is safe to call the function again.
     """
     if runlog.is_signed:
         return None  # Prepared commits (next to the shards) are not signed, so a signed run adopts nothing.
@@ -55,7 +56,10 @@ def adopt_last_save(runlog: RunLog, *, epoch: int) -> CheckpointRef | None:
 
 
 def _candidates(history: History, *, epoch: int) -> Iterator[Attempt]:
-    """The attempts that may have such a save, newest first: all attempts since the newest commit."""
+    """Return the attempts that may have such a save, the newest attempt first.
+
+    These are all attempts since the newest commit.
+    """
     committed_by = history.attempt_named(history.checkpoints[-1].ref.attempt_id) if history.checkpoints else None
     since = committed_by.claim.epoch if committed_by is not None else 0
     for attempt in reversed(history.attempts):
@@ -68,7 +72,9 @@ def _candidates(history: History, *, epoch: int) -> Iterator[Attempt]:
 
 
 def _newest_complete(runlog: RunLog, attempt: Attempt, history: History) -> Manifest | None:
-    """The manifest of the newest save of an attempt that all ranks completed, if the save is newer than all commits."""
+    """Return the manifest of the newest save of an attempt that all ranks completed, if the save is newer than all
+    commits.
+    """
     attempt_id = attempt.claim.attempt_id
     saves: dict[int, dict[int, str]] = {}
     # Listed in two ways: a save that is missing from the listing would be deleted after the next commit.
@@ -88,7 +94,10 @@ def _newest_complete(runlog: RunLog, attempt: Attempt, history: History) -> Mani
 
 
 def _manifest_of(store: Store, by_rank: Mapping[int, str]) -> Manifest | None:
-    """The manifest of a complete save; None if the part of a rank is missing, damaged or of another state."""
+    """Return the manifest of a complete save.
+
+    Return None if the part of a rank is missing, damaged or of another state.
+    """
     read = {rank: _prepared(store, by_rank[rank]) for rank in sorted(by_rank)}
     found = [part for part in read.values() if isinstance(part, PreparedCommit)]
     if not found or None in read.values() or len({part.partition_hash for part in found}) > 1:
@@ -100,14 +109,14 @@ def _manifest_of(store: Store, by_rank: Mapping[int, str]) -> Manifest | None:
     try:
         manifest = Manifest.model_validate({**facts, **written.to_json()})
     except ValidationError as error:
-        log.warning("invalid prepared commit ignored problems=%d", error.error_count())
+        log.warning("ignoring a prepared commit that is not valid problems=%d", error.error_count())
         return None
     there = [rank for rank, part in read.items() if part != _GONE]
     return manifest if there == list(range(manifest.environment.world_size)) else None
 
 
 def _prepared(store: Store, key: str) -> PreparedCommit | Literal["gone"] | None:
-    """The part of one rank of a prepared commit; None if it is damaged in all reads."""
+    """Return one rank's part of a prepared commit. Return None if the part is damaged in all reads."""
     try:
         read = (PreparedCommit.decode(way.get(key)) for way in ways_to(store, reads=_READS))
         return next(filter(None, read), None)
@@ -130,7 +139,7 @@ def _commit(runlog: RunLog, attempt: Attempt, manifest: Manifest, *, epoch: int)
 
 
 def _corrected(stamp: Stamp, report: SegmentReport, ref: CheckpointRef, *, epoch: int) -> Entry:
-    """The report of the attempt, corrected for this commit, which was not known when the report was written."""
+    """Return the attempt's report, corrected for this commit. The commit was not known when the report was written."""
     to_step = max(report.to_step, ref.step)
     changes = {"checkpoint": ref, "to_step": to_step, "lost_steps": to_step - ref.step}
     return ReportEntry.model_validate(stamp(epoch=epoch) | {"report": report.model_copy(update=changes)})

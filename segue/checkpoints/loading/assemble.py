@@ -1,4 +1,4 @@
-"""Assembling whole tensors from the slices that several ranks stored."""
+"""Assembles whole tensors from the slices that several ranks stored."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from segue.checkpoints.format.layout import TensorSlice
 from segue.errors import MalformedCheckpointError
 
 _MOST_SLICES = 1024
-"""Most slices of a tensor, because no run has more ranks."""
+"""Maximum number of slices of a tensor. No run has more ranks than this."""
 
 _Stored = tuple[TensorSlice, torch.Tensor]
 
 
 def whole_tensors(tensors: Mapping[str, torch.Tensor], slices: Mapping[str, TensorSlice]) -> dict[str, torch.Tensor]:
-    """The tensors by their names in the state; tensors that were stored as slices are assembled.
+    """Return the tensors by their names in the state. Tensors that were stored as slices are assembled.
 
-    If a slice is on the meta device, it was not read; the result then contains only the other slices of the tensor.
+    If a slice is on the meta device, it was not read. The result then contains only the other slices of the tensor.
 
     Raises:
         MalformedCheckpointError: the slices of a tensor overlap, or do not cover the tensor.

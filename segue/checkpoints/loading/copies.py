@@ -1,4 +1,4 @@
-"""Copying a checkpoint to a local folder, for readers that may need it after retention has pruned the original."""
+"""Copies a checkpoint to a local folder, for readers that may need it after retention has pruned the original."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PIECE_BYTES = 64 * 2**20
 
 @contextmanager
 def copied(store: Store, *, run_id: str, manifest: Manifest) -> Iterator[LocalStore]:
-    """A temporary folder store with a copy of the files of this checkpoint, under the same keys.
+    """A block with a temporary folder store that contains a copy of the files of this checkpoint, under the same keys.
 
     The folder is deleted when the block ends. The bytes are verified when they are read, as in every store.
 

@@ -1,6 +1,7 @@
-"""Digests of a live state. Tensors on an accelerator are copied in parts through small locked buffers and hashed.
+"""Computes digests of a live state.
 
-A resume compares its state with the commit twice; the host never has a copy of the whole state.
+Tensors on an accelerator are copied in parts through small locked buffers and hashed. A resume compares its state with
+the commit twice. The host never has a copy of the whole state.
 """
 
 from __future__ import annotations
@@ -20,14 +21,17 @@ from segue.checkpoints.saving.gathering import Pair
 
 _BUFFER_BYTES = 16 * 2**20
 _THREADS = 4
-"""Number of threads. Each has two buffers: one is filled while the other is hashed, at 10 to 20 GB/s."""
+"""Number of threads that hash.
+
+Each thread has two buffers. One buffer is filled while the other buffer is hashed, at 10 to 20 GB/s.
+"""
 _SHOWN_VALUES, _SHOWN_TENSORS = 64, 64
 
 
 def digest(
     live: Snapshot, *, accelerator: Accelerator | None = None, known: Mapping[str, TensorDigest] | None = None
 ) -> Digests:
-    """Digests of all tensors and of all whole components; for tensors in `known`, the given digests are used."""
+    """Return digests of all tensors and of all whole components. For tensors in `known`, the given digests are used."""
     device, found = accelerator or TorchAccelerator(), dict(known or {})
     asked = {name: tensor.detach() for name, tensor in live.tensors.items() if name not in found}
     there = {name: tensor for name, tensor in asked.items() if device.has(tensor) and tensor.nbytes}
@@ -85,7 +89,7 @@ def _hashes_of(tensors: Mapping[str, torch.Tensor], device: Accelerator) -> dict
 def _copied(
     batch: _Batch, buffer: torch.Tensor, device: Accelerator, hashers: Mapping[str, xxhash.xxh3_128]
 ) -> Callable[[], None]:
-    """Start copying a batch; the returned function waits for the copy and hashes the bytes."""
+    """Start copying a batch. The returned function waits for the copy and hashes the bytes."""
     pairs: list[Pair] = []
     start = 0
     for _, part in batch.parts:
@@ -105,7 +109,10 @@ def _copied(
 
 
 def _batches(tensors: Mapping[str, torch.Tensor]) -> Iterator[_Batch]:
-    """All tensors in parts; tensors with wide elements come first, so that each is aligned to its element size."""
+    """Yield all tensors in parts.
+
+    Tensors with wide elements come first, so that each tensor is aligned to its element size.
+    """
     batch = _Batch()
     for name in sorted(tensors, key=lambda name: -tensors[name].element_size()):
         for part in _parts(tensors[name]):
@@ -119,7 +126,7 @@ def _batches(tensors: Mapping[str, torch.Tensor]) -> Iterator[_Batch]:
 
 
 def _parts(tensor: torch.Tensor) -> Sequence[torch.Tensor]:
-    """The parts of a tensor (made contiguous first) in order; each part fits into a buffer."""
+    """Return the parts of a tensor in order. The tensor is made contiguous first, and each part fits into a buffer."""
     if tensor.nbytes <= _BUFFER_BYTES:
         return (tensor,)
     flat = tensor.contiguous().view(-1)
@@ -140,23 +147,23 @@ def _locked_buffers(beside: torch.Tensor, accelerator: Accelerator) -> Iterator[
 
 @dataclass(frozen=True)
 class Looks:
-    """A few values of tensors on an accelerator, with which later changes of these tensors are detected."""
+    """A few values of tensors on an accelerator. With these values, later changes of the tensors are detected."""
 
     versions: Mapping[str, tuple[int, int]]
     """The address and version of each tensor."""
     names: tuple[str, ...]
-    """Names of the largest tensors, of which values were kept."""
+    """Names of the largest tensors. For these tensors, a few values were kept."""
     values: tuple[torch.Tensor, ...]
 
     @classmethod
     def at(cls, tensors: Mapping[str, torch.Tensor]) -> Looks:
-        """Keep the current address, version and a few values of these tensors."""
+        """Keep the current address, the version and a few values of these tensors."""
         names = tuple(sorted(tensors, key=lambda name: -tensors[name].nbytes)[:_SHOWN_TENSORS])
         versions = {name: (tensor.data_ptr(), tensor._version) for name, tensor in tensors.items()}
         return cls(versions, names, tuple(_shown(tensors[name]) for name in names))
 
     def finds_same(self, tensors: Mapping[str, torch.Tensor]) -> bool:
-        """Whether these are the same tensors, and addresses, versions and the kept values have not changed."""
+        """Whether these are the same tensors, and their addresses, versions and kept values have not changed."""
         now = {name: (tensor.data_ptr(), tensor._version) for name, tensor in tensors.items()}
         if now != self.versions:
             return False

@@ -1,4 +1,4 @@
-"""The stored slices that a rank needs, so that all ranks together read a sharded state once, not once per rank.
+"""Finds the stored slices that a rank needs. All ranks together then read a sharded state once, and not once per rank.
 
 If only some slices of a tensor were read, the tensor is on the meta device, so that it cannot be read by mistake.
 """
@@ -31,7 +31,7 @@ class OwnSlices:
 
     @classmethod
     def of(cls, parameters: Iterable[torch.Tensor]) -> OwnSlices | None:
-        """The slices of these parameters; None if no parameter is sharded."""
+        """Return the slices of these parameters. Return None if no parameter is sharded."""
         places = set()
         has_sharded = False
         for parameter in parameters:
@@ -43,7 +43,10 @@ class OwnSlices:
         return cls(frozenset(places)) if has_sharded else None
 
     def others(self, slices: Mapping[str, TensorSlice], shapes: Mapping[str, tuple[int, ...]]) -> frozenset[str]:
-        """The names of the stored slices that only other ranks need; empty if the state was sharded in another way."""
+        """Return the names of the stored slices that only other ranks need.
+
+        The result is empty if the state was sharded in another way.
+        """
         stored = {name: _Place(each.shape, each.offsets, shapes[name]) for name, each in slices.items()}
         if not self.places <= set(stored.values()):
             return frozenset()

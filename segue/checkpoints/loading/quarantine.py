@@ -1,4 +1,7 @@
-"""Quarantine of checkpoints and records: no attempt resumes from them until a person lifts the quarantine."""
+"""Quarantines checkpoints and records.
+
+No attempt resumes from a quarantined checkpoint until a person lifts the quarantine.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,11 @@ from segue.runlog.log import RunLog, Stamp
 
 
 def quarantine(runlog: RunLog, *, checkpoint: Checkpoint, reason: str, epoch: int) -> None:
-    """Record that no attempt may resume from a checkpoint. Its bytes are kept.
+    """Record that no attempt may resume from a checkpoint. The bytes of the checkpoint are kept.
 
     Raises:
         FencedError, UnreadRecordError: a newer claim exists, or may exist.
-        StoreWriteError, StoreReadError: a retry is safe.
+        StoreWriteError, StoreReadError: the store could not be used. It is safe to call the function again.
     """
 
     def build(stamp: Stamp) -> Entry:
@@ -25,21 +28,23 @@ def quarantine(runlog: RunLog, *, checkpoint: Checkpoint, reason: str, epoch: in
 
 
 def give_up_record(runlog: RunLog, *, slot: int, reason: str, epoch: int) -> None:
-    """Record that an unreadable record is given up. If it was a commit, its checkpoint stays quarantined for good.
+    """Record that an unreadable record is given up.
+
+    If the unreadable record was a commit, the checkpoint of this commit stays quarantined for good.
 
     Raises:
-        As for `quarantine`.
+        The same errors as for `quarantine`.
     """
     facts = {"slot": slot, "reason": f"{keys.log_key(runlog.run_id, slot)}: {reason}"}
     runlog.append(lambda stamp: QuarantineEntry.model_validate(stamp(epoch=epoch) | facts), epoch=epoch)
 
 
 def give_up_by_name(runlog: RunLog, slot: int) -> str:
-    """Give up a record at the request of a person; return the reason why the record cannot be read.
+    """Give up a record at the request of a person. Return the reason why the record cannot be read.
 
     Raises:
         NoLostRecordError: the record can be read, or was given up before, or does not exist.
-        StoreWriteError, StoreReadError: a retry is safe.
+        StoreWriteError, StoreReadError: the store could not be used. It is safe to call the function again.
     """
     unread = {damage.slot: damage.why for damage in read_history(runlog.reload()).unread}
     if slot not in unread:
@@ -49,12 +54,12 @@ def give_up_by_name(runlog: RunLog, slot: int) -> str:
 
 
 def lift(runlog: RunLog, *, step: int) -> str:
-    """Read and verify a checkpoint, then lift its quarantine; return the reason for the quarantine.
+    """Read and verify a checkpoint, then lift its quarantine. Return the reason for the quarantine.
 
     Raises:
-        NotQuarantinedError: the step has no quarantined checkpoint.
+        NotQuarantinedError: there is no quarantined checkpoint of this step.
         DamagedCheckpointError: the checkpoint is damaged.
-        StoreWriteError, StoreReadError: a retry is safe.
+        StoreWriteError, StoreReadError: the store could not be used. It is safe to call the function again.
     """
     from segue.checkpoints.loading.read import read_stored
 

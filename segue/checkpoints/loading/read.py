@@ -1,4 +1,4 @@
-"""Reading shards: each chunk is verified while the next chunks are read. This module does not import torch."""
+"""Reads shards. Each chunk of a shard is verified while the next chunks are read. This module does not import torch."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 
 _READERS = 4
 _READS = 4
-"""Number of reads after which a chunk that does not verify counts as damaged."""
+"""A chunk that does not verify counts as damaged after this number of reads."""
 _WORTH_KEEPING_SHARE = 0.9
 
 _Found = TypeVar("_Found")
@@ -54,20 +54,20 @@ _Found = TypeVar("_Found")
 
 @dataclass(frozen=True)
 class Stored:
-    """A checkpoint that was read and verified; `tensors` has the bytes of each tensor."""
+    """A checkpoint that was read and verified. `tensors` contains the bytes of each tensor."""
 
     skeletons: dict[str, Any]
     tensors: Mapping[str, tuple[Placed, memoryview]]
     digests: Digests
     base: Base
     slices: Mapping[str, TensorSlice] = field(default_factory=dict)
-    """For each tensor that is a slice, its place in the larger tensor."""
+    """For each tensor that is a slice of a larger tensor, the place of the slice in the larger tensor."""
     unread: Mapping[str, TensorDigest] = field(default_factory=dict)
-    """Names of the slices that only other ranks read."""
+    """The slices that only other ranks read, by name."""
 
 
 class Selection(Protocol):
-    """The part of a checkpoint that one of several ranks needs."""
+    """The part of a checkpoint that one rank of several ranks needs."""
 
     def others(self, slices: Mapping[str, TensorSlice], shapes: Mapping[str, tuple[int, ...]]) -> Collection[str]:
         """The names of the stored slices that only other ranks need."""
@@ -82,16 +82,17 @@ def read_stored(
     own: Selection | None = None,
     memory_bytes: int | None = None,
 ) -> Stored:
-    """The verified state of a manifest, read from the first store in `tiers` that has a valid copy.
+    """Return the verified state of a manifest. The state is read from the first store in `tiers` that has a valid copy.
 
-    With `own`, chunks that contain only slices of other ranks are neither read nor verified, because each rank reads
-    its own slices. The bytes to be read must then fit into `memory_bytes`; None means no limit.
+    If `own` is given, chunks that contain only slices of other ranks are neither read nor verified, because each rank
+    reads its own slices. The bytes to be read must then fit into `memory_bytes`. If `memory_bytes` is None, there is no
+    limit.
 
     Raises:
         MissingShardError, TruncatedShardError, CorruptShardError, MalformedCheckpointError: the checkpoint cannot be
-            used; the message has the reason.
-        StoreReadError: the store could not be read, so the state of the checkpoint is not known.
-        MachineTooSmallError: the bytes do not fit into the memory; only the index was read.
+            used. The message gives the reason.
+        StoreReadError: the store could not be read. It is therefore not known whether the checkpoint is good.
+        MachineTooSmallError: the bytes do not fit into the memory. Only the index was read.
     """
     shard_files = _shard_files(manifest)
     index = read_index(tiers, run_id=run_id, manifest=manifest)
@@ -123,7 +124,9 @@ def read_stored(
 
 
 def read_index(tiers: Sequence[Store], *, run_id: str, manifest: Manifest) -> Index:
-    """The index of the checkpoint of a manifest: skeletons, and the place of each tensor, without the tensors.
+    """Return the index of the checkpoint of a manifest: skeletons, and the place of each tensor.
+
+    The tensors themselves are not read.
 
     Raises:
         MissingShardError, TruncatedShardError, CorruptShardError, MalformedCheckpointError: the checkpoint is damaged.
@@ -142,7 +145,7 @@ def _shard_files(manifest: Manifest) -> dict[str, Shard]:
 
 
 class _Arriving:
-    """A shard that is being read into memory; only requested bytes use memory."""
+    """A shard that is being read into memory. Only the requested bytes use memory."""
 
     def __init__(self, readers: ThreadPoolExecutor, store: Store, key: str, shard: Shard, *, reads: int) -> None:
         self.shard, self._memory = shard, page_buffer(shard.size_bytes)
@@ -151,25 +154,25 @@ class _Arriving:
         self._chunks: dict[int, Future[None]] = {}
 
     def ask_for(self, start: int, stop: int) -> None:
-        """Request these bytes of the shard, extended to whole chunks."""
+        """Request these bytes of the shard. The request is extended to whole chunks."""
         size = self.shard.chunk_bytes
         for number in range(start // size, -(-stop // size)):
             if number not in self._chunks:
                 self._chunks[number] = self._readers.submit(self._read, number, self._memory)
 
     def up_to(self, size_bytes: int) -> memoryview:
-        """Wait until the first `size_bytes` are read and verified; return the memory of the shard."""
+        """Wait until the first `size_bytes` bytes are read and verified. Return the memory of the shard."""
         self.ask_for(0, size_bytes)
         for number in range(-(-size_bytes // self.shard.chunk_bytes)):
             self._chunks[number].result()
         return self._memory
 
     def whole(self) -> memoryview:
-        """Wait until the whole shard is read and verified; return its memory."""
+        """Wait until the whole shard is read and verified. Return the memory of the shard."""
         return self.up_to(self.shard.size_bytes)
 
     def asked_for(self) -> memoryview:
-        """Wait until all requested bytes are read and verified; return the memory of the shard."""
+        """Wait until all requested bytes are read and verified. Return the memory of the shard."""
         for chunk in self._chunks.values():
             chunk.result()
         return self._memory
@@ -181,7 +184,9 @@ class _Arriving:
 
 
 def _placed(arriving: _Arriving, *, unread: Collection[str]) -> Mapping[str, Placed]:
-    """The positions of the tensors of a shard file, from its header, while the needed bytes are being read."""
+    """Return the positions of the tensors of a shard file, from the header of the file, while the needed bytes are
+    being read.
+    """
     if not unread:
         arriving.ask_for(0, arriving.shard.size_bytes)
     try:
@@ -208,7 +213,10 @@ def _from_first(
 def _read(
     store: Store, run_id: str, shard: Shard, use: Callable[[_Arriving], _Found], *, reads: int
 ) -> tuple[memoryview, _Found]:
-    """Read a shard from one store; a chunk that does not verify is read up to `reads` times, each in another way."""
+    """Read a shard from one store.
+
+    A chunk that does not verify is read up to `reads` times, each time in another way.
+    """
     key = f"{run_id}/{shard.key}"
     try:
         # The size of the object is checked before memory is allocated, because the size in a manifest may be forged.
@@ -263,7 +271,10 @@ def _read_chunk_once(store: Store, key: str, shard: Shard, number: int, memory: 
 
 
 def _tensors_of(memory: memoryview, wanted: Mapping[str, Placed]) -> Iterator[tuple[str, Placed, memoryview]]:
-    """The bytes of the wanted tensors of a shard file; a few are copied, so that the file memory can be freed."""
+    """Return the bytes of the wanted tensors of a shard file.
+
+    If only a few tensors are wanted, they are copied, so that the memory of the file can be freed.
+    """
     few = sum(p.size_bytes for p in wanted.values()) < _WORTH_KEEPING_SHARE * len(memory)
     for name, placed in wanted.items():
         data = memory[placed.start : placed.start + placed.size_bytes]

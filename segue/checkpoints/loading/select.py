@@ -1,4 +1,4 @@
-"""Selecting the newest checkpoint that verifies; damaged checkpoints are quarantined, never deleted."""
+"""Selects the newest checkpoint that verifies. A damaged checkpoint is quarantined and never deleted."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Readers(Protocol):
     def is_leader(self) -> bool: ...
 
     def first_of(self, text: str) -> str:
-        """The first non-empty text in the order of the ranks; all ranks must call this method."""
+        """Return the first non-empty text in the order of the ranks. All ranks must call this method."""
         ...
 
 
@@ -60,20 +60,20 @@ def newest_valid(
     own: Selection | None = None,
     memory_bytes: int | None = None,
 ) -> Restorable | None:
-    """The newest checkpoint of the run that verifies, read as a whole; None if there is none.
+    """Return the newest checkpoint of the run that verifies, read as a whole. Return None if no checkpoint verifies.
 
-    If an earlier attempt completed a save but did not commit it, this save is committed first. With `at_most`, no save
-    is committed, and checkpoints committed after `at_most` are skipped. Stores in `fast` are read first; their copies
-    are used if they match the committed bytes.
+    If an earlier attempt completed a save but did not commit it, the function first commits this save. If `at_most` is
+    given, no save is committed, and checkpoints that were committed after `at_most` are skipped. The stores in `fast`
+    are read first. A copy in these stores is used if it matches the committed bytes.
 
-    For every checkpoint that does not verify, and for every slot of the log that cannot be read, a quarantine record is
-    written before the next checkpoint is tried. All ranks use the same checkpoint: the newest that all ranks could
-    read. With `own`, each rank reads only the part that it needs. `memory_bytes` is the memory limit of this process;
-    None means no limit.
+    A quarantine record is written for every checkpoint that does not verify, and for every slot of the log that cannot
+    be read. The record is written before the next checkpoint is tried. All ranks use the same checkpoint. It is the
+    newest checkpoint that all ranks could read. If `own` is given, each rank reads only the part of the checkpoint that
+    it needs. `memory_bytes` is the memory limit of this process in bytes. None means no limit.
 
     Raises:
         FencedError: a newer claim exists.
-        StoreReadError: the store could not be read; a retry is safe.
+        StoreReadError: the store could not be read. It is safe to call the function again.
         NothingTrustedError, LostRecordError: the log is signed, and either no checkpoint is usable or a record cannot
             be read.
         MachineTooSmallError: the memory of this machine or its container is too small for the newest checkpoint.
@@ -115,7 +115,7 @@ def _adopt(runlog: RunLog, *, epoch: int) -> None:
 
 
 def _at(runlog: RunLog, slot: int) -> Checkpoint:
-    """The checkpoint that was committed in this slot; rank 0 chose the slot for all ranks."""
+    """Return the checkpoint that was committed in this slot. Rank 0 chose the slot for all ranks."""
     for checkpoint in read_history(runlog).checkpoints:
         if checkpoint.ref.slot == slot:
             return checkpoint
@@ -140,7 +140,9 @@ def _read(
 
 
 def _name_damaged_slots(runlog: RunLog, *, epoch: int) -> None:
-    """Give up each record that could not be read in any way; pruning and adoption need this."""
+    """Give up each record that could not be read in any way, because pruning and adoption need to know the unreadable
+    records.
+    """
     history = read_history(runlog)
     require_whole(runlog, history)
     for damage in history.unread:

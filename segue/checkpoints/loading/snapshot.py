@@ -1,4 +1,4 @@
-"""Reading stored checkpoints as snapshots, and the digests that the live state of one rank must have."""
+"""Reads stored checkpoints as snapshots, and computes the digests that the live state of one rank must have."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from segue.stores.base import Store
 
 
 def read_checkpoint(store: Store, *, run_id: str, manifest: Manifest, fast: Store | None = None) -> Snapshot:
-    """The verified snapshot of a manifest, read from `fast` if this store has a valid copy.
+    """Return the verified snapshot of a manifest. The snapshot is read from `fast` if this store has a valid copy.
 
     Raises:
         MissingShardError, TruncatedShardError, CorruptShardError, MalformedCheckpointError: the checkpoint cannot be
-            used; the message has the reason.
-        StoreReadError: the store could not be read, so the state of the checkpoint is not known.
+            used. The message gives the reason.
+        StoreReadError: the store could not be read. It is therefore not known whether the checkpoint is good.
     """
     tiers = [store] if fast is None else [fast, store]
     return snapshot_of(read_stored(tiers, run_id=run_id, manifest=manifest))
@@ -32,7 +32,7 @@ def read_checkpoint(store: Store, *, run_id: str, manifest: Manifest, fast: Stor
 
 @paused_collector()
 def snapshot_of(stored: Stored) -> Snapshot:
-    """Stored bytes as tensors; only tensors that were stored in slices are copied.
+    """Return stored bytes as tensors. Only tensors that were stored in slices are copied.
 
     Raises:
         MalformedCheckpointError: the state refers to a missing tensor.
@@ -60,7 +60,7 @@ def _tensors_of(stored: Stored) -> dict[str, torch.Tensor]:
 
 
 def committed_as(live: Snapshot, stored: Snapshot) -> Digests:
-    """The digests that the live state of this rank must have, from a checkpoint of any number of ranks."""
+    """Return the digests that the live state of this rank must have, from a checkpoint of any number of ranks."""
     # Each rank compares its own state. If the number of ranks changed, some ranks have no streams in the checkpoint.
     names = [
         name

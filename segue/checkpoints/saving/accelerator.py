@@ -1,6 +1,7 @@
-"""Copying from accelerators into locked host memory, on side streams that run in parallel with the computation.
+"""Copies state from accelerators into locked host memory, on side streams that run in parallel with the computation.
 
-Staging uses devices only through an `Accelerator`, so tests can use `segue.testing.threaded_device` instead.
+Staging uses devices only through an `Accelerator`. Tests can therefore use `segue.testing.threaded_device` instead of a
+device.
 """
 
 from __future__ import annotations
@@ -20,10 +21,13 @@ from segue.clock import SystemClock
 log = logging.getLogger(__name__)
 
 _PIECE_BYTES = 2**27
-"""Pages are locked in pieces of this size, because each call holds locks of the driver while a step launches kernels.
-A copy must not cross the border between two pieces, so copies are cut at the borders."""
+"""Pages are locked in pieces of this number of bytes.
+
+Each call that locks pages holds locks of the driver, and a step may launch kernels at the same time. A copy must not
+cross the border between two pieces, so each copy is cut at the borders.
+"""
 _ALREADY_LOCKED = 712
-"""Error code of CUDA for memory that is partly locked, or that was unmapped while it was locked."""
+"""The error code of CUDA for memory that is partly locked, or that was unmapped while it was locked."""
 _WITHOUT_STREAMS = ("mps",)
 
 
@@ -32,10 +36,10 @@ def no_pause(seconds: float) -> None:
 
 
 class Copy(Protocol):
-    """A copy that is running on a device."""
+    """A copy that is in progress on a device."""
 
     def hold_back_device(self) -> None:
-        """Make later work of the device wait for the copy; the host does not wait."""
+        """Make later work of the device wait for the copy. The host does not wait."""
         ...
 
     def wait(self) -> None:
@@ -47,66 +51,75 @@ class Room(Protocol):
     """Device memory for a copy of a state."""
 
     def copy(self, live: Sequence[torch.Tensor]) -> list[Copy] | None:
-        """Copy these tensors within their devices, then from there to the host.
+        """Copy these tensors first within their devices, and then from the copies to the host.
 
-        After the return, the tensors may be changed. None: too little device memory is free, and nothing was copied.
+        After the method has returned, the tensors may be changed. The method returns None if too little device memory
+        is free. In this case nothing was copied.
         """
         ...
 
 
 class Accelerator(Protocol):
-    """The operations of accelerators that staging needs."""
+    """The operations of an accelerator that staging needs."""
 
     def has(self, tensor: torch.Tensor) -> bool:
-        """Whether the tensor is in the memory of one of the devices."""
+        """Whether the tensor is in the memory of one of the accelerator's devices."""
         ...
 
     def drain(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Block until all work queued on the devices of these tensors is done, on all streams."""
+        """Block until all work that is queued on the devices of these tensors is done, on all streams."""
         ...
 
     def copy(self, pairs: Sequence[Pair]) -> None:
-        """Queue copies of these device tensors after the work that is already queued."""
+        """Queue copies of these device tensors behind the work that is already queued."""
         ...
 
     def copy_aside(self, pairs: Sequence[Pair]) -> list[Copy]:
-        """Start copies that run after the work queued on the current streams and in parallel with later work."""
+        """Start copies that run after the work that is queued on the current streams.
+
+        The copies run in parallel with later work.
+        """
         ...
 
     def room_for(self, pairs: Sequence[Pair]) -> Room | None:
-        """Allocate device memory for a copy of all these tensors; None if too little memory is free.
+        """Allocate device memory for a copy of all these tensors. Return None if too little device memory is free.
 
-        The memory is freed together with the returned object.
+        The allocated memory is freed when the returned object is freed.
         """
         ...
 
     def lock_pages(
         self, memory: torch.Tensor, *, device: torch.device, pause: Callable[[float], object] = no_pause
     ) -> bool:
-        """Lock host memory, so that the device can copy into it directly; return whether this was possible.
+        """Lock host memory, so that the device can copy into this memory directly.
 
-        This may be called in another thread than the training thread. The training thread is blocked while a piece is
-        being locked, so `pause` is called between the pieces, with the seconds that the last piece took.
+        Return whether the memory could be locked. The method may be called in another thread than the training thread.
+        The training thread is blocked while a piece of memory is being locked. Therefore `pause` is called between two
+        pieces, with the seconds that the last piece took.
         """
         ...
 
     def unlock_pages(self, memory: torch.Tensor) -> None:
-        """Undo `lock_pages`. Call this before the memory is freed, or a device would still write into the freed pages.
+        """Unlock the memory that `lock_pages` locked.
 
-        Never raises, so that a process with a failed device can still end.
+        Call this method before the memory is freed. Otherwise a device would still write into the freed pages. The
+        method never raises an error, so that a process with a failed device can still end.
         """
         ...
 
 
 class TorchAccelerator:
-    """An `Accelerator` on `torch.accelerator`, for CUDA, XPU and others; pages are locked only for CUDA."""
+    """An `Accelerator` that uses `torch.accelerator`, for CUDA, XPU and other devices.
+
+    Pages are locked only for CUDA.
+    """
 
     def __init__(self) -> None:
         # One stream per device, because memory that is allocated on a stream stays reserved for this stream.
         self._streams: dict[torch.device, torch.Stream] = {}
         self._streams_lock = threading.Lock()
         self._locked: dict[int, int] = {}
-        """Start address and size of each locked range of memory."""
+        """Start address and size in bytes of each locked range of memory."""
 
     def has(self, tensor: torch.Tensor) -> bool:
         return tensor.device.type not in ("cpu", "meta")
@@ -199,7 +212,7 @@ class TorchAccelerator:
                 part.copy_(source, non_blocking=True)
 
     def _cut(self, view: torch.Tensor, tensor: torch.Tensor) -> Iterator[Pair]:
-        """The same copy in parts, so that no part crosses the border between two locked pieces."""
+        """Return the same copy in parts, so that no part crosses the border between two locked pieces."""
         first = view.data_ptr()
         start = next((start for start, size in list(self._locked.items()) if start <= first < start + size), None)
         if start is None or (first - start) // _PIECE_BYTES == (first - start + view.nbytes - 1) // _PIECE_BYTES:
@@ -218,9 +231,9 @@ class TorchAccelerator:
 class _OnSideStream:
     """A copy that runs on a separate stream.
 
-    Until the copy is done, this object keeps references to its tensors, so that their memory is not reused.
-    `Tensor.record_stream` would do the same; but when such a tensor is freed, torch records an event, and if the device
-    has failed, this ends the process.
+    Until the copy is done, this object keeps references to the copied tensors, so that their memory is not reused.
+    `Tensor.record_stream` would also keep the memory. But when a tensor with a recorded stream is freed, torch records
+    an event, and if the device has failed, this event ends the process.
     """
 
     event: torch.Event
@@ -259,7 +272,10 @@ class _Rooms:
 
 @dataclass(frozen=True)
 class _FromRoom:
-    """A copy from a `Room`; the device need not wait for it, because no other work changes this memory."""
+    """A copy from a `Room`.
+
+    The device does not have to wait for this copy, because no other work changes the memory of the room.
+    """
 
     copy: Copy
 
@@ -271,13 +287,13 @@ class _FromRoom:
 
 
 def _pieces(address: int, size_bytes: int) -> Iterator[tuple[int, int]]:
-    """Addresses and sizes of the pieces in which memory is locked."""
+    """Yield the addresses and the sizes in bytes of the pieces in which memory is locked."""
     for start in range(0, size_bytes, _PIECE_BYTES):
         yield address + start, min(_PIECE_BYTES, size_bytes - start)
 
 
 def _clear_error(device: torch.device) -> None:
-    """Clear the error state after a refused call; without this, the next kernel would raise this error."""
+    """Clear the error state after a refused call. If the error state stayed, the next kernel would raise the error."""
     try:
         torch.zeros(1, device=device)
         torch.cuda.synchronize(device)

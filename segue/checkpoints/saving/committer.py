@@ -1,4 +1,4 @@
-"""The background writer: it writes staged states, commits, prunes and seals, one job after the other."""
+"""The background writer writes staged states, commits, prunes and seals. It does one job after the other."""
 
 from __future__ import annotations
 
@@ -33,27 +33,30 @@ class Pruning(Protocol):
     """Deletes the checkpoints that retention no longer keeps (`checkpoints.pruning.Pruner`)."""
 
     def prune(self, runlog: RunLog) -> None:
-        """Prune; called after each commit.
+        """Delete checkpoints. The method is called after each commit.
 
         Raises:
             FencedError: a newer claim exists.
-            StoreWriteError, StoreReadError: the log could not be read or written; a retry is safe.
+            StoreWriteError, StoreReadError: the log could not be read or written. It is safe to call the method again.
         """
         ...
 
     def drop_earlier_tries(self, runlog: RunLog, commit: CheckpointRef) -> None:
-        """Delete earlier tries; called after the commit of a repeated save. Raises no store errors."""
+        """Delete the files of earlier tries.
+
+        The method is called after the commit of a repeated save. The method raises no store errors.
+        """
         ...
 
 
 class IncrementalBase:
-    """The save to whose unchanged tensors the next save may refer; every `full_every`-th save stores all tensors."""
+    """The save to whose unchanged tensors the next save may refer. Every `full_every`-th save stores all tensors."""
 
     def __init__(self, step: int | None = None, *, full_every: int = 1) -> None:
         self.step, self._full_every = step, full_every
 
     def after(self, step: int, written: Written | None) -> None:
-        """Record the result of a save; `written` is None if the save was not written."""
+        """Record the result of a save. `written` is None if the save was not written."""
         is_base = written is not None and self._full_every > 1 and written.saves_since_full + 1 < self._full_every
         self.step = step if is_base else None
 
@@ -69,7 +72,10 @@ class Committed:
 
 
 class Writer:
-    """A thread that runs the jobs in order. While a store fails, it retries without limit and training continues."""
+    """A thread that runs the jobs in order.
+
+    While a store fails, the writer tries again without limit and training continues.
+    """
 
     def __init__(
         self,
@@ -82,7 +88,7 @@ class Writer:
         release: Callable[[Staged], None],
         clock: Clock,
     ) -> None:
-        """`release` is called with each staged state when its bytes are no longer needed."""
+        """`release` is called with each staged state when the bytes of the state are no longer needed."""
         self._runlog, self._author, self._shards, self._base = runlog, author, shards, base
         self._pruner, self._release, self._clock = pruner, release, clock
         self._jobs: queue.Queue[SaveJob | SealJob | None] = queue.Queue()
@@ -92,10 +98,10 @@ class Writer:
         self._commits: dict[int, CheckpointRef] = {}
         self._written: tuple[int, Written | None] | None = None
         self.last: Committed | None = None
-        """The newest commit of this attempt, with its time and size."""
+        """The newest commit of this attempt, with the time and the size of the commit."""
         self._failure: Exception | None = None
         self.trouble: str | None = None
-        """Reason why a save is being retried; None: no save failed."""
+        """The reason why a save is being tried again. The value None means that no save failed."""
         self._thread = threading.Thread(target=self._work, name="segue-writer", daemon=True)
         self._thread.start()
 
@@ -111,27 +117,27 @@ class Writer:
 
     @property
     def last_save_seconds(self) -> float | None:
-        """Seconds that the newest committed save took; None before the first commit."""
+        """Seconds that the newest committed save took. The value is None before the first commit."""
         last = self.last
         return None if last is None else last.save_seconds
 
     @property
     def last_size_bytes(self) -> int:
-        """Number of bytes that the newest committed save added to the store; 0 before the first commit."""
+        """Number of bytes that the newest committed save added to the store. The value is 0 before the first commit."""
         last = self.last
         return 0 if last is None else last.size_bytes
 
     def submit(self, job: SaveJob | SealJob) -> None:
-        """Queue a job without waiting for it."""
+        """Queue a job. The method does not wait for the job."""
         with self._idle:
             self._pending += 1
         self._jobs.put(job)
 
     def wait(self, timeout_seconds: float | None = None) -> bool:
-        """Block until all jobs are done; return False if the timeout ended first.
+        """Block until all jobs are done. Return False if the timeout ended first.
 
         Raises:
-            FencedError: a newer claim exists, so this attempt cannot commit any more.
+            FencedError: a newer claim exists. This attempt therefore cannot commit any more.
         """
         with self._idle:
             done = self._idle.wait_for(lambda: self._pending == 0 or self._failure is not None, timeout_seconds)
@@ -144,7 +150,10 @@ class Writer:
             raise self._failure
 
     def close(self) -> None:
-        """Stop after the current job, or during it if the job takes too long. Uncommitted saves are lost."""
+        """Stop the writer after the current job.
+
+        If the job takes too long, stop the writer during the job. Saves that are not committed are lost.
+        """
         self._stopped.set()
         self._jobs.put(None)
         self._shards.stop_waiting()
@@ -152,7 +161,10 @@ class Writer:
         self._shards.close()
 
     def give_up(self) -> None:
-        """Stop immediately, because the current save cannot be completed. `close` must still be called."""
+        """Stop the writer immediately, because the current save cannot be completed.
+
+        `close` must still be called after `give_up`.
+        """
         self._stopped.set()
         self._shards.close()
 
@@ -240,7 +252,7 @@ class Writer:
         return self._written[1]
 
     def _facts(self, job: SaveJob) -> dict[str, Any]:
-        """The fields of the manifest that are known before the write."""
+        """Return the fields of the manifest that are known before the write."""
         return {
             "step": job.step,
             "samples_seen": job.samples_seen,
@@ -289,5 +301,5 @@ class Writer:
 
 
 def _as_json(metric: float | None) -> float | str | None:
-    """The metric in its form for JSON records; numbers that are not finite become text."""
+    """Return the metric in its form for JSON records. Numbers that are not finite become text."""
     return metric if metric is None or math.isfinite(metric) else str(metric)

@@ -1,4 +1,4 @@
-"""Copying many tensors into prepared memory, with as many threads as torch has."""
+"""Copies many tensors into prepared memory, with as many threads as torch has."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from itertools import accumulate, pairwise
 import torch
 
 _SHARED_BYTES = 32_768 * 4
-"""Smallest size at which torch itself uses several threads for a copy (at::internal::GRAIN_SIZE)."""
+"""Smallest size in bytes at which torch itself uses several threads for a copy (at::internal::GRAIN_SIZE)."""
 _WORTH_A_THREAD_BYTES = 4 * 2**20
 
 
 class Copier:
     """Copies tensors into the same views, many times.
 
-    Torch copies small tensors one after the other on one thread. This class divides them among as many threads as torch
-    uses for a large tensor. The division is computed once, because reading the sizes of 10,000 tensors takes long.
+    Torch copies small tensors one after the other on one thread. This class divides small tensors among as many threads
+    as torch uses for a large tensor. The division is computed once, because reading the sizes of 10,000 tensors takes
+    long.
     """
 
     def __init__(self, views: Sequence[torch.Tensor]) -> None:
@@ -31,7 +32,7 @@ class Copier:
         self._large = (large, [views[number] for number in large])
 
     def copy(self, live: Sequence[torch.Tensor]) -> None:
-        """Copy each tensor into the view with the same index; on return, all copies are done."""
+        """Copy each tensor into the view with the same index. When the method returns, all copies are done."""
         if len(self._shares) < 2:
             copy_all(self._views, live)
             return
@@ -56,7 +57,10 @@ def copy_all(views: Sequence[torch.Tensor], live: Sequence[torch.Tensor]) -> Non
 
 
 def _even_runs(numbers: Sequence[int], sizes: Sequence[int], *, count: int) -> list[list[int]]:
-    """Divide the numbers into runs of about equal bytes; fewer than `count` runs if runs would be too small."""
+    """Divide the numbers into runs of about equal bytes.
+
+    The result has fewer than `count` runs if runs would be too small.
+    """
     ends = list(accumulate(sizes[number] for number in numbers))
     count = min(count, ends[-1] // _WORTH_A_THREAD_BYTES if ends else 0)
     cuts = [0, *(bisect_left(ends, ends[-1] * number // count) + 1 for number in range(1, count)), len(numbers)]

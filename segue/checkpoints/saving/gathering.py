@@ -1,6 +1,6 @@
-"""Gathering small tensors on their device, so that one copy to the host replaces thousands of copies.
+"""Gathers small tensors on their device, so that one copy to the host replaces thousands of copies.
 
-Starting a copy takes 6 to 10 microseconds; in this time, the link could transfer half a megabyte.
+To start a copy takes 6 to 10 microseconds. In this time, the link could transfer half a megabyte.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _MOST_BYTES = 64 * 2**20
 
 
 def gathered(pairs: Sequence[Pair]) -> Iterator[Pair]:
-    """Fewer pairs to copy in order, with the same effect as `pairs`.
+    """Yield fewer pairs to copy in order, with the same effect as `pairs`.
 
     Small tensors with adjacent destinations are gathered into one pair. Start the copy of a pair on the current stream
-    before you take the next pair, because the device memory is reused.
+    before you take the next pair, because the device memory of a pair is used again.
     """
     run: list[Pair] = []
     end = size_bytes = 0
@@ -43,7 +43,10 @@ def gathered(pairs: Sequence[Pair]) -> Iterator[Pair]:
 
 
 def _is_beside(run: Sequence[Pair], tensor: torch.Tensor) -> bool:
-    """Whether the tensor can join `run`: it is on the same device, and its elements are not wider than the last."""
+    """Whether the tensor can join `run`.
+
+    It can if it is on the same device, and if its elements are not wider than the last elements.
+    """
     return bool(run) and run[0][1].device == tensor.device and run[-1][0].element_size() >= tensor.element_size()
 
 
@@ -66,7 +69,7 @@ def _as_one(run: Sequence[Pair], size_bytes: int) -> Iterator[Pair]:
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory viewed as integers; a joint copy of different types would convert values and lose bits."""
+    """Return the same memory viewed as integers. A joint copy of different types would convert values and lose bits."""
     tensor = tensor.detach()
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.resolve_conj().resolve_neg()
@@ -74,7 +77,7 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def memory_of(first: torch.Tensor, size_bytes: int) -> torch.Tensor:
-    """`size_bytes` bytes of host memory, beginning at the first byte of this tensor."""
+    """Return `size_bytes` bytes of host memory, beginning at the first byte of this tensor."""
     storage = first.untyped_storage()
     memory = torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage, 0, (storage.nbytes(),))  # type: ignore[call-overload]
     start = first.data_ptr() - storage.data_ptr()

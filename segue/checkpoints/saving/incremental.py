@@ -1,7 +1,9 @@
-"""Incremental saves, which refer to unchanged tensors of a committed checkpoint instead of storing them again.
+"""Makes incremental saves.
 
-Incremental saves suit recipes that train only a part of the model. The manifest lists all needed shards, its own and
-earlier shards. So pruning knows directly which shards are in use, and a restore never follows a chain of manifests.
+An incremental save refers to unchanged tensors of a committed checkpoint and does not store them again. Incremental
+saves suit recipes that train only a part of the model. The manifest lists all needed shards: the shards of the save
+itself and the shards of earlier saves. Pruning therefore knows directly which shards are in use, and a restore never
+follows a chain of manifests.
 """
 
 from __future__ import annotations
@@ -15,11 +17,11 @@ from segue.stores.direct_io import page_buffer
 
 _MOST_KEPT = 2
 _WORTH_SHARE = 0.9
-"""Smallest share of changed bytes at which all tensors are stored, so that no earlier shard file is needed."""
+"""If at least this share of the bytes has changed, all tensors are stored, so that no earlier shard file is needed."""
 
 
 class Bases:
-    """The newest saves by step; a later save can refer only to these saves."""
+    """The newest saves by step. A later save can refer only to these saves."""
 
     def __init__(self) -> None:
         self._kept: dict[int, Base] = {}
@@ -31,12 +33,18 @@ class Bases:
             del self._kept[oldest]
 
     def get(self, step: int | None) -> Base | None:
-        """The base of this step; None if `step` is None or unknown, which leads to a full save."""
+        """Return the base of this step.
+
+        Return None if `step` is None or unknown. Without a base, a full save is made.
+        """
         return None if step is None else self._kept.get(step)
 
 
 def unchanged_since(base: Base, tensors: Mapping[str, TensorDigest], shard_layout: ShardLayout) -> frozenset[str]:
-    """Names of the tensors that need not be stored again; empty if too few bytes would be saved."""
+    """Return the names of the tensors that need not be stored again.
+
+    The result is empty if too few bytes would be saved.
+    """
     same = frozenset(name for name, digest in tensors.items() if base.tensors.get(name) == digest)
     same_bytes = sum(shard_layout.placed[name].size_bytes for name in same)
     total_bytes = sum(placed.size_bytes for placed in shard_layout.placed.values())

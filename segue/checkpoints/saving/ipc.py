@@ -1,6 +1,6 @@
-"""Messages between the trainer and its writer process.
+"""Sends messages between the trainer and its writer process.
 
-A message consists of two lengths, a JSON head and a body of bytes; file descriptors may be attached. Pickle is not
+A message consists of two lengths, a JSON head and a body of bytes. File descriptors may be attached. Pickle is not
 used, and no other process has access to the socket.
 """
 
@@ -18,7 +18,7 @@ _MOST_DESCRIPTORS = 1
 
 
 class Message(NamedTuple):
-    """One message; the receiver must close the `descriptors`."""
+    """One message. The receiver must close the `descriptors`."""
 
     head: dict[str, Any]
     body: bytes
@@ -41,7 +41,7 @@ def send(channel: socket.socket, head: dict[str, Any], body: bytes = b"", *, des
 
 
 def receive(channel: socket.socket) -> Message | None:
-    """The next message; None if the other process has ended.
+    """Return the next message. Return None if the other process has ended.
 
     Raises:
         OSError: the connection broke in the middle of a message.

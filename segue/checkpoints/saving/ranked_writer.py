@@ -1,4 +1,4 @@
-"""Writing one checkpoint from several ranks: each rank writes its shard, and rank 0 merges all results."""
+"""Writes one checkpoint from several ranks. Each rank writes its shard, and rank 0 merges all results."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Notes(Protocol):
 
 
 class RankedWriter:
-    """A shard writer that returns the result of its own rank, or on rank 0 the merged result of all ranks."""
+    """A shard writer that returns the result of its own rank. On rank 0, it returns the merged result of all ranks."""
 
     def __init__(self, inner: ShardWriter, *, rank: int, count: int, notes: Notes) -> None:
         self._inner, self._rank, self._count = inner, rank, count
@@ -43,12 +43,12 @@ class RankedWriter:
         self._inner.remember(step, base)
 
     def write(self, staged: Staged, save: Save) -> Written | None:
-        """Block until the shard of this rank is durable; on rank 0, until the shards of all ranks are durable.
+        """Block until the shard of this rank is durable. On rank 0, block until the shards of all ranks are durable.
 
-        None: a rank gave up the save, so there will be no checkpoint.
+        Return None if a rank gave up the save. In this case there will be no checkpoint.
 
         Raises:
-            RankMismatchError: the states of the ranks do not match, so the shards are not one whole state.
+            RankMismatchError: the states of the ranks do not match. The shards therefore do not form one whole state.
         """
         step = save.step
         if self._own is None or self._own[0] != step:
@@ -104,7 +104,7 @@ class RankedWriter:
 
 
 def merged(by_rank: Sequence[Written | None]) -> Written | None:
-    """The merged result of all ranks; None if a rank wrote nothing."""
+    """Return the merged result of all ranks. Return None if a rank wrote nothing."""
     found = [written for written in by_rank if written is not None]
     if len(found) < len(by_rank):
         return None

@@ -1,4 +1,4 @@
-"""The jobs of the background writer: saves and seals, and the attempt that makes them."""
+"""Defines the jobs of the background writer: saves and seals, and the attempt that makes them."""
 
 from __future__ import annotations
 
@@ -13,16 +13,19 @@ from segue.records import CheckpointRef, Environment, Finding, WitnessRow
 
 @dataclass(frozen=True)
 class Author:
-    """The attempt that saves, with the facts that are equal in all of its commits."""
+    """The attempt that saves, with the facts that are equal in all commits of the attempt."""
 
     attempt_id: str
     epoch: int
     parent: CheckpointRef | None
     environment: Environment
     commits: bool = True
-    """Whether this rank commits; False: another rank commits the shards that this rank writes."""
+    """Whether this rank commits. If not, another rank commits the shards that this rank writes."""
     require: Callable[[], None] = lambda: None
-    """Function that is called before each commit, after the log was read; an exception ends the writer."""
+    """The function that is called before each commit, after the log was read.
+
+    If it raises an exception, the writer ends.
+    """
 
 
 class CurvePart(Protocol):
@@ -35,9 +38,10 @@ class CurvePart(Protocol):
 
 
 class Metric:
-    """The user's metric of a save. If the metric is pending, the commit waits until it is known or given up.
+    """The user's metric that belongs to a save.
 
-    If `is_pending` is false, no later metric is expected.
+    If the metric is pending, the commit waits until the metric is known or given up. If `is_pending` is false, no later
+    metric is expected.
     """
 
     def __init__(self, value: float | None = None, *, is_pending: bool = False) -> None:
@@ -51,7 +55,7 @@ class Metric:
         return self._is_known.is_set()
 
     def set(self, value: float) -> None:
-        """Set the metric, unless it was given up before."""
+        """Set the metric, unless the metric was given up before."""
         if not self.is_known:
             self.value = value
             self._is_known.set()
@@ -77,12 +81,12 @@ class SaveJob:
     curve: Sequence[CurvePart]
     """The parts of the loss curve since the previous save."""
     untracked: tuple[Finding, ...] = ()
-    """Findings about untracked state; each is reported with the save at which it was first found."""
+    """Findings about untracked state. Each finding is reported with the save at which it was first found."""
 
 
 @dataclass(frozen=True)
 class SealJob:
-    """Witness rows that seal the checkpoint at `step`."""
+    """The witness rows that seal the checkpoint at `step`."""
 
     step: int
     rows: tuple[WitnessRow, ...]

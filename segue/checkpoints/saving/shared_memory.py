@@ -1,4 +1,7 @@
-"""Staging buffers: shared memory that the trainer fills and the writer process reads. Does not import torch."""
+"""Manages staging buffers: shared memory that the trainer fills and the writer process reads.
+
+The module does not import torch.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +26,11 @@ class StagingBuffer:
 
     @property
     def memory(self) -> mmap.mmap:
-        """The whole memory, writable and beginning at a page."""
+        """The whole memory. It is writable and begins at a memory page."""
         return self._memory
 
     def close(self) -> None:
-        """Close the descriptor; the memory is freed together with its last view."""
+        """Close the descriptor. The memory is freed together with its last view."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1

@@ -1,4 +1,4 @@
-"""The layout of a state in one staging buffer, and the views that a save fills."""
+"""Lays out a state in one staging buffer, and makes the views of the buffer that a save fills."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _dtype_of = operator.attrgetter("dtype")
 
 @dataclass
 class StagedLayout:
-    """A layout in one staging buffer, and one view of the buffer for each tensor."""
+    """A layout in one staging buffer, with one view of the buffer for each tensor."""
 
     staging_buffer: StagingBuffer
     layout: ShardLayout
@@ -34,10 +34,13 @@ class StagedLayout:
     shapes: list[torch.Size]
     dtypes: list[torch.dtype]
     device: torch.device | None
-    """The device of the first tensor on an accelerator; None if all tensors are in host memory."""
+    """The device of the first tensor on an accelerator. The value is None if all tensors are in host memory."""
     accelerator: Accelerator
     is_locked: bool | None = None
-    """Whether the memory is locked, so that the device copies directly into it; None: not tried yet."""
+    """Whether the memory is locked, so that the device copies directly into the memory.
+
+    The value None means that locking was not tried yet.
+    """
     room: Room | None = None
     """Device memory for copies of the device tensors."""
     under_way: Sequence[Copy] = ()
@@ -53,7 +56,7 @@ class StagedLayout:
         )
 
     def fill(self, live: list[torch.Tensor]) -> None:
-        """Copy all tensors; on return, all copies are done."""
+        """Copy all tensors. When the method returns, all copies are done."""
         if self.device is None:
             self.copier.copy(live)
             return
@@ -63,9 +66,10 @@ class StagedLayout:
             copy_now(list(zip(self.views, live, strict=True)), self.accelerator)
 
     def copy_within(self, live: list[torch.Tensor]) -> Sequence[Copy] | None:
-        """Copy all tensors, device tensors within their devices; the returned copies go from there to the host.
+        """Copy all tensors.
 
-        None if a device has too little free memory; then nothing was copied.
+        Device tensors are copied within their devices, and the returned copies then go from the devices to the host.
+        Return None if a device has too little free memory. In this case nothing was copied.
         """
         if self.device is None:
             return None
@@ -90,7 +94,7 @@ class StagedLayout:
         return copies
 
     def get_ready(self, *, pause: Callable[[float], object]) -> None:
-        """Touch the memory, and lock it if a device copies into it; training continues during the pauses."""
+        """Touch the memory, and lock it if a device copies into it. Training continues during the pauses."""
         memory = torch.frombuffer(self.staging_buffer.memory, dtype=torch.uint8)
         with span("touch memory", bytes=memory.nbytes):
             memory[len(self.layout.head) :].zero_()
@@ -123,7 +127,7 @@ class StagedLayout:
 
 
 def laid_out(number: int, state: RankState, accelerator: Accelerator) -> StagedLayout:
-    """Create a staging buffer with this number, and lay out the state in it."""
+    """Create a staging buffer with this number, and lay out the state in the buffer."""
     live = state.tensors
     specs = {name: TensorSpec(str(t.dtype).removeprefix("torch."), tuple(t.shape)) for name, t in live.items()}
     layout = replace(layout_of(specs), slices=state.slices)
@@ -149,13 +153,13 @@ def laid_out(number: int, state: RankState, accelerator: Accelerator) -> StagedL
 
 
 def touch(plans: Sequence[StagedLayout], pause: Callable[[float], object]) -> None:
-    """Prepare the memory of these layouts; runs in a separate thread."""
+    """Prepare the memory of these layouts. The function runs in a separate thread."""
     for plan in plans:
         plan.get_ready(pause=pause)
 
 
 def copy_now(pairs: Sequence[Pair], accelerator: Accelerator) -> None:
-    """Copy these pairs and wait for all copies; the host copies CPU tensors while devices copy their tensors."""
+    """Copy these pairs and wait for all copies. The host copies CPU tensors while devices copy their tensors."""
     there = [pair for pair in pairs if accelerator.has(pair[1])]
     here = [pair for pair in pairs if not accelerator.has(pair[1])] if there else pairs
     accelerator.copy(there)

@@ -1,9 +1,9 @@
-"""Staging: copying the state at a safe point into a staging buffer, so that training continues during the write.
+"""Staging copies the state at a safe point into a staging buffer, so that training continues during the write.
 
-If a device has enough free memory for a copy of its state, the state is copied there first, and training waits only for
-this copy. If not, `take` blocks for about one copy to the host, and `begin` blocks only for tensors that a forward pass
-may change. Tensors that only an optimizer changes are copied in the background; before each optimizer step,
-`Staged.barrier` waits for their copies.
+If a device has enough free memory for a copy of its state, the state is first copied within the device, and training
+waits only for this copy. If a device has too little free memory, `take` blocks for about one copy to the host, and
+`begin` blocks only for tensors that a forward pass may change. Tensors that only an optimizer changes are copied in the
+background. Before each optimizer step, `Staged.barrier` waits for the copies of these tensors.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ from segue.checkpoints.saving.staged_layout import StagedLayout, copy_now, laid_
 from segue.checkpoints.saving.tracing import span
 
 _LOOKS, _MOST_LOOKED_AT, _MOST_ON_DEVICE = 64, 256, 32
-"""Limits of the comparison at the barrier: values per tensor, tensors, and device tensors (one kernel for each)."""
+"""Limits of the comparison at the barrier: the number of values per tensor, the number of tensors, and the number of
+device tensors (one kernel for each device tensor).
+"""
 
 
 @dataclass(frozen=True)
@@ -44,8 +46,8 @@ class Late:
     def has_changed(self) -> bool:
         """Whether the version or one of the kept values of the tensor has changed.
 
-        Torch increments the version at each change, except at changes through `.data`; for these, a few values are
-        compared. Values on a device are compared later.
+        Torch increments the version of a tensor at each change, except at changes through `.data`. To find changes
+        through `.data`, a few values are compared. Values on a device are compared later.
         """
         if self.live._version != self.version:
             return True
@@ -53,7 +55,10 @@ class Late:
 
 
 def guarded(tensors: list[torch.Tensor], accelerator: Accelerator) -> list[Late]:
-    """Records of these tensors at the safe point, with a few values of the largest tensors."""
+    """Return a record of each of these tensors at the safe point.
+
+    The records of the largest tensors have a few values.
+    """
     shown = [tensor for tensor in tensors if tensor.is_contiguous() and not tensor.is_conj()]
     on_device = [accelerator.has(tensor) for tensor in shown]
     largest: set[int] = set()
@@ -64,14 +69,14 @@ def guarded(tensors: list[torch.Tensor], accelerator: Accelerator) -> list[Late]
 
 
 def looks_at(tensor: torch.Tensor) -> torch.Tensor:
-    """A few evenly spaced values of the tensor, as bytes."""
+    """Return a few evenly spaced values of the tensor, as bytes."""
     stride = max(tensor.numel() // _LOOKS, 1)
     return tensor.detach().view(-1)[::stride].clone(memory_format=torch.contiguous_format).view(torch.uint8)
 
 
 @dataclass
 class Staged:
-    """The state of one safe point in a staging buffer; the bytes may be read after `wait`."""
+    """The state of one safe point in a staging buffer. The bytes may be read after `wait` has returned."""
 
     staging_buffer: StagingBuffer
     layout: ShardLayout
@@ -79,16 +84,16 @@ class Staged:
     partition_hash: str = ""
     """Hash of the assignment of tensors to ranks, equal on all ranks with the same assignment."""
     is_torn: bool = False
-    """Whether the state changed during the copy; then it must not be committed."""
+    """Whether the state changed during the copy. If it did, the staged state must not be committed."""
     _late: list[Late] = field(default_factory=list)
     _copied: threading.Event = field(default_factory=threading.Event)
     _passed: threading.Event = field(default_factory=threading.Event)
     _device_copies: Sequence[Copy] = ()
     _device_looks: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
-    """A few values of device tensors at the safe point and at the barrier."""
+    """A few values of each device tensor, at the safe point and at the barrier."""
 
     def barrier(self) -> None:
-        """Block until the live tensors are copied; call this before any of them is changed."""
+        """Block until the live tensors are copied. Call this method before any live tensor is changed."""
         if self._passed.is_set():
             return
         self._copied.wait()
@@ -113,7 +118,7 @@ class Staged:
 
 
 class Encoded(NamedTuple):
-    """A state tree that was encoded in advance; its tensors are not copied yet."""
+    """A state tree that was encoded in advance. The tensors of the tree are not copied yet."""
 
     skeleton: Json
     tensors: dict[str, torch.Tensor]
@@ -130,12 +135,15 @@ class Encoded(NamedTuple):
 
 
 class StagingArea:
-    """One or two staging buffers with the layout of a state; if the state gets other tensors, it is laid out again."""
+    """One or two staging buffers with the layout of a state.
+
+    If the tensors of the state change, the buffers get a new layout.
+    """
 
     def __init__(
         self, *, staging_buffers: int = 1, partition: Partition | None = None, accelerator: Accelerator | None = None
     ) -> None:
-        """`partition` selects the part that this rank stores; None: the whole state."""
+        """`partition` selects the part of the state that this rank stores. None means the whole state."""
         self._partition = partition or Partition()
         self._accelerator = accelerator or TorchAccelerator()
         self._free = list(range(staging_buffers))
@@ -143,7 +151,7 @@ class StagingArea:
         self._lock = threading.Lock()
         self._warming: threading.Thread | None = None
         self._is_awaited = threading.Event()
-        """Set if a thread waits for the memory; the memory is then prepared without pauses."""
+        """This event is set if a thread waits for the memory. The memory is then prepared without pauses."""
 
     @property
     def is_free(self) -> bool:
@@ -152,11 +160,13 @@ class StagingArea:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the memory from `prepare` can be used without waiting."""
+        """Whether the memory from `prepare` can be used without a wait."""
         return self._warming is None or not self._warming.is_alive()
 
     def prepare(self, trees: Mapping[str, Any]) -> None:
-        """Allocate memory for this state in the background, because the first touch of memory takes ten times a copy.
+        """Allocate memory for this state in the background.
+
+        The background is needed because the first touch of memory takes ten times as long as a copy.
 
         Raises:
             UnsupportedStateError, StateTooLargeError: the state cannot be stored, so the first save would fail.
@@ -170,10 +180,10 @@ class StagingArea:
 
     @paused_collector()
     def take(self, trees: Mapping[str, Any]) -> Staged:
-        """Copy all tensors before the return; a staging buffer must be free.
+        """Copy all tensors before this method returns. A staging buffer must be free.
 
         Raises:
-            UnsupportedStateError, StateTooLargeError: the state cannot be stored; nothing was copied.
+            UnsupportedStateError, StateTooLargeError: the state cannot be stored. Nothing was copied.
         """
         staged, plan, live = self._start(trees)
         plan.fill(live)
@@ -181,10 +191,10 @@ class StagingArea:
 
     @paused_collector()
     def begin(self, trees: Mapping[str, Any], *, deferred: frozenset[int]) -> Staged:
-        """Copy all tensors; tensors at the addresses in `deferred` are copied while training continues.
+        """Copy all tensors. The tensors at the addresses in `deferred` are copied while training continues.
 
         Raises:
-            UnsupportedStateError, StateTooLargeError: the state cannot be stored; nothing was copied.
+            UnsupportedStateError, StateTooLargeError: the state cannot be stored. Nothing was copied.
         """
         staged, plan, live = self._start(trees)
         if (copies := plan.copy_within(live)) is not None:
@@ -214,7 +224,7 @@ class StagingArea:
             self._free.append(staged.staging_buffer.number)
 
     def close(self) -> None:
-        """Free all memory."""
+        """Free all memory of the staging buffers."""
         self._wait_for_memory()
         for plan in self._plans.values():
             plan.close()
@@ -261,7 +271,10 @@ def _encoded(name: str, tree: Any, live: dict[str, torch.Tensor]) -> Json:
 
 
 def _whole(staged: Staged, copies: Sequence[Copy]) -> Staged:
-    """The staged state, which later changes of the tensors do not affect; it is complete after these copies."""
+    """Return the staged state, which later changes of the tensors do not affect.
+
+    The state is complete after these copies.
+    """
     staged._device_copies = copies
     staged._copied.set()
     staged._passed.set()

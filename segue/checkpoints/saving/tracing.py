@@ -1,4 +1,4 @@
-"""`SEGUE_TRACE=FILE`: trace events of training processes, for chrome://tracing and Perfetto.
+"""If `SEGUE_TRACE=FILE` is set, writes trace events of training processes, for chrome://tracing and Perfetto.
 
 If this environment variable is set, each process appends one line per event to the file. Each line is written
 immediately, so that the events of a killed process remain. If the variable is not set, nothing is measured.
@@ -20,7 +20,7 @@ _NOTHING: AbstractContextManager[dict[str, object]] = nullcontext({})
 
 
 def span(name: str, **facts: object) -> AbstractContextManager[dict[str, object]]:
-    """Record a block of code as one event of this thread; the block may add facts to the yielded dict."""
+    """Record a block of code as one event of this thread. The block may add facts to the yielded dict."""
     path = os.environ.get(VARIABLE)
     return _NOTHING if not path else _measured(_opened(path), name, facts)
 
@@ -43,7 +43,7 @@ def _append(descriptor: int, event: dict[str, object]) -> None:
 
 @cache
 def _opened(path: str) -> int:
-    """Open the file; a new file begins with "[". Trace viewers do not need the closing bracket."""
+    """Open the file. A new file begins with "[". Trace viewers do not need the closing bracket."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         os.write(descriptor, b"[\n")

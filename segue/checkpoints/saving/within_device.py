@@ -1,6 +1,6 @@
-"""Copies of state within its device, which take a hundredth of the time of a copy to the host.
+"""Copies state within its device. Such a copy takes a hundredth of the time of a copy to the host.
 
-Training cannot change these copies, so training continues while they are copied to the host.
+Training cannot change the copies within the device, so training continues while these copies are copied to the host.
 """
 
 from __future__ import annotations
@@ -15,19 +15,22 @@ from segue.checkpoints.saving.gathering import BITS, Pair, bits, memory_of
 
 _ALIGNED_TO = 256
 _LEFT_OF_DEVICE, _LEAST_LEFT = 0.1, 0.05
-"""Shares of device memory that must stay free for training: to allocate memory for copies, and to keep it."""
+"""Shares of device memory that must stay free for training.
+
+The first share applies when memory for copies is allocated, the second share applies to keep this memory.
+"""
 
 
 @dataclass
 class DeviceRoom:
-    """Memory of one device for a copy of tensors, and the copies from there to views of host memory."""
+    """Memory of one device for a copy of tensors, with the copies from this memory to views of host memory."""
 
     device: torch.device
     memory: torch.Tensor
     moves: list[Pair]
     """Copies from the device to the host, one for each contiguous range of host memory."""
     _groups: dict[torch.dtype, tuple[list[int], list[torch.Tensor]]] = field(default_factory=dict)
-    """For each type, the numbers of its tensors and their places in the device memory."""
+    """For each type, the numbers of its tensors and the places of these tensors in the device memory."""
 
     @torch.no_grad()
     def fill(self, live: Sequence[torch.Tensor]) -> None:
@@ -39,7 +42,7 @@ class DeviceRoom:
 
 
 def room_on(device: torch.device, views: Sequence[torch.Tensor], numbers: Sequence[int]) -> DeviceRoom | None:
-    """Device memory for the tensors with these numbers in `views`; None if too little memory is free."""
+    """Return device memory for the tensors with these numbers in `views`. Return None if too little memory is free."""
     starts, ranges, size_bytes = _placed(views, numbers)
     memory = memory_on(device, size_bytes)
     if memory is None:
@@ -61,7 +64,7 @@ def is_short(device: torch.device) -> bool:
 
 
 def memory_on(device: torch.device, size_bytes: int) -> torch.Tensor | None:
-    """Allocate device memory; None if less than twice this size plus a reserve for training is free."""
+    """Allocate device memory. Return None if less than twice this size plus a reserve for training is free."""
     if device.type != "cuda" or not size_bytes:
         return None
     free, total = torch.cuda.mem_get_info(device)
@@ -76,9 +79,10 @@ def memory_on(device: torch.device, size_bytes: int) -> torch.Tensor | None:
 def _placed(
     views: Sequence[torch.Tensor], numbers: Sequence[int]
 ) -> tuple[dict[int, int], list[tuple[int, int, int]], int]:
-    """The start of each tensor; the first view, start and size of each range; and the total bytes of all ranges.
+    """Return the start of each tensor, the first view, start and size of each range, and the total bytes of all ranges.
 
-    Tensors that are adjacent in host memory are adjacent here too, with the same alignment, so that one copy is enough.
+    Tensors that are adjacent in host memory are also adjacent in device memory, with the same alignment. One copy is
+    therefore enough.
     """
     starts: dict[int, int] = {}
     ranges: list[tuple[int, int, int]] = []

@@ -1,4 +1,4 @@
-"""Writing shards to the stores, with a checksum for each chunk; `loading.read` verifies the checksums.
+"""Writes shards to the stores, with a checksum for each chunk. The module `loading.read` verifies the checksums.
 
 For each rank, a checkpoint has one shard file with the tensors, and one index with the rest of the state and the type,
 shape and digest of each tensor. This module does not import torch, because the writer process runs it.
@@ -41,16 +41,17 @@ def write_checkpoint(
     try_number: int = 1,
     partition_hash: str = "",
 ) -> tuple[Written, Base]:
-    """Write a staged state to the folder of its attempt; return facts for a manifest and a base for later saves.
+    """Write a staged state to the folder of its attempt. Return facts for a manifest, and a base for later saves.
 
-    The last store in `tiers` is the durable store. The stores before it are faster and may fail: a failure is logged,
-    and the save continues. `skeletons` are JSON. `try_number` is the number of writer processes that have tried this
-    save. With `base`, tensors that have not changed since the base are not written but referred to. The returned base
-    may be used after this save is committed. If the save has facts, the content of its commit record is stored last.
-    After a crash before that, the bytes are in the store, but no record refers to them.
+    The last store in `tiers` is the durable store. The earlier stores in `tiers` are faster than the last store and may
+    fail. If one fails, the failure is logged, and the save continues. `skeletons` contains JSON. `try_number` is the
+    number of writer processes that have tried this save. If `base` is given, tensors that have not changed since the
+    base are not written. The save refers to them instead. The returned base may be used after this save is committed.
+    If the save has facts, the content of the save's commit record is stored last. If a crash comes before the commit
+    record, the bytes are in the store, but no record refers to them.
 
     Raises:
-        StoreWriteError: the durable store could not be written; a retry is safe.
+        StoreWriteError: the durable store could not be written. It is safe to call the function again.
     """
     where = save.attempt_id, save.step, rank
     shard_name = keys.shard_name(*where, try_number=try_number)
@@ -91,13 +92,13 @@ def write_checkpoint(
 
 
 def checksums(blob: bytes | memoryview) -> tuple[int, ...]:
-    """The crc32c of each chunk."""
+    """Return the crc32c checksum of each chunk."""
     view = memoryview(blob)
     return tuple(crc32c.crc32c(view[start : start + CHUNK_BYTES]) for start in range(0, len(view), CHUNK_BYTES))
 
 
 def hashes(blob: memoryview) -> tuple[str, ...]:
-    """The SHA-256 of each chunk."""
+    """Return the SHA-256 of each chunk."""
     starts = range(0, len(blob), CHUNK_BYTES)
     return tuple(hashlib.sha256(blob[start : start + CHUNK_BYTES]).hexdigest() for start in starts)
 

@@ -1,4 +1,4 @@
-"""Shard writers: in the calling thread, or in a writer process that is restarted if it dies."""
+"""Writes shards, in the calling thread or in a writer process. A writer process that dies is started again."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ log = logging.getLogger(__name__)
 
 _END_SECONDS = 5.0
 _STARTS = 3
-"""Most starts of the writer process; if it dies this often before it is ready, more tries would not help."""
+"""Maximum number of starts of the writer process.
+
+If the process dies this often before it is ready, more tries would not help.
+"""
 _NOTICES = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
@@ -50,18 +53,19 @@ class ShardWriter(Protocol):
         ...
 
     def remember(self, step: int, base: Base) -> None:
-        """Add a base for saves whose `base_step` is `step`; another process wrote its checkpoint."""
+        """Add a base for saves whose `base_step` is `step`. Another process wrote the checkpoint of this base."""
         ...
 
     def write(self, staged: Staged, save: Save) -> Written | None:
-        """Block until the bytes are durable. Tensors that have not changed since the base of the save may be left out.
+        """Write the save, and block until the bytes are durable.
 
-        None: several ranks save together, and one of the ranks gave up this save.
+        Tensors that have not changed since the base of the save may be left out. The method returns None if several
+        ranks save together and one of the ranks gave up this save.
 
         Raises:
-            StoreWriteError: the durable store could not be written; a retry is safe.
-            WriterDiedError: the writer process has ended; a retry starts another process.
-            StateTooLargeError: the state is too large to be read back; nothing was written.
+            StoreWriteError: the durable store could not be written. It is safe to call the method again.
+            WriterDiedError: the writer process has ended. The next call starts another process.
+            StateTooLargeError: the state is too large to be read back. Nothing was written.
         """
         ...
 
@@ -74,12 +78,15 @@ class ShardWriter(Protocol):
         ...
 
     def close(self) -> None:
-        """End the writer; a running write is abandoned."""
+        """End the writer. A write that is in progress is abandoned."""
         ...
 
 
 class InlineWriter:
-    """Writes in the calling thread, for a store that exists only in this process and for short-lived tools."""
+    """Writes in the calling thread.
+
+    It is used for a store that exists only in this process, and for short-lived tools.
+    """
 
     def __init__(self, tiers: Sequence[Store], *, rank: int = 0) -> None:
         self._tiers, self._rank = tiers, rank
@@ -124,7 +131,9 @@ class ProcessWriter:
         self._process: subprocess.Popen[bytes] | None = None
         self._starts = 0
         self._first_try = (-1, 0)
-        """Step of the newest save, and the number of processes that had been started at its first try."""
+        """Step of the newest save, and the number of writer processes that had been started at the first try of this
+        save.
+        """
         self._channel: socket.socket | None = None
         self._known: dict[int, tuple[StagingBuffer, ShardLayout]] = {}
         self._is_ready, self._closed = False, threading.Event()
@@ -160,7 +169,7 @@ class ProcessWriter:
         self._inherited = (step, base)
 
     def wait_until_ready(self) -> None:
-        """Start the process if it is not running, and block until it has opened its stores."""
+        """Start the writer process if it is not running, and block until the process has opened its stores."""
         if self._is_ready:
             return
         if self._closed.is_set():
@@ -267,15 +276,15 @@ def _skeletons(staged: Staged) -> dict[str, bytes]:
 
 
 def _address(spec: StoreSpec) -> dict[str, str | None]:
-    """The arguments of `open_url`, without the signing key: the writer process signs nothing."""
+    """Return the arguments of `open_url`, without the signing key, because the writer process signs nothing."""
     return {"url": spec.url, "endpoint_url": spec.endpoint_url, "region": spec.region}
 
 
 def wait_for_writer(shards: ShardWriter) -> None:
-    """Block until the writer can write; if the writer process dies before that, restart it a few times.
+    """Block until the writer can write. If the writer process dies before it can write, start it again a few times.
 
     Raises:
-        WriterDiedError: the process died each time.
+        WriterDiedError: the writer process died each time.
     """
     for tries_left in reversed(range(_STARTS)):
         try:

@@ -1,7 +1,8 @@
-"""The writer process: hashes, writes and uploads staged states, at low priority and without torch.
+"""The writer process hashes, writes and uploads staged states. It has a low priority and does not import torch.
 
-A thread would slow training down by 3 to 24 times during a write, because both need the interpreter lock. This process
-ends as soon as the trainer ends for any reason; an unfinished save was never committed.
+A thread in the trainer would make training 3 to 24 times slower during a write, because both need the interpreter lock.
+The writer process ends as soon as the trainer ends for any reason. A save that is not finished then was never
+committed.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ NOTICES = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 _NICENESS = 10
 _POLL_SECONDS = 0.5
 _TURN_SECONDS = 0.0005
-"""Seconds after which a thread yields to another; Python's default of 5 ms would delay each file operation."""
+"""Seconds after which a thread yields to another thread. Python's default of 5 ms would delay each file operation."""
 
 
 class _Work:
@@ -49,7 +50,7 @@ class _Work:
         self._bases = Bases()
 
     def do(self, message: ipc.Message) -> dict[str, Any] | None:
-        """Process one message; return the answer, or None if the message needs no answer."""
+        """Process one message. Return the answer, or None if the message needs no answer."""
         head = message.head
         number = head.get("staging_buffer", 0)
         match head["kind"]:

@@ -1,8 +1,8 @@
-"""The facts of one save, of its written bytes, and of its prepared commit.
+"""Describes one save: the facts of the save, of the written bytes, and of the prepared commit.
 
-A prepared commit contains all facts for a commit record. It is stored next to the shards, as the last object of a save.
-If an attempt is killed after its last shard but before the commit record, the next attempt commits the prepared commit.
-This module imports little, because the writer process needs it.
+A prepared commit contains all facts for a commit record. The prepared commit is stored beside the shards, as the last
+object of a save. If an attempt is killed after its last shard but before the commit record, the next attempt commits
+the prepared commit. This module imports only a few modules, because the writer process needs it.
 """
 
 from __future__ import annotations
@@ -22,17 +22,20 @@ _HEAD_BYTES = len(_HEAD % 0)
 
 @dataclass(frozen=True)
 class Save:
-    """The facts of one save, without its bytes."""
+    """The facts of one save, without the bytes of the save."""
 
     run_id: str
     attempt_id: str
     step: int
     base_step: int | None = None
-    """Step of the committed save to whose tensors this save may refer; None: this save stores all tensors."""
+    """Step of the committed save to whose tensors this save may refer.
+
+    The value None means that this save stores all tensors.
+    """
     facts: Mapping[str, Any] = field(default_factory=dict)
     """The fields of the manifest that are known before the write, as JSON values."""
     is_signed: bool = False
-    """Whether the manifest will be signed; it then contains a SHA-256 of each chunk."""
+    """Whether the manifest will be signed. A signed manifest contains a SHA-256 of each chunk."""
 
 
 @dataclass(frozen=True)
@@ -40,26 +43,26 @@ class Written:
     """The facts for a manifest about bytes that are durable now."""
 
     shards: tuple[Shard, ...]
-    """The shards of this save, then the shards of earlier checkpoints to which it refers."""
+    """The shards of this save, and then the shards of earlier checkpoints to which this save refers."""
     components: dict[str, str]
     tensor_count: int
     new_bytes: int
     saves_since_full: int
-    """Number of saves since all tensors were stored; 0: this save stored all tensors."""
+    """Number of saves since all tensors were stored. The value 0 means that this save stored all tensors."""
 
     def to_json(self) -> dict[str, Any]:
-        """This object as plain data, for another process."""
+        """Return this object as plain data, for another process."""
         return asdict(self) | {"shards": [shard.to_json() for shard in self.shards]}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """The object from the data of `to_json`."""
+        """Return the object from the data of `to_json`."""
         return cls(**(dict(data) | {"shards": tuple(Shard.from_json(shard) for shard in data["shards"])}))
 
 
 @dataclass(frozen=True)
 class PreparedCommit:
-    """The part of one rank of a commit whose record may be missing."""
+    """One rank's part of a commit whose record may be missing."""
 
     facts: Mapping[str, Any]
     """The fields of the manifest from the training process."""
@@ -68,14 +71,17 @@ class PreparedCommit:
     """Hash of the assignment of tensors to ranks, equal on all ranks of one state."""
 
     def encode(self) -> bytes:
-        """The prepared commit: a checksum, then the JSON."""
+        """Return the prepared commit as a checksum, followed by the JSON."""
         content = {"facts": self.facts, "written": self.written.to_json(), "partition_hash": self.partition_hash}
         body = json.dumps(content, separators=(",", ":")).encode()
         return _HEAD % crc32c.crc32c(body) + body
 
     @classmethod
     def decode(cls, data: bytes) -> Self | None:
-        """The prepared commit that `encode` wrote; None if the bytes are damaged or were not written by `encode`."""
+        """Return the prepared commit that `encode` wrote.
+
+        Return None if the bytes are damaged or were not written by `encode`.
+        """
         head, body = data[:_HEAD_BYTES], data[_HEAD_BYTES:]
         if head != _HEAD % crc32c.crc32c(body):
             return None
@@ -89,7 +95,7 @@ class PreparedCommit:
 
 
 def _refuse_other_types(written: Written) -> None:
-    """Check the types of these fields; the rest is checked with the manifest after the parts are merged."""
+    """Check the types of these fields. The other fields are checked with the manifest, after the parts are merged."""
     texts = [*written.components.items(), *((shard.key, "") for shard in written.shards)]
     numbers = (written.tensor_count, written.new_bytes, written.saves_since_full)
     if not {str}.issuperset(type(text) for pair in texts for text in pair) or not {int}.issuperset(map(type, numbers)):

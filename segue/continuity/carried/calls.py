@@ -1,4 +1,7 @@
-"""The effect of calls on their arguments, judged by names: a call shows, computes with, or keeps its arguments."""
+"""Judges the effect of calls on their arguments by names.
+
+A call shows its arguments, computes with them, or keeps them.
+"""
 
 from __future__ import annotations
 
@@ -94,7 +97,7 @@ _OF_PROCESS = frozenset(
 
 
 def words_of(function: ast.expr) -> list[str]:
-    """The parts of a dotted name in reverse order; for `self.writer.add_scalar`, the method comes first."""
+    """Return the parts of a dotted name in reverse order. For `self.writer.add_scalar`, the method comes first."""
     words: list[str] = []
     if isinstance(function, ast.Subscript):
         function = function.value  # A generic class, e.g. `Counter[str]()`.
@@ -131,12 +134,12 @@ def computes(words: list[str]) -> bool:
 
 
 def makes_plain(words: list[str]) -> bool:
-    """Whether the result of such a call is data, not an object of a library."""
+    """Whether the result of such a call is data, and not an object of a library."""
     return computes(words) and _OF_LIBRARIES.isdisjoint(words[1:])
 
 
 def mutates(method: str) -> bool:
-    """Whether a method adds its arguments to its object, which is a collection or a tensor."""
+    """Whether a method adds its arguments to its object. The object is a collection or a tensor."""
     return method in _MUTATING or (method.endswith("_") and not method.startswith("_"))
 
 

@@ -1,4 +1,6 @@
-"""Sentences about values that a loop carries: the variable, its change, and the lines of code that register it."""
+"""Writes sentences about values that a loop carries: the variable, its change, and the lines of code that
+register it.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,8 @@ from segue.continuity.carried.source import MODULE
 from segue.continuity.naming import CARRIED, UNREGISTERED
 from segue.continuity.untracked.marks import Mark
 from segue.continuity.untracked.sentences import CHANNEL, changed_in_words
-from segue.recipe import short_path
 from segue.records import Finding
+from segue.user_objects.users_files import short_path
 
 _ABSENT = object()
 ITERATOR, OF_CODE, KEEPER = "iterator", "code", "keeper"
@@ -36,11 +38,11 @@ def findings_of(
     session: str,
     taken: Collection[str],
 ) -> tuple[Finding, ...]:
-    """One finding for each of these variables, in the given order.
+    """Return one finding for each of these variables, in the given order.
 
-    `before` and `now` are the marks of the variables by path; `kinds` are the types of their values; `lasting` are the
-    paths of the variables that the outermost loop carries; `session` is the name of the session in the program; `taken`
-    are the names of the components.
+    `before` and `now` contain the marks of the variables by path. `kinds` contains the types of their values. `lasting`
+    contains the paths of the variables that the outermost loop carries. `session` is the name of the session in the
+    program. `taken` contains the names of the components.
     """
     found = []
     for each in names:
@@ -55,7 +57,10 @@ def findings_of(
 
 
 def unread_ones(names: Sequence[CarriedName], *, types: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """A sentence and a fix for each variable whose value cannot be compared; `types` has the classes by path."""
+    """Return a sentence and a fix for each variable whose value cannot be compared.
+
+    `types` contains the classes by path.
+    """
     return tuple(
         (
             f"{each.name} ({_place(each)}), a {types[each.path]}, whose state no checkpoint holds",

@@ -1,4 +1,4 @@
-"""The facts from reading the functions of some files: flows, method calls, and arguments of calls."""
+"""Keeps the facts from reading the functions of some files: flows, method calls, and arguments of calls."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def call_of(function: Function) -> Spot:
 
 @dataclass(frozen=True)
 class MethodCall:
-    """A call of a method; if the object belongs to the user's code, the method does too."""
+    """A call of a method. If the object belongs to the user's code, the method also belongs to it."""
 
     base: Spots
     given: Spots
@@ -38,14 +38,14 @@ class Binding:
 
     function: Function
     base: Spots
-    """The object of the call, if Python's collections have a method of the same name; otherwise empty."""
+    """The object of the call, if Python's collections have a method of the same name. Otherwise this is empty."""
     given: tuple[tuple[Spot, Spots, Spots], ...]
-    """For each parameter: the places from which its value follows, and the places that may be the same object."""
+    """For each parameter, the places from which its value follows, and the places that may be the same object."""
     conditions: Spots
 
 
 @dataclass
-class Found:
+class CodeFacts:
     """The facts from the functions of some files."""
 
     index: Index

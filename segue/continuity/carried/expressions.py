@@ -1,4 +1,4 @@
-"""Reading the expressions of one function into the graph of flows: values, and changes by calls."""
+"""Reads the expressions of one function into the graph of flows: values, and changes by calls."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from segue.continuity.carried.calls import (
     shows,
     words_of,
 )
-from segue.continuity.carried.code_facts import NOTHING, Binding, Found, MethodCall, Spots, call_of, result_of
+from segue.continuity.carried.code_facts import NOTHING, Binding, CodeFacts, MethodCall, Spots, call_of, result_of
 from segue.continuity.carried.flows import (
     COLLECTION,
     PROCESS,
@@ -31,7 +31,9 @@ from segue.continuity.carried.source import Function
 
 
 def _attribute_of_call(node: ast.Call) -> ast.Attribute | None:
-    """The attribute that `getattr(x, "name")` reads or `setattr(x, "name", value)` sets, if the name is a literal."""
+    """Return the attribute that `getattr(x, "name")` reads or `setattr(x, "name", value)` sets, if the name is a
+    literal.
+    """
     match node:
         case ast.Call(func=ast.Name(id="getattr" | "setattr"), args=[holder, ast.Constant(value=str(name)), *_]):
             return ast.copy_location(ast.Attribute(holder, name, ast.Load()), node)
@@ -45,7 +47,7 @@ _COLLECTIONS = frozenset({"dict", "list", "set", "deque", "Counter", "defaultdic
 class Expressions:
     """The expressions of one function."""
 
-    def __init__(self, function: Function, found: Found) -> None:
+    def __init__(self, function: Function, found: CodeFacts) -> None:
         self._function, self._found = function, found
         self._index, self._flows, self._called = found.index, found.flows, found.called
         self._filling: set[Spot] = set()
@@ -90,7 +92,7 @@ class Expressions:
     def _mutate(
         self, holder: ast.expr, sources: Spots, *, conditions: Spots | None = None, keeps: bool = False
     ) -> None:
-        """Record a change of an object; `keeps`: the object keeps its earlier content."""
+        """Record a change of an object. `keeps` means that the object keeps its earlier content."""
         self._note_change(holder, is_assignment=False)
         for root in self._origins(holder):
             given = self._now if conditions is None else conditions
@@ -125,7 +127,10 @@ class Expressions:
         return isinstance(node, ast.Name) and node.id in (*first, "self", "cls")
 
     def _origins(self, node: ast.expr) -> set[Spot]:
-        """The places whose existing object an expression may return; UNKNOWN: an object of a library."""
+        """Return the places whose existing object an expression may return.
+
+        UNKNOWN stands for an object of a library.
+        """
         match node:
             case ast.Name():
                 spot = spot_of(self._function, node.id)

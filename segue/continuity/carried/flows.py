@@ -1,8 +1,8 @@
-"""The flow of values through the user's functions, and whether values affect more than output for people.
+"""Follows the flow of values through the user's functions, and finds whether values affect more than output for people.
 
-The flow is a graph of places: variables, attributes (by name) and results of functions. The order of statements is
-ignored. An edge leads from a place that an assignment, a condition or a call reads to a place that it changes. Code
-that is not understood counts as a use.
+The flow is a graph of places. A place is a variable, an attribute (by its name) or the result of a function. The order
+of statements is ignored. An edge of the graph leads from a place that an assignment, a condition or a call reads to a
+place that it changes. If code is not understood, the values in the code count as used.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from segue.continuity.carried.source import Function, functions_of
 Spot = str
 """A place of values: `file|function|name` for a variable, `.name` for an attribute."""
 USED: Spot = "used"
-"""The place that all values reach that affect training, saved results, or a library."""
+"""The place that every value reaches if it affects training, saved results, or a library."""
 PROCESS: Spot = "process"
 """The place of times, process ids and temporary names."""
 COLLECTION: Spot = "collection"
 """The place of Python's built-in collections."""
 UNKNOWN: Spot = "unknown"
-"""The place of objects of libraries; a change of such an object may change training."""
+"""The place of objects of libraries. A change of such an object may change training."""
 
 
 def spot_of(function: Function, name: str) -> Spot | None:
-    """The place of the variable with this name in a function; None for a built-in name."""
+    """Return the place of the variable with this name in a function. Return None for a built-in name."""
     home = function.home_of(name)
     return None if home is None else f"{home.file}|{home.name}|{name}"
 
@@ -36,22 +36,22 @@ class Mutation:
     """A change of an object."""
 
     root: Spot
-    """The name by which the object is changed."""
+    """The name through which the object is changed."""
     sources: frozenset[Spot]
     """The places that determine the change."""
     conditions: frozenset[Spot]
     is_guess: bool
-    """Whether the change is a call of an unknown method."""
+    """Whether the change is only assumed, because the code calls an unknown method of the object."""
 
 
 @dataclass(frozen=True)
 class AttributeChange:
-    """A statement that assigns an attribute of a variable's object, or changes the attribute in place."""
+    """A statement that assigns an attribute of a variable's object, or that changes the attribute in place."""
 
     holder: Spot
     attribute: str
     name: str
-    """The attribute as `variable.attribute`; empty if the object is itself an attribute."""
+    """The attribute as `variable.attribute`. The text is empty if the object is itself an attribute."""
     function: Function
     line: int
     is_assignment: bool
@@ -60,22 +60,25 @@ class AttributeChange:
 
 
 class Flows:
-    """The graph of flows, built once from whole files."""
+    """The graph of flows. The graph is built once from whole files."""
 
     def __init__(self) -> None:
         self._to: defaultdict[Spot, set[Spot]] = defaultdict(set)
         self._from: defaultdict[Spot, set[Spot]] = defaultdict(set)
         self.aliases: defaultdict[Spot, set[Spot]] = defaultdict(set)
-        """For each place, the places that may be the same object."""
+        """For each place, the other places that may hold the same object."""
         self.mutations: list[Mutation] = []
         self._computed: defaultdict[Spot, set[Spot]] = defaultdict(set)
-        """The edges without the edges from conditions."""
+        """The edges of the graph, except the edges that come from conditions."""
         self.same: defaultdict[Spot, set[Spot]] = defaultdict(set)
-        """For each name, the other names of the same object, by assignment or by passing as an argument."""
+        """For each name, the other names of the same object.
+
+        An object gets another name by an assignment or as an argument.
+        """
         self._both: defaultdict[Spot, set[Spot]] | None = None
         self.changes: list[AttributeChange] = []
         self._direct: list[tuple[frozenset[Spot], Spot, frozenset[Spot]]] = []
-        """The edges that are not changes of objects: sources, target and conditions."""
+        """The edges that are not changes of objects. Each edge has its sources, its target and its conditions."""
         self._used: frozenset[Spot] | None = None
         self._of_process: set[Spot] | None = None
         self._named: defaultdict[str, list[Spot]] | None = None
@@ -104,9 +107,10 @@ class Flows:
                 self._link(each.sources, USED if spot == UNKNOWN else spot, each.conditions)
 
     def of_data_without(self, names: Collection[Spot]) -> Flows:
-        """The same graph without these places, which hold plain data, as if nothing was changed through them.
+        """Return the same graph without these places, which hold plain data.
 
-        Plain data has no methods that change it unseen.
+        The new graph is the same as if nothing was changed through these places. Plain data has no methods that could
+        change the data in a way that the graph does not show.
         """
         left = Flows()
         left.aliases = self.aliases
@@ -126,7 +130,9 @@ class Flows:
         return left
 
     def names_of_same(self, spot: Spot) -> frozenset[Spot]:
-        """The places that hold the same object as this place, because one was assigned from the other."""
+        """Return the places that hold the same object as this place, because one of the places was assigned from the
+        other.
+        """
         if self._both is None:
             self._both = defaultdict(set)
             for name, others in self.same.items():
@@ -145,16 +151,21 @@ class Flows:
         return spot in self._used
 
     def computed_from(self, source: Spot) -> set[Spot]:
-        """The places whose values are computed from this place, without conditions, including the place itself."""
+        """Return the places whose values are computed from this place, including the place itself.
+
+        Edges from conditions do not count.
+        """
         return _reached(source, self._computed) | {source}
 
     def is_written(self, spot: Spot) -> bool:
-        """Whether the place gets computed values, not only constants."""
+        """Whether the place gets computed values, and not only constants."""
         sources = (source for source, targets in self._computed.items() if spot in targets and source != spot)
         return any(source in self._from or UNKNOWN in self._all_names_of(source) for source in sources)
 
     def named(self, name: str) -> list[Spot]:
-        """All places of this name: attributes, and variables of all functions."""
+        """Return all places of this name: the attributes with this name, and the variables with this name in all
+        functions.
+        """
         if self._named is None:
             self._named = defaultdict(list)
             for spot in sorted(self._to.keys() | self._from.keys()):
@@ -162,10 +173,11 @@ class Flows:
         return self._named.get(name, [])
 
     def depends_on_itself(self, spot: Spot) -> bool:
-        """Whether the next value of the place follows from its previous value, not only through objects of libraries.
+        """Whether the next value of the place follows from the previous value of the place, and not only through
+        objects of libraries.
 
-        For example, a loss changes a model, and the next loss follows from the model. This state is in the model, which
-        is tracked or reported itself.
+        For example, a loss changes a model, and the next loss follows from the model. The state in this example is in
+        the model, and the model itself is tracked or reported.
         """
         found: set[Spot] = set()
         waiting = [spot]
@@ -196,17 +208,20 @@ def _reached(start: Spot, edges: defaultdict[Spot, set[Spot]]) -> set[Spot]:
 
 
 def _is_of(function: Function, only: Collection[tuple[str, str]]) -> bool:
-    """Whether it is one of these functions or encloses one; an outer function assigns names that an inner one reads."""
+    """Whether the given function is one of these functions or encloses one of them.
+
+    An outer function assigns names that an inner function reads.
+    """
     start = f"{function.name}.<locals>."
     names = {name for file, name in only if file == function.file}
     return function.is_module or function.name in names or any(name.startswith(start) for name in names)
 
 
 class Index:
-    """The functions of some files, by the names under which they are called."""
+    """The functions of some files, by the names under which code calls the functions."""
 
     def __init__(self, files: Iterable[str], *, only: Collection[tuple[str, str]] | None = None) -> None:
-        """`only` limits the index to these functions, by file and qualified name; None: all functions."""
+        """`only` limits the index to these functions, by file and qualified name. None means all functions."""
         found = (function for file in dict.fromkeys(files) for function in functions_of(file))
         self.all = [each for each in found if only is None or _is_of(each, only)]
         self._functions: defaultdict[str, list[Function]] = defaultdict(list)
@@ -227,11 +242,11 @@ class Index:
         return self._methods.get(name, [])
 
     def properties(self, name: str) -> list[Function]:
-        """The methods that are called if an attribute of this name is read."""
+        """Return the methods that run if code reads an attribute of this name."""
         return [each for each in self._methods.get(name, []) if each.is_property]
 
     def setters(self, name: str) -> list[Function]:
-        """The methods that are called if an attribute of this name is assigned."""
+        """Return the methods that run if code assigns an attribute of this name."""
         return [each for each in self._methods.get(name, []) if each.is_setter]
 
     def classes_with(self, method: str) -> Iterator[str]:

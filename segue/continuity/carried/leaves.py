@@ -1,4 +1,4 @@
-"""Whether the values found in the user's objects affect later steps."""
+"""Decides whether the values found in the user's objects affect later steps."""
 
 from __future__ import annotations
 
@@ -19,11 +19,14 @@ from segue.continuity.object_walk import STREAMS
 from segue.continuity.untracked.place import MODULE_VARIABLE, Leaf, ValuePlace
 
 _OF_CODE = ("closure variable", MODULE_VARIABLE, "default argument", "function attribute", "class attribute")
-"""Kinds of places whose names appear in the code that was read."""
+"""The kinds of places whose names appear in the code that was read."""
 
 
 class UseOfLeaves:
-    """Finds the places of values in the graph of flows, by the last name in the path that the code contains."""
+    """Finds the places of values in the graph of flows.
+
+    A place is found by the last name in the value's path that the code contains.
+    """
 
     def __init__(
         self,
@@ -33,10 +36,11 @@ class UseOfLeaves:
         is_made_anew: Callable[[str], bool] = lambda _: False,
         is_of_framework: bool = False,
     ) -> None:
-        """`modules` are the components that are torch modules, whose plain attributes are in no state_dict.
+        """`modules` contains the components that are torch modules.
 
-        `is_made_anew` tells whether the loop assigns an attribute in each step before it reads the attribute. With
-        `is_of_framework`, a framework runs the loop and saves its state, so no value counts as carried.
+        The plain attributes of a torch module are in no state_dict. `is_made_anew` tells whether the loop assigns an
+        attribute in each step before it reads the attribute. If `is_of_framework` is true, a framework runs the loop
+        and saves its state. In this case no value counts as carried.
         """
         self._flows, self._modules, self._is_made_anew = flows, modules, is_made_anew
         self._is_of_framework = is_of_framework
@@ -44,7 +48,7 @@ class UseOfLeaves:
     def is_carried(self, leaf: Leaf) -> bool:
         """Whether the next value follows from this value and affects more than output for people.
 
-        If a component has its own state_dict, its values may be stored there in another form.
+        If a component has its own state_dict, its values may be stored in the state_dict in another form.
         """
         if self._is_of_framework or (leaf.is_registered and leaf.root not in self._modules):
             return False
@@ -53,7 +57,10 @@ class UseOfLeaves:
         return any(self._is_carried(leaf, spot) for spot in (*self._spots_of(leaf), *self._spots_of_list(leaf)))
 
     def is_shown(self, leaf: Leaf) -> bool:
-        """Whether the value has no effect on training: it is only shown to people, unused, or replaced in each step."""
+        """Whether the value has no effect on training.
+
+        Such a value is only shown to people, is unused, or is replaced in each step.
+        """
         spots = self._spots_of(leaf)
         if self._is_made_anew(leaf.path.rpartition(".")[2]) and not self.is_carried(leaf):
             return True
@@ -68,7 +75,10 @@ class UseOfLeaves:
         return is_iterator(value) or self._flows.depends_on_itself(spot)
 
     def _spots_of_list(self, leaf: Leaf) -> list[Spot]:
-        """The places of the collection with the value; a collection may grow while its objects stay unchanged."""
+        """Return the places of the collection that contains the value.
+
+        A collection may grow while its objects stay unchanged.
+        """
         names = leaf.path.split(".")
         found = (number for number, name in enumerate(names) if number and name.isdigit())
         at = next((number for number in found if not _is_module(leaf, ".".join(names[:number]))), 0)
@@ -94,7 +104,7 @@ class UseOfLeaves:
 
 
 def _is_module(leaf: Leaf, path: str) -> bool:
-    """Whether the object at this path is a torch module; the numbers below it are then layer numbers."""
+    """Whether the object at this path is a torch module. If it is, the numbers below the path are layer numbers."""
     place = leaf.at
     while place is not None and place.path != path:
         place = place.outer
@@ -131,7 +141,7 @@ def _value_of(leaf: Leaf) -> Any:
 
 
 def use_by(functions: Iterable[FunctionType]) -> UseOfLeaves:
-    """The `UseOfLeaves` for the code of these functions alone."""
+    """Return the `UseOfLeaves` for the code of these functions alone."""
     codes = [function.__code__ for function in functions]
     known = {(code.co_filename, code.co_qualname) for code in codes}
     return UseOfLeaves(flows_of(dict.fromkeys(file for file, _ in sorted(known)), only=known))

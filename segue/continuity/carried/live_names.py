@@ -1,7 +1,7 @@
-"""Finding names that a loop writes, but reads before it writes them; their values last to the next iteration.
+"""Finds the names that a loop reads before it writes them, although the loop also writes them.
 
-This is a backward dataflow analysis of the statements of one function: a name is live at a point if, after this point,
-it may be read before it is written.
+The values of such names last to the next iteration. The analysis is a backward dataflow analysis of the statements of
+one function. A name is live at a point if it may be read before it is written, after this point.
 """
 
 from __future__ import annotations
@@ -19,40 +19,43 @@ _Comprehension = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
 
 
 def loops_at(function: Function, line: int) -> list[Loop]:
-    """The loops of a function that contain this line, the outermost loop first."""
+    """Return the loops of a function that contain this line, the outermost loop first."""
     loops = (node for node in own_nodes(function.node) if isinstance(node, Loop))
     return [loop for loop in loops if loop.lineno <= line <= (loop.body[-1].end_lineno or 0)]
 
 
 def targets_of(loop: Loop) -> Names:
-    """The names that the loop itself assigns."""
+    """Return the names that the loop statement itself assigns."""
     nodes = ast.walk(loop.target) if not isinstance(loop, ast.While) else ()
     return frozenset(node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store))
 
 
 def live_in(function: Function, loop: Loop) -> Names:
-    """Names that are live at the start of an iteration: they may be read before they are written.
+    """Return the names that are live at the start of an iteration. Such a name may be read before it is written.
 
-    A `for` loop inside is assumed to make at least one iteration, because it runs over micro-batches, samples or
-    parameters. Without this assumption, the names that it assigns would seem to keep values of an earlier step.
+    A `for` loop inside the loop is assumed to make at least one iteration, because it runs over micro-batches, samples
+    or parameters. Without this assumption, the names that the inner loop assigns would seem to keep values of an
+    earlier step.
     """
     return _Liveness(function).where_an_iteration_begins(loop)
 
 
 def live_at_entry(function: Function, *, at_end: str = "") -> Names:
-    """Names that are live at the start of the function, if `at_end` is read after the function has returned."""
+    """Return the names that are live at the start of the function, if the names `at_end` are read after the function
+    has returned.
+    """
     after = frozenset({at_end} if at_end else ())
     return _Liveness(function, after).where_the_function_begins()
 
 
 def bound_before(function: Function, loop: Loop) -> Names:
-    """Names that are assigned in lines before the loop."""
+    """Return the names that are assigned in lines before the loop."""
     lines = (pair for node in own_nodes(function.node) for pair in _writes(node))
     return frozenset(name for name, line in lines if line < loop.lineno)
 
 
 def written_in(function: Function, loop: Loop) -> dict[str, int]:
-    """Names that an iteration may write, each with the first line that writes it."""
+    """Return the names that an iteration may write, each with the first line that writes the name."""
     inner = _inner_functions(function)
     found: dict[str, int] = {}
     used: list[str] = []
@@ -83,13 +86,13 @@ def _writes(node: ast.AST) -> Iterator[tuple[str, int]]:
 
 
 def _writes_outside(nested: Function) -> Iterator[tuple[str, int]]:
-    """The names of the enclosing function that a nested function writes."""
+    """Return the names of the enclosing function that a nested function writes."""
     for node in own_nodes(nested.node):
         yield from ((name, line) for name, line in _writes(node) if name in nested.elsewhere)
 
 
 def _of_name(node: ast.expr) -> str:
-    """The name `variable.attribute` for an attribute of a variable; empty for other expressions."""
+    """Return the name `variable.attribute` for an attribute of a variable. The name is empty for other expressions."""
     return (
         f"{node.value.id}.{node.attr}" if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) else ""
     )
@@ -114,9 +117,9 @@ class _After:
 class _Liveness:
     function: Function
     _at_end: Names = _NONE
-    """The names that are read after the function."""
+    """The names that are read after the function has returned."""
     _targets: dict[int, Names] = field(default_factory=dict)
-    """For each analysed loop, by id: the names that are live at the start of an iteration."""
+    """For each analysed loop, by id, the names that are live at the start of an iteration."""
     _inner: dict[str, Names] = field(default_factory=dict)
     _methods: set[str] = field(default_factory=set)
     """Names of all methods of the classes in the file."""
@@ -223,7 +226,10 @@ class _Liveness:
         return self._block(node.body, whole) | caught
 
     def _assigned(self, targets: Iterable[ast.expr], live: Names) -> Names:
-        """The names that are live before these assignments; an assignment to a part of an object reads the object."""
+        """Return the names that are live before these assignments.
+
+        An assignment to a part of an object also reads the object.
+        """
         targets = list(targets)
         nodes = [node for target in targets for node in ast.walk(target)]
         stored = {node.id for node in nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)}
@@ -233,7 +239,7 @@ class _Liveness:
         return (live - stored) | self._used(*targets)
 
     def _through(self, node: ast.AST, live: Names) -> Names:
-        """The names that are live before an expression that itself assigns names."""
+        """Return the names that are live before an expression that itself assigns names."""
         named = {each.target.id for each in ast.walk(node) if isinstance(each, ast.NamedExpr)}
         return (live - named) | (self._used(node) - (named - self._used_to_name(node)))
 
@@ -270,7 +276,7 @@ class _Liveness:
 
 
 def _with_called(name: str, reads: Mapping[str, Names]) -> Names:
-    """The outer names that a function reads, directly or through the functions that it calls."""
+    """Return the outer names that a function reads, directly or through the functions that it calls."""
     found: set[str] = set()
     waiting = [name]
     while waiting:
@@ -281,7 +287,7 @@ def _with_called(name: str, reads: Mapping[str, Names]) -> Names:
 
 
 def _read_from_around(nested: Function) -> Names:
-    """Names of the enclosing function that a nested function reads when it is called."""
+    """Return the names of the enclosing function that a nested function reads when it is called."""
     loads = (node for node in ast.walk(nested.node) if isinstance(node, ast.Name))
     own = nested.bound - nested.elsewhere.keys()
     return frozenset(node.id for node in loads if isinstance(node.ctx, ast.Load) or node.id in nested.elsewhere) - own

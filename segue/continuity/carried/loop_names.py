@@ -1,4 +1,7 @@
-"""Finding the variables that running loops carry from one iteration to the next, from their stack frames."""
+"""Finds the variables that running loops carry from one iteration to the next.
+
+The search uses the stack frames of the loops.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ _LONGEST = 40
 
 @dataclass(frozen=True)
 class Running:
-    """A running function of the user, with its current line."""
+    """A running function of the user, with the line that the function executes now."""
 
     file: str
     name: str
@@ -29,14 +32,20 @@ class CarriedName:
 
     name: str
     function: str
-    """Qualified name of the function; `<module>` outside of functions."""
+    """Qualified name of the function. The name is `<module>` outside of functions."""
     file: str
     line: int
-    """Line of the first statement in the loop that assigns it; the line of the loop if it is only changed in place."""
+    """Line of the first statement in the loop that assigns the variable.
+
+    If the variable is only changed in place, this is the line of the loop.
+    """
     loop_line: int
     """Line of the outermost loop that carries the variable."""
     is_rebound: bool
-    """Whether the loop assigns the variable; if not, it is carried only if its value is changed in place."""
+    """Whether the loop assigns the variable.
+
+    If it does not, the variable is carried only if its value is changed in place.
+    """
     is_used: bool
     """Whether the variable affects more than output for people."""
     is_of_process: bool
@@ -44,23 +53,28 @@ class CarriedName:
     is_bound: bool
     """Whether the variable has a value before the loop."""
     is_global: bool
-    """Whether it is a variable of the script or of a module, not of a function."""
+    """Whether the variable belongs to the script or to a module, and not to a function."""
     initial: str = ""
-    """Source text of the expression that is assigned before the loop."""
+    """Source text of the expression that is assigned to the variable before the loop."""
     is_constant: bool = False
-    """Whether this expression is a constant, e.g. a number or a string."""
+    """Whether the expression in `initial` is a constant, e.g. a number or a string."""
     derives_from: frozenset[str] = frozenset()
-    """Names in this expression."""
+    """The names in the expression `initial`."""
     is_of_namespace: bool = False
-    """Whether it is an attribute of a namespace that several functions change, each under its own variable name."""
+    """Whether the variable is an attribute of a namespace that several functions change, each under its own variable
+    name.
+    """
     is_change_known: bool = True
     """Whether a statement that changes the variable was found."""
     bare_line: int = 0
-    """Line of an assignment whose target cannot be an attribute (`:=`, or a name in a `case`); 0: no such line."""
+    """Line of an assignment whose target cannot be an attribute (`:=`, or a name in a `case`).
+
+    The value 0 means that there is no such line.
+    """
 
     @property
     def path(self) -> str:
-        """The key of the variable, equal in later attempts."""
+        """The key of the variable. The key is equal in later attempts."""
         return f"{self.function}:{self.name}"
 
     @property
@@ -75,13 +89,16 @@ class LoopNames:
     carried: dict[str, CarriedName]
     """The carried variables by name."""
     fresh: frozenset[str]
-    """Variables that each iteration assigns before it reads them; attributes as `variable.attribute`."""
+    """Variables that each iteration assigns before it reads them. Attributes have the form `variable.attribute`."""
     line: int
     """Line of the outermost loop."""
 
 
 def names_in_loops(running: Running, flows: Flows) -> LoopNames | None:
-    """The variables of the running loops of a function; None: no loop is running, or the source cannot be read."""
+    """Return the variables of the running loops of a function.
+
+    Return None if no loop is running, or if the source cannot be read.
+    """
     function = function_at(running.file, running.name, running.first_line)
     loops = loops_at(function, running.line) if function is not None else []
     if function is None or not loops:
@@ -95,7 +112,7 @@ def names_in_loops(running: Running, flows: Flows) -> LoopNames | None:
 
 
 def _carried_by(function: Function, loops: Sequence[Loop], flows: Flows) -> Iterator[CarriedName]:
-    """The carried variables; `loops` begins with the outermost loop."""
+    """Return the carried variables. `loops` begins with the outermost loop."""
     lives = [live_in(function, loop) for loop in loops]
     writes = [written_in(function, loop) for loop in loops]
     for name in sorted(frozenset().union(*lives)):
@@ -124,7 +141,10 @@ def _carried_by(function: Function, loops: Sequence[Loop], flows: Flows) -> Iter
 
 
 def _bare_line(function: Function, name: str, *, since: int) -> int:
-    """The first line in the loop that assigns the variable by a statement without attribute targets; 0: none."""
+    """Return the first line in the loop that assigns the variable by a statement without attribute targets.
+
+    Return 0 if there is no such line.
+    """
     found = [
         node.lineno
         for node in own_nodes(function.node)
@@ -135,7 +155,7 @@ def _bare_line(function: Function, name: str, *, since: int) -> int:
 
 
 def _with_initial(found: CarriedName, function: Function, *, before: int) -> CarriedName:
-    """The variable, completed with the value that the function assigns before the loop."""
+    """Return the variable, completed with the value that the function assigns before the loop."""
     values = [
         (node.lineno, node.value)
         for node in own_nodes(function.node)

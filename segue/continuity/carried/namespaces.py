@@ -1,7 +1,7 @@
-"""Treating the attributes of a namespace that functions change as variables that a loop carries.
+"""Treats the attributes of a namespace that functions change like variables that a loop carries.
 
-An `argparse.Namespace` or a `SimpleNamespace` has another variable name in each function that gets it. In the graph of
-flows, all attributes of such an object depend on each other; here, each attribute is analysed separately.
+An `argparse.Namespace` or a `SimpleNamespace` has another variable name in each function that gets the namespace. In
+the graph of flows, all attributes of a namespace depend on each other. This module analyses each attribute separately.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from segue.continuity.carried.source import Function, function_at, functions_of
 
 
 class NamespaceFlows:
-    """Finds the carried attributes of namespaces; the graph of each namespace is built once."""
+    """Finds the carried attributes of namespaces. The graph of each namespace is built once."""
 
     def __init__(self, flows: Flows) -> None:
         self._flows = flows
         self._of: dict[frozenset[Spot], _Namespace] = {}
 
     def carried(self, running: Running, variable: str, attributes: Collection[str]) -> Iterator[CarriedName]:
-        """The attributes of a variable of this function whose values may last from one iteration to the next.
+        """Return the attributes of a variable of this function whose values may last from one iteration to the next.
 
-        If no statement that changes an attribute is found, its value is assumed to last.
+        If no statement that changes an attribute is found, the value of the attribute is assumed to last.
         """
         place = self._place(running, variable)
         if place is None:
@@ -51,7 +51,7 @@ class NamespaceFlows:
                 )
 
     def makes_anew(self, running: Running, variable: str, attribute: str) -> bool:
-        """Whether each iteration assigns this attribute before it is read."""
+        """Whether each iteration assigns this attribute before it reads the attribute."""
         place = self._place(running, variable)
         if place is None:
             return False
@@ -59,7 +59,10 @@ class NamespaceFlows:
         return found.is_made_anew(attribute, function, loops)
 
     def _place(self, running: Running, variable: str) -> tuple[_Namespace, Function, list[Loop]] | None:
-        """The namespace in a variable, the function, and the running loops; None if no loop is running."""
+        """Return the namespace in a variable, the function, and the running loops.
+
+        Return None if no loop is running.
+        """
         function = function_at(running.file, running.name, running.first_line)
         loops = loops_at(function, running.line) if function is not None else []
         holder, _, attribute = variable.rpartition(".")
@@ -74,7 +77,7 @@ class NamespaceFlows:
 
 
 class _Namespace:
-    """The uses of one namespace in all functions, under all of its names."""
+    """The uses of one namespace in all functions, under all names of the namespace."""
 
     def __init__(self, flows: Flows, names: frozenset[Spot]) -> None:
         self._all, self._names = flows, names
@@ -86,7 +89,7 @@ class _Namespace:
 
     @cached_property
     def flows(self) -> Flows:
-        """The graph without flows through the namespace as a whole."""
+        """The graph without the flows through the namespace as a whole."""
         return self._all.of_data_without(self._names)
 
     def lasts(self, attribute: str, function: Function, loops: list[Loop]) -> bool:
@@ -99,17 +102,23 @@ class _Namespace:
         return self._is_read_later(attribute, function, loops) and self.flows.depends_on_itself(f".{attribute}")
 
     def is_made_anew(self, attribute: str, function: Function, loops: list[Loop]) -> bool:
-        """Whether each function assigns the attribute before reading it, so that no function reads another's value."""
+        """Whether each function assigns the attribute before it reads the attribute.
+
+        If so, no function reads another function's value.
+        """
         changes = self.changes.get(attribute, ())
         is_assigned = any(each.is_assignment for each in changes) and not any(map(_may_keep, changes))
         return is_assigned and not self._is_read_later(attribute, function, loops)
 
     def _is_from_training(self, change: AttributeChange) -> bool:
-        """Whether the change is more than creating a constant at its first use."""
+        """Whether the change does more than create a constant at the first use of the attribute."""
         return not change.is_first or self.flows.is_written(f".{change.attribute}")
 
     def _is_read_later(self, attribute: str, function: Function, loops: list[Loop]) -> bool:
-        """Whether a function reads the attribute without assigning it; assumed if the namespace is an attribute."""
+        """Whether a function reads the attribute without assigning it.
+
+        This is assumed if the namespace is itself an attribute.
+        """
         if any(name.startswith(".") for name in self._names):
             return True
         for each, variables in self._functions.items():
@@ -122,7 +131,7 @@ class _Namespace:
 
     @cached_property
     def _functions(self) -> dict[Function, list[str]]:
-        """The functions with a variable for the namespace, and the names of the variables."""
+        """Return the functions with a variable for the namespace, and the names of these variables."""
         of_places: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
         for spot in sorted(self._names):
             if "|" in spot:

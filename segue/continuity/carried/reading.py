@@ -1,4 +1,4 @@
-"""Reading the user's functions into the graph of flows; each statement is visited once, and no code is run."""
+"""Reads the user's functions into the graph of flows. Each statement is visited once, and no code is run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from segue.continuity.carried.calls import words_of
-from segue.continuity.carried.code_facts import Found, MethodCall, Spots, call_of, result_of
+from segue.continuity.carried.code_facts import CodeFacts, MethodCall, Spots, call_of, result_of
 from segue.continuity.carried.expressions import Expressions
 from segue.continuity.carried.flows import COLLECTION, UNKNOWN, USED, Flows, Index, Spot, spot_of
 from segue.continuity.carried.source import Definition, Function
@@ -16,12 +16,12 @@ from segue.continuity.carried.source import Definition, Function
 log = logging.getLogger(__name__)
 
 _SHOWN_BY = frozenset({"__repr__", "__str__", "__format__", "state_dict", "extra_repr"})
-"""Methods that show an object or save its state; training does not use their results."""
+"""Methods that show an object or save its state. Training does not use the results of these methods."""
 
 
 def flows_of(files: Iterable[str], *, only: Collection[tuple[str, str]] | None = None) -> Flows:
-    """The graph of all functions in these files, or of the functions in `only` (file and qualified name)."""
-    found = Found(Index(files, only=only))
+    """Return the graph of all functions in these files, or of the functions in `only` (file and qualified name)."""
+    found = CodeFacts(Index(files, only=only))
     for function in found.index.all:
         try:
             _Statements(function, found).read()
@@ -38,10 +38,11 @@ def flows_of(files: Iterable[str], *, only: Collection[tuple[str, str]] | None =
     return found.flows
 
 
-def _bind(found: Found) -> None:
+def _bind(found: CodeFacts) -> None:
     """Connect arguments with the parameters of the user's functions that are called.
 
-    If an object is created as a dict and never as an object of the class, a method such as `update` is that of dict.
+    If an object is created as a dict and never as an object of the class, a method such as `update` is the method of
+    dict.
     """
     collections = found.flows.computed_from(COLLECTION)
     objects = {name: found.flows.computed_from(f"class {name}") for name in found.index.classes}
@@ -55,8 +56,11 @@ def _bind(found: Found) -> None:
         found.flows.add((), call_of(each.function), conditions=each.conditions)
 
 
-def _connect_with_callers(function: Function, found: Found) -> None:
-    """Connect functions that no other function calls with a library, which passes arguments and gets the result."""
+def _connect_with_callers(function: Function, found: CodeFacts) -> None:
+    """Connect functions that no other function calls with a library.
+
+    The library passes the arguments and gets the result.
+    """
     name = function.name.rpartition(".")[2]
     if function.is_module or name in found.called or name in _SHOWN_BY:
         return
@@ -67,8 +71,8 @@ def _connect_with_callers(function: Function, found: Found) -> None:
             found.flows.aliases[spot].add(UNKNOWN)
 
 
-def _unresolved(found: Found) -> Iterator[MethodCall]:
-    """The method calls on objects of libraries; for objects of the user, arguments and results are known."""
+def _unresolved(found: CodeFacts) -> Iterator[MethodCall]:
+    """Return the method calls on objects of libraries. For objects of the user, arguments and results are known."""
     objects = {name: found.flows.computed_from(f"class {name}") for name in found.index.classes}
     for call in list(found.method_calls):
         own = found.index.classes_with(call.method)
@@ -100,7 +104,7 @@ class _Statements(Expressions):
         self._conditions.pop()
 
     def _lacking(self, test: ast.expr) -> set[Spot]:
-        """The places that lack a value if a condition such as `key not in known` or `known is None` is true."""
+        """Return the places that lack a value if a condition such as `key not in known` or `known is None` is true."""
         match test:
             case ast.BoolOp(op=ast.Or()):
                 found = [self._lacking(each) for each in test.values]
@@ -186,7 +190,7 @@ class _Statements(Expressions):
                 return
 
     def _take_item(self, target: ast.expr, items: ast.expr, source: Spots) -> None:
-        """Store an item of the iterated object; with `zip`, each item comes from its own object."""
+        """Store an item of the iterated object. If `zip` is used, each item comes from its own object."""
         parts = items.args if isinstance(items, ast.Call) and words_of(items.func) == ["zip"] else []
         if isinstance(target, ast.Tuple) and len(target.elts) == len(parts):
             for each, part in zip(target.elts, parts, strict=True):

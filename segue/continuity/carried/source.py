@@ -1,4 +1,4 @@
-"""The source code of the user's functions as syntax trees, with the scope of each name."""
+"""Reads the source code of the user's functions as syntax trees, with the scope of each name."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ class Function:
 
     file: str
     name: str
-    """The qualified name, as in Python; `<module>` for the code outside of functions."""
+    """The qualified name, as in Python. The name is `<module>` for the code outside of functions."""
     node: Definition | ast.Module
     parent: Function | None
-    """The enclosing function or file, not the class."""
+    """The enclosing function or file. A class does not count as enclosing."""
     in_class: str = ""
-    """The class of a method; empty for other functions."""
+    """The class of a method. The text is empty for other functions."""
     bound: set[str] = field(default_factory=set)
     elsewhere: dict[str, bool] = field(default_factory=dict)
-    """Names declared `global` (True) or `nonlocal` (False)."""
+    """The names that the function declares `global` (True) or `nonlocal` (False)."""
 
     @property
     def body(self) -> list[ast.stmt]:
@@ -44,12 +44,12 @@ class Function:
 
     @property
     def is_property(self) -> bool:
-        """Whether the function is called if an attribute is read."""
+        """Whether reading an attribute calls the function."""
         return bool({"property", "cached_property"} & self._decorators)
 
     @property
     def is_setter(self) -> bool:
-        """Whether the function is called if an attribute is assigned."""
+        """Whether assigning an attribute calls the function."""
         return "setter" in self._decorators
 
     @property
@@ -62,7 +62,7 @@ class Function:
         return self.parent is None
 
     def home_of(self, name: str) -> Function | None:
-        """The scope of a name in this function; None for a built-in name."""
+        """Return the scope of a name in this function. Return None for a built-in name."""
         if self.elsewhere.get(name):
             return self._module
         scope: Function | None = self if name not in self.elsewhere else self.parent
@@ -84,7 +84,10 @@ class Function:
 
 @lru_cache(maxsize=256)
 def functions_of(file: str) -> tuple[Function, ...]:
-    """The functions of a file, beginning with `<module>`; empty if the file cannot be read or is not Python."""
+    """Return the functions of a file, beginning with `<module>`.
+
+    The result is empty if the file cannot be read or is not Python.
+    """
     try:
         source = Path(file).read_bytes()
         if len(source) > _MOST_BYTES:
@@ -142,7 +145,10 @@ def _bind(scope: Function) -> None:
 
 
 def own_nodes(node: ast.AST) -> Iterator[ast.AST]:
-    """The nodes of a function. Nested functions and classes are included, but not the nodes inside them."""
+    """Yield the nodes of a function.
+
+    Nested functions and classes are included. The nodes inside them are not included.
+    """
     for child in ast.iter_child_nodes(node):
         yield child
         if not isinstance(child, _SCOPES):
@@ -154,7 +160,10 @@ def own_nodes(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def function_at(file: str, name: str, first_line: int) -> Function | None:
-    """The function with this qualified name that begins at this line, decorators included."""
+    """Return the function with this qualified name that begins at this line.
+
+    Decorators count as a part of the function.
+    """
     found = [each for each in functions_of(file) if each.name == name]
     if name == MODULE or len(found) == 1:
         return found[0] if found else None

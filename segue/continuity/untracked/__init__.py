@@ -1,1 +1,1 @@
-"""Finding untracked state: values that training changes and that are in no component."""
+"""Finds untracked state: values that training changes and that are in no component."""

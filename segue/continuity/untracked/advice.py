@@ -1,4 +1,4 @@
-"""Advice about untracked state: the line of code that registers a value, as data and in words."""
+"""Gives advice about untracked state: the line of code that registers a value, as data and in words."""
 
 from __future__ import annotations
 
@@ -28,19 +28,22 @@ _OF_RECIPE = "recipe."
 
 
 class Advice(NamedTuple):
-    """The registration of a value: a component name and, if known, an expression in the user's code."""
+    """The registration of a value. It consists of a component name and, if known, an expression in the user's code."""
 
     component: str
     expression: str
-    """The expression; empty: no line of code can register the value."""
+    """The expression of the object to register. An empty text means that no line of code can register the value."""
     place: str
     """Path of the object to register."""
     kind: str = ""
-    """Class of the object to register; for variables, the class of the object whose attributes they are."""
+    """The class of the object to register.
+
+    For variables, it is the class of the object that has the variables as attributes.
+    """
     imports: str = ""
-    """The module that must be imported for the expression."""
+    """The module that the user must import for the expression."""
     names: tuple[str, ...] = ()
-    """The variables of the holder `expression`; empty if the object itself is registered."""
+    """The variables of the holder `expression`. The tuple is empty if the object itself is registered."""
 
     @property
     def value(self) -> str:
@@ -50,7 +53,7 @@ class Advice(NamedTuple):
         return f"segue.Variables({self.expression}, {', '.join(map(repr, self.names))})".replace("'", '"')
 
     def together_with(self, others: Iterable[Advice], *, taken: Collection[str]) -> Advice:
-        """One registration for all these variables of one holder, under an unused name."""
+        """Return one registration for all these variables of one holder, under an unused name."""
         names = tuple(dict.fromkeys(name for each in (self, *others) for name in each.names))
         return self._replace(names=names, component=_free_name(self, taken))
 
@@ -65,24 +68,32 @@ class Advice(NamedTuple):
 
 
 BY_ADDRESS = "dict by id"
-"""The kind of a dict whose keys are ids of objects, which differ in each process."""
+"""The kind of a dict whose keys are ids of objects. The ids differ in each process."""
 
 
 class Known(NamedTuple):
     """Facts about the objects and the code around a value."""
 
     is_owned: Callable[[Any], bool]
-    """Whether an object already belongs to a component."""
+    """A function that tells whether an object already belongs to a component."""
     is_address: Callable[[Any], bool]
-    """Whether a key of a dict is the id of an object of a component."""
+    """A function that tells whether a key of a dict is the id of an object of a component."""
     is_assigned: Callable[[ValuePlace], bool]
-    """Whether code assigns another object to the variable at a place, so that its first object is soon replaced."""
+    """A function that tells whether code assigns another object to the variable at a place.
+
+    If so, the first object of the variable is soon replaced.
+    """
     sizes: dict[int, int | None]
-    """Sizes in bytes of the values that were tested so far, by id; None if a checkpoint cannot store the value."""
+    """Sizes in bytes of the values that were tested so far, by id.
+
+    The size is None if a checkpoint cannot store the value.
+    """
 
 
 def advice_for(leaf: Leaf, known: Known) -> Advice:
-    """How to register the value of a leaf: by the outermost registrable object around it, or as a variable."""
+    """Return how to register the value of a leaf: by the outermost registrable object around the value, or as a
+    variable.
+    """
     outermost: Advice | None = None
     for place in _outermost_first(leaf):
         try:
@@ -134,7 +145,7 @@ _OF_ATTRIBUTES = ("attribute", "class attribute", "function attribute", "default
 
 
 def _module_in(place: ValuePlace) -> str:
-    """The module at the start of an expression, if it must be imported."""
+    """Return the module at the start of an expression, if the user must import this module."""
     first = place
     while first.outer is not None:
         first = first.outer
@@ -147,7 +158,9 @@ def _is_collection(value: Any) -> bool:
 
 
 def _can_be_stored(value: Any, leaf: Leaf, *, path: str, known: Known) -> bool:
-    """Whether a checkpoint can store the whole value, and no part is in a component or is large and unchanged."""
+    """Whether a checkpoint can store the whole value, and no part of the value is in a component or is large and
+    unchanged.
+    """
     if id(value) not in known.sizes:
         known.sizes[id(value)] = _stored_bytes(value, path=path, is_owned=known.is_owned)
     size, changed = known.sizes[id(value)], _value_at(leaf)
@@ -172,12 +185,15 @@ def _stored_bytes(value: Any, *, path: str, is_owned: Callable[[Any], bool]) -> 
 
 
 _MOST_BYTES, _MOST_TIMES = 1 << 20, 8
-"""Most bytes besides the changed values with which an object is stored whole; a table of samples is not."""
+"""An object is stored whole only if it has at most this number of bytes besides the changed values.
+
+A table of samples has more bytes.
+"""
 _MOST_PARTS = 5_000
 
 
 def fix_of(leaf: Leaf, advice: Advice, *, is_program: bool, value: Any = None) -> str:
-    """The fix in words."""
+    """Describe the fix in words."""
     if leaf.root == SURROUNDINGS:
         return "a resume may find another value there: keep values that training changes in registered state"
     inner = leaf.path.rpartition(".")[2]
@@ -241,7 +257,7 @@ def _value_at(place: ValuePlace | Leaf) -> Any:
 
 
 def _name(path: str) -> str:
-    """The last part of a path that is a valid variable name."""
+    """Return the last part of a path that is a valid variable name."""
     left_out = ("self", "hook", "value", "__self__")
     parts = [part for part in path.split(".") if part.isidentifier() and part not in left_out]
     name = re.sub(r"\W", "_", parts[-1].strip("_")) if parts else ""

@@ -1,4 +1,7 @@
-"""The values in the components of a state; equal values elsewhere need no registration."""
+"""Collects the values in the components of a state.
+
+If an equal value is found elsewhere, this other value needs no registration.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +31,17 @@ class Coverage:
     """The values of captured state trees, by component."""
 
     leaves: Iterable[Leaf] = ()
-    """All values; names distinguish the entries of a state_dict."""
+    """All values of the trees. Names distinguish the entries of a state_dict."""
     _places: set[int] = field(default_factory=set)
     """Memory addresses of all captured tensors and arrays."""
     _contents: list[Any] = field(default_factory=list)
     """Arrays and collections that are not indexed yet, because no query needed them."""
     _unmarked: dict[Any, list[Any]] = field(default_factory=lambda: defaultdict(list))
-    """The indexed values, by properties that are equal if the marks are equal. Most marks are never computed, because a
-    mark reads the content, which takes a second for gigabytes on a device."""
+    """The indexed values, by properties.
+
+    If two values have equal marks, they also have equal properties. Most marks are never computed, because a mark needs
+    the content of the value. To read gigabytes of content on a device takes a second.
+    """
     _marks: dict[Any, set[Mark]] = field(default_factory=lambda: defaultdict(set))
     _values: dict[str, dict[str, list[Any]]] = field(default_factory=dict)
     """The plain values, by component and name."""
@@ -56,11 +62,13 @@ class Coverage:
             values.setdefault(_bare(name), []).append(value)
 
     def has_memory_of(self, value: Any) -> bool:
-        """Whether a component captured this same tensor or array."""
+        """Whether a component captured this tensor or array itself, with the same memory."""
         return isinstance(value, ARRAYS) and (_address(value) or -1) in self._places
 
     def holds(self, name: str, value: Any) -> bool:
-        """Whether a component captured this value under this name, or an array or a collection with equal content."""
+        """Whether a component captured this value under this name, or captured an array or a collection with equal
+        content.
+        """
         if isinstance(value, ARRAYS):
             return self._has_array(value)
         if isinstance(value, _COLLECTIONS):
@@ -73,7 +81,10 @@ class Coverage:
         return (mark := mark_of(value)) != UNREADABLE and any(mark_of(held) == mark for held in same)
 
     def has(self, leaf: Leaf, value: Any) -> bool:
-        """Whether a component captured this value: with the same memory, equal content, or as an entry of its owner."""
+        """Whether a component captured this value.
+
+        The component may have the same memory, equal content, or an entry of the value's owner.
+        """
         if isinstance(value, STREAMS):
             return self._has_content(state_of_stream(value))
         if (position := position_of(value)) is not None:
@@ -108,18 +119,21 @@ class Coverage:
         return form in self._marks and mark_of(value) in self._marks[form]
 
     def _has_all_arrays_of(self, collection: Any) -> bool:
-        """Whether all arrays of a collection are captured; the component may use another kind of collection."""
+        """Whether all arrays of a collection are captured. The component may use another kind of collection."""
         items = list(collection.values() if isinstance(collection, Mapping) else collection)[:_MOST_ITEMS]
         return bool(items) and all(map(self._has_array, items))
 
 
 _OF_OBJECTS = frozenset({"", "attribute", "attribute of this thread", "item", "setting", "state"})
-"""Kinds of places inside an object. Values that only its code reaches, e.g. variables of a hook, are not in its
-state_dict."""
+"""The kinds of places inside an object.
+
+Some values are reached only by the object's code, e.g. the variables of a hook. Such values are not in the object's
+state_dict.
+"""
 
 
 def _is_of_root(leaf: Leaf) -> bool:
-    """Whether a value is inside its root object, so that the state_dict of the root may contain it."""
+    """Whether a value is inside its root object. If it is, the state_dict of the root object may contain the value."""
     place = leaf.at
     while place is not None and place.what in _OF_OBJECTS:
         place = place.outer
@@ -127,7 +141,7 @@ def _is_of_root(leaf: Leaf) -> bool:
 
 
 def _is_entry(held: Any, value: Any) -> bool:
-    """Whether an entry of a state_dict may be this value; an entry of another type may be another form of the value."""
+    """Whether an entry of a state_dict may be this value. An entry of another type may be another form of the value."""
     if type(held) is not type(value) or not isinstance(value, _COMPARED):
         return True
     return mark_of(held) == mark_of(value)
@@ -138,7 +152,10 @@ _COLLECTIONS = (Mapping, list, tuple, set, frozenset, deque)
 
 
 def _form(value: Any) -> Any:
-    """Properties of a value that are known without reading its content; equal marks imply equal properties."""
+    """Return the properties of a value that are known without reading its content.
+
+    Two values with equal marks have equal properties.
+    """
     if isinstance(value, torch.Tensor):
         tensor = local_tensor(value)
         return str(tensor.dtype), tuple(tensor.shape)
@@ -152,7 +169,7 @@ def _form(value: Any) -> Any:
 
 
 def _nodes(tree: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """All values of a state tree with their names; a collection comes before its items."""
+    """Yield all values of a state tree with their names. A collection comes before its items."""
     yield name, tree
     if isinstance(tree, Mapping):
         for key, value in list(tree.items())[:_MOST_ITEMS]:

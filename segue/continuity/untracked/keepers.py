@@ -1,4 +1,6 @@
-"""Objects of Python's standard library whose state cannot be stored, and their parts that can be compared."""
+"""Finds objects of Python's standard library whose state cannot be stored, and the parts of them that can be
+compared.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,17 @@ _UNREAD = frozenset(
     {("queue", "Queue"), ("queue", "LifoQueue"), ("queue", "PriorityQueue"), ("_queue", "SimpleQueue")}
     | {("sqlite3", "Connection"), ("sqlite3", "Cursor"), ("builtins", "callable_iterator")}
 )
-"""The content of a queue depends on threads, and the positions of the others cannot be read. A hash is most often shown
-to people."""
+"""The content of a queue depends on threads, and the positions of the other objects cannot be read.
+
+A hash is most often only shown to people.
+"""
 
 
 def keeps_state(value: Any) -> bool:
-    """Whether the value is such an object. Files that are written are excluded, because they are usually for people."""
+    """Whether the value is an object of the standard library whose state cannot be stored.
+
+    Files that are open for writing do not count, because such files are usually for people.
+    """
     if isinstance(value, io.IOBase):
         try:
             is_text = isinstance(value, (io.StringIO, io.BytesIO))
@@ -31,11 +38,11 @@ def keeps_state(value: Any) -> bool:
 
 
 def state_of(value: Any) -> Any:
-    """The part of the object that can be compared: its content or its read position.
+    """Return the part of the object that can be compared: its content or its read position.
 
     Raises:
-        TypeError: no part can be compared.
-        OSError: a text file has no position while it is iterated.
+        TypeError: no part of the object can be compared.
+        OSError: the object is a text file that is being iterated, and such a file has no position.
     """
     kind = _kind_of(value)
     if isinstance(value, (io.StringIO, io.BytesIO)):

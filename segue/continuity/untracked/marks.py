@@ -1,4 +1,4 @@
-"""Marks of values: equal marks in two processes mean equal values. No code of the user is called."""
+"""Computes marks of values. Equal marks in two processes mean equal values. The module calls no code of the user."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from segue.continuity.streams import state_of_stream
 from segue.continuity.untracked.keepers import keeps_state, state_of
 
 Mark = bool | int | float | str | None
-"""A plain value itself, or the hash of a larger value."""
+"""The mark is a plain value itself, or the hash of a larger value."""
 
 ARRAYS = (torch.Tensor, np.ndarray, bytearray, memoryview, array)
 _WHOLE, _SAMPLED = 1 << 20, 1 << 16
-"""Most elements of an array that are read; of a larger array, evenly spaced elements are read."""
+"""Maximum number of elements of an array that are read. Of a larger array, evenly spaced elements are read."""
 _MOST_ITEMS = 4096
 _MOST_DEPTH = 4
 _LONGEST = 100
@@ -41,7 +41,7 @@ UNREADABLE = "unreadable"
 
 
 def mark_of(value: Any) -> Mark:
-    """The mark of a value."""
+    """Return the mark of a value."""
     hasher = xxhash.xxh3_64()
     try:
         if isinstance(value, bool) or value is None:
@@ -170,7 +170,7 @@ def _feed_frame(value: Any, hasher: Any, depth: int) -> None:
 
 
 def _position(value: Any) -> str:
-    """The position of an iterator."""
+    """Return the position of an iterator."""
     if isinstance(value, types.GeneratorType):
         frame = value.gi_frame
         if frame is None:
@@ -192,7 +192,10 @@ def _is_position(item: Any) -> bool:
 
 
 def _reduced(value: Any) -> str:
-    """The position of an iterator that Python can copy: its count, or the number of remaining items."""
+    """Return the position of an iterator that Python can copy.
+
+    The position is the iterator's count, or the number of remaining items.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Later versions of Python cannot copy some iterators.
         try:

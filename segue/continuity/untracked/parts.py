@@ -1,4 +1,4 @@
-"""The direct parts of the objects of a recipe, each with its place. No code of the user is called."""
+"""Yields the direct parts of the objects of a recipe, each with its place. The module calls no code of the user."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from segue.continuity.untracked.place import MODULE_VARIABLE, Get, ValuePlace
 from segue.user_objects import default_arguments, needed_arguments
 
 _LIFE_CYCLE = ("__init__", "__call__", "__getitem__", "__getitems__", "__iter__", "__next__", "__len__", "__enter__")
-"""Special methods whose code is followed like that of other methods."""
+"""Special methods whose code is followed like the code of other methods."""
 
 
 def attribute(holder: Any, name: str) -> Get:
@@ -31,7 +31,7 @@ def attribute(holder: Any, name: str) -> Get:
 
 
 def defaults_of(place: ValuePlace, function: types.FunctionType) -> Iterator[ValuePlace]:
-    """The places of the default arguments and the attributes of a function."""
+    """Yield the places of the default arguments and the attributes of a function."""
     for name in default_arguments(function):
         yield place.part(name, "default argument", lambda name=name: default_arguments(function)[name])  # type: ignore[misc]
     for name in vars(function):
@@ -39,7 +39,7 @@ def defaults_of(place: ValuePlace, function: types.FunctionType) -> Iterator[Val
 
 
 def module_variable(module: str, name: str, known: dict[str, Any], *, is_here: bool) -> ValuePlace:
-    """The place of a variable of a module; `is_here`: the recipe or the loop is in this module."""
+    """Return the place of a variable of a module. `is_here` means that the recipe or the loop is in this module."""
     expression = name if is_here else f"{module}.{name}"
     return ValuePlace(
         f"{module}.{name}", MODULE_VARIABLE, lambda: known[name], expression, "globals()" if is_here else module, name
@@ -47,7 +47,7 @@ def module_variable(module: str, name: str, known: dict[str, Any], *, is_here: b
 
 
 def within_class(owner: type, expression: str) -> Iterator[ValuePlace]:
-    """The attributes and methods of a class of the user, including inherited attributes and methods."""
+    """Yield the attributes and methods of a class of the user, including inherited attributes and methods."""
     if issubclass(owner, Enum):
         return
     start = f"{owner.__module__}.{owner.__qualname__}"
@@ -96,7 +96,7 @@ _HOOKS_OF_OPTIMIZERS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks
 
 
 _FROM_SHAPES = ("in_features", "in_channels", "num_features")
-"""Attributes that lazy layers of torch set at their first input; they do not affect results."""
+"""Attributes that lazy layers of torch set at their first input. These attributes do not affect results."""
 
 
 def within_module(place: ValuePlace, module: nn.Module) -> Iterator[ValuePlace]:
@@ -121,7 +121,9 @@ def _entry(holder: Any, name: str) -> Get:
 
 
 def within_object(place: ValuePlace, value: Any) -> Iterator[ValuePlace]:
-    """The parts of any other object: items of collections, attributes, and contents of built-in wrapper objects."""
+    """Yield the parts of any other object: items of collections, attributes, and contents of built-in wrapper
+    objects.
+    """
     if isinstance(value, (dict, types.MappingProxyType, list, tuple, set, frozenset, deque)):
         yield from _items_of(place, value)
     elif isinstance(value, torch.optim.Optimizer):
@@ -176,7 +178,10 @@ def _wrapped(place: ValuePlace, value: Any) -> Iterator[ValuePlace]:
 
 
 def _cached_by(cache: Any) -> list[Any]:
-    """The cached results of a function with a cache; only the garbage collector interface of Python shows them."""
+    """Return the cached results of a function with a cache.
+
+    Only the garbage collector interface of Python shows these results.
+    """
     referents = gc.get_referents(cache)
     tables = [found for found in referents if type(found) is dict]
     arguments = {id(key) for table in tables for key in table}
@@ -186,7 +191,7 @@ def _cached_by(cache: Any) -> list[Any]:
 
 
 def _is_result(found: Any) -> bool:
-    """Whether the object in a cache is a result, not an internal object of the cache."""
+    """Whether the object in a cache is a result, and not an internal object of the cache."""
     is_own = isinstance(found, (type, types.FunctionType, functools._lru_cache_wrapper)) or type(found) is object
     return not is_own and type(found).__name__ != "_lru_list_elem"
 
@@ -196,20 +201,23 @@ def _item_of(items: Callable[[Any], list[Any]], holder: Any, number: int) -> Any
 
 
 def attributes_put_on(place: ValuePlace, tensor: torch.Tensor) -> Iterator[ValuePlace]:
-    """Attributes that the user's code has set on a tensor."""
+    """Yield the attributes that the user's code has set on a tensor."""
     for name in list(vars(tensor)):
         if not name.startswith(("__", "_dynamo_")):
             yield place.part(name, "attribute", _entry(tensor, name), expression=place.dotted(name))
 
 
 def is_torchs_own(value: Any) -> bool:
-    """Whether the value belongs to private modules of torch, e.g. the compiler, whose counts differ in each process."""
+    """Whether the value belongs to private modules of torch, e.g. the compiler.
+
+    The counts in these modules differ in each process.
+    """
     owner = value if isinstance(value, (type, types.FunctionType)) else type(value)
     return str(owner.__module__).startswith("torch._") and owner.__module__ != "torch._C"
 
 
 def compiled_by_torch(place: ValuePlace, value: Any) -> Iterator[ValuePlace]:
-    """The original module of a module that torch has compiled."""
+    """Return the original module of a module that torch has compiled."""
     if isinstance(value, nn.Module) and (compiled := vars(value)["_modules"].get("_orig_mod")) is not None:
         yield place.within(lambda: compiled, place.dotted("_orig_mod"))
 
@@ -240,7 +248,7 @@ def _item_again(place: ValuePlace, number: int) -> Get:
 
 
 def functions_within(place: ValuePlace, value: Any) -> Iterator[ValuePlace]:
-    """The functions in an object, e.g. those of a LambdaLR, and its hooks."""
+    """Yield the functions in an object, for example the functions of a LambdaLR, and the hooks of the object."""
     for name, held in attributes_of(value):
         if name != "step" and (callable(held) or (isinstance(held, list) and any(map(callable, held)))):
             yield place.part(name, "attribute", _read(value, name), expression=place.dotted(name))
@@ -291,7 +299,9 @@ def _within_optimizer(place: ValuePlace, optimizer: torch.optim.Optimizer) -> It
 
 
 def put_on_optimizer(place: ValuePlace, optimizer: torch.optim.Optimizer) -> Iterator[ValuePlace]:
-    """Attributes that the user set on an optimizer of torch and that are not in its state_dict."""
+    """Yield the attributes that the user set on an optimizer of torch and that are not in the optimizer's
+    state_dict.
+    """
     for name, _ in attributes_of(optimizer):
         if name not in _OF_OPTIMIZERS and not name.startswith("_") and name not in _OF_SCALERS:
             yield place.part(name, "attribute", _entry(optimizer, name), expression=place.dotted(name))

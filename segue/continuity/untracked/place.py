@@ -1,4 +1,6 @@
-"""Places of values: the path, a function that reads the value again, and the expression in the user's code."""
+"""Describes the places of values: the path, a function that reads the value again, and the expression in the user's
+code.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,11 @@ class Leaf(NamedTuple):
     is_registered: bool = False
     """Whether the root is a component."""
     at: ValuePlace | None = None
-    """The place of the value, with the places around it; None if this process did not reach the value."""
+    """The place of the value, with the places around it. The value is None if this process did not reach the value."""
 
 
 def fetched(function: str, name: str) -> str:
-    """The expression for a variable of a function; empty if the function has no expression."""
+    """Return the expression for a variable of a function. The text is empty if the function has no expression."""
     return f'segue.Variables({function}, "{name}").get("{name}")' if function else ""
 
 
@@ -38,7 +40,7 @@ class ValuePlace(NamedTuple):
     what: str
     get: Get
     expression: str = ""
-    """The expression for the value in the user's code; empty if there is no expression."""
+    """The expression for the value in the user's code. The text is empty if there is no such expression."""
     holder: str = ""
     """The expression for the holder of the variable `name`: a function, a module, a class or an object."""
     name: str = ""
@@ -46,7 +48,10 @@ class ValuePlace(NamedTuple):
     outer: ValuePlace | None = None
 
     def part(self, name: str, what: str, get: Get, *, expression: str = "", holder: str | None = None) -> ValuePlace:
-        """The place of a part of this object; the holder of the part is this object, unless `holder` is given."""
+        """Return the place of a part of this object.
+
+        The holder of the part is this object, unless `holder` is given.
+        """
         return ValuePlace(
             f"{self.path}.{name}" if self.path else name,
             what,
@@ -58,7 +63,7 @@ class ValuePlace(NamedTuple):
         )
 
     def within(self, get: Get, expression: str) -> ValuePlace:
-        """The place of the wrapped object, with the same path as its wrapper."""
+        """Return the place of the wrapped object. It has the same path as the wrapper."""
         return self._replace(get=get, expression=expression)
 
     def dotted(self, name: str) -> str:

@@ -1,6 +1,7 @@
-"""Finding all values that the user's functions and objects reach, with paths and functions that read them again.
+"""Finds all values that the user's functions and objects reach.
 
-The walk only reads: it calls no code of the user, fetches no sample and draws no random number.
+Each value has a path and a function that reads the value again. The walk only reads. It calls no code of the user,
+fetches no sample and draws no random number.
 """
 
 from __future__ import annotations
@@ -51,12 +52,12 @@ _DEEPEST = 12
 _MOST_OBJECTS = 20_000
 _MOST_LEAVES = 20_000
 _LONG_ITEMS = 64
-"""Number of items above which a collection is one value."""
+"""A collection with more items than this counts as one value."""
 
 
 @dataclass
 class Reach:
-    """The values that some roots can reach; `home` is the top package of the recipe and counts as the user's code."""
+    """The values that some roots can reach. `home` is the top package of the recipe, and counts as the user's code."""
 
     home: str
     leaves: dict[str, Leaf] = field(default_factory=dict)
@@ -65,12 +66,18 @@ class Reach:
     files: list[str] = field(default_factory=list)
     """Paths of the values that were found."""
     _seen: dict[int, Any] = field(default_factory=dict)
-    """Visited objects by id; kept alive, because a new object could get the id of a freed object."""
+    """The visited objects by id.
+
+    The objects are kept alive, because a new object could get the id of a freed object.
+    """
     _owned: dict[int, tuple[str, Any]] = field(default_factory=dict)
     registered: set[str] = field(default_factory=set)
     """Names of the components."""
     scopes: tuple[types.CodeType, ...] = ()
-    """The functions that build the recipe or contain the loop; code there can use their variables by name."""
+    """The functions that build the recipe or contain the loop.
+
+    Code in these functions can use their variables by name.
+    """
     rebound: set[str] = field(default_factory=set)
     """Names of variables to which a function of the user assigns another object."""
     _variables: set[tuple[int, str]] = field(default_factory=set)
@@ -78,7 +85,7 @@ class Reach:
     _root: str = ""
 
     def own(self, root: str, objects: Iterable[Any]) -> None:
-        """Record that these objects belong to this component, even if they are also reached by other paths."""
+        """Record that these objects belong to this component, even if other paths also reach them."""
         for found in objects:
             if isinstance(found, Variables):
                 self._variables.update(found.places())
@@ -88,9 +95,10 @@ class Reach:
     def add(
         self, root: str, get: Get, *, path: str = "", expression: str = "", holder: str = "", of: Any = None
     ) -> None:
-        """Follow one more object, which `get` returns. Its values get the given path, or the path of the root.
+        """Follow one more object, which the function `get` returns.
 
-        With `of`, the object is an attribute of the object `of`, and `holder` is the expression for `of`.
+        The values of the object get the given path, or the path of the root. If `of` is given, the object is an
+        attribute of the object `of`, and `holder` is the expression for `of`.
         """
         self._root = root
         name = root.rpartition(".")[2] if holder else ""
@@ -103,7 +111,7 @@ class Reach:
         return id(value) in self._owned or (isinstance(value, torch.Tensor) and id(value) in self._tensors_owned)
 
     def is_address(self, key: Any) -> bool:
-        """Whether a key is the id of an object of a component; such keys differ in each process."""
+        """Whether a key is the id of an object of a component. Such keys differ in each process."""
         return type(key) is int and (key in self._owned or key in self._tensors_owned)
 
     @cached_property
@@ -115,7 +123,10 @@ class Reach:
         return {id(tensor) for tensor in (*held, *(each for group in groups for each in group["params"]))}
 
     def release(self) -> None:
-        """Keep only the functions that read values, and the objects of components; other objects can be freed."""
+        """Keep only the functions that read values, and the objects of components.
+
+        All other objects can then be freed.
+        """
         self._seen, self.functions = {}, []
 
     def _take(self, place: ValuePlace, depth: int) -> None:
@@ -147,7 +158,7 @@ class Reach:
                 self._take(inner, depth + 1)
 
     def _is_segues(self, value: Any) -> bool:
-        """Whether the value belongs to segue, which adds hooks to torch."""
+        """Whether the value belongs to segue. Segue adds hooks to torch."""
         owner = value if isinstance(value, (type, types.FunctionType)) else type(value)
         module = str(owner.__module__)
         return module.startswith("segue.") and not module.startswith(("segue.testing", f"{self.home}."))
@@ -160,7 +171,7 @@ class Reach:
             self.files.append(value)
 
     def _is_value(self, value: Any) -> bool:
-        """Whether the value is a single value whose parts are not followed."""
+        """Whether the value is a single value. The walk does not follow the parts of a single value."""
         if isinstance(value, (*ARRAYS, *STREAMS)) or is_table(value) or is_iterator(value):
             return True
         if is_named_values(value):
@@ -172,7 +183,7 @@ class Reach:
         return False
 
     def _within(self, place: ValuePlace, value: Any) -> Iterator[ValuePlace]:
-        """The places of the parts of an object."""
+        """Yield the places of the parts of an object."""
         if isinstance(value, _SKIPPED) or _is_of_one_process(value):
             return
         if is_torchs_own(value):
@@ -243,7 +254,7 @@ class Reach:
 
 
 _PLAIN = (*PLAIN, complex, Decimal, Fraction, PurePath, range, slice, Enum)
-"""Types of single values; dates belong to the process, and devices and similar values are settings."""
+"""The types of single values. Dates belong to the process. Devices and similar values are settings."""
 _SKIPPED = (
     types.ModuleType,
     logging.Logger,
@@ -265,8 +276,10 @@ _OF_ONE_PROCESS |= {"queue", "_queue"}  # The content of a queue depends on thre
 _OF_TRAINERS = frozenset(
     {"lightning", "lightning_fabric", "pytorch_lightning", "accelerate", "transformers", "ignite", "deepspeed"}
 )
-"""Packages whose objects run the loop and count its steps; these counts are in their checkpoints or in callbacks of
-segue."""
+"""Packages whose objects run the loop and count its steps.
+
+The counts of these objects are in their checkpoints or in callbacks of segue.
+"""
 
 
 def _is_of_trainer(value: Any) -> bool:
@@ -291,5 +304,5 @@ def _is_simple(item: Any, depth: int = 0) -> bool:
 
 
 def is_named_values(value: Any) -> bool:
-    """Whether the value is a dict with names as keys; programs often keep state in such a dict."""
+    """Whether the value is a dict with names as keys. Programs often keep state in such a dict."""
     return type(value) is dict and 0 < len(value) <= _LONG_ITEMS and all(type(key) is str for key in list(value))

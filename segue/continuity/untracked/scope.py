@@ -1,4 +1,4 @@
-"""Finding the names of values at the place where a recipe is built or the loop is, from code objects alone."""
+"""Finds the names of values at the place where a recipe is built or the loop is, from code objects alone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ _LOCAL = ".<locals>."
 
 
 def name_of_definition(found: types.FunctionType | type, scopes: Iterable[types.CodeType]) -> str:
-    """The name of a function or class, if one of these functions or their module defines it; empty otherwise."""
+    """Return the name of a function or class, if one of these functions or their module defines it.
+
+    Otherwise the name is empty.
+    """
     known: dict[str, Any]
     if isinstance(found, types.FunctionType):
         # The name in the code object is used, because a decorator may give a function the name of another function.
@@ -33,7 +36,7 @@ def name_of_definition(found: types.FunctionType | type, scopes: Iterable[types.
 
 
 def is_variable_of(function: types.FunctionType, name: str, scopes: Iterable[types.CodeType]) -> bool:
-    """Whether a closure variable of a function belongs to one of these functions, not to a function in between."""
+    """Whether a closure variable of a function belongs to one of these functions, and not to a function in between."""
     for scope in scopes:
         if name not in scope.co_cellvars or function.__code__.co_filename != scope.co_filename:
             continue

@@ -1,4 +1,4 @@
-"""Sentences about untracked state: its path, its kind and its change. Pure."""
+"""Writes sentences about untracked state: its path, its kind and its change. The module is pure."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ def finding_of(
 
 
 def owner_of(leaf: Leaf, advice: Advice) -> str:
-    """The path in the sentence about a value: of the object to register, or of the object with this attribute."""
+    """Return the path in the sentence about a value.
+
+    It is the path of the object to register, or of the object with this attribute.
+    """
     if not advice.names:
         return advice.place
     holder = leaf.at
@@ -50,7 +53,7 @@ def _change(leaf: Leaf, owner: str, before: Mapping[str, Any], now: Mapping[str,
 
 
 def changed_in_words(old: Any, new: Any, *, absent: object) -> str:
-    """The change of a value in words, from its marks; `absent` is the mark of a missing value."""
+    """Describe the change of a value in words, from its marks. `absent` is the mark of a missing value."""
     if _is_hash(old) or _is_hash(new):
         return "changed"
     old, new = (_ABSENT if mark is absent else mark for mark in (old, new))

@@ -1,4 +1,4 @@
-"""Watching for values outside all components that training changes, from the build of the recipe on."""
+"""Finds values outside all components that training changes. The watch begins when the recipe is built."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Use(Protocol):
     """Tells how the training code uses a value."""
 
     def is_carried(self, leaf: Leaf) -> bool:
-        """Whether the next value follows from this value and affects more than output for people."""
+        """Whether the next value follows from this value, and this value affects more than output for people."""
         ...
 
     def is_shown(self, leaf: Leaf) -> bool:
@@ -47,10 +47,10 @@ _OF_SESSIONS = ("progress", "epoch", "folder", "gradients", "modes", "buffers", 
 
 
 class Watch:
-    """The marks of all values that a recipe reaches, at the build and at each save."""
+    """The marks of all values that a recipe reaches. The marks are taken when the recipe is built, and at each save."""
 
     def __init__(self, walk: Walk, *, use: Use, is_program: bool = False) -> None:
-        """`walk` follows the objects of the training code; it is called immediately, and again at some saves."""
+        """`walk` follows the objects of the training code. It is called immediately, and again at some saves."""
         self._walk, self._use, self._is_program = walk, use, is_program
         self._reach: Reach | None = None
         self._leaves: dict[str, Leaf] = {}
@@ -66,7 +66,10 @@ class Watch:
         self._reported |= set(paths)
 
     def look(self, trees: Mapping[str, Any]) -> tuple[Finding, ...]:
-        """Findings about changed values that are in none of these captured components; each value is reported once."""
+        """Return findings about changed values that are in none of these captured components.
+
+        Each value is reported only once.
+        """
         self._walk_again()
         coverage = _coverage(self._leaves.values(), trees)
         found = self._read(self._leaves.values(), is_known=coverage.has_memory_of)
@@ -80,18 +83,19 @@ class Watch:
         return self._findings(decisive, self._built, marks, are_known_left_out=True)
 
     def changed(self) -> dict[str, Mark]:
-        """The marks of the values that training has changed and that are in no component, by path."""
+        """Return the marks of the values that training has changed and that are in no component, by path."""
         return {path: mark for path, (_, mark) in self._read(list(self._changed.values())[:_MOST_KEPT]).items()}
 
     def marks_of(self, paths: Iterable[str]) -> dict[str, Mark]:
-        """The current marks of the values at these paths; missing values are left out."""
+        """Return the current marks of the values at these paths. Missing values are left out."""
         leaves = [self._leaves[path] for path in paths if path in self._leaves]
         return {path: mark for path, (_, mark) in self._read(leaves).items()}
 
     def changed_and_unknown(self, trees: Mapping[str, Any], *, beneath: str, known: Collection[str]) -> dict[str, str]:
-        """The values that changed since the build and are in none of these captured components, in words, by path.
+        """Describe in words the values that have changed since the recipe was built and that are in none of these
+        captured components, by path.
 
-        Only values below the path `beneath` are included, except those at the `known` paths.
+        Only values below the path `beneath` are included. The values at the `known` paths are left out.
         """
         leaves = [leaf for path, leaf in self._leaves.items() if path.startswith(f"{beneath}.")]
         coverage = _coverage(leaves, trees)
@@ -104,7 +108,10 @@ class Watch:
         }
 
     def of_process(self, roots: tuple[str, ...]) -> list[str]:
-        """Values of these recipe fields that differ in each process: times and system randomness."""
+        """Return the values of these recipe fields that differ in each process.
+
+        Such values are times and the results of system randomness.
+        """
         found: list[str] = []
         for leaf in self._leaves.values():
             if leaf.root in roots and len(found) < _MOST_SHOWN:
@@ -116,13 +123,16 @@ class Watch:
         return found
 
     def findings_of(self, paths: Iterable[str], *, before: Mapping[str, Any]) -> tuple[Finding, ...]:
-        """Findings about values that have changed; `before` are their marks at the commit."""
+        """Return findings about values that have changed. `before` contains the marks of the values at the commit."""
         leaves = [*(self._leaves[path] for path in paths if path in self._leaves)]
         leaves += [self._missing(path) for path in paths if path not in self._leaves]
         return self._findings(leaves, before, self.marks_of(paths), are_known_left_out=False)
 
     def _missing(self, path: str) -> Leaf:
-        """A leaf for a value that this process did not reach, placed in its collection if the collection exists."""
+        """Return a leaf for a value that this process did not reach.
+
+        If the value's collection exists, the leaf is placed in it.
+        """
         around = path
         while around := around.rpartition(".")[0]:
             if (held := self._leaves.get(around)) is not None:
@@ -132,7 +142,7 @@ class Watch:
     def _findings(
         self, leaves: Sequence[Leaf], before: Mapping[str, Any], now: Mapping[str, Mark], *, are_known_left_out: bool
     ) -> tuple[Finding, ...]:
-        """One finding for each object or holder to register."""
+        """Return one finding for each object or holder that the user has to register."""
         assert self._reach is not None
         known = Known(self._reach.is_owned, self._reach.is_address, self._is_assigned, {})
         groups: dict[tuple[str, ...], list[tuple[Leaf, Advice]]] = {}
@@ -158,7 +168,10 @@ class Watch:
         return tuple(found)
 
     def _is_assigned(self, place: ValuePlace) -> bool:
-        """Whether a variable may have another object than at the build, judged by code and marks."""
+        """Whether a variable may now have another object than when the recipe was built.
+
+        The answer follows from the code and the marks.
+        """
         assert self._reach is not None
         is_by_code = place.what in ("closure variable", MODULE_VARIABLE) and place.name in self._reach.rebound
         return is_by_code or self._built.get(place.path, UNREADABLE) is None
@@ -171,7 +184,10 @@ class Watch:
 
     @staticmethod
     def _key(leaf: Leaf, advice: Advice) -> str:
-        """The key by which findings are grouped: an object that is registered whole, or one variable."""
+        """Return the key by which findings are grouped.
+
+        The key stands for an object that is registered whole, or for one variable.
+        """
         return leaf.path if advice.names else advice.place
 
     def _walk_again(self) -> None:
@@ -182,7 +198,7 @@ class Watch:
     def _read(
         self, leaves: Iterable[Leaf], *, is_known: Callable[[Any], bool] = lambda _: False
     ) -> dict[str, tuple[Any, Mark]]:
-        """The values and their marks, without values that are known to be in a component."""
+        """Return the values and their marks, without the values that are known to be in a component."""
         found: dict[str, tuple[Any, Mark]] = {}
         for leaf in leaves:
             try:
@@ -218,14 +234,14 @@ def _value_of(leaf: Leaf) -> Any:
 
 
 def _is_read_from_clock(path: str, value: float) -> bool:
-    """Whether a number has the name of a time and the many decimals of a clock; settings have few decimals."""
+    """Whether a number has the name of a time and the many decimals of a clock. Settings have few decimals."""
     return not is_telling(path, value) and (abs(value) >= _YEAR_2001 or value != round(value, _DECIMALS_OF_SETTINGS))
 
 
 def _counts(path: str, value: Any, mark: Mark) -> bool:
-    """Whether a change of the value is relevant; False for times, addresses and generated names.
+    """Whether a change of the value is relevant. The result is False for times, addresses and generated names.
 
-    Also False for credentials, because values appear in the log and in messages.
+    The result is also False for credentials, because values appear in the log and in messages.
     """
     if isinstance(value, str) and (names_secret(path) or redacted(value) != value):
         return False

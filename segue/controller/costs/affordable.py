@@ -13,10 +13,10 @@ from segue.spec import RunSpec
 
 
 def refuse_cost(runlog: RunLog | None, spec: RunSpec, history: History, *, clock: Clock) -> None:
-    """Check that the prices of the run are known and that its budget pays for a start; nothing is written.
+    """Check that the prices of the run are known and that its budget pays for a start. The function writes nothing.
 
-    The budget of a run that continues is not checked here: the next decision checks it, and may end the run. If there
-    is no log, the store is new and nothing was spent.
+    The budget of a run that continues is not checked here. The next decision checks the budget, and may end the run. If
+    there is no log, the store is new and nothing was spent.
 
     Raises:
         PriceSourceError: no prices of the run are known, and the source of prices fails.

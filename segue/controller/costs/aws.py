@@ -1,4 +1,4 @@
-"""Spot prices from the price history of AWS, through boto3."""
+"""Reads spot prices from the price history of AWS, through boto3."""
 
 from __future__ import annotations
 

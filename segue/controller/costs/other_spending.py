@@ -1,4 +1,6 @@
-"""Costs that count against a run's budget but are not in its log: other runs of the store, and the run's standbys."""
+"""Computes the costs that count against a run's budget but are not in the run's log: other runs of the store, and the
+run's standbys.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,15 @@ from segue.spec import RunSpec
 from segue.stores.base import Store
 
 _OLD_SECONDS = 60.0
-"""Greatest age of the sum over a store's runs; without it, each of several quick failures would read all logs."""
+"""Greatest age in seconds of the sum over a store's runs.
+
+Without this cached sum, each of several quick failures would read all logs.
+"""
 
 
 def charges_in_store(runlog: RunLog, history: History) -> list[Charge]:
-    """The costs of a run so far: its attempts, including the attempt that trains now, and its standbys.
+    """Return the costs of a run so far: the run's attempts, including the attempt that trains now, and the run's
+    standbys.
 
     Raises:
         StoreReadError: the store could not be read.
@@ -55,7 +61,9 @@ def standby_charges(store: Store, run_id: str, spec: RunSpec, history: History) 
 
 
 def with_spending_to_start(runlog: RunLog, spec: RunSpec, history: History, *, clock: Clock) -> History:
-    """The history of a run that is about to start, with the spending of others; unchanged if the run has no budget.
+    """Return the history of a run that is about to start, with the spending of others.
+
+    If the run has no budget, the history is unchanged.
 
     Raises:
         StoreReadError: the store could not be read.
@@ -67,10 +75,12 @@ def with_spending_to_start(runlog: RunLog, spec: RunSpec, history: History, *, c
 
 
 def refresh_spending(runlog: RunLog, spec: RunSpec, history: History, *, clock: Clock) -> bool:
-    """Log the spending of others if the last record of it is old and differs; return whether a record was written.
+    """Log the spending of others if the last record of this spending is old and differs.
+
+    Return whether a record was written.
 
     Raises:
-        StoreWriteError, StoreReadError: a retry is safe.
+        StoreWriteError, StoreReadError: the store could not be used. It is safe to try again.
     """
     known = history.spending
     if not spec.budget.is_set:

@@ -1,8 +1,8 @@
-"""Current prices from the source that a run spec names: a file, a command, or the price history of AWS.
+"""Reads current prices from the source that a run spec names: a file, a command, or the price history of AWS.
 
 A file and a command give TOML or JSON with the price per hour of each deployment. The prices are recorded in the run's
-log, so that decisions depend on the log alone. If the source fails and no prices are known yet, this is an error; later
-the last known prices stay in force.
+log, so that decisions depend on the log alone. If the source fails and no prices are known yet, an error is raised. If
+prices are known, the last known prices remain valid.
 """
 
 from __future__ import annotations
@@ -34,11 +34,14 @@ from segue.spec.pool_prices import PoolSpec, PriceSource
 log = logging.getLogger(__name__)
 
 _LAST_CHARACTERS, _LAST_BYTES = 200, 64 * 1024
-"""How much of a failed command's message is shown, and how much is read; the message is redacted before the cut."""
+"""Maximum number of characters of a failed command's message that are shown, and of bytes that are read.
+
+The message is redacted before it is cut.
+"""
 
 
 class CommandFailedError(Exception):
-    """The command gave no usable output; the reason contains the command's message without secrets."""
+    """The command gave no usable output. The reason contains the command's message without secrets."""
 
     def __init__(self, why: str) -> None:
         self.why = why
@@ -46,7 +49,9 @@ class CommandFailedError(Exception):
 
 
 def output_of(command: str, *, timeout_seconds: float, most_bytes: int) -> bytes:
-    """The first bytes that a shell command prints; all processes of the command have ended when this returns.
+    """Return the first bytes that a shell command prints.
+
+    All processes of the command have ended when the function returns.
 
     Raises:
         CommandFailedError: the command cannot be started, ends with a code other than 0, or takes too long.
@@ -92,9 +97,10 @@ _SHAPE = 'it must be TOML or JSON with a price for each deployment, as in {"segm
 
 
 def read_prices(pools: PoolSpec) -> dict[str, float]:
-    """The current price per hour of each deployment; empty if the spec has no source of prices.
+    """Return the current price per hour of each deployment. The result is empty if the spec has no source of prices.
 
-    A command may take 30 s. AWS gives no on-demand prices, so `on_demand_price` of the spec is used.
+    A price command may take 30 s. AWS gives no prices for on-demand, so the function uses `on_demand_price` of the
+    spec.
 
     Raises:
         PriceSourceError: the source fails, does not answer in time, or gives no price for one of the deployments.
@@ -111,10 +117,12 @@ def read_prices(pools: PoolSpec) -> dict[str, float]:
 
 
 def at_current_prices(spec: RunSpec) -> RunSpec:
-    """The spec with the current prices of its pools; unchanged if the spec has no source of prices.
+    """Return the spec with the current prices of its pools.
+
+    If the spec has no source of prices, it is returned unchanged.
 
     Raises:
-        PriceSourceError: as for `read_prices`.
+        PriceSourceError: the source gives no prices, as for `read_prices`.
     """
     if spec.pools.prices is None:
         return spec
@@ -122,10 +130,12 @@ def at_current_prices(spec: RunSpec) -> RunSpec:
 
 
 def with_prices_to_start(spec: RunSpec, history: History, *, clock: Clock) -> History:
-    """The history of a run that is about to start, with current prices if its log has none.
+    """Return the history of a run that is about to start.
+
+    If the log has no prices, the history contains current prices.
 
     Raises:
-        PriceSourceError: as for `read_prices`.
+        PriceSourceError: the source gives no prices, as for `read_prices`.
     """
     if spec.pools.prices is None or _known(spec, history) is not None:
         return history
@@ -134,13 +144,13 @@ def with_prices_to_start(spec: RunSpec, history: History, *, clock: Clock) -> Hi
 
 
 def refresh_prices(runlog: RunLog, spec: RunSpec, history: History, *, clock: Clock) -> bool:
-    """Record current prices in the log if the known prices are old; return whether the log has changed.
+    """If the known prices are old, record current prices in the log. Return whether the log has changed.
 
-    If the source fails, the last known prices stay in force, and the reason is recorded.
+    If the source fails, the last known prices remain valid, and the reason is recorded.
 
     Raises:
         PriceSourceError: no prices are known, and the source fails.
-        StoreWriteError, StoreReadError: a retry is safe.
+        StoreWriteError, StoreReadError: the store could not be used. It is safe to call the function again.
     """
     known, now = _known(spec, history), clock.now()
     if spec.pools.prices is None:
@@ -152,7 +162,10 @@ def refresh_prices(runlog: RunLog, spec: RunSpec, history: History, *, clock: Cl
 
 
 def append_at(runlog: RunLog, history: History, build: Callable[[Stamp], Entry]) -> bool:
-    """Append a record if nobody has written since `history`; always True, because the log has changed in both cases."""
+    """Append a record if nobody has written to the log since `history`.
+
+    The result is always True, because the log has changed in both cases.
+    """
     try:
         runlog.append(build, at=history.next_slot)
     except LogMovedError:
@@ -170,7 +183,7 @@ def _renewed(spec: RunSpec, known: PricesEntry, now: datetime) -> dict[str, Any]
 
 
 def _known(spec: RunSpec, history: History) -> PricesEntry | None:
-    """The newest prices in the log, if they are from the spec's source and complete."""
+    """Return the newest prices in the log, if these prices are complete and come from the spec's source."""
     known = history.prices
     if known is None or known.source != spec.pools.prices:
         return None
@@ -215,7 +228,7 @@ def _parsed(text: str, pools: PoolSpec) -> Mapping[str, Any]:
 
 
 def _checked(given: Mapping[str, Any], pools: PoolSpec) -> dict[str, float]:
-    """The given prices of these pools; `given` may list other deployments too."""
+    """Return the given prices of these pools. `given` may also contain other deployments."""
     missing = [name for name in pools.deployments if name not in given]
     if missing:
         there = f"it has {', '.join(map(repr, given))}" if given else "it is empty"

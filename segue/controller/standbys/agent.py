@@ -1,4 +1,6 @@
-"""The agent of a standby: it reports that it has a machine, boots on command, and takes the plan that names it."""
+"""Runs a standby: the agent reports that the standby has a machine, boots on command, and takes the plan that names the
+standby.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,10 @@ log = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.25
 _PATIENCE_TIMEOUTS = 10
-"""How long a standby waits for a silent parent, in heartbeat timeouts; Prefect's client waits less for a server."""
+"""Number of heartbeat timeouts for which a standby waits for a silent parent.
+
+Prefect's client waits less for a server.
+"""
 
 
 @dataclass(frozen=True)
@@ -42,7 +47,7 @@ class Left:
 
 
 class StandbyAgent:
-    """One standby on its machine; it reads the run's log and never writes to it."""
+    """One standby on its machine. The standby reads the run's log and never writes to it."""
 
     def __init__(
         self,
@@ -64,9 +69,10 @@ class StandbyAgent:
         self._was_named = False
 
     def serve(self, is_called_off: Callable[[], str | None]) -> Taken | Left:
-        """Block until there is a plan for this standby, or a reason to leave, which `is_called_off` may give.
+        """Block until there is a plan for this standby, or a reason to leave. `is_called_off` may give such a reason.
 
-        It keeps waiting while the store is unreachable. If no plan came, the trainer has ended when this returns.
+        The standby keeps waiting while the store is unreachable. If no plan came, the trainer has ended when this
+        method returns.
         """
         outcome: Taken | Left | None = None
         try:
@@ -121,12 +127,15 @@ class StandbyAgent:
         return plan if plan is not None and plan.standby == self._standby else None
 
     def _why_outdated(self, history: History) -> str | None:
-        """The reason why the standby must not train: it booted with an older run spec. None if it may train."""
+        """Return the reason why the standby must not train: the standby booted with an older run spec.
+
+        Return None if the standby may train.
+        """
         is_old = history.spec is not None and history.spec != self._spec
         return "the run spec has changed" if is_old else None
 
     def _why_no_plan_can_come(self, history: History, plan: SegmentPlan | None) -> str | None:
-        """The reason why no plan can come for this standby any more; None while a plan may come."""
+        """Return the reason why no plan can come for this standby any more. Return None while a plan may come."""
         if plan is not None:
             return None
         if history.is_over:

@@ -1,4 +1,6 @@
-"""The manager of standbys: while on-demand trains, it submits and commands a standby, and hands the run over."""
+"""Manages standbys: while on-demand trains, the manager submits and commands a standby, and hands the run over
+to it.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ log = logging.getLogger(__name__)
 
 _ASK_POOL_SECONDS = 5.0
 _SEND_AGAIN_SECONDS = 10.0
-"""Delay in seconds before a submission is retried, if the orchestrator did not answer."""
+"""Seconds before a submission is tried again, if the orchestrator did not answer."""
 
 
 @dataclass
@@ -46,7 +48,10 @@ class _Sent:
     asked_at: float
     commanded_at: float
     sent_at: float | None
-    """None for a standby that an earlier parent submitted: the time of its submission is not known."""
+    """The time at which the standby was submitted.
+
+    The value is None if an earlier parent submitted the standby, because the time is then not known.
+    """
     ended_as: str | None = None
     seen_at: float | None = None
 
@@ -56,9 +61,10 @@ class _Sent:
 
 
 class StandbyManager:
-    """Manages the standbys of one attempt on on-demand; a failure of a standby does not disturb the attempt.
+    """Manages the standbys of one attempt on on-demand. If a standby fails, the attempt is not disturbed.
 
-    The manager keeps no state that a restart could lose: a parent that is restarted adopts the submitted standby.
+    The manager keeps no state that a restart could lose, because a parent that is restarted adopts the submitted
+    standby.
     """
 
     def __init__(
@@ -72,10 +78,10 @@ class StandbyManager:
         self._unused = 0
 
     def look(self, history: History, here: Situation) -> bool:
-        """Submit or command the standby if that is due, while the attempt trains; return whether to recall the attempt.
+        """While the attempt trains, submit or command the standby if this is due. Return whether to recall the attempt.
 
         Raises:
-            StoreReadError, StoreWriteError: a retry is safe.
+            StoreReadError, StoreWriteError: the store could not be used. It is safe to call the method again.
         """
         at = self._clock.monotonic()
         if self._sent is None:
@@ -97,7 +103,10 @@ class StandbyManager:
         return False
 
     def close(self) -> None:
-        """Release the standby if the run was not handed over to it; does not wait for an unreachable store."""
+        """Release the standby if the run was not handed over to the standby.
+
+        The method does not wait for an unreachable store.
+        """
         sent = self._sent
         if sent is None:
             return
@@ -123,7 +132,10 @@ class StandbyManager:
         self._sent, self._next = _Sent(handle, command, heartbeat, at, at, sent_at=None if is_out else at), None
 
     def _next_command(self, history: History, here: Situation, at: float) -> StandbyCommand:
-        """The command of the submitted standby if there is one, otherwise the command of the next standby."""
+        """Return the command of the submitted standby.
+
+        If no standby is submitted, return the command of the next standby.
+        """
         newest = newest_standby(self._runlog.store, self._runlog.run_id)
         last = None if newest is None else command_of(self._runlog.store, self._runlog.run_id, keys.standby_id(newest))
         if last is not None and last.action != "leave" and not _has_been_used(history, last.standby):
@@ -158,7 +170,7 @@ class StandbyManager:
         return f"its flow run ended as {sent.ended_as}" if sent.ended_as is not None and is_silent else None
 
     def _answer(self, sent: _Sent, status: StandbyStatus, history: History, here: Situation, at: float) -> bool:
-        """Command a live standby; return whether to hand the run over to it."""
+        """Command a live standby. Return whether to hand the run over to this standby."""
         sent.seen_at = at if sent.seen_at is None else sent.seen_at
         reject = None
         if status.phase == "ready" and permits(here):
@@ -231,7 +243,8 @@ def release_leftover(runlog: RunLog, spec: RunSpec, *, orchestrator: Orchestrato
     """Cancel the standby of a run that is over, if a killed parent left a standby on the pool.
 
     Raises:
-        StoreReadError, StoreWriteError: a retry is safe. The standby also leaves by itself after its start.
+        StoreReadError, StoreWriteError: the store could not be used. It is safe to call the function again. Even
+            without this call, the standby leaves by itself after its start.
     """
     newest = newest_standby(runlog.store, runlog.run_id)
     command = None if newest is None else command_of(runlog.store, runlog.run_id, keys.standby_id(newest))

@@ -1,7 +1,8 @@
-"""Status and command: two small objects in the store by which a standby and the run's parent communicate.
+"""Defines the status and the command: two small objects in the store by which a standby and the run's parent
+communicate.
 
 The standby overwrites its status, and the parent overwrites its command. Decisions that must not be made twice are in
-the run's log instead, so the loss of a status or command can cost a standby, but never the run.
+the run's log instead. The loss of a status or command can therefore cost a standby, but never the run.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ Action = Literal["wait", "boot", "leave"]
 
 
 class StandbyStatus(Record):
-    """A standby's heartbeat; a changing counter shows that the standby is alive."""
+    """A standby's heartbeat. A counter that changes shows that the standby is alive."""
 
     standby: str = Field(alias="spare")
     counter: int = Field(ge=0)
@@ -33,7 +34,7 @@ class StandbyStatus(Record):
 
 
 class StandbyCommand(Record):
-    """The parent's command to a standby; the parent repeats it as long as the parent is alive."""
+    """The parent's command to a standby. The parent repeats the command as long as the parent is alive."""
 
     standby: str = Field(alias="spare")
     counter: int = Field(ge=0)
@@ -55,7 +56,7 @@ def put_status(store: Store, run_id: str, status: StandbyStatus) -> None:
 
 
 def status_of(store: Store, run_id: str, standby: str) -> StandbyStatus | None:
-    """A standby's newest status; None if there is no readable status.
+    """Return a standby's newest status. Return None if there is no readable status.
 
     Raises:
         StoreReadError: the store could not be read.
@@ -76,7 +77,7 @@ def put_command(store: Store, run_id: str, command: StandbyCommand) -> None:
 
 
 def command_of(store: Store, run_id: str, standby: str) -> StandbyCommand | None:
-    """A standby's command; None if there is no readable command.
+    """Return a standby's command. Return None if there is no readable command.
 
     Raises:
         StoreReadError: the store could not be read.
@@ -88,7 +89,7 @@ def command_of(store: Store, run_id: str, standby: str) -> StandbyCommand | None
 
 
 def newest_standby(store: Store, run_id: str) -> int | None:
-    """The number of the last standby of a run that got a command; None if there was none.
+    """Return the number of the last standby of a run that got a command. Return None if no standby got a command.
 
     Raises:
         StoreReadError: the store could not be read.
@@ -98,7 +99,7 @@ def newest_standby(store: Store, run_id: str) -> int | None:
 
 
 class HeldStandby(NamedTuple):
-    """A standby that holds a machine, or that held a machine until it left or took over the run."""
+    """A standby that holds a machine, or that held a machine until the standby left or took over the run."""
 
     deployment: str
     began_at: datetime
@@ -106,7 +107,7 @@ class HeldStandby(NamedTuple):
 
 
 def held_standbys(store: Store, run_id: str) -> list[HeldStandby]:
-    """The standbys of a run that had a machine, in the order of their numbers.
+    """Return the standbys of a run that had a machine, in the order of their numbers.
 
     Raises:
         StoreReadError: the store could not be read.
@@ -122,7 +123,9 @@ def held_standbys(store: Store, run_id: str) -> list[HeldStandby]:
 
 
 def held_by_standbys(store: Store, run_id: str) -> dict[str, float]:
-    """Seconds for which the standbys of a run held machines, by pool, until they left or took over the run.
+    """Return the seconds for which the standbys of a run held machines, by pool.
+
+    The time ends when the standby leaves or takes over the run.
 
     Raises:
         StoreReadError: the store could not be read.

@@ -1,11 +1,13 @@
-"""The starts of one attempt: usually one; another start is requested if the first is slower than usual on its pool.
+"""Manages the starts of one attempt.
 
-The further start is one of the same attempt, because an attempt can be claimed only once. The start that claims the
+An attempt usually has one start. If this start is slower than usual on its pool, another start is requested. The
+further start is a start of the same attempt, because an attempt can be claimed only once. The start that claims the
 attempt first in the run's log trains it. Every other start finds the claim and ends without changing anything, even if
-it comes late and this parent is dead. So the slow start may be alive, and may be impossible to stop: it continues if it
-claims the attempt first, and is given up if another start does. A second attempt would need two open plans at the same
-time, and a decision about which plan counts. The log keeps only the facts that another parent has to know: which start
-was slow, so that a further start with the next number exists, and how each start ended.
+it comes late and this parent is dead. The slow start may therefore be alive, and may be impossible to stop. If the slow
+start claims the attempt first, it continues. If another start claims the attempt first, the slow start is given up. A
+second attempt instead of a second start would need two open plans at the same time, and a decision about which plan
+counts. The log contains only the facts that another parent has to know. These facts are which start was slow, so that a
+further start with the next number exists, and how each start ended.
 """
 
 from __future__ import annotations
@@ -52,7 +54,10 @@ class _Living:
 
 
 class Starts:
-    """The starts that may still claim a submitted attempt; after the claim, only the start that claimed it."""
+    """The starts that may still claim a submitted attempt.
+
+    After the claim, only the start that claimed the attempt is kept.
+    """
 
     def __init__(self, runlog: RunLog, spec: RunSpec, submitted: Submitted, *, clock: Clock) -> None:
         self._runlog, self._spec, self._clock = runlog, spec, clock
@@ -62,12 +67,15 @@ class Starts:
         self._ended: list[_Living] = []
         self._has_waited = self._is_settled = False
         self.slow: str | None = None
-        """Why another start was requested; None if no other start was requested."""
+        """The reason why another start was requested. The value is None if no other start was requested."""
 
     # The following methods concern all starts of the attempt.
 
     def state(self) -> str | None:
-        """Name of the final state of the last start; None as long as one start may still claim the attempt."""
+        """Return the name of the final state of the last start.
+
+        Return None as long as one start may still claim the attempt.
+        """
         name = None
         for each in list(self._living):
             found = self.orchestrator.state(each.handle)
@@ -89,7 +97,7 @@ class Starts:
         return self.orchestrator.why_waiting(self._living[0].handle)
 
     def queues(self, spec: RunSpec) -> Queues | None:
-        """The queues in which the attempt waits, if they decide when the attempt gives up spot."""
+        """Return the queues in which the attempt waits, if these queues decide when the attempt gives up spot."""
         is_asked = spec.deadline is not None and self.plan.capacity is Capacity.SPOT
         return self.orchestrator.queues(spec, self._living[0].handle) if is_asked else None
 
@@ -110,10 +118,12 @@ class Starts:
     # Slow starts.
 
     def look(self, history: History, here: Situation) -> str | None:
-        """Request another start or give one up, if that is due; return the reason if the attempt itself is given up.
+        """Request another start or give up a start, if this is due.
+
+        Return the reason if the attempt itself is given up.
 
         Raises:
-            StoreReadError, StoreWriteError: a retry is safe.
+            StoreReadError, StoreWriteError: the store could not be used. It is safe to call the method again.
         """
         self._has_waited = True
         self._find_those_of_the_log(history)
@@ -133,10 +143,10 @@ class Starts:
         return None
 
     def settle(self, claim: ClaimEntry) -> None:
-        """After the claim of the attempt, keep the start that claimed it, and give up the others.
+        """After the claim of the attempt, keep the start that claimed the attempt, and give up the other starts.
 
         Raises:
-            StoreReadError, StoreWriteError: a retry is safe.
+            StoreReadError, StoreWriteError: the store could not be used. It is safe to call the method again.
         """
         if self._is_settled:
             return
@@ -174,7 +184,10 @@ class Starts:
         return starts.limit_of(known, spec=self._spec, changeover_seconds=here.changeover_seconds)
 
     def _left_seconds(self, here: Situation) -> float | None:
-        """Seconds in which another start has to be requested, so that the run still meets the deadline with it."""
+        """Return the seconds in which another start has to be requested.
+
+        If the start is requested later, the run does not meet the deadline with it.
+        """
         if here.remaining_seconds is None or here.work_seconds is None:
             return None
         if self.plan.capacity is Capacity.SPOT:

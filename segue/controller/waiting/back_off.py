@@ -1,4 +1,4 @@
-"""The back-off before an attempt that follows a failed one."""
+"""Waits for the back-off before an attempt that follows a failed attempt."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ _POLL_SECONDS = 2.0
 def back_off(runlog: RunLog, plan: SegmentPlan, *, clock: Clock, show: Show = lambda _: None) -> None:
     """Block until the plan's delay, counted from its decision, has passed or the run is stopped.
 
-    A restarted parent waits only for the rest of the delay, and not at all if the attempt has begun. If refusals are
-    the reason for the delay, `show` is called with them at the beginning, and with None at the end.
+    A restarted parent waits only for the rest of the delay. It does not wait at all if the attempt has already begun.
+    If refusals are the reason for the delay, `show` is called with the refusals at the beginning, and with None at the
+    end.
     """
     if not plan.delay_seconds:
         return

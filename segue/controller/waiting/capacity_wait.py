@@ -1,4 +1,6 @@
-"""The wait of an attempt for a machine: its duration, its end, and the text that is shown about it."""
+"""The wait of an attempt for a machine: the duration of the wait, the end of the wait, and the text that is shown about
+it.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ _SHOW_SECONDS = 10.0
 _ROUNDING_SECONDS = 1e-3
 
 Show = Callable[[str | None], None]
-"""Called with the reason why an attempt waits for a machine, and with None when it has a machine."""
+"""This function is called with the reason why an attempt waits for a machine, and with None when the attempt has a
+machine.
+"""
 
 
 class CapacityWait:
@@ -62,7 +66,7 @@ class CapacityWait:
             self._show(text)
 
     def why_give_up(self, history: History) -> tuple[StopReason, str] | None:
-        """Stop reason and note if the wait ends now; None if it continues."""
+        """Return the stop reason and the note if the wait ends now. Return None if the wait continues."""
         if history.stop is not None:
             return StopReason.CANCELLED, history.stop.reason
         if self._boots_for_too_long():
@@ -79,13 +83,13 @@ class CapacityWait:
         return StopReason.NO_CAPACITY, why
 
     def seconds_left(self, history: History) -> float:
-        """Seconds until the wait ends; infinite for a request that stays in its queue.
+        """Return the seconds until the wait ends. The value is infinite for a request that stays in its queue.
 
-        The plan gives the end of the wait; it is earlier if other runs in the spot queue will also need on-demand. An
-        attempt that is starting no longer waits for capacity: only the deadline ends its start, if there is one. If
-        there is no other spot pool, a request keeps its place in a queue until the deadline requires on-demand,
-        because a new request would be the last one in the queue. After the request has left the queue, it has the time
-        of the plan to claim the run.
+        The plan gives the end of the wait. The wait ends earlier if other runs in the spot queue will also need
+        on-demand. An attempt that is starting no longer waits for capacity. If there is a deadline, only the deadline
+        ends the start of such an attempt. If there is no other spot pool, a request keeps its place in a queue until
+        the deadline requires on-demand. The reason is that a new request would be the last request in the queue. After
+        the request has left the queue, the attempt has the time of the plan to claim the run.
         """
         self._is_behind = False
         patience = self._plan.start_within_seconds
@@ -123,7 +127,9 @@ class CapacityWait:
         return replace(here, spot_queue_seconds=queues.spot_seconds(now), crowd_seconds=crowd)
 
     def _keeps_its_place(self, here: Situation, *, patience_seconds: float) -> bool:
-        """Whether the plan waits for the whole capacity timeout, and no other spot pool could be tried afterwards."""
+        """Whether the plan waits for the whole capacity timeout, and no other spot pool could be tried after
+        this wait.
+        """
         longest = self._spec.liveness.start_seconds + here.changeover_seconds + self._plan.delay_seconds
         return len(self._spec.pools.spot) == 1 and patience_seconds >= longest - _ROUNDING_SECONDS
 
@@ -135,7 +141,10 @@ class CapacityWait:
         return was_queued and self._waited_seconds(history) - here >= patience_seconds
 
     def _boots_for_too_long(self) -> bool:
-        """Whether a cluster's machine has run the attempt for longer than any boot takes; it may be dead or hung."""
+        """Whether a cluster's machine has run the attempt for longer than any boot takes.
+
+        Such a machine may be dead or hung.
+        """
         if not self._spec.trains_elsewhere or not self._has_machine():
             self._running_since = None
             return False
@@ -148,11 +157,11 @@ class CapacityWait:
         return limit_of((), spec=self._spec, changeover_seconds=0.0).longest_seconds
 
     def _has_machine(self) -> bool:
-        """Whether the attempt has its machine; a segment may run while its trainer waits for a machine elsewhere."""
+        """Whether the attempt has its machine. A segment may run while its trainer waits for a machine elsewhere."""
         return self._queue.why is None and self._starts.is_running()
 
     def _is_starting(self) -> bool:
-        """Whether the attempt has its capacity, and only has to start."""
+        """Whether the attempt has its capacity and only has to start."""
         if self._plan.standby is not None or self._queue.why is not None:
             return False  # A booted standby claims the run at once or not at all.
         return self._starts.is_running() or self._starts.is_starting
@@ -180,12 +189,18 @@ def _log(text: str, *, is_slow_start: bool) -> None:
 
 
 def _seconds_to_deadline(here: Situation) -> float | None:
-    """Seconds that a spot attempt may wait until the deadline requires on-demand; None if it never does."""
+    """Return the seconds that a spot attempt may wait until the deadline requires on-demand.
+
+    Return None if the deadline never requires on-demand.
+    """
     left, spare = clamp.seconds_to_claim(here), clamp.spare_on_spot_seconds(here)
     return left if left is None or spare is None else max(left, spare)
 
 
 def _repeats_a_failure(history: History) -> bool:
-    """Whether the recipe raised in the last attempt; if so, this attempt must show whether the recipe raises again."""
+    """Whether the recipe raised an exception in the last attempt.
+
+    If it did, this attempt must show whether the recipe raises again.
+    """
     last = history.fresh_reports[-1] if history.fresh_reports else None
     return last is not None and last.is_own_fault

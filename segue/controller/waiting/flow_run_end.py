@@ -1,4 +1,4 @@
-"""Asks whether the orchestrator shows an attempt as ended; the attempt's report may arrive a little later."""
+"""Asks whether the orchestrator shows an attempt as ended. The attempt's report may arrive a little later."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ class FlowRunEnd:
     def __init__(self, spec: RunSpec, starts: Starts, *, clock: Clock, ask_seconds: float) -> None:
         self._starts, self._clock, self._ask_seconds = starts, clock, ask_seconds
         self.late_report_seconds = max(_LATE_REPORT_SECONDS, 3 * spec.liveness.heartbeat_seconds)
-        """Seconds after the end in which a report may still arrive."""
+        """Seconds after the end of the flow run in which a report may still arrive."""
         self.state_name: str | None = None
-        """Name of the final state; None as long as no end is known."""
+        """Name of the final state. The value is None as long as no end is known."""
         self._ended_at = self._asked_at = clock.monotonic()
 
     def ask(self) -> None:
-        """Ask the orchestrator, if that is due."""
+        """Ask the orchestrator, if a request is due."""
         at = self._clock.monotonic()
         if self.state_name is not None or at - self._asked_at < self._ask_seconds:
             return

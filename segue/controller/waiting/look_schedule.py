@@ -1,4 +1,4 @@
-"""Decides when a wait reads the store next; a remote store is read rarely, because reads cost time and money."""
+"""Decides when a wait reads the store next. A remote store is read rarely, because each read costs time and money."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from segue.clock import Clock
 
 
 class LookSchedule:
-    """The times of looks: one as soon as possible, then one after each period, or earlier if something is due."""
+    """The times at which a wait checks the store.
+
+    The first check comes as soon as possible. A further check comes after each period, or earlier if an action is due.
+    """
 
     def __init__(self, clock: Clock, *, period_seconds: float) -> None:
         self._clock, self._period_seconds = clock, period_seconds
@@ -22,11 +25,11 @@ class LookSchedule:
 
     @contextmanager
     def looking(self) -> Iterator[None]:
-        """A block that is one look; if the look raises, the next look is due at once."""
+        """A block that is one check. If the check raises an exception, the next check is due at once."""
         at, self._pause_seconds = self._clock.monotonic(), self._period_seconds
         yield
         self._next_at = at + self._pause_seconds
 
     def within(self, seconds: float) -> None:
-        """Let the next look come within `seconds`, because an action is due then."""
+        """Let the next check come within `seconds`, because an action is then due."""
         self._pause_seconds = min(self._pause_seconds, max(seconds, 0.0))

@@ -1,7 +1,8 @@
-"""The wait of a trainer in the queue of a cluster: its segment has a process, but the trainer has no machine yet.
+"""Reports that a trainer waits in the queue of a cluster.
 
-During the wait, the segment overwrites a small object in the store. The object tells the parent that the attempt is not
-booting yet, and why it waits. The loss of an object has no other effect.
+In this case, the segment has a process, but the trainer has no machine yet. During the wait, the segment overwrites a
+small object in the store. The object tells the parent that the attempt is not booting yet, and why the attempt waits.
+If an object is lost, this has no other effect.
 """
 
 from __future__ import annotations
@@ -22,18 +23,18 @@ from segue.stores.base import Store, StoreReadError, StoreWriteError
 log = logging.getLogger(__name__)
 
 _PERIOD_SECONDS = 10.0
-"""Longest time between two reports, and between two reads of a remote store."""
+"""Longest time in seconds between two reports, and between two reads of a remote store."""
 
 
 class QueueStatus(Record):
-    """A report of the reason why a trainer waits; a changing counter shows that the segment is alive."""
+    """A report of the reason why a trainer waits. A counter that changes shows that the segment is alive."""
 
     counter: int = Field(ge=0)
     why: str | None = Field(description="Reason for the wait; None after the trainer got its machines.")
 
 
 class QueueReporter:
-    """The segment's side: reports the reason why the trainer waits."""
+    """Reports, in the segment, the reason why the trainer waits."""
 
     def __init__(self, spec: RunSpec, plan: SegmentPlan, *, clock: Clock) -> None:
         self._spec, self._plan, self._clock = spec, plan, clock
@@ -43,7 +44,7 @@ class QueueReporter:
         self._report_at = float("-inf")
 
     def look(self, why: str | None) -> None:
-        """Report the wait, if that is due; if there is no wait, nothing is ever written."""
+        """Report the wait, if a report is due. If there is no wait, nothing is ever written."""
         at = self._clock.monotonic()
         is_changed = why != self._reported
         if why is None and not is_changed:
@@ -65,7 +66,7 @@ class QueueReporter:
 
 
 class QueueWatch:
-    """The parent's side: reads the reason why an attempt waits before its claim."""
+    """Reads, in the parent, the reason why an attempt waits before its claim."""
 
     def __init__(self, store: Store, spec: RunSpec, plan: SegmentPlan, *, clock: Clock) -> None:
         self._store, self._clock = store, clock
@@ -75,7 +76,7 @@ class QueueWatch:
         self._why: str | None = None
 
     def look(self) -> None:
-        """Read the segment's report; if the store fails, the last report stays in force."""
+        """Read the segment's report. If the store fails, the last report remains valid."""
         if not self._is_asked:
             return
         try:
@@ -88,5 +89,8 @@ class QueueWatch:
 
     @property
     def why(self) -> str | None:
-        """Reason for the trainer's wait; None if it does not wait, or if its segment no longer reports."""
+        """Return the reason for the trainer's wait.
+
+        Return None if the trainer does not wait, or if its segment no longer reports.
+        """
         return None if self._alive.is_expired else self._why

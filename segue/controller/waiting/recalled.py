@@ -1,4 +1,4 @@
-"""An attempt that was asked to commit and stop, until it stops or is declared lost."""
+"""Handles an attempt that was asked to commit and stop, until the attempt stops or is declared lost."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from segue.policy.estimates import Situation
 from segue.records import Heartbeat
 
 _MARGIN_SECONDS = 1.0
-"""Seconds before the latest start on on-demand at which a recalled attempt is declared lost."""
+"""A recalled attempt is declared lost this number of seconds before the latest start on on-demand."""
 
 
 class Recalled:
     """A recall that was sent to an attempt."""
 
     def __init__(self, here: Situation, *, timeout_seconds: float) -> None:
-        """`here` is the situation at the recall; an answer is expected within `timeout_seconds`."""
+        """`here` is the situation at the recall. An answer is expected within `timeout_seconds`."""
         self._is_in_time = not clamp.is_late(here, in_seconds=_MARGIN_SECONDS)
         # The time is counted like a heartbeat timeout: while the store is unreachable, the attempt cannot answer.
         self._silence = HeartbeatTimeout(timeout_seconds)
 
     def why_lost(self, here: Situation, beat: Heartbeat | None, *, at: float, is_urgent: bool) -> str | None:
-        """Why the attempt is declared lost now; None as long as it may end by itself.
+        """Return the reason why the attempt is declared lost now. Return None as long as the attempt may end by itself.
 
-        If `is_urgent`, the next attempt needs the time; otherwise the wait includes the last checkpoint.
+        If `is_urgent` is true, the next attempt needs the time. Otherwise the wait includes the last checkpoint.
         """
         self._silence.update(0, at=at)
         waited, timeout_seconds = self._silence.unchanged_seconds, self._silence.heartbeat_timeout_seconds

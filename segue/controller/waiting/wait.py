@@ -1,4 +1,7 @@
-"""Waits for the end of an attempt; the log takes precedence over the heartbeat, and that over the orchestrator."""
+"""Waits until an attempt has ended.
+
+The log takes precedence over the heartbeat, and the heartbeat takes precedence over the orchestrator.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,9 @@ log = logging.getLogger(__name__)
 _STORE_RETRY_SECONDS = 0.5
 _ENOUGH_STEPS = 5
 _ENOUGH_SECONDS = 30.0
-"""Steps and seconds after which the step time of a running attempt is used; the first steps are not typical."""
+"""The step time of a running attempt is used only after this number of steps and seconds, because the first steps are
+not typical.
+"""
 
 
 @dataclass(frozen=True)
@@ -42,15 +47,19 @@ class Period:
     """The polling periods of a wait, in seconds."""
 
     poll_seconds: float = 0.5
-    """Period at which a wait checks the time, and reads log and heartbeat if the store is on this machine.
+    """Seconds between two checks of the time.
 
-    A remote store is read every `liveness.remote_look_seconds`, and also when an action is due or the orchestrator
-    shows that the attempt has ended.
+    If the store is on this machine, each check also reads the log and the heartbeat. A remote store is read every
+    `liveness.remote_look_seconds`. A remote store is also read when an action is due, or when the orchestrator shows
+    that the attempt has ended.
     """
     ask_seconds: float = 2.0
-    """Period of requests to the orchestrator."""
+    """Seconds between two requests to the orchestrator."""
     patience_seconds: float | None = None
-    """Longest wait for a store that cannot be used; None for no limit, because the attempt runs elsewhere."""
+    """Longest wait in seconds for a store that cannot be used.
+
+    None means no limit, because the attempt runs on another machine.
+    """
 
 
 USUAL_PERIOD = Period()
@@ -66,17 +75,18 @@ def await_report(
     period: Period = USUAL_PERIOD,
     show: Show = lambda _: None,
 ) -> SegmentReport:
-    """Block until a submitted attempt has a report; declare the attempt lost if it can no longer write one.
+    """Block until a submitted attempt has a report.
 
-    The wait continues while the orchestrator or the store does not answer, because the attempt continues without them;
-    for a store it lasts at most `period.patience_seconds`. A spot attempt that is so late that one preemption would
-    make the run miss its deadline is recalled: it commits and stops. With `with_standbys`, a standby waits for spot
-    while on-demand trains; when the standby is ready to take over, the attempt is recalled. An attempt is declared lost
-    in spite of its heartbeat in three cases: it has nothing to commit yet, it does not answer a recall within the
-    heartbeat timeout, or its save takes so long that on-demand could hardly finish in time.
+    If the attempt can no longer write a report, declare the attempt lost. The wait continues while the orchestrator or
+    the store does not answer, because the attempt continues without them. If the store does not answer, the wait
+    continues for at most `period.patience_seconds`. If a spot attempt is so late that one preemption would make the run
+    miss its deadline, the attempt is recalled: it commits and stops. With `with_standbys`, a standby waits for spot
+    while on-demand trains. When the standby is ready to take over, the on-demand attempt is recalled. In three cases an
+    attempt is declared lost although it has a heartbeat. The attempt has nothing to commit yet, or does not answer a
+    recall within the heartbeat timeout, or its save takes so long that on-demand could hardly finish in time.
 
-    If an attempt has no machine, `show` is called with the reason each time the reason changes, and with None as soon
-    as the attempt has a machine.
+    While an attempt has no machine, `show` is called with the reason each time the reason changes. As soon as the
+    attempt has a machine, `show` is called with None.
 
     Raises:
         StoreReadError, StoreWriteError: the store could not be used for longer than `period.patience_seconds`.
@@ -114,10 +124,10 @@ def _wait(waiting: _AttemptWait, clock: Clock, period: Period) -> SegmentReport:
 
 
 class _AttemptWait:
-    """The wait for one attempt: reads its log, its heartbeat and its flow run, and acts on them.
+    """Waits for one attempt: reads the attempt's log, heartbeat and flow run, and acts on what they show.
 
-    Each look reads again whether the attempt waits for a machine, trains, or has ended. The only state that is kept
-    between looks is a recall.
+    Each check finds out again whether the attempt waits for a machine, trains, or has ended. A recall is the only state
+    that is kept between two checks.
     """
 
     def __init__(
@@ -144,17 +154,18 @@ class _AttemptWait:
         self._recalled: Recalled | None = None
 
     def note_outage(self, *, is_write: bool) -> None:
-        """Count the heartbeat timeout from now, because the attempt could not write a heartbeat while the store failed.
+        """Count the heartbeat timeout from now on, because the attempt could not write a heartbeat while the store
+        failed.
 
-        After a failed write, writes are tried until one succeeds, because reads do not show the end of such an outage.
-        A read that fails after the heartbeat was read does not count as an outage.
+        After a failed write, writes are tried again until one write succeeds, because reads do not show when the outage
+        of writes ends. If a read fails after the heartbeat was read, the failed read does not count as an outage.
         """
         if is_write or not self._has_read_heartbeat:
             self._heartbeat = HeartbeatTimeout(self._spec.liveness.heartbeat_timeout_seconds)
         self._probes = self._probes or is_write
 
     def look(self) -> SegmentReport | None:
-        """Read the store, if that is due; return the attempt's report, or None if there is none yet."""
+        """Read the store, if a read is due. Return the attempt's report, or None if the attempt has no report yet."""
         if not self._looks.is_due:
             self._flow_run.ask()
             if self._flow_run.state_name is None:
@@ -213,7 +224,10 @@ class _AttemptWait:
         return self._lost(why) if why is not None else None
 
     def _with_its_cause(self, report: SegmentReport) -> SegmentReport:
-        """The report; with the reason `cancelled` if its notice came from a person's cancellation of the flow run."""
+        """Return the report.
+
+        The report gets the reason `cancelled` if its notice came from a person who cancelled the flow run.
+        """
         if report.stop_reason is not StopReason.NOTICE or not self._starts.was_cancelled():
             return report
         return declare_as(self._runlog, self._plan, StopReason.CANCELLED, why=CANCELLED)
@@ -232,7 +246,10 @@ class _AttemptWait:
         return declare_lost(self._runlog, self._plan, why=why, reason=reason)
 
     def _refused(self) -> SegmentReport | None:
-        """The report of an attempt that its pool could not start; None if it was started, or if this is not known."""
+        """Return the report of an attempt that its pool could not start.
+
+        Return None if the attempt was started, or if this is not known.
+        """
         why = self._starts.refusal()
         if why is None:
             return None
@@ -275,7 +292,7 @@ class _AttemptWait:
         return beat.step_seconds if is_enough else 0.0
 
     def _situation_with(self, beat: Heartbeat | None, history: History) -> Situation:
-        """The situation, with the running attempt's own step time."""
+        """Return the situation, with the step time of the running attempt."""
         return self._situation(history, slowest_step_seconds=self._own_step_seconds(beat))
 
     def _situation(self, history: History, *, slowest_step_seconds: float = 0.0) -> Situation:
@@ -289,7 +306,7 @@ class _AttemptWait:
         )
 
     def _recall(self, history: History, attempt_id: str, beat: Heartbeat | None, *, reason: str) -> None:
-        """Ask the attempt to commit and stop, once."""
+        """Ask the attempt once to commit and stop."""
         if self._recalled is not None:
             return
         log.warning("recalling the attempt attempt=%s reason=%s", attempt_id, reason)
@@ -301,8 +318,8 @@ class _AttemptWait:
 def _retries_a_failure(history: History, beat: Heartbeat | None) -> bool:
     """Whether the previous attempt failed at a step that this attempt has not passed yet.
 
-    This attempt is then a retry on the same capacity, which the safety clamp permits: a recall would buy on-demand for
-    a bug.
+    If so, this attempt is a retry on the same capacity, and the safety clamp permits the retry. A recall would buy
+    on-demand for a bug.
     """
     last = history.fresh_reports[-1] if history.fresh_reports else None
     has_failed = last is not None and last.is_own_fault

@@ -1,5 +1,5 @@
-"""The rules by which files become tables; every reader of segue uses them, and docs/your-data.md explains them.
+"""Defines the rules by which files become tables.
 
-`facts` describes each column of a file, `layout` gives a column one type in all files of a window, `reader` reads a
-file in those types.
+Every reader of segue uses these rules, and docs/your-data.md explains them. The module `facts` describes each column of
+a file, `layout` gives a column one type in all files of a window, and `reader` reads a file in the types of a layout.
 """

@@ -1,4 +1,4 @@
-"""Converts CSV cells from text to values; a column gets the first type of a list that fits all of its cells."""
+"""Converts CSV cells from text to values. A column gets the first type of a list that fits all cells of the column."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ CANDIDATES: tuple[pa.DataType, ...] = (
     pa.timestamp("us", "UTC"),
     pa.timestamp("ns", "UTC"),
 )
-"""The possible types of a column, in the order in which they are tried; if none fits, the column is text."""
+"""The possible types of a column, in the order in which they are tried. If no type fits, the column is text."""
 NUMBER = r"^\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*$"
 TIME = r"^\s*\d{4}-\d{2}-\d{2}([ T]\d{2}.*)?\s*$"
 OTHER_NUMBER = r"^\s*[+-]?(\d{1,3}([. ']\d{3})+(,\d+)?|\d+,\d+|\d{1,3}(,\d{3})+(\.\d+)?)\s*$"
-"""A number with a decimal comma, or with groups of digits."""
+"""This pattern matches a number with a decimal comma, or with groups of digits."""
 
 NULL_WORDS = (
     *("", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "<NA>", "N/A"),
@@ -36,7 +36,7 @@ NULL_WORDS = (
 
 
 def values_of(cells: pa.Array, kind: pa.DataType, reading: Reading) -> pa.Array:
-    """Convert cells to values of a type; digits that floating point cannot hold are lost.
+    """Convert cells to values of a type. Digits that floating point cannot represent are lost.
 
     Raises:
         pyarrow.ArrowInvalid: a cell is not a value of this type.
@@ -55,7 +55,7 @@ def values_of(cells: pa.Array, kind: pa.DataType, reading: Reading) -> pa.Array:
 
 
 def exact_values_of(cells: pa.Array, kind: pa.DataType, reading: Reading) -> pa.Array:
-    """Like `values_of`, but without loss of digits, because a loss would change ids.
+    """Convert cells like `values_of`, but without loss of digits, because a loss of digits would change ids.
 
     Raises:
         pyarrow.ArrowInvalid: a cell is not a value of this type, or has too many digits.
@@ -66,7 +66,10 @@ def exact_values_of(cells: pa.Array, kind: pa.DataType, reading: Reading) -> pa.
 
 
 def first_refused(cells: pa.Array, cast: Callable[[pa.Array], object]) -> int:
-    """The index of the first cell for which `cast` raises; `cast` must raise for the whole array."""
+    """Return the index of the first cell for which `cast` raises an exception.
+
+    `cast` must raise an exception for the whole array.
+    """
     begin, end = 0, len(cells)
     while end - begin > 1:
         middle = (begin + end) // 2
@@ -80,7 +83,10 @@ def first_refused(cells: pa.Array, cast: Callable[[pa.Array], object]) -> int:
 
 
 def matching(cells: pa.Array, patterns: tuple[str, ...]) -> Iterator[tuple[int, int | None]]:
-    """For each pattern: the number of cells that match, and the index of the first other cell, or None if all match."""
+    """Return for each pattern the number of cells that match, and the index of the first cell that does not match.
+
+    The index is None if all cells match.
+    """
     counted = pc.value_counts(pc.drop_null(cells))
     values, counts = counted.field("values"), counted.field("counts")
     for pattern in patterns:
@@ -100,7 +106,7 @@ def _cast(cells: pa.Array, kind: pa.DataType, reading: Reading) -> pa.Array:
 
 
 def _as_numbers(cells: pa.Array, reading: Reading) -> pa.Array:
-    """The numbers, rewritten with a decimal point and without separators between groups of digits."""
+    """Return the numbers, rewritten with a decimal point and without separators between groups of digits."""
     if reading.decimal == "." and reading.thousands is None:
         return cells
     sign, digits = re.escape(reading.decimal), r"\d+"

@@ -1,4 +1,7 @@
-"""Facts about the columns of a file; for CSV, they come from every cell, not only from a part of the file."""
+"""Collects facts about the columns of a file.
+
+For a CSV file, the facts come from every cell, and not only from a part of the file.
+"""
 
 from __future__ import annotations
 
@@ -20,18 +23,21 @@ class ColumnFacts(NamedTuple):
     """Facts about the content of a column of a file."""
 
     kind: pa.DataType | None
-    """The type; None if no row has a value."""
+    """The type of the column. The value is None if no row has a value."""
     nulls: int
     is_exact: bool = True
     """Whether the column's whole numbers keep their exact values in floating point."""
     has_negatives: bool = True
     """Whether some of the column's whole numbers are negative, or may be negative."""
     is_words: bool = False
-    """Whether all cells are words such as NA, which are text in a column of text, and missing values in others."""
+    """Whether all cells are words such as NA.
+
+    In a column of text, such words are text. In other columns, they are missing values.
+    """
     problem: str | None = None
-    """The reason why the type is not certain, in words."""
+    """The reason in words why the type of the column is not certain."""
     fix: str = ""
-    """The settings in retrain.toml that solve the problem; `{setting}` stands for the setting of the column's type."""
+    """The settings in retrain.toml that solve the problem. `{setting}` stands for the setting of the column's type."""
 
 
 class FileFacts(NamedTuple):
@@ -42,7 +48,7 @@ class FileFacts(NamedTuple):
 
 
 def csv_facts(path: Path, *, name: str, reading: Reading) -> FileFacts:
-    """Facts about a CSV file; columns with a declared type are not examined.
+    """Return facts about a CSV file. Columns with a declared type are not examined.
 
     Raises:
         DataContentError: a row breaks a rule of the reader.
@@ -72,7 +78,10 @@ class _Pattern:
 
 @dataclass
 class _Column:
-    """The type of a column's cells so far; it only changes to a wider type, which also holds all earlier cells."""
+    """The type of a column's cells so far.
+
+    The type only changes to a wider type, which can also represent all earlier cells.
+    """
 
     reading: Reading
     kind: pa.DataType | None = None
@@ -90,7 +99,7 @@ class _Column:
     )
 
     def add(self, cells: pa.Array, *, begin: int) -> None:
-        """Add the next cells; the first of these cells is in row `begin`."""
+        """Add the next cells. The first of these cells is in row `begin`."""
         if cells.null_count == len(cells):
             self.nulls += len(cells)
             return
@@ -104,7 +113,7 @@ class _Column:
         raise AssertionError("every cell is text")
 
     def facts(self) -> ColumnFacts:
-        """The facts about all cells."""
+        """Return the facts about all cells of the column."""
         return ColumnFacts(
             kind=self.kind,
             nulls=self.nulls,
@@ -114,7 +123,7 @@ class _Column:
         )._replace(**self._problem())
 
     def _wider(self) -> Iterator[pa.DataType]:
-        """The types that hold all cells so far, narrowest first."""
+        """Return the types that can represent all cells so far, the narrowest type first."""
         kind = self.kind
         if kind is None:
             yield from CANDIDATES
@@ -157,7 +166,9 @@ class _Column:
                 pattern.other = begin + row, cells[row].as_py()
 
     def _problem(self) -> dict[str, Any]:
-        """Why a column of text was perhaps meant to have another type: most of its cells are of that type."""
+        """Return the reason why a column of text was perhaps meant to have another type: most of its cells have this
+        other type.
+        """
         if self.kind is None or not pa.types.is_string(self.kind):
             return {}
         mostly = max(self.patterns, key=lambda pattern: pattern.count)

@@ -1,4 +1,7 @@
-"""One type for each column of a window, from the content of all files, and the conflicts between the files. Pure."""
+"""Chooses one type for each column of a window, from the content of all files, and finds conflicts between the files.
+
+The module is pure.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from segue.errors.data import printable
 from segue.spec import Reading
 
 NULLABLE: Mapping[str, pa.DataType] = {"Int64": pa.int64(), "UInt64": pa.uint64(), "boolean": pa.bool_()}
-"""pandas types for the types that cannot have missing values in numpy."""
+"""The types of pandas for the types that cannot have missing values in numpy."""
 _DECLARED = {"text": pa.string(), "integer": pa.int64(), "number": pa.float64(), "boolean": pa.bool_()}
 _SIMPLE = {
     str(kind): kind
@@ -30,13 +33,19 @@ class Layout(NamedTuple):
     """The columns of a window."""
 
     columns: dict[str, str]
-    """The type of each column, in the order of the first file: a type of Arrow, or a nullable type of pandas."""
+    """The type of each column, in the order of the first file.
+
+    A type is a type of Arrow, or a nullable type of pandas.
+    """
     unlike: tuple[str, ...]
     """Conflicts between the files, in sentences."""
 
 
 def layout_of(files: Sequence[tuple[str, FileFacts]], reading: Reading) -> Layout:
-    """The types of the columns over all of these files; every reader uses them, even if it reads only some files."""
+    """Return the types of the columns over all of these files.
+
+    Every reader uses these types, even if it reads only some files.
+    """
     names = dict.fromkeys(name for _, facts in files for name in facts.columns)
     columns, unlike = {}, list[str]()
     for name in names:
@@ -60,7 +69,10 @@ def layout_of(files: Sequence[tuple[str, FileFacts]], reading: Reading) -> Layou
 
 
 def arrow_type(name: str) -> pa.DataType | None:
-    """The Arrow type of a column of a layout; None for a column that keeps the type of its file, such as a list."""
+    """Return the Arrow type of a column of a layout.
+
+    Return None for a column that keeps the type of its file, such as a list.
+    """
     stamp = _TIMESTAMP.fullmatch(name)
     return pa.timestamp(stamp[1], stamp[2]) if stamp else NULLABLE.get(name) or _SIMPLE.get(name)
 
@@ -83,7 +95,10 @@ def _declared(reading: Reading, name: str, held: Sequence[tuple[str, ColumnFacts
 
 
 def _joined(held: Sequence[tuple[str, ColumnFacts]]) -> pa.DataType:
-    """The narrowest type that holds all values; text, if possible, for values that do not fit together."""
+    """Return the narrowest type that can represent all values.
+
+    For values that do not fit together, return text, if possible.
+    """
     kinds = [facts.kind for _, facts in held if facts.kind is not None]
     if pa.uint64() in kinds:  # Numbers that are not negative fit both types.
         fits = [facts.kind == pa.int64() and not facts.has_negatives for _, facts in held if facts.kind is not None]
@@ -121,7 +136,10 @@ def _is_number(kind: pa.DataType) -> bool:
 
 
 def _for_frames(kind: pa.DataType, held: Sequence[ColumnFacts], *, is_everywhere: bool, is_declared: bool) -> str:
-    """The type for frames; if the window has missing values, a nullable type, so that all parts have the same type."""
+    """Return the type for frames.
+
+    If the window has missing values, this is a nullable type, so that all parts have the same type.
+    """
     is_missing = not is_everywhere or any(facts.nulls for facts in held)
     if is_missing and pa.types.is_boolean(kind):
         return "boolean"
@@ -157,7 +175,7 @@ def _problems(name: str, held: Sequence[tuple[str, ColumnFacts]]) -> Iterator[st
 
 
 def _in_words(kind: pa.DataType) -> str:
-    """The type of a column in words, without the width of its numbers, which makes no difference."""
+    """Return the type of a column in words, without the width of its numbers, which makes no difference."""
     if _is_number(kind):
         return "a number"
     if pa.types.is_string(kind):

@@ -1,4 +1,6 @@
-"""Refuses files that hold far more data than their size, and files with columns of missing or equal names."""
+"""Refuses files that contain far more data than their size permits, and files with columns of missing or equal
+names.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from segue.errors import DataContentError, DataUnreadableError
 
 LEAST_LIMIT_BYTES = 2**30
 MOST_EXPANSION = 200
-"""A file may hold this many times its own bytes, and at least the limit above; text compresses to about a tenth."""
+"""A file may contain this multiple of its own bytes, and at least the limit above. Text compresses to about a tenth."""
 
 
 def refuse_more(size_bytes: int, *, path: Path, name: str) -> None:

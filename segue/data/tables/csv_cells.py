@@ -1,4 +1,4 @@
-"""CSV files as cells of text: encoding, delimiter and header, then batches of rows."""
+"""Reads CSV files as cells of text: first the encoding, the delimiter and the header, then batches of rows."""
 
 from __future__ import annotations
 
@@ -20,9 +20,12 @@ from segue.errors import DataContentError, DataUnreadableError
 from segue.spec import Reading
 
 _BLOCK_BYTES = 2**20
-"""Size of a block, and so the largest size of a row; larger blocks would need much more memory in reading threads."""
+"""Size of a block in bytes.
+
+A row must fit into one block. Larger blocks would need much more memory in the threads that read.
+"""
 _HEAD_BYTES = 2**20
-"""The header must end within this number of bytes."""
+"""The header of the file must end within this number of bytes."""
 _CHUNK_BYTES = 2**20
 _TAIL_BYTES = 16
 _DELIMITERS = (",", ";", "\t", "|")
@@ -35,7 +38,10 @@ _MARKS = (
 )
 
 _UNEVEN = re.compile(r"Row #(\d+): Expected (\d+) columns, got (\d+)")
-"""pyarrow's message about an invalid row; pyarrow's own handler of invalid rows fails for other encodings."""
+"""This pattern matches pyarrow's message about an invalid row.
+
+Pyarrow's own handler of invalid rows fails for some encodings.
+"""
 
 
 class _Dialect(NamedTuple):
@@ -43,14 +49,16 @@ class _Dialect(NamedTuple):
     delimiter: str
     names: tuple[str, ...]
     given: tuple[str, ...]
-    """The names in the file; a column without a name has an empty name."""
+    """The names of the columns in the file. A column without a name has an empty name."""
     has_rows: bool
 
 
 def read_cells(
     path: Path, *, name: str, reading: Reading
 ) -> tuple[tuple[str, ...], Generator[pa.RecordBatch, None, None]]:
-    """The names of the columns, and the rows in batches of text; empty cells and texts in `reading.nulls` are null.
+    """Return the names of the columns, and the rows in batches of text.
+
+    Empty cells and texts in `reading.nulls` are null.
 
     Raises:
         DataContentError: the file is empty, its header has no names, or a row breaks a rule.
@@ -150,7 +158,10 @@ def _no_csv(error: pa.ArrowInvalid, delimiter: str, *, name: str, reading: Readi
 
 
 def _delimiter_of(text: str, *, name: str, quote: str) -> str:
-    """The delimiter of the header, which must have only one of the usual delimiters outside of quotes."""
+    """Return the delimiter of the header.
+
+    Outside of quotes, the header must contain only one of the usual delimiters.
+    """
     q = re.escape(quote)
     plain = re.sub(rf"{q}(?:[^{q}]|{q}{q})*{q}", "x", text.lstrip("\r\n"))
     header = re.split(r"[\r\n]", plain, maxsplit=1)[0]
@@ -165,7 +176,7 @@ def _delimiter_of(text: str, *, name: str, quote: str) -> str:
 def _explained(
     error: pa.ArrowInvalid, path: Path, dialect: _Dialect, *, name: str, reading: Reading
 ) -> DataContentError:
-    """An error with the known cause: the wrong row and column."""
+    """Return an error that names the known cause: the wrong row and column."""
     uneven = _UNEVEN.search(str(error))
     if uneven:
         rule = f"it has {uneven[3]} cells, and the header of this CSV file has {uneven[2]}"
@@ -222,20 +233,20 @@ class _Native(NamedTuple):
     """A file in a form that Arrow can read without calling Python."""
 
     stream: Any
-    """A path or a stream of Arrow's own."""
+    """A path, or a stream of Arrow's own type."""
     tail: bytes
     """The last bytes of the file's text."""
 
 
 @contextmanager
 def _native(path: Path, encoding: str, *, name: str) -> Iterator[_Native]:
-    """The text of a file in UTF-8, decompressed if needed, so that Arrow's threads do not call Python.
+    """A block with the text of a file in UTF-8, decompressed if needed, so that Arrow's threads do not call Python.
 
-    Arrow reads ahead in its own threads, even after an error. If the process ends while such a thread calls Python, the
-    process aborts or hangs. So this thread counts the bytes and decodes the text before Arrow reads it.
+    Arrow's own threads read ahead, even after an error. If the process ends while a thread of Arrow calls Python, the
+    process aborts or hangs. Therefore this thread counts the bytes and decodes the text before Arrow reads it.
 
     Raises:
-        DataUnreadableError: the file holds far more than a file of its size, or its text does not fit into the
+        DataUnreadableError: the file contains far more data than its size permits, or its text does not fit into the
             temporary folder.
         UnicodeDecodeError: the file is not text in this encoding.
     """
@@ -257,7 +268,7 @@ def _native(path: Path, encoding: str, *, name: str) -> Iterator[_Native]:
 
 
 def _decoded(path: Path, encoding: str, file: Any, *, name: str) -> bytes:
-    """Write the text of a file to another file, in UTF-8; return the last bytes of the text."""
+    """Write the text of a file to another file, in UTF-8. Return the last bytes of the text."""
     decoder, tail = codecs.getincrementaldecoder(encoding)(), b""
     for data in itertools.chain(_chunks(path, name=name), (None,)):
         text = decoder.decode(b"", final=True) if data is None else decoder.decode(data)
@@ -276,7 +287,7 @@ def _decoded(path: Path, encoding: str, file: Any, *, name: str) -> bytes:
 
 
 def _chunks(path: Path, *, name: str) -> Generator[bytes, None, None]:
-    """The bytes of a file, decompressed if needed, up to a limit."""
+    """Yield the bytes of a file, decompressed if needed, up to a limit."""
     compression, count = _compression(path), 0
     with pa.input_stream(str(path), compression=compression) as stream:
         while data := stream.read(_CHUNK_BYTES):

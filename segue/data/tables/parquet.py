@@ -1,4 +1,4 @@
-"""Parquet files: facts about their columns, and their columns as tables; no code in a file is run."""
+"""Reads Parquet files: facts about their columns, and their columns as tables. No code in a file is run."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from segue.data.tables.column_facts import ColumnFacts, FileFacts
 from segue.data.tables.content_limits import refuse_more, refuse_names
 
 _INDEX = re.compile(r"__index_level_\d+__")
-"""Names of columns in which pandas stores an index without a name; such a column is not data."""
+"""Pattern of the names of columns in which pandas stores an index without a name. Such a column contains no data."""
 
 
 def parquet_facts(path: Path, *, name: str) -> FileFacts:
-    """Facts about a file, from its metadata if that is enough.
+    """Return facts about a file, from the file's metadata if the metadata is enough.
 
     Raises:
         DataContentError: two columns have the same name.
-        DataUnreadableError: the file holds far more than its own size.
+        DataUnreadableError: the file contains far more data than its size permits.
     """
     with pq.ParquetFile(path) as file:
         found = file.metadata
@@ -44,7 +44,10 @@ def parquet_names(path: Path) -> tuple[str, ...]:
 
 
 def parquet_columns(path: Path, names: Collection[str]) -> tuple[int, dict[str, pa.ChunkedArray]]:
-    """The number of rows, and these columns in the types of the file; columns that the file lacks are left out."""
+    """Return the number of rows, and these columns in the types of the file.
+
+    Columns that the file lacks are left out.
+    """
     with pq.ParquetFile(path) as file:
         wanted = [field.name for field, _ in _leaves(file.schema_arrow) if field.name in names]
         # A name also selects every column whose path begins with it, such as a column called NAME.x.
@@ -90,7 +93,7 @@ def common_type(kind: pa.DataType) -> pa.DataType:
 
 
 def _leaves(schema: pa.Schema) -> list[tuple[pa.Field, int | None]]:
-    """The data columns, each with the number of its leaf in the file; the number is None for a nested column."""
+    """Return the data columns, each with the number of its leaf in the file. The number is None for a nested column."""
     found, number = [], 0
     for field in schema:
         count = _count_leaves(field.type)

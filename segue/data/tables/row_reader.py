@@ -1,4 +1,4 @@
-"""Reads rows of a file in the types of a layout; an error about a wrong value names the row."""
+"""Reads rows of a file in the types of a layout. An error about a wrong value names the row."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from segue.spec import Reading
 
 
 def parquet_tables(path: Path, *, name: str, types: Mapping[str, str]) -> Iterator[pa.Table]:
-    """The columns of `types`, in these types, as one table; a column that the file lacks has only nulls.
+    """Yield the columns of `types`, in these types, as one table. A column that the file lacks has only nulls.
 
     Raises:
-        DataContentError: a value is not of its column's type.
+        DataContentError: a value does not have the type of its column.
     """
     rows, found = parquet_columns(path, [*types])
     columns = {}
@@ -40,7 +40,7 @@ def csv_tables(path: Path, *, name: str, types: Mapping[str, str], reading: Read
     """The columns of `types` of a CSV file, in these types, as one table for each batch of rows.
 
     Raises:
-        DataContentError: a row breaks a rule, or a value is not of its column's type.
+        DataContentError: a row breaks a rule, or a value does not have the type of its column.
     """
     names, batches = read_cells(path, name=name, reading=reading)
     begin = 0

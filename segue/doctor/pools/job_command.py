@@ -1,4 +1,7 @@
-"""Find out if the process that a segment's command starts is an engine, which then receives SIGTERM itself. Pure."""
+"""Finds out whether the process that a segment's command starts is an engine.
+
+An engine receives SIGTERM itself. The module is pure.
+"""
 
 from __future__ import annotations
 
@@ -9,30 +12,41 @@ from itertools import pairwise
 from pathlib import PurePosixPath
 
 ENGINES = ("prefect.engine", "prefect.flow_engine", "segue.flows.prefect_engine")
-"""Modules of engines, in which a segment receives SIGTERM; Prefect's starter does not pass SIGTERM on to them."""
+"""Modules of engines.
+
+In an engine, a segment receives SIGTERM. Prefect's starter does not pass SIGTERM on to an engine.
+"""
 _SHELLS = ("sh", "bash", "dash", "ash", "zsh", "ksh")
 _BECOME = ("bash", "zsh", "ksh")
-"""Shells that replace themselves by the command if a script has only one simple command. Measured with bash 5.2; dash
-does not do this."""
+"""Shells that replace themselves with the command if a script has only one simple command.
+
+This behaviour was measured with bash 5.2. The shell dash does not replace itself.
+"""
 _PASS_ON = ("env", "exec", "nice", "ionice", "numactl", "tini", "dumb-init", "catatonit", "timeout")
-"""Programs that replace themselves by their command, or that pass SIGTERM on to it."""
+"""Programs that replace themselves with their command, or that pass SIGTERM on to their command."""
 _PYTHON = re.compile(r"python[\d.]*")
 _ASSIGNMENT = re.compile(r"\w+=.*")
 _RUNNER = re.compile(r"\bprefect\b.*\bflow-run\s+execute\b")
-"""The command of Prefect's own starter, possibly with options between its words."""
+"""This pattern finds the command of Prefect's own starter, possibly with options between its words."""
 _OPERATORS = frozenset("();<>|&")
-"""Characters of shell operators; if a command has one, bash stays its parent process. Measured with bash 5.2."""
+"""Characters of shell operators.
+
+If a command contains an operator, bash stays the parent process of the command. This behaviour was measured with bash
+5.2.
+"""
 _ENDS = (";", "&&")
 """The operators that separate the commands of a script."""
 
 
 def starts_runner(command: str) -> bool:
-    """True if this command is Prefect's own starter, which handles SIGTERM in its own way."""
+    """Whether this command is Prefect's own starter. The starter handles SIGTERM in its own way."""
     return _RUNNER.search(command) is not None
 
 
 def starts_engine(command: str) -> bool | None:
-    """True if SIGTERM to the process of this command reaches an engine, False if not, None if unknown."""
+    """Return True if SIGTERM to the process of this command reaches an engine, False if it does not, and None if this
+    is unknown.
+    """
     try:
         return _is_engine(shlex.split(command))
     except ValueError:  # A quote that is not closed.
@@ -65,12 +79,15 @@ def _is_known(program: str) -> bool:
 
 
 def _script_of(words: Sequence[str]) -> str | None:
-    """The script in the arguments of a shell; None if the script is in a file."""
+    """Return the script in the arguments of a shell. Return None if the script is in a file."""
     return next((script for option, script in pairwise(words) if re.fullmatch(r"-[a-z]*c", option)), None)
 
 
 def _is_engine_of_script(script: str | None, *, becomes_one: bool) -> bool | None:
-    """True if the script's last command replaces the shell by an engine; otherwise the shell keeps the signal."""
+    """Whether the script's last command replaces the shell with an engine.
+
+    If it does not, the shell keeps the signal.
+    """
     commands = _commands(script) if script is not None else []
     if not commands:
         return None
@@ -90,7 +107,7 @@ def _is_engine_of_script(script: str | None, *, becomes_one: bool) -> bool | Non
 
 
 def _commands(script: str) -> list[list[str]]:
-    """The words of each command of a script."""
+    """Return the words of each command of a script."""
     lexer = shlex.shlex(script.replace("\n", " ; "), posix=True, punctuation_chars="();<>|&")
     lexer.whitespace_split, lexer.commenters = True, ""
     commands: list[list[str]] = [[]]

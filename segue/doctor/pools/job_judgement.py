@@ -1,4 +1,4 @@
-"""Judgement of the job of a segment: its command, grace period, retries, memory, nodes, store. Pure."""
+"""Judges the job of a segment: its command, grace period, retries, memory, nodes, store. The module is pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from segue.doctor.pools.segment_job import ECS, KUBERNETES, SIGTERM_SECONDS, SIG
 from segue.units import duration
 
 _MOST_STOP_SECONDS = 120.0
-"""Longest stopTimeout. https://docs.aws.amazon.com/AmazonECS/latest/APIReference/API_ContainerDefinition.html"""
+"""Longest stopTimeout in seconds.
+https://docs.aws.amazon.com/AmazonECS/latest/APIReference/API_ContainerDefinition.html
+"""
 _COMMAND = "set the job variable `command` to `python -m segue.flows.prefect_engine`"
 
 
@@ -66,7 +68,7 @@ def retries(state: PoolState, needs: Needs) -> Result:
 
 
 def pod_replacement(state: PoolState, needs: Needs) -> Result:
-    """Check that a pod which still saves counts as running (kubernetes.io/docs/concepts/workloads/controllers/job/)."""
+    """Check that a pod that still saves counts as running (kubernetes.io/docs/concepts/workloads/controllers/job/)."""
     job = state.job
     if job is None or job.type != KUBERNETES:
         return _of_other_job(state)
@@ -80,13 +82,18 @@ def pod_replacement(state: PoolState, needs: Needs) -> Result:
 
 
 def kept_seconds(state: PoolState) -> float | None:
-    """Seconds of grace period that the platform gives a job of this pool; None if unknown."""
+    """Return the seconds of grace period that the platform gives a job of this pool.
+
+    Return None if they are unknown.
+    """
     job = state.job
     return None if job is None or job.grace_seconds is None else min(job.grace_seconds, _most_seconds(job)[0])
 
 
 def _most_seconds(job: PoolJob) -> tuple[float, str]:
-    """Longest grace period in seconds that the platform gives such a job by default, and the name of the platform."""
+    """Return the longest grace period in seconds that the platform gives such a job by default, and the name of the
+    platform.
+    """
     return (_MOST_STOP_SECONDS, "ECS") if job.type == ECS else most_grace_seconds(job.node_needs)
 
 
@@ -117,7 +124,7 @@ def grace_period(state: PoolState, needs: Needs) -> Result:
 
 
 def _of_other_job(state: PoolState) -> Result:
-    """The result of a check that does not apply to the jobs of this type of pool."""
+    """Return the result of a check that does not apply to the jobs of this type of pool."""
     if state.job is None or not state.job.is_known:
         return skipped(f"the jobs of {state.named} are not known (type {state.job.type if state.job else 'unknown'})")
     return skipped(f"the check does not apply to a pool of type {state.job.type}")
@@ -149,7 +156,10 @@ def finished_jobs(state: PoolState, needs: Needs) -> Result:
 
 
 def nodes(state: PoolState, needs: Needs) -> Result:
-    """Check that a node has the labels that the template requires; an autoscaler may start such a node later."""
+    """Check that a node has the labels that the template requires.
+
+    If no node has them, an autoscaler may start such a node later.
+    """
     job = state.job
     if job is None or job.type != KUBERNETES:
         return _of_other_job(state)

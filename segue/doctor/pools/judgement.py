@@ -1,6 +1,7 @@
-"""All checks that segments can run on the pools of a run. Pure.
+"""Makes all checks whether segments can run on the pools of a run. The module is pure.
 
-`segue doctor` shows all of these checks. A run makes them before its first segment; if one fails, the run is refused.
+`segue doctor` shows all of these checks. A run makes these checks before its first segment. If one check fails, the run
+is refused.
 """
 
 from __future__ import annotations
@@ -47,13 +48,13 @@ _OF_TYPES: Mapping[str, Sequence[str]] = MappingProxyType(
         "pool.nodes": (KUBERNETES,),
     }
 )
-"""Types of pools to which a check applies; a check that is not listed applies to all types."""
+"""The types of pools to which a check applies. A check that is not listed applies to all types."""
 _OF_BLOCKERS = ("pool.queue", "pool.paused", "pool.workers")
 """Names of the checks whose warning means that no flow run starts now."""
 
 
 def judge(name: str, segments: Sequence[PoolState], parents: Sequence[PoolState], needs: Needs) -> Result:
-    """Make one check for the pools of segments and parents; return the worst result with its reasons."""
+    """Make one check for the pools of segments and parents. Return the worst result with its reasons."""
     concerned = [state for state in segments if _concerns(name, state.job)]
     if segments and not concerned:
         return skipped(f"no pool is of type {' or '.join(_OF_TYPES[name])}")
@@ -64,23 +65,25 @@ def judge(name: str, segments: Sequence[PoolState], parents: Sequence[PoolState]
 
 
 def _concerns(name: str, job: PoolJob | None) -> bool:
-    """True if a check applies to a pool with such jobs; it also applies if the jobs are not known."""
+    """Whether a check applies to a pool with such jobs. A check also applies if the jobs are not known."""
     return job is None or not job.is_known or job.type in _OF_TYPES.get(name, (job.type,))
 
 
 def refusals(states: Sequence[PoolState], needs: Needs) -> list[Result]:
-    """The failed checks that keep segments from running correctly; a paused pool only causes a warning."""
+    """Return the failed checks that keep segments from running correctly. A paused pool only causes a warning."""
     return _results(states, needs, tuple(JUDGES), CheckOutcome.FAIL)
 
 
 def warnings(states: Sequence[PoolState], needs: Needs) -> list[Result]:
-    """The warnings about a run on these pools, except those that only delay the start (see `PoolState.blocker`)."""
+    """Return the warnings about a run on these pools, except the warnings about a delay of the start (see
+    `PoolState.blocker`).
+    """
     names = [name for name in JUDGES if name not in _OF_BLOCKERS]
     return list(dict.fromkeys(_results(states, needs, names, CheckOutcome.WARN)))
 
 
 def refusals_of_parents(states: Sequence[PoolState]) -> list[Result]:
-    """The failures of pools of parents, which train nothing."""
+    """Return the failures of pools of parents. Parents train nothing."""
     return _results(states, Needs(), OF_PARENTS, CheckOutcome.FAIL)
 
 

@@ -1,6 +1,7 @@
-"""The nodes of a Kubernetes cluster on which a pod may run, by its nodeSelector and required nodeAffinity. Pure.
+"""Finds the nodes of a Kubernetes cluster on which a pod may run, by the pod's nodeSelector and required nodeAffinity.
 
-The module also knows the grace period of pods on spot nodes, which overrides the pod's template.
+The module is pure. The module also knows the grace period of pods on spot nodes. This grace period overrides the grace
+period in the pod's template.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ class Requirement(NamedTuple):
         return f"{self.key} {self.operator}{values}"
 
     def is_met(self, labels: Mapping[str, str]) -> bool:
-        """True if a node with these labels meets the requirement; an unknown operator counts as met."""
+        """Whether a node with these labels meets the requirement.
+
+        A requirement with an unknown operator counts as met.
+        """
         match self.operator:
             case "In":
                 return labels.get(self.key) in self.values
@@ -41,7 +45,7 @@ class Requirement(NamedTuple):
 class NodeNeeds:
     """The labels that a pod requires on its node.
 
-    Source: Kubernetes, "Assigning Pods to Nodes". A node must have the labels of nodeSelector, and meet all
+    The source is Kubernetes, "Assigning Pods to Nodes". A node must have the labels of nodeSelector, and meet all
     requirements of one of the terms of requiredDuringSchedulingIgnoredDuringExecution.
     """
 
@@ -57,20 +61,20 @@ class NodeNeeds:
         return ", ".join([*selected, *([terms] if terms else [])])
 
     def ask_for(self, key: str, value: str) -> bool:
-        """True if the pod can only run on nodes with this label."""
+        """Whether the pod can only run on nodes with this label."""
         if self.labels.get(key) == value:
             return True
         asked = Requirement(key, "In", (value,))
         return bool(self.terms) and all(asked in term for term in self.terms)
 
     def fit(self, labels: Mapping[str, str]) -> bool:
-        """True if the labels of a node permit the pod; other conditions of the node are not checked."""
+        """Whether the labels of a node permit the pod. Other conditions of the node are not checked."""
         is_affine = not self.terms or any(all(one.is_met(labels) for one in term) for term in self.terms)
         return is_affine and self.labels.items() <= labels.items()
 
 
 def node_needs(pod: Mapping[str, Any]) -> NodeNeeds:
-    """The node requirements of a pod's spec; a malformed spec raises an AttributeError or TypeError."""
+    """Return the node requirements of a pod's spec. A malformed spec raises an AttributeError or a TypeError."""
     required: Any = pod.get("affinity") or {}
     for name in ("nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution"):
         required = required.get(name) or {}
@@ -87,7 +91,7 @@ def _requirement(given: Mapping[str, Any]) -> Requirement:
 
 
 class SpotLabel(NamedTuple):
-    """A label of spot nodes, which a platform may take back."""
+    """A label of spot nodes. A platform may take back a spot node."""
 
     key: str
     value: str
@@ -109,7 +113,10 @@ _SPOT_LABELS = (
 
 
 def most_grace_seconds(needs: NodeNeeds) -> tuple[float, str]:
-    """Longest grace period in seconds on nodes that fit, and the kind of node; inf if they are not spot nodes."""
+    """Return the longest grace period in seconds on nodes that fit, and the kind of node.
+
+    The value is inf if the nodes are not spot nodes.
+    """
     for label in _SPOT_LABELS:
         if needs.ask_for(label.key, label.value):
             return label.most_seconds, label.platform

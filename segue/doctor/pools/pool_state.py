@@ -1,4 +1,4 @@
-"""The state of a deployment's pool, from Prefect, and the needs of a run."""
+"""Describes the state of a deployment's pool, as Prefect reports it, and the needs of a run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Limited = Literal["pool", "queue", "deployment"]
 
 @dataclass(frozen=True)
 class PoolState:
-    """The state of a deployment's work pool and queue, from the server."""
+    """The state of a deployment's work pool and work queue, as the server reports it."""
 
     deployment: str
     pool: str
@@ -22,29 +22,41 @@ class PoolState:
     is_paused: bool = False
     is_queue_paused: bool = False
     is_queue_polled: bool = True
-    """True if a worker takes flow runs from the queue, or if no worker is online; workers may be limited to queues."""
+    """Whether a worker takes flow runs from the queue, or no worker is online.
+
+    Workers may be limited to some queues.
+    """
     limit: int | None = None
-    """Number of flow runs that may run at once: the smallest limit of pool, queue and deployment; None for none."""
+    """Number of flow runs that may run at the same time: the smallest limit of pool, queue and deployment.
+
+    The value None means no limit.
+    """
     pool_limit: int | None = None
     """The limit of the pool alone."""
     queue_limit: int | None = None
     """The limit of the queue alone."""
     workers: int | None = None
-    """Number of online workers; None for a pool that needs no worker."""
+    """Number of online workers. The value is None for a pool that needs no worker."""
     known_workers: int | None = None
-    """Number of all workers of the pool that the server knows, also offline; None for a pool that needs no worker."""
+    """Number of all workers of the pool that the server knows, including offline workers.
+
+    The value is None for a pool that needs no worker.
+    """
     unknown_variables: tuple[str, ...] = ()
-    """Job variables of the deployment that the pool's template does not have."""
+    """Job variables of the deployment that are missing in the pool's template."""
     job: PoolJob | None = None
-    """The job of a segment on this pool; None if the template does not describe it."""
+    """The job of a segment on this pool. The value is None if the template does not describe the job."""
     nodes: Sequence[Mapping[str, str]] | None = None
-    """Labels of each node of the cluster; None if unknown."""
+    """The labels of each node of the cluster. The value is None if the nodes are unknown."""
     why_no_nodes: str = "its cluster was not asked"
-    """Reason why the nodes are not known."""
+    """The reason why the nodes are not known."""
 
     @property
     def blocker(self) -> str | None:
-        """Reason why flow runs of the deployment do not start now; None if they start once there is a machine."""
+        """The reason why flow runs of the deployment do not start now.
+
+        The value is None if flow runs start as soon as there is a machine.
+        """
         if self.is_paused:
             return f"the pool {self.pool} is paused"
         if self.is_queue_paused:
@@ -68,7 +80,7 @@ class PoolState:
 
 
 def of_limit(owner: Limited, state: PoolState) -> tuple[str, str]:
-    """The name of the part that has a limit, and the command or setting that raises the limit."""
+    """Return the name of the part that has a limit, and the command or setting that raises this limit."""
     match owner:
         case "pool":
             return f"pool {state.pool}", f"`prefect work-pool set-concurrency-limit {state.pool} N`"
@@ -84,11 +96,11 @@ class Needs:
     """The requirements of a run for its pools."""
 
     grace_seconds: float | None = None
-    """The run's grace_seconds; None if no run is known."""
+    """The grace_seconds of the run. The value is None if no run is known."""
     parent_pool: str | None = None
-    """The pool on which the run's parent runs; None if unknown."""
+    """The pool on which the run's parent runs. The value is None if the pool is unknown."""
     parent_queue: str | None = None
-    """The queue of that pool in which the parent runs."""
+    """The queue in which the run's parent runs."""
     is_store_remote: bool | None = None
-    """True if the run's store is in a bucket; None if no run is known."""
+    """Whether the run's store is in a bucket. The value is None if no run is known."""
     why_unknown: str = "no run is known"

@@ -1,4 +1,4 @@
-"""Judgement of the parts of Prefect that start flow runs: queues, workers, limits, job variables. Pure."""
+"""Judges the parts of Prefect that start flow runs: queues, workers, limits, job variables. The module is pure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def paused(state: PoolState, needs: Needs) -> Result:
 
 
 def workers(state: PoolState, needs: Needs) -> Result:
-    """Check that the pool has a worker; offline workers only cause a warning, because they may come back."""
+    """Check that the pool has a worker. Offline workers only cause a warning, because they may come back."""
     fix = f"start one with `prefect worker start --pool {state.pool}`."
     if state.known_workers == 0:
         return fail(f"{state.named} has no worker and never had one", fix=fix)
@@ -38,7 +38,10 @@ def workers(state: PoolState, needs: Needs) -> Result:
 
 
 def limits(state: PoolState, needs: Needs) -> Result:
-    """Check that the concurrency limits permit a segment beside the parent, which uses a slot until its run ends."""
+    """Check that the concurrency limits permit a segment beside the parent.
+
+    The parent uses a slot until its run ends.
+    """
     shared = _shared_limit(state, needs)
     owner, how = of_limit(shared or state.limited, state)
     reason = f"{state.named} runs at most {state.limit} flow runs at once"
@@ -53,7 +56,10 @@ def limits(state: PoolState, needs: Needs) -> Result:
 
 
 def _shared_limit(state: PoolState, needs: Needs) -> Limited | None:
-    """The pool or queue whose limit the parent alone uses up, so that no segment would start; None if there is none."""
+    """Return the pool or queue whose limit the parent alone uses up, so that no segment would start.
+
+    Return None if there is no such limit.
+    """
     if state.pool != needs.parent_pool:
         return None
     if state.pool_limit is not None and state.pool_limit < 2:

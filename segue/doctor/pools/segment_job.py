@@ -1,7 +1,8 @@
-"""A segment's job, from a pool's template and a deployment's variables: command, environment, grace period, retries.
+"""Computes a segment's job from a pool's template and a deployment's variables: command, environment, grace period and
+retries.
 
-The input is the job configuration of Prefect's workers with all variables filled in: process (Prefect 3.8), kubernetes
-(prefect-kubernetes 0.8), ecs (prefect-aws 0.7). Pure.
+The input is the job configuration of Prefect's workers with all variables filled in. The supported workers are process
+(Prefect 3.8), kubernetes (prefect-kubernetes 0.8) and ecs (prefect-aws 0.7). The module is pure.
 """
 
 from __future__ import annotations
@@ -15,13 +16,15 @@ from segue.doctor.pools.job_command import starts_engine, starts_runner
 from segue.doctor.pools.node_needs import NodeNeeds, node_needs
 
 KUBERNETES, ECS, PROCESS = "kubernetes", "ecs", "process"
-"""Types of pools whose jobs are known."""
+"""The types of pools whose jobs are known."""
 CONTAINERS = (KUBERNETES, ECS)
 
 SIGTERM_VARIABLE = "PREFECT_FLOW_RUN_EXECUTE_SIGTERM_BEHAVIOR"
 SIGTERM_SECONDS = 1
-"""Longest delay of SIGTERM between a container's first process and the trainer; a run's grace_seconds may be at most
-the pool's grace period minus this delay."""
+"""Longest delay of SIGTERM in seconds between a container's first process and the trainer.
+
+The grace_seconds of a run may be at most the pool's grace period minus this delay.
+"""
 _KUBERNETES_GRACE_SECONDS, _KUBERNETES_RETRIES, _ECS_GRACE_SECONDS = 30.0, 6, 30.0
 """The defaults of Kubernetes and ECS, for templates without these settings."""
 _RUNNER = "prefect flow-run execute"
@@ -34,25 +37,28 @@ class PoolJob:
     """The known facts about the job of a flow run."""
 
     type: str
-    """Type of the pool, as Prefect names it."""
+    """The type of the pool, as Prefect names it."""
     command: str | None = None
-    """The whole command, including the container's entry point; None for the worker's default command."""
+    """The whole command, including the container's entry point. The value None means the worker's default command."""
     environment: Mapping[str, str | None] = field(default_factory=dict)
     grace_seconds: float | None = None
-    """Seconds from SIGTERM to SIGKILL; None if this type of pool does not define them."""
+    """Seconds from SIGTERM to SIGKILL. The value is None if this type of pool does not define these seconds."""
     retries: int | None = None
-    """Number of times that the platform starts a failed job again; None if it never does."""
+    """Number of times that the platform starts a failed job again.
+
+    The value is None if the platform never starts a failed job again.
+    """
     restart_policy: str | None = None
     counts_ending_pods_as_failed: bool = False
-    """True if a pod counts as failed at SIGTERM, before it has ended."""
+    """Whether a pod counts as failed at SIGTERM, before the pod has ended."""
     keeps_finished: bool = False
-    """True if ended jobs are never removed."""
+    """Whether ended jobs are never removed."""
     has_shared_memory: bool | None = None
-    """True if /dev/shm is larger than the default of containers; None if unknown."""
+    """Whether /dev/shm is larger than the default of containers. The value is None if the size is unknown."""
     memory: str | None = None
-    """Memory of the container."""
+    """The memory of the container."""
     node_needs: NodeNeeds = field(default_factory=NodeNeeds)
-    """The labels that the job's node must have."""
+    """The labels that the node of the job must have."""
 
     @property
     def is_container(self) -> bool:
@@ -64,17 +70,17 @@ class PoolJob:
 
     @property
     def starts_runner(self) -> bool:
-        """True if the command is Prefect's own starter, which handles SIGTERM in its own way."""
+        """Whether the command is Prefect's own starter. This starter handles SIGTERM in its own way."""
         return self.command is None or starts_runner(self.command)
 
     @property
     def starts_engine(self) -> bool | None:
-        """True if the command is an engine itself; None if unknown."""
+        """Whether the command is an engine itself. The value is None if this is unknown."""
         return False if self.command is None else starts_engine(self.command)
 
 
 def job_of(pool_type: str, configuration: Mapping[str, Any]) -> PoolJob:
-    """The job of a filled-in job configuration; the platform's defaults replace missing settings."""
+    """Return the job of a filled-in job configuration. The platform's defaults replace missing settings."""
     if pool_type == KUBERNETES:
         return _kubernetes(configuration)
     if pool_type == ECS:
@@ -104,7 +110,7 @@ def _kubernetes(configuration: Mapping[str, Any]) -> PoolJob:
 
 
 def _has_memory_volume(pod: Mapping[str, Any], container: Mapping[str, Any]) -> bool:
-    """True if an emptyDir in memory is mounted at /dev/shm."""
+    """Whether an emptyDir in memory is mounted at /dev/shm."""
     mounts = container.get("volumeMounts") or ()
     names = {mount.get("name") for mount in mounts if mount.get("mountPath") == _SHARED_MEMORY}
     in_memory = (each for each in pod.get("volumes") or () if _at(each, "emptyDir").get("medium") == "Memory")
@@ -112,7 +118,7 @@ def _has_memory_volume(pod: Mapping[str, Any], container: Mapping[str, Any]) -> 
 
 
 def _in_container(entry_point: Any, arguments: Any) -> str | None:
-    """The command line of a container's process; None for the worker's default, `prefect flow-run execute`."""
+    """Return the command line of a container's process. None means the worker's default, `prefect flow-run execute`."""
     first = _list(entry_point)
     return _words([*first, *(_list(arguments) or shlex.split(_RUNNER))]) if first else _words(arguments)
 
@@ -158,7 +164,7 @@ def _words(value: Any) -> str | None:
 
 
 def _number(value: Any, default: float) -> float:
-    """Read a number, which a template may contain as text."""
+    """Read a number. A template may contain the number as text."""
     try:
         return float(value)
     except (TypeError, ValueError):

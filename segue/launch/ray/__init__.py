@@ -1,1 +1,2 @@
-"""Ray: a trainer is a placement group of actors on a Ray cluster; a driver process starts and watches the actors."""
+"""Trainers on Ray. A trainer is a placement group of actors on a Ray cluster. A driver process starts and watches the
+actors."""

@@ -1,9 +1,9 @@
-"""The actor of one bundle: it starts the bundle's ranks as separate processes, and answers each call immediately.
+"""The actor of one bundle. It starts the bundle's ranks as separate processes, and answers each call immediately.
 
 A trainer needs a main thread for its signals, so it cannot run inside an actor. If the actor's process ends for any
-reason, its ranks are orphans: they commit their last step and end. Ray does not end the actor if its raylet is lost or
-the head restarts. The ranks then continue to train until the next attempt fences them, or until the actor ends itself
-because no driver has called it for a minute.
+reason, the ranks of the actor are orphans. Orphans commit their last step and end. Ray does not end the actor if its
+raylet is lost or the head restarts. The ranks then continue to train until the next attempt fences them, or until the
+actor ends itself because no driver has called it for a minute.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from segue.launch.rendezvous import LaunchFolder
 
 _MOST_LINES = 2_000
 _UNASKED_SECONDS = 60.0
-"""Seconds without a call of a driver after which an actor ends."""
+"""If no driver has called the actor for this many seconds, the actor ends."""
 _LEAVES_CHILDREN = {"env_vars": {"RAY_kill_child_processes_on_worker_exit": "0"}}
-"""Keeps the ranks alive if Ray ends the actor's process, so that they can commit their last step. Source: Ray's
-documentation of the lifetimes of user-spawned processes."""
+"""Setting that keeps the ranks alive if Ray ends the actor's process, so that the ranks can commit their last step.
+Source: Ray's documentation of the lifetimes of user-spawned processes."""
 _NOT_PASSED_ON = ("RAY_", "CUDA_", "NVIDIA_", "LD_", "OMP_", "SLURM_")
 """Prefixes of variables that are specific to a node."""
 
@@ -46,14 +46,14 @@ class RanksAnswer(BaseModel):
     code: int | None
     """Exit code of the trainer; None until its ranks have ended."""
     have_left: bool
-    """Whether the ranks have ended by themselves; torchrun may still wait for ranks of other bundles."""
+    """Whether the ranks have ended by themselves. torchrun may still wait for the ranks of other bundles."""
     lines: tuple[str, ...]
     """Lines of output since the last answer."""
     was_out_of_memory: bool = False
 
 
 def facts_here(folder: str) -> NodeFacts:
-    """Collect the facts about this process. Ray also calls it as a task."""
+    """Collect the facts about this process. Ray also calls this function as a task."""
     import ray
 
     try:
@@ -71,12 +71,13 @@ def facts_here(folder: str) -> NodeFacts:
 
 
 def shared_variables(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the segment's environment variables that ranks get, unless their node sets the variables itself."""
+    """Return the environment variables of the segment that ranks get. If a node itself sets a variable, its ranks keep
+    the value of the node."""
     return {name: value for name, value in variables.items() if not name.startswith(_NOT_PASSED_ON)}
 
 
 class BundleActor:
-    """Starts and controls the ranks of one bundle. No call waits for the ranks."""
+    """An actor that starts and controls the ranks of one bundle. No call waits for the ranks."""
 
     def __init__(self) -> None:
         self._trainer: ProcessTrainer | RanksTrainer | None = None
@@ -93,7 +94,7 @@ class BundleActor:
         return free_port()
 
     def start(self, assignment: str, nodes: Nodes, *, folder: str, variables: Mapping[str, str]) -> None:
-        """Start the ranks; `nodes` has the number of this bundle and the meeting point."""
+        """Start the ranks. `nodes` has the number of this bundle and the meeting point of the ranks."""
         given = Assignment.model_validate_json(assignment)
         assert given.spec.ranks is not None
         assert given.spec.ray is not None
@@ -124,7 +125,8 @@ class BundleActor:
         return RanksAnswer(code=code, have_left=have_left, lines=lines, was_out_of_memory=is_memory)
 
     def tell(self, what: str, number: int = 0) -> None:
-        """Pass an order to the ranks: `what` is a method of `Trainer`, and `number` is the signal of a notice."""
+        """Pass an order to the ranks. `what` is the name of a method of `Trainer`, and `number` is the signal of a
+        notice."""
         if self._trainer is None:
             return
         if what == "give_notice":
@@ -147,5 +149,6 @@ class BundleActor:
 
 
 def remote_class(ray: Any) -> Any:
-    """Make the class of the actor, which Ray starts once and never restarts. The actor's end does not end its ranks."""
+    """Make the class of the actor. Ray starts the actor once, and never restarts it. The end of the actor does not end
+    its ranks."""
     return ray.remote(max_restarts=0, max_task_retries=0, runtime_env=_LEAVES_CHILDREN)(BundleActor)

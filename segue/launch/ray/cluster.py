@@ -1,4 +1,5 @@
-"""A Ray cluster: connection, nodes, placement groups, and problems for a run. Imports Ray."""
+"""A Ray cluster, with its connection, its nodes, its placement groups, and its problems for a run. This module imports
+Ray."""
 
 from __future__ import annotations
 
@@ -32,11 +33,11 @@ from segue.spec import RunSpec
 log = logging.getLogger(__name__)
 
 _PROBE_SECONDS = 30.0
-"""Longest wait for the facts of each node, in seconds; `segue doctor` gives the whole check 90 s."""
+"""Longest wait for the facts of each node, in seconds. `segue doctor` allows 90 s for the whole check."""
 
 
 def connect(address: str) -> bool:
-    """Connect this process as a driver; return False if no cluster answers. May block for minutes.
+    """Connect this process as a driver. Return False if no cluster answers. The call may block for minutes.
 
     Raises:
         RaySetupError: the cluster refuses this process because of its version of Ray or Python.
@@ -70,16 +71,18 @@ def nodes() -> list[Node]:
 
 
 def draining_nodes() -> dict[str, float | None]:
-    """Return the draining nodes with the wall-clock time of their end, in seconds; None if that time is unknown.
+    """Return the draining nodes. Each node comes with the wall-clock time of its end in seconds, or with None if this
+    time is unknown.
 
-    Ray 2.60 has no public call for this outside of Ray Train.
+    Ray 2.60 has no public call for draining nodes outside of Ray Train.
     """
     found: dict[str, int] = state.get_draining_nodes()
     return {node: deadline_ms / 1000 if deadline_ms else None for node, deadline_ms in found.items()}
 
 
 class Drains:
-    """Repeats `draining_nodes` in a thread and keeps the newest answer, because the call blocks if the head is away."""
+    """The newest answer of `draining_nodes`. A thread repeats the call, because the call blocks if the head does not
+    answer."""
 
     def __init__(self, *, period_seconds: float, clock: Clock) -> None:
         self.found: dict[str, float | None] = {}
@@ -98,7 +101,7 @@ def has_autoscaler() -> bool:
 
 
 def ask_for(count: int, bundle: Resources) -> PlacementGroup:
-    """Request a placement group on as few nodes as possible. Ray removes it when this process ends."""
+    """Request a placement group on as few nodes as possible. Ray removes the placement group when this process ends."""
     group: PlacementGroup = placement_group([dict(bundle)] * count, strategy="PACK")
     return group
 
@@ -108,9 +111,10 @@ def give_back(group: PlacementGroup) -> None:
 
 
 def problems_of(spec: RunSpec) -> list[Problem]:
-    """Return the cluster's problems for a run: resources, versions, the folder with the code."""
+    """Return the cluster's problems for a run. The function checks the resources, the versions, and the folder with the
+    code."""
     here = nodes()
-    # With an autoscaler, a resource that no node has now may come with the next one.
+    # If there is an autoscaler and no node has a resource now, the next node may have it.
     found = [] if has_autoscaler() else resource_problems(spec, here)
     marks = {mark_of(spec, capacity) for capacity in (Capacity.SPOT, Capacity.ON_DEMAND)}
     asked = [node.node_id for node in here if marks & set(node.total)]

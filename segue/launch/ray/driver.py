@@ -1,11 +1,11 @@
 """The driver process of one attempt on a Ray cluster: `python -m segue.launch.ray.driver FOLDER`.
 
 The first line of standard input is the assignment; each further line is an order to the ranks. The driver is a separate
-process because Ray ends its driver, without an exception, when the cluster's head restarts. Actors and placement group
-belong to the driver, and a working cluster ends them together with the driver. Then the ranks are orphans: they commit
-their last step and end.
+process because Ray ends its driver, without an exception, when the cluster's head restarts. The actors and the
+placement group belong to the driver, and a working cluster ends them together with the driver. The ranks are then
+orphans. Orphans commit their last step and end.
 
-Ray itself retries nothing; the run decides about lost attempts.
+Ray itself retries nothing, because the run decides about lost attempts.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ _DRAIN_SECONDS = 1.0
 _ROOM_SECONDS = 5.0
 """Seconds between two checks for free resources, and between two attempts to connect."""
 _GROW_SECONDS = 180.0
-"""Seconds for an autoscaler to start nodes for all permitted ranks; after that, fewer ranks are enough.
-enough."""
+"""Seconds that an autoscaler has to start nodes for all permitted ranks. After this time, fewer ranks are enough."""
 _OTHERS_SECONDS = 60.0
-"""Seconds for which ranks may continue after other ranks have ended, in addition to the grace period."""
+"""Seconds for which ranks may continue after other ranks have ended. The grace period is added to this time."""
 _NOTICES = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
 class Commands:
-    """Reads the segment's orders in a thread. Before the ranks are started, a notice ends the driver immediately."""
+    """The orders of the segment, which a thread reads. If a notice comes before the ranks are started, it ends the
+    driver immediately."""
 
     def __init__(self, folder: StatusFolder) -> None:
         self._folder, self._parent = folder, Parent()
@@ -57,7 +57,7 @@ class Commands:
         threading.Thread(target=self._read, name="segue-ray-commands", daemon=True).start()
 
     def hold(self) -> None:
-        """Keep later orders for `take`, because the ranks are about to start."""
+        """From now on, keep orders for `take`, because the ranks are about to start."""
         with self._lock:
             self._is_held = True
 
@@ -69,15 +69,15 @@ class Commands:
             return None
 
     def put_notice(self, number: int) -> None:
-        """Add a signal to this process as a notice. For signal handlers."""
+        """Add a signal that this process has received as a notice. A signal handler may call this method."""
         self._asked.put(("give_notice", number))
 
     def _read(self) -> None:
         for line in iter(sys.stdin.buffer.readline, b""):
             what, _, number = line.decode().strip().partition(" ")
             self._hear(what, int(number or 0))
-        # The end of standard input means that the segment has ended, unless a process that it forked holds the pipe
-        # open.
+        # If standard input ends, the segment has ended. If a process that the segment forked holds the pipe open,
+        # standard input does not end.
         self._hear("give_notice", int(signal.SIGTERM))
 
     def _hear(self, what: str, number: int) -> None:
@@ -87,12 +87,12 @@ class Commands:
                 try:
                     self._folder.write(DriverStatus(code=ExitCode.NOTICE, ended=ended))
                 finally:
-                    os._exit(ExitCode.NOTICE)  # Its placement group ends with it.
+                    os._exit(ExitCode.NOTICE)  # The placement group ends too.
             self._asked.put((what, number))
 
 
 class Driver:
-    """Runs one attempt, from the connection to the end of its ranks."""
+    """The driver of one attempt, from the connection to the cluster until the end of the ranks."""
 
     def __init__(self, assignment: Assignment, folder: StatusFolder, commands: Commands, *, clock: Clock) -> None:
         self._assignment, self._spec, self._plan = assignment, assignment.spec, assignment.plan
@@ -104,7 +104,7 @@ class Driver:
         self._drains: cluster.Drains | None = None
 
     def run(self) -> DriverStatus:
-        """Train the attempt; return its final status.
+        """Train the attempt, and return the final status of the driver.
 
         Raises:
             RaySetupError: the cluster cannot run the attempt.
@@ -131,7 +131,8 @@ class Driver:
         address = self._spec.ray.address
         self._wait_for("its Ray driver is connecting")
         while not cluster.connect(address):
-            # The head may be restarting: requests that would wait for ever were refused before the first segment.
+            # The head may be restarting. Requests that the cluster can never fulfil were refused before the first
+            # segment.
             self._wait_for(f"the Ray cluster ({address}) does not answer")
             self._clock.sleep(_ROOM_SECONDS)
             self._end_as_orphan()
@@ -139,15 +140,17 @@ class Driver:
             signal.signal(number, lambda signum, _: self._commands.put_notice(signum))
 
     def _refuse_problems(self) -> None:
-        """Check the cluster only in the first attempt, because a resource that is missing later may come back.
+        """Check the cluster in the first attempt. Later attempts do not check it, because a missing resource may come
+        back.
 
-        The start of the run has logged the parts that it could not check; they are checked once the ranks have nodes.
+        At the start of the run, segue has logged the parts that it could not check. These parts are checked once the
+        ranks have nodes.
         """
         if (self._plan.segment, self._plan.attempt) == (0, 1):
             _refuse([problem for problem in cluster.problems_of(self._spec) if problem.is_certain])
 
     def _placed(self) -> Gang:
-        """Wait until the cluster has room for enough actors, and return them."""
+        """Wait until the cluster has room for enough actors, and return the actors."""
         bundle, group, asked, seen = bundle_of(self._spec, self._plan.capacity), None, 0, 0
         grows_until = self._clock.monotonic() + (self._grow_seconds if cluster.has_autoscaler() else 0.0)
         while group is None or not group.wait(_ROOM_SECONDS):
@@ -165,8 +168,8 @@ class Driver:
 
     @property
     def _grow_seconds(self) -> float:
-        """Seconds for an autoscaler to provide nodes for all ranks; the rest of the attempt's waiting time is for fewer
-        ranks."""
+        """Seconds that an autoscaler has to provide nodes for all ranks. In the rest of the attempt's waiting time,
+        fewer ranks are enough."""
         patience = self._plan.start_within_seconds
         return _GROW_SECONDS if patience is None else min(_GROW_SECONDS, patience / 3)
 
@@ -209,7 +212,7 @@ class Driver:
             self._clock.sleep(_LOOK_SECONDS)
 
     def _look_for_losses(self, gang: Gang) -> None:
-        """Give all ranks a notice if an actor is lost or the segment has ended; ranks of a lost actor cannot be
+        """If an actor is lost or the segment has ended, give all ranks a notice. The ranks of a lost actor cannot be
         reached."""
         is_segment_lost = not self._parent.is_alive()
         if (is_segment_lost and not self._is_orphan) or (gang.lost and not self._has_lost_actors):
@@ -217,8 +220,8 @@ class Driver:
         self._is_orphan, self._has_lost_actors = is_segment_lost, bool(gang.lost)
 
     def _look_for_drains(self, gang: Gang, draining: Mapping[str, float | None]) -> None:
-        """Give all ranks a notice one grace period before a draining node's deadline, or immediately if it has no
-        deadline."""
+        """Give all ranks a notice one grace period before the deadline of a draining node. If the node has no deadline,
+        give the notice immediately."""
         for node_id, deadline in draining.items():
             if node_id in self._told_of or not gang.is_on(node_id):
                 continue
@@ -259,14 +262,15 @@ def main() -> int:
     except RaySetupError as error:
         status = DriverStatus(code=ExitCode.USAGE, problems=error.problems)
     except Exception as error:
-        # Catch any exception, because the normal end of Python would wait for a cluster that may be away.
+        # Catch any exception, because the normal end of Python would wait for the cluster, which may not answer.
         log.exception("the Ray driver failed")
         ended = f"its Ray driver failed ({type(error).__name__})"
         status = folder.read().model_copy(update={"code": -signal.SIGKILL, "ended": ended})
     folder.write(status)
     assert status.code is not None
     sys.stdout.flush()
-    # Exit without Ray's clean-up, which would wait for a cluster that may be away; the cluster cleans up by itself.
+    # Exit without Ray's clean-up, which would wait for the cluster, and the cluster may not answer. The cluster cleans
+    # up by itself.
     os._exit(status.code if status.code >= 0 else 1)
 
 

@@ -1,4 +1,5 @@
-"""The status of a driver for the process that started it: a file in a folder that only they use."""
+"""The status of a driver, for the process that started the driver. The status is a file in a folder that only these two
+processes use."""
 
 from __future__ import annotations
 
@@ -27,14 +28,15 @@ class DriverStatus(BaseModel):
     has_started: bool = False
     """Whether the driver has started its ranks."""
     code: int | None = None
-    """Exit code of the trainer; None before its end. A negative number is the signal that killed it."""
+    """Exit code of the trainer; None before the end of the trainer. A negative number is the signal that killed the
+    trainer."""
     ended: str = ""
     """A description of the end."""
     was_out_of_memory: bool = False
     was_refused: bool = False
-    """Whether the start of the ranks failed although there was room; the next attempt to start comes after a pause."""
+    """Whether the start of the ranks failed although there was room. The next start then comes after a pause."""
     problems: tuple[tuple[str, str], ...] = ()
-    """The problems because of which the cluster cannot run the attempt, each with its fix."""
+    """The problems that prevent the cluster from running the attempt. Each problem comes with its fix."""
 
     @property
     def ending(self) -> Ending:
@@ -61,8 +63,8 @@ class StatusFolder:
         return cls(Path(tempfile.mkdtemp(prefix="segue-ray-")))
 
     def write(self, status: DriverStatus) -> None:
-        """Write the status. Safe from several threads. Does nothing after the reading process has removed the
-        folder."""
+        """Write the status. Several threads may call this method. If the reading process has removed the folder, the
+        call has no effect."""
         half = self.path / f".{_NAME}-{threading.get_ident()}"
         with suppress(FileNotFoundError):  # The folder was removed.
             half.write_text(status.model_dump_json())

@@ -1,4 +1,4 @@
-"""The actors of one attempt, and the state of their ranks. Imports Ray."""
+"""The actors of one attempt, and the state of their ranks. This module imports Ray."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ log = logging.getLogger(__name__)
 
 
 class Orders:
-    """Sends orders to an actor for its ranks. An order may arrive twice, but never before an earlier order.
+    """The orders to an actor, which the actor passes to its ranks. An order may arrive twice, but never before an
+    earlier order.
 
     A repeated order does no harm.
     """
@@ -34,7 +35,8 @@ class Orders:
         self._asked: Any = None
 
     def give(self, what: str, number: int) -> None:
-        """Send this order immediately, or after earlier orders that are still on their way. Does not block."""
+        """Send this order immediately, or after the earlier orders that are still on their way. The call does not
+        block."""
         if self._left and self._left[-1] == (what, number):
             return  # An order is on its way, or will be sent again.
         self._left.append((what, number))
@@ -42,7 +44,7 @@ class Orders:
             self._send()
 
     def look(self) -> None:
-        """Repeat an order that did not arrive, or send the next order. Does not block."""
+        """If the last order did not arrive, repeat it. Otherwise send the next order. The call does not block."""
         if self._asked is None or not ray.wait([self._asked], timeout=0)[0]:
             return
         try:
@@ -73,7 +75,7 @@ class ActorLostError(Exception):
 
 @dataclass
 class _Member:
-    """One actor, with its state."""
+    """One actor, and the state of this actor."""
 
     number: int
     actor: Any
@@ -109,7 +111,7 @@ class Gang:
             self._members.append(_Member(number, actor, Orders(actor)))
 
     def meet(self, folder: str) -> list[NodeFacts]:
-        """Wait for all actors, and return the facts of each actor's node.
+        """Wait for all actors, and return the facts about the node of each actor.
 
         Raises:
             ActorLostError: an actor cannot answer, or does not answer within five minutes.
@@ -138,7 +140,7 @@ class Gang:
         )
 
     def look(self, *, wait_seconds: float) -> list[str]:
-        """Ask all actors for the state of their ranks, and wait for at most `wait_seconds`; return the new lines of
+        """Ask all actors for the state of their ranks, and wait for at most `wait_seconds`. Return the new lines of
         output."""
         for member in self._members:
             member.orders.look()
@@ -149,13 +151,13 @@ class Gang:
         return [line for ref in done for line in self._take(owed[ref])]
 
     def tell(self, what: str, number: int = 0) -> None:
-        """Send an order to every running actor; `look` repeats an order that did not arrive."""
+        """Send an order to every running actor. If an order does not arrive, `look` repeats the order."""
         for member in self._members:
             if not member.has_ended:
                 member.orders.give(what, number)
 
     def is_on(self, node_id: str) -> bool:
-        """Whether ranks on this node still train."""
+        """Whether this node has ranks that still train."""
         return any(
             member.facts is not None and member.facts.node_id == node_id and not member.has_ended
             for member in self._members
@@ -171,18 +173,20 @@ class Gang:
 
     @property
     def is_ending(self) -> bool:
-        """Whether one actor is lost or its ranks have ended, so that the other ranks will soon end."""
+        """Whether an actor is lost, or the ranks of an actor have ended. In both cases, the other ranks will soon
+        end."""
         return any(member.has_ended for member in self._members)
 
     @property
     def waits_for_the_lost(self) -> bool:
-        """Whether all other ranks have ended and torchrun only waits, for minutes, for the ranks of a lost actor."""
+        """Whether all other ranks have ended, and torchrun only waits for the ranks of a lost actor. This wait takes
+        minutes."""
         left = [member for member in self._members if not member.has_ended]
         return self.lost is not None and bool(left) and all(member.have_left for member in left)
 
     @property
     def lost(self) -> str | None:
-        """Description of the lost actors; None if there are none."""
+        """Description of the lost actors; None if no actor is lost."""
         gone = [member for member in self._members if member.lost is not None]
         if not gone:
             return None
@@ -195,7 +199,7 @@ class Gang:
 
     @property
     def code(self) -> int | None:
-        """Exit code of the trainer: that of rank 0; None if the actor of rank 0 is lost."""
+        """Exit code of the trainer, which is the exit code of rank 0; None if the actor of rank 0 is lost."""
         codes = [member.code for member in self._members]
         return ExitCode.USAGE if ExitCode.USAGE in codes else codes[0]
 
@@ -204,7 +208,7 @@ class Gang:
         try:
             answer: RanksAnswer = ray.get(asked)
         except ray.exceptions.ActorUnavailableError:
-            return ()  # The connection to it broke; whether it is gone is not known yet.
+            return ()  # The connection broke; the actor may still run.
         except ray.exceptions.RayError as error:
             member.lost = _cause(error)
             member.was_out_of_memory = isinstance(error, ray.exceptions.OutOfMemoryError) or "low on memory" in str(
@@ -238,7 +242,7 @@ def _where(member: _Member) -> str:
 
 
 def _cause(error: Exception) -> str:
-    """The line of Ray's error message with the cause, without the lines that identify the actor."""
+    """The line of Ray's error message that has the cause. The lines that identify the actor are left out."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     told = [
         line

@@ -1,4 +1,5 @@
-"""An attempt's resource request to a Ray cluster: its bundles, and the number of bundles that fit. Pure."""
+"""The resource request of an attempt to a Ray cluster. The functions make the bundles, and count the bundles that fit.
+They are pure."""
 
 from __future__ import annotations
 
@@ -11,9 +12,9 @@ from segue.spec import RunSpec
 Resources = Mapping[str, float]
 
 _MARK = 0.001
-"""Amount that a bundle takes of the resource that marks a node as spot or on-demand: almost nothing."""
+"""Amount that a bundle takes of the resource that marks a node as spot or on-demand. This amount is almost nothing."""
 _UNITS = 10_000
-"""Number of units in one whole resource, because Ray counts in ten-thousandths."""
+"""Number of units in one whole resource. Ray counts resources in ten-thousandths."""
 
 
 @dataclass(frozen=True)
@@ -58,10 +59,10 @@ def _fits(node: Resources, bundle: Resources) -> int:
 
 
 def bundles_now(spec: RunSpec, capacity: Capacity, nodes: Iterable[Node], *, may_grow: bool = False) -> int:
-    """Number of bundles to request now: as many as fit, within the limits of the run.
+    """Number of bundles to request now. It is the number that fits, within the limits of the run.
 
-    With `may_grow`, the largest number that the run permits, because an autoscaler starts nodes only for requested
-    bundles.
+    If `may_grow` is True, it is the largest number that the run permits, because an autoscaler starts nodes only for
+    requested bundles.
     """
     fewest, most = bundle_counts(spec)
     if may_grow:
@@ -71,10 +72,11 @@ def bundles_now(spec: RunSpec, capacity: Capacity, nodes: Iterable[Node], *, may
 
 
 def is_to_ask(seen: int, *, seen_before: int, asked: int) -> bool:
-    """Whether to request the `seen` bundles that fit now, instead of the `asked` bundles (0: none requested yet).
+    """Whether to request the `seen` bundles that fit now, instead of the `asked` bundles. If `asked` is 0, no bundle
+    was requested yet.
 
-    The number must be equal in two checks: while a placement group is created, its own bundles are no longer free, so
-    the first check sees too little room. At the second check the group is complete.
+    The number of bundles that fit must be equal in two checks. While a placement group is created, the bundles of this
+    group are no longer free, so the first check finds too little room. At the second check the group is complete.
     """
     return asked == 0 or (seen != asked and seen == seen_before)
 

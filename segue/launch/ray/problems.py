@@ -1,4 +1,4 @@
-"""Finds problems of a run's `[ray]` table from the facts about a cluster. Pure."""
+"""The problems of a run's `[ray]` table, found from the facts about a cluster. All functions are pure."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def node_problems(here: NodeFacts, nodes: Iterable[NodeFacts], *, folder: str) -
 
 def is_of_import(error: Exception) -> bool:
     """Whether a process on a node failed because a package is missing."""
-    # Not any ImportError: a node that is out of memory raises that as well.
+    # Not every ImportError counts, because a node that is out of memory also raises an ImportError.
     return any(words in str(error) for words in ("ModuleNotFoundError", "cannot import name"))
 
 
@@ -110,7 +110,7 @@ def not_checked(where: str, why: str) -> Problem:
 
 
 def unreachable(address: str, *, seconds: float | None = None) -> Problem:
-    """Make the problem that no cluster answers within `seconds`; None means that Ray itself has given up."""
+    """Make the problem that no cluster answers within `seconds`. If `seconds` is None, Ray itself has given up."""
     where = "this machine is in no Ray cluster that answers" if address == "auto" else f"{address} does not answer"
     fix = "start one with `ray start --address=HEAD:PORT --num-cpus=0`, and set ray.address if there are several"
     return Problem(what=where if seconds is None else f"{where} within {seconds:g} s", fix=fix)

@@ -1,7 +1,8 @@
-"""Finds problems of a run's `[ray]` table before the start: `python -m segue.launch.ray.ray_problems`.
+"""The problems of a run's `[ray]` table, found before the start. The command is `python -m
+segue.launch.ray.ray_problems`.
 
-A connection to a cluster that is away may block for minutes, and it ends its process when the head restarts. So a
-separate process makes the check, and this process waits for it for a limited time.
+If a cluster does not answer, a connection to it may block for minutes. If the head restarts, the connection ends its
+process. So a separate process makes the check, and this process waits for the separate process for a limited time.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from segue.spec import RunSpec
 log = logging.getLogger(__name__)
 
 _NO_ANSWER = 3
-"""Exit code of a check to which no cluster has answered; Python itself uses exit code 1."""
+"""Exit code of a check if no cluster has answered. The code is not 1, because Python itself uses exit code 1."""
 _LONGEST_SECONDS = 120.0
 _PROBLEMS = TypeAdapter(list[Problem])
 NOT_INSTALLED = Problem(
@@ -36,10 +37,10 @@ def has_ray() -> bool:
 
 
 def ray_problems(spec: RunSpec, *, longest_seconds: float = _LONGEST_SECONDS) -> list[Problem]:
-    """Return problems that prevent trainers from running on the cluster, and unchecked parts; empty without `[ray]`.
-    table.
+    """Return the problems that prevent trainers from running on the cluster, and the parts that could not be checked.
+    The list is empty if the run has no `[ray]` table.
 
-    Waits for the cluster's answer for at most `longest_seconds`.
+    The function waits for the cluster's answer for at most `longest_seconds`.
     """
     if spec.ray is None:
         return []
@@ -77,7 +78,7 @@ def require_ray(spec: RunSpec) -> None:
 
 
 def main() -> int:
-    """Read a run spec from standard input and write its problems; return the exit code."""
+    """Read a run spec from standard input, and write the problems of the run. Return the exit code."""
     spec = RunSpec.model_validate_json(sys.stdin.buffer.read())
     assert spec.ray is not None
     from segue.launch.ray.cluster import connect, problems_of

@@ -1,4 +1,4 @@
-"""A trainer on a Ray cluster, for the segment: a driver process starts and watches the trainer's actors."""
+"""A trainer on a Ray cluster, as the segment uses it. A driver process starts and watches the trainer's actors."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from segue.launch.ray.driver_status import DriverStatus, StatusFolder
 from segue.launch.ray.ray_problems import NOT_INSTALLED, has_ray
 
 _KILL_SECONDS = 30.0
-"""Seconds for a driver to kill its ranks; a driver that waits for an absent cluster cannot receive the order."""
+"""Seconds that a driver has to kill its ranks. If a driver waits for a cluster that does not answer, it cannot receive
+the order."""
 
 
 class RayTrainer:
-    """The trainer of an assignment, on a Ray cluster. Implements `segue.launch.launcher.Trainer`."""
+    """The trainer of an assignment, on a Ray cluster. The class implements `segue.launch.launcher.Trainer`."""
 
     def __init__(self, assignment: Assignment, *, on_line: OnLine | None = None) -> None:
-        """Start the driver; returns immediately."""
+        """Start the driver. The call returns immediately."""
         self._folder = StatusFolder.make()
         self._code: int | None = None
         self._kill_later: threading.Timer | None = None
@@ -76,7 +77,8 @@ class RayTrainer:
         self._tell("thaw")
 
     def kill(self) -> None:
-        # The driver passes it on: ranks whose driver was killed are orphans, which commit before they end.
+        # The driver passes the kill on. If only the driver were killed, the ranks would be orphans, and orphans commit
+        # before they end.
         self._tell("kill")
         if self._kill_later is None:
             self._kill_later = threading.Timer(_KILL_SECONDS, self._child.kill)
@@ -98,14 +100,15 @@ class RayTrainer:
         pipe = self._child.process.stdin
         assert pipe is not None
         rest = f"{text}\n".encode()
-        # The driver has ended; its exit code says so. ValueError: its end was waited for.
+        # The driver has ended, and its exit code shows this. A ValueError means that another call has waited for its
+        # end.
         with suppress(BrokenPipeError, ValueError):
             while rest:
                 rest = rest[os.write(pipe.fileno(), rest) :]
 
 
 def _last_status(status: DriverStatus, code: int) -> DriverStatus:
-    """Return the final status of an ended driver; a driver without a reported end was killed."""
+    """Return the final status of an ended driver. If the driver has reported no end, it was killed."""
     if status.code is not None:
         return status
     how = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"

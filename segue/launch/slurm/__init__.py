@@ -1,1 +1,1 @@
-"""Slurm: a trainer is a job; the segment submits the job to a partition and watches it."""
+"""Trainers on Slurm. A trainer is a job. The segment submits the job to a partition, and watches the job."""

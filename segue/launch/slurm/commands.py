@@ -1,4 +1,4 @@
-"""Slurm's commands, and the meaning of their answers. If the controller is away, a command blocks for about ten
+"""Slurm's commands, and the meaning of their answers. If the controller does not answer, a command blocks for about ten
 seconds."""
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from segue.credentials import redacted
 from segue.launch.slurm.job import SlurmJob, job_accounted, job_completed, job_shown
 
 _LONGEST_SECONDS = 60.0
-"""Longest time of a command, in seconds; after this time, the controller counts as not answering."""
+"""Longest time of a command, in seconds. If a command takes longer, segue assumes that the controller does not
+answer."""
 _SILENCE = re.compile(
     r"unable to contact slurm controller|socket timed out|connection refused|connection timed out|zero bytes were"
     r"|controller in standby mode|slurm temporarily unable|transport endpoint|unexpected message received"
@@ -25,10 +26,11 @@ _UNKNOWN_JOB = re.compile(r"invalid job id", re.IGNORECASE)
 _TIME_LIMIT = re.compile(r"time[ -]?limit|wall ?time|--time\b", re.IGNORECASE)
 _ENDED_JOB = re.compile(r"already completing or completed|job/step already", re.IGNORECASE)
 _OF_A_JOB = ("SLURM_", "SBATCH_", "SALLOC_", "SRUN_", "SCANCEL_", "SQUEUE_", "SINFO_", "SACCT_")
-"""Prefixes of variables that change the effect of a command: variables of the surrounding job, and defaults of a
-site."""
+"""Prefixes of environment variables that change the effect of a command. They are variables of the surrounding job, and
+defaults of a site."""
 _KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT", "SBATCH_ACCOUNT", "SBATCH_QOS", "SBATCH_RESERVATION")
-"""Variables that are kept: they name the cluster, and the account, QOS and reservation of a user's jobs."""
+"""Environment variables that commands keep, because they name the cluster, and the account, QOS and reservation of a
+user's jobs."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ class CommandResult:
 
     @property
     def was_heard(self) -> bool:
-        """Whether the controller has accepted scancel's order, or no longer has the job."""
+        """Whether the controller has accepted the order of scancel, or no longer has the job."""
         return self.code == 0 or self.is_unknown_job or _ENDED_JOB.search(self.trouble) is not None
 
     @property
@@ -67,13 +69,13 @@ class CommandResult:
     def why(self) -> str:
         """The cause of a failure, in one line."""
         lines = [line.strip() for line in self.trouble.splitlines() if line.strip()]
-        # sbatch says first that it failed, and then why.
+        # sbatch first says that it failed, and then gives the reason.
         text = "; ".join(re.sub(r"^\w+: (error: )?|^allocation failure: ", "", line) for line in lines)
         return text or f"exit code {self.code}"
 
 
 def ask(command: Sequence[str], *, given: str = "", longest_seconds: float = _LONGEST_SECONDS) -> CommandResult:
-    """Run a Slurm command. Blocks for about ten seconds if the controller is away."""
+    """Run a Slurm command. If the controller does not answer, the call blocks for about ten seconds."""
     try:
         done = subprocess.run(
             command,
@@ -101,15 +103,15 @@ class Sighting:
     """The result of one check of a job."""
 
     job: SlurmJob | None = None
-    """The job; None if it was not found."""
+    """The job; None if the job was not found."""
     is_silence: bool = False
-    """Whether the controller did not answer. If it answered and `job` is None, it does not know the job, which may
-    still run.
-    run."""
+    """Whether the controller did not answer. If the controller answered and `job` is None, the controller does not know
+    the job. The job may still run."""
 
 
 def look_at(job_id: str, *, name: str) -> Sighting:
-    """Find the job with this id and name: from the controller, then from accounting, then from the completion file."""
+    """Find the job with this id and name. The function asks the controller, then accounting, and then reads the
+    completion file."""
     answer = ask(["scontrol", "--all", "show", "job", job_id])
     if answer.code and not answer.is_unknown_job:
         return Sighting(is_silence=True)
@@ -118,19 +120,21 @@ def look_at(job_id: str, *, name: str) -> Sighting:
 
 
 def find_jobs(name: str) -> tuple[CommandResult, list[str]]:
-    """Ids of the jobs with this name that the controller knows."""
+    """Return the ids of the jobs with this name that the controller knows."""
     answer = ask(["squeue", "--all", "--noheader", "--states=all", "--format=%i", f"--name={name}"])
     return answer, answer.output.split() if answer.code == 0 else []
 
 
 def submitted_id(output: str) -> str | None:
-    """The job's id in the output of `sbatch --parsable`, even if a site prints other lines; None if there is no id."""
+    """Return the job's id from the output of `sbatch --parsable`; None if the output has no id. The output may have
+    other lines, which a site prints."""
     found = re.search(r"^(\d+)(?:;\S+)?\s*$", output, re.MULTILINE)
     return found[1] if found is not None else None
 
 
 def waiting_jobs() -> str:
-    """Ids and names of this user's waiting jobs, one job per line; empty if the controller does not answer."""
+    """Return the ids and names of this user's waiting jobs, one job per line; empty if the controller does not
+    answer."""
     return ask(["squeue", "--all", "--noheader", "--states=PENDING", f"--user={os.getuid()}", "--format=%i %j"]).output
 
 
@@ -141,7 +145,8 @@ def _accounted(job_id: str, name: str) -> SlurmJob | None:
 
 
 def _completed(name: str) -> SlurmJob | None:
-    """Find the job in the controller's file of ended jobs, if this file exists and is readable on this machine."""
+    """Find the job in the controller's file of ended jobs. Return None if this file does not exist or is not readable
+    on this machine."""
     settings = ask(["scontrol", "show", "config"])
     is_file = re.search(r"^JobCompType\s*=\s*jobcomp/filetxt", settings.output, re.MULTILINE)
     place = re.search(r"^JobCompLoc\s*=\s*(/\S+)", settings.output, re.MULTILINE)

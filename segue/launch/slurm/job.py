@@ -1,4 +1,4 @@
-"""Parses Slurm's answers about a job, and gives their meaning for a trainer. Pure."""
+"""Slurm's answers about a job, and their meaning for a trainer. All functions are pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import signal
 from dataclasses import dataclass
 
 _WAITS = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD"})
-# REVOKED: another cluster of the federation has started the job, which runs there.
+# REVOKED means that another cluster of the federation has started the job, and that the job runs on the other cluster.
 _RUNS = frozenset({"RUNNING", "COMPLETING", "REVOKED", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"})
 ENDS = frozenset(
     {
@@ -25,9 +25,10 @@ ENDS = frozenset(
 )
 """States of an ended job. Source: squeue's documentation of job state codes."""
 _BY_A_SIGNAL = 128
-"""If a signal ends a command, a shell's exit code is this number plus the signal's number."""
+"""If a signal ends a command, the exit code of the shell is this number plus the number of the signal."""
 _NO_OUTPUT = 53
-"""Signal that Slurm reports for a job whose output file could not be opened. Measured with version 22.05."""
+"""The signal that Slurm reports for a job if the output file could not be opened. This was measured with Slurm
+22.05."""
 _TAKEN_AWAY = frozenset({"CANCELLED", "DEADLINE"})
 
 
@@ -42,7 +43,7 @@ class SlurmJob:
     exit_code: int = 0
     signal: int = 0
     has_started: bool = True
-    """Whether the job has been given nodes, which may still have to boot."""
+    """Whether Slurm has given nodes to the job. The nodes may still have to boot."""
 
     @property
     def is_waiting(self) -> bool:
@@ -58,8 +59,8 @@ class SlurmJob:
         return self.state == "OUT_OF_MEMORY"
 
     def had_nodes(self, before: SlurmJob | None) -> bool:
-        """Whether an ended job ever ran on its nodes; `before` is the previous state of the job, if known."""
-        # Nodes of a cloud that do not come up fail while they boot.
+        """Whether an ended job ever ran on its nodes. `before` is the previous state of the job, if known."""
+        # If a node of a cloud does not come up, it fails while it boots.
         failed_to_boot = self.state == "NODE_FAIL" and before is not None and before.is_waiting
         return self.has_started and self.state != "BOOT_FAIL" and not failed_to_boot
 
@@ -70,9 +71,10 @@ class SlurmJob:
 
     @property
     def trainer_code(self) -> int:
-        """Exit code of the trainer of an ended job; a negative number is the signal that killed it.
+        """Exit code of the trainer of an ended job. A negative number is the signal that killed the trainer.
 
-        Only a job that ended by itself has the trainer's exit code; otherwise Slurm has taken the machine away.
+        Only a job that ended by itself has the trainer's exit code. If the job did not end by itself, Slurm has taken
+        the machine away.
         """
         if self.state == "COMPLETED":
             return 0
@@ -94,9 +96,9 @@ class SlurmJob:
 
 
 def job_shown(text: str, *, name: str) -> SlurmJob | None:
-    """Parse the output of `scontrol show job`; None if it shows another job or cannot be parsed.
+    """Parse the output of `scontrol show job`. Return None if the output shows another job or cannot be parsed.
 
-    If a controller is killed before it has saved a job, it forgets the job and gives the id to another job.
+    If a controller is killed before it has saved a job, it forgets the job, and gives the id of the job to another job.
     """
     found = re.search(r"^\s*JobState=([A-Z_]+)(?: Reason=(\S*))?", text, re.MULTILINE)
     named = re.search(r"^JobId=\d+.*? JobName=(\S+)", text, re.MULTILINE)
@@ -115,7 +117,8 @@ def job_shown(text: str, *, name: str) -> SlurmJob | None:
 
 
 def job_accounted(text: str, *, name: str) -> SlurmJob | None:
-    """Parse `sacct --parsable2 --noheader --format=JobName,State,ExitCode,NodeList`; None if the job is not in it."""
+    """Parse the output of `sacct --parsable2 --noheader --format=JobName,State,ExitCode,NodeList`. Return None if the
+    output does not have the job."""
     for line in text.splitlines():
         fields = line.split("|")
         if len(fields) == 4 and fields[0] == name and fields[1].strip():
@@ -127,7 +130,8 @@ def job_accounted(text: str, *, name: str) -> SlurmJob | None:
 
 
 def job_completed(text: str, *, name: str) -> SlurmJob | None:
-    """Find the job in a job completion file (`jobcomp/filetxt`), from its newest line; None if it is not there."""
+    """Find the newest line of the job in a job completion file (`jobcomp/filetxt`). Return None if the file does not
+    have the job."""
     for line in reversed(text.splitlines()):
         words = dict(word.split("=", 1) for word in line.split() if "=" in word)
         if words.get("Name") == name and words.get("JobState"):

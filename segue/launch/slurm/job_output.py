@@ -1,4 +1,4 @@
-"""The output of a job: a growing file, whose lines are passed on."""
+"""The output of a job. It is a growing file, and its lines are passed on."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ class Complaints(NamedTuple):
     """Slurm's own messages in the output of a job."""
 
     last: str | None = None
-    """Slurm's last message, about a failed start or the end of a step; None if there is no message."""
+    """Slurm's last message about a failed start or about the end of a step; None if there is no message."""
     is_memory: bool = False
-    """Whether a message reports lack of memory. The job's state shows this only for the batch script itself."""
+    """Whether a message reports a lack of memory. The state of the job shows a lack of memory only for the batch script
+    itself."""
 
 
 def complaints_in(path: Path) -> Complaints:
@@ -40,7 +41,7 @@ def complaints_in(path: Path) -> Complaints:
 
 
 class OutputTail:
-    """Passes on the lines of a growing file in a separate thread; the file may not exist yet."""
+    """A thread that passes on the lines of a growing file. The file may not exist yet."""
 
     def __init__(self, path: Path, on_line: OnLine) -> None:
         self._path = path

@@ -1,4 +1,4 @@
-"""Collects the results of job checks, and decides when they mean the end of the trainer."""
+"""The results of job checks. The module decides when these results mean the end of the trainer."""
 
 from __future__ import annotations
 
@@ -15,22 +15,23 @@ from segue.launch.slurm.submission import End
 log = logging.getLogger(__name__)
 
 _COMPLETING_SECONDS = 120.0
-"""Seconds for which a completing job is still watched, in addition to the grace period in which its trainer saves."""
+"""Seconds for which a completing job is still watched. The grace period, in which the trainer of the job saves, is
+added to this time."""
 _UNKNOWN_SECONDS = 15.0
-"""Seconds for which a job must be unknown to count as ended, after it was asked to end."""
+"""If a job was asked to end and is unknown for this many seconds, it counts as ended."""
 _FORGOTTEN_SECONDS = 60.0
-"""Seconds after which an unknown job no longer waits in a queue. If the job was seen in the queue, it is gone; if it
-was never seen, it may be training."""
+"""Seconds after which an unknown job no longer waits in a queue. If the job was seen in the queue, the job is gone. If
+the job was never seen, it may be training."""
 
 
 class JobWatch:
-    """Follows the states of one job: unknown, waiting, running, completing, ended."""
+    """The states of one job over time. A job is unknown, waiting, running, completing, or ended."""
 
     def __init__(self, orders: Orders, *, output: Path, grace_seconds: float) -> None:
         self._orders, self._output = orders, output
         self._completing_seconds = grace_seconds + _COMPLETING_SECONDS
         self.job: SlurmJob | None = None
-        """The newest known state of the job; None if it was never seen."""
+        """The newest known state of the job; None if the job was never seen."""
         self._unknown_since: float | None = None
         self._completing_since: float | None = None
 
@@ -51,7 +52,8 @@ class JobWatch:
         return End(job.trainer_code, ending)
 
     def seen(self, job_id: str, job: SlurmJob, *, at: float) -> End | None:
-        """Record a job that has not ended; return its end if it has been completing for too long."""
+        """Record a job that has not ended. If the job has been completing for too long, return the end of the
+        trainer."""
         self._unknown_since = None
         if self.job is None or self.job.state != job.state:
             log.info("Slurm job %s: %s %s", job_id, job.state, job.reason)
@@ -63,8 +65,8 @@ class JobWatch:
         return End(-signal.SIGKILL, Ending(words, complaints_in(self._output).is_memory))
 
     def unknown(self, job_id: str, *, at: float) -> End | None:
-        """Record that Slurm does not know the job; return its end, unless the controller may have forgotten a training
-        job."""
+        """Record that Slurm does not know the job. Return the end of the trainer, unless the controller may have
+        forgotten a job that trains."""
         if self._unknown_since is None:
             self._unknown_since = at
             log.warning("Slurm does not know the job job=%s; the heartbeat of its trainer decides", job_id)

@@ -1,4 +1,5 @@
-"""Orders to a job: notices, other signals, and the kill. Each order is repeated until Slurm accepts it."""
+"""The orders to a job. An order is a notice, another signal, or the kill. Each order is repeated until Slurm accepts
+it."""
 
 from __future__ import annotations
 
@@ -12,12 +13,12 @@ from segue.launch.slurm.submission import Silence
 log = logging.getLogger(__name__)
 
 _AGAIN_SECONDS = 2.0
-"""Seconds until an order is repeated, if the controller did not accept it."""
+"""If the controller did not accept an order, segue repeats the order after this many seconds."""
 _REPEAT_SECONDS = 5.0
-"""Seconds between repeated notices, because a job whose nodes are booting has no step yet that could receive a
-notice."""
+"""Seconds between two sends of the same notice. A notice is repeated because a job whose nodes are booting has no step
+yet that could receive it."""
 _GIVE_UP_SECONDS = 300.0
-"""Seconds for which a killed job is watched if its state is unknown."""
+"""If the state of a killed job is unknown, segue watches the job for this many seconds."""
 
 
 class Orders:
@@ -61,16 +62,16 @@ class Orders:
         return self._killed_at is not None and at - self._killed_at > _GIVE_UP_SECONDS
 
     def tell(self, job_id: str) -> None:
-        """Send all orders that the controller has not accepted yet, if it is time to do so."""
+        """If it is time to send orders, send all orders that the controller has not accepted yet."""
         at = self._clock.monotonic()
         if at < self._tell_at:
             return
-        # By id and name, because the id of a forgotten job may now belong to another job.
+        # The order names the job by id and name, because the id of a forgotten job may now belong to another job.
         scancel = ["scancel", f"--name={self._name}"]
         if self._is_killed and not self._was_cancelled:
             if self._sent or not self._notices:
-                # The step is killed at once, as by a machine that vanishes. The end of the job begins with a notice,
-                # which is right if no notice has reached the trainer yet, because the controller was away.
+                # The step is killed at once, as if its machine had vanished. The end of the job begins with a notice.
+                # This is correct if no notice has reached the trainer yet because the controller did not answer.
                 ask([*scancel, "--signal=KILL", f"{job_id}.0"])
             self._was_cancelled = self._is_heard([*scancel, job_id], job_id)
             return
@@ -91,7 +92,8 @@ class Orders:
             self._signals.pop(0)  # A waiting or suspended job does not take the signal, and needs none.
 
     def _is_heard(self, command: list[str], job_id: str) -> bool:
-        """Send an order to the controller; return True if it was accepted. Otherwise the order is repeated later."""
+        """Send an order to the controller. Return True if the controller accepted the order. Otherwise the order is
+        repeated later."""
         answer = ask(command)
         if not self._silence.note(answer.is_silence, job=job_id) and not answer.was_heard:
             log.warning("scancel failed, retrying later job=%s reason=%s", job_id, answer.why)

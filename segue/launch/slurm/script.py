@@ -1,4 +1,5 @@
-"""The Slurm job of an attempt: its name, its sbatch options, and its script. Pure."""
+"""The Slurm job of an attempt. The functions make the name, the sbatch options and the script of the job. They are
+pure."""
 
 from __future__ import annotations
 
@@ -15,9 +16,10 @@ from segue.records import Capacity
 from segue.spec import RunSpec
 
 _BOOT_SECONDS, _BOOT_SHARE = 600.0, 0.1
-"""Extra time of a job beyond its attempt's training: in seconds, or as a share of the training if that is longer."""
+"""Time that a job gets in addition to the training of its attempt. The first number is in seconds, the second is a
+share of the training. The longer time counts."""
 _EARLY_SECONDS = 60.0
-"""Slurm may send a signal earlier than requested by up to this many seconds. Source: sbatch's documentation of
+"""Slurm may send a signal up to this many seconds earlier than requested. Source: sbatch's documentation of
 --signal."""
 _END_OF_INPUT = "END_OF_THE_ASSIGNMENT"
 
@@ -29,7 +31,8 @@ def job_name(assignment: Assignment, *, key: str) -> str:
 
 
 def older_jobs(shown: str, assignment: Assignment) -> list[str]:
-    """Find the ids of jobs of earlier attempts of the same run, in lines with ids and names."""
+    """Return the ids of the jobs of earlier attempts of the same run. `shown` has one line for each job, with its id
+    and name."""
     head, store = re.escape(f"segue-{assignment.spec.run_id}-seg"), _store_key(assignment.spec)
     found = re.findall(rf"^(\d+) {head}(\d+)-a(\d+)-{store}\w+$", shown, re.MULTILINE)
     own = assignment.plan.segment, assignment.plan.attempt
@@ -50,15 +53,16 @@ def partition_of(spec: RunSpec, capacity: Capacity) -> str:
 
 
 def ahead_seconds(spec: RunSpec) -> int:
-    """Seconds before the end of a job at which its trainer gets SIGUSR1."""
+    """Seconds before the end of a job at which the trainer gets SIGUSR1."""
     return math.ceil(spec.liveness.usr1_seconds or spec.grace_seconds)
 
 
 def limit_minutes(seconds: float, spec: RunSpec, *, longest_minutes: int | None = None) -> int:
-    """Time limit in minutes of a job whose attempt trains for `seconds`; at most the partition's limit.
+    """Time limit, in minutes, of a job whose attempt trains for `seconds`. The result is at most the limit of the
+    partition.
 
-    Slurm may send SIGUSR1 up to a minute early, and the attempt must end before that. If a job asks for more time than
-    its partition permits, Slurm holds it for ever.
+    Slurm may send SIGUSR1 up to a minute early, and the attempt must end before this signal. If a job asks for more
+    time than its partition permits, Slurm holds the job for ever.
     """
     before_the_end = ahead_seconds(spec) + _EARLY_SECONDS
     minutes = math.ceil((seconds + max(_BOOT_SECONDS, _BOOT_SHARE * seconds) + before_the_end) / 60)
@@ -75,11 +79,11 @@ def shape_options(spec: RunSpec, *, partition: str) -> list[str]:
 def sbatch_command(
     assignment: Assignment, *, name: str, output: Path, partition: Partition, wants_time_limit: bool = False
 ) -> list[str]:
-    """Command that submits an attempt; the job's script goes to its standard input.
+    """The command that submits an attempt. The script of the job goes to the standard input of this command.
 
-    Slurm sends SIGUSR1 to the trainer and not to the shell (no `B:`). It does so before the time limit, and before a
-    preemption if the cluster has `preempt_send_user_signal`. Without that setting, the trainer gets SIGTERM directly at
-    a preemption.
+    Slurm sends SIGUSR1 to the trainer and not to the shell, because the option has no `B:`. Slurm sends this signal
+    before the time limit, and before a preemption if the cluster has `preempt_send_user_signal`. If the cluster does
+    not have this setting, the trainer gets SIGTERM directly at a preemption.
     """
     spec, plan = assignment.spec, assignment.plan
     environment = [] if _names_environment(spec) else ["--export=ALL"]
@@ -99,15 +103,17 @@ def sbatch_command(
 
 
 def time_limit(spec: RunSpec, seconds: float | None, partition: Partition, *, is_wanted: bool = False) -> list[str]:
-    """Option with the time limit of a job whose attempt trains for `seconds`; None means as long as possible.
+    """The sbatch option with the time limit of a job whose attempt trains for `seconds`. None means as long as
+    possible.
 
     `is_wanted` tells if the cluster refuses jobs without a time limit.
     """
     longest = partition.longest_minutes
     if seconds is not None:
         return [f"--time={limit_minutes(seconds, spec, longest_minutes=longest)}"]
-    # Otherwise a job without a limit of its own would end after the default time. If there is no default time, Slurm
-    # takes the longest that partition, QOS and account permit: the partition's own limit may be too much to ask for.
+    # Without this option, the job would end after the default time. If there is no default time, Slurm takes the
+    # longest time that the partition, the QOS and the account permit. A job must not ask for the partition's own limit,
+    # because this limit may be longer than permitted.
     is_needed = is_wanted or partition.has_default_time
     return [f"--time={longest}"] if is_needed and longest is not None else []
 
@@ -118,10 +124,10 @@ def _names_environment(spec: RunSpec) -> bool:
 
 
 def batch_script(assignment: Assignment, *, python: str = sys.executable) -> str:
-    """Script of an attempt's job: one task on each node, each with the assignment as its input.
+    """The script of an attempt's job. It starts one task on each node, and each task gets the assignment as its input.
 
-    The shell ignores signals and ends after srun, so that the job has the trainer's exit code. The end of one task does
-    not end the other tasks, because they may still have to write a report.
+    The shell ignores signals and ends after srun, so that the job has the trainer's exit code. If one task ends, the
+    other tasks continue, because they may still have to write a report.
     """
     given = assignment.model_dump_json()
     return f"""#!/bin/bash

@@ -1,4 +1,4 @@
-"""A Slurm partition, parsed from `scontrol show partition`. Pure."""
+"""A Slurm partition, parsed from the output of `scontrol show partition`. All functions are pure."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class Partition:
     longest_minutes: int | None
     """Longest permitted time limit of a job, in minutes; None if there is no limit."""
     has_default_time: bool = False
-    """Whether a job without a time limit of its own gets less than the longest permitted time."""
+    """Whether a job that sets no time limit gets less than the longest permitted time."""
     grace_seconds: int = 0
-    """Seconds for which a preempted job may continue; the cluster's setting KillWait is added."""
+    """Seconds for which a preempted job may continue. The cluster's setting KillWait is added to this time."""
     preemption: str = ""
     """Slurm's treatment of preempted jobs: `CANCEL`, `REQUEUE`, `SUSPEND`, or `OFF` if jobs are not preempted."""
 
@@ -44,7 +44,8 @@ def partition_shown(text: str) -> Partition | None:
 def priority_kill_wait(text: str) -> int | None:
     """Read KillWait, the seconds from SIGTERM to SIGKILL, from the output of `scontrol show config`.
 
-    Return None if preemptions do not depend on partitions: with `preempt/qos`, GraceTime is a setting of the QOS.
+    Return None if preemptions do not depend on partitions. For example, with `preempt/qos`, GraceTime is a setting of
+    the QOS.
     """
     if re.search(r"^PreemptType\s*=\s*preempt/partition_prio", text, re.MULTILINE) is None:
         return None

@@ -1,4 +1,4 @@
-"""Finds problems of a run's `[slurm]` table before a job is submitted."""
+"""The problems of a run's `[slurm]` table, found before a job is submitted."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ log = logging.getLogger(__name__)
 
 _COMMANDS = ("sbatch", "scontrol", "scancel", "squeue")
 _PERHAPS_LATER = re.compile(r"requested node configuration is not available|node.* not available|busy|down", re.I)
-"""Answers of `sbatch --test-only` that may be temporary, while nodes are drained or a partition is down. Measured with
-22.05."""
+"""Answers of `sbatch --test-only` that may be temporary. They come while nodes are drained or a partition is down. They
+were measured with Slurm 22.05."""
 
 _LIMIT = re.compile(r"violates accounting/qos|qosmax|qosgrp|assoc\w*limit|assocmax|assocgrp|maxsubmit", re.I)
 """Answers of `sbatch --test-only` about limits, for example on the number of a user's jobs."""
@@ -29,8 +29,8 @@ _NO_RIGHTS = re.compile(r"not permitted to use this partition|access/permission 
 _NO_PARTITION = re.compile(r"not found|invalid partition", re.I)
 
 _USABLE = [["up", state] for state in ("idle", "alloc", "mix", "comp", "plnd")]
-"""Partition availability and node state of usable nodes, in sinfo's short form; other states are `drain` and
-`down*`."""
+"""Partition availability and node state of usable nodes, in sinfo's short form. Other node states are for example
+`drain` and `down*`."""
 
 
 def has_slurm() -> bool:
@@ -39,10 +39,11 @@ def has_slurm() -> bool:
 
 
 def slurm_problems(spec: RunSpec) -> list[Problem]:
-    """Return problems that prevent a run's jobs from running, and unchecked parts; empty without `[slurm]`.
+    """Return the problems that prevent a run's jobs from running, and the parts that could not be checked. The list is
+    empty if the run has no `[slurm]` table.
 
-    Nothing is submitted. If the controller is away, the call blocks for ten seconds, and the run is not refused but
-    waits.
+    The call submits nothing. If the controller does not answer, the call blocks for ten seconds. The run is then not
+    refused, but waits.
     """
     slurm = spec.slurm
     if slurm is None:
@@ -128,7 +129,7 @@ def _held_problems(spec: RunSpec, slurm: SlurmSpec, field: str, partition: Parti
 
 
 def _preemption_problems(spec: RunSpec, partition: Partition, kill_wait: int | None) -> list[Problem]:
-    """Find settings with which a preemption does not end as the trainer expects."""
+    """Find cluster settings with which a preemption does not work as the trainer expects."""
     if kill_wait is None:
         return []
     if "SUSPEND" in partition.preemption:
@@ -151,7 +152,7 @@ def _refused_problems(spec: RunSpec, slurm: SlurmSpec, field: str, partition: Pa
     given, wanted = (time_limit(spec, seconds, partition, is_wanted=is_wanted) for is_wanted in (False, True))
     answer = ask([*test, *given, *shape, "--wrap=true"])
     if answer.is_refusal and wanted != given and ask([*test, *wanted, *shape, "--wrap=true"]).code == 0:
-        return []  # The cluster requires a time limit: jobs are submitted with one if it refuses them without one.
+        return []  # The cluster requires a time limit, which jobs then get.
     if answer.code == 0:
         return []
     if answer.is_silence:

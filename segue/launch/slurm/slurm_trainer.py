@@ -1,11 +1,14 @@
-"""A trainer that is a Slurm job. A thread submits, watches and signals it, so that no call waits for the controller.
+"""A trainer that is a Slurm job. A thread submits, watches and signals the job, so that no call waits for the
+controller.
 
-The job does not need this process for training. If this process ends, the job continues; heartbeat, commits and report
-are in the store. The job also continues while the controller is away, and orders to it are sent later.
+The job does not need this process for training. If this process ends, the job continues, and the store has the
+heartbeat, the commits and the report. The job also continues while the controller does not answer. Orders to the job
+are then sent later.
 
-A job that Slurm does not know may still run: a controller that is killed right after it has accepted a job forgets the
-job. Such a job counts as running, and the run's parent decides by its heartbeat. After the attempt is over, by its own
-report or without a heartbeat, the trainer gets a notice; from then on an unknown job counts as ended.
+A job that Slurm does not know may still run, because a controller that is killed immediately after it has accepted a
+job forgets the job. An unknown job counts as running, and the run's parent decides by the heartbeat of the attempt.
+When the attempt has a report or no longer has a heartbeat, it is over, and the trainer gets a notice. From then on, an
+unknown job counts as ended.
 """
 
 from __future__ import annotations
@@ -36,10 +39,10 @@ _LOOK_SECONDS = 2.0
 
 
 class SlurmTrainer:
-    """A trainer that runs as a Slurm job. Implements `segue.launch.launcher.Trainer`."""
+    """A trainer that runs as a Slurm job. The class implements `segue.launch.launcher.Trainer`."""
 
     def __init__(self, assignment: Assignment, *, on_line: OnLine | None = None) -> None:
-        """Begin to submit the job; returns immediately."""
+        """Begin to submit the job. The call returns immediately."""
         assert assignment.spec.slurm is not None
         self._clock = SystemClock()
         self.name = job_name(assignment, key=uuid.uuid4().hex[:8])
@@ -58,7 +61,7 @@ class SlurmTrainer:
 
     @property
     def job_id(self) -> str | None:
-        """Id of the job; None before it is submitted."""
+        """Id of the job; None before the job is submitted."""
         return self._submission.job_id
 
     @property

@@ -1,4 +1,5 @@
-"""Submits the job of an attempt: checks it, submits it, and searches for it if sbatch gave no answer."""
+"""The submission of an attempt's job. The module checks the job and submits it. If sbatch gives no answer, the module
+searches for the job."""
 
 from __future__ import annotations
 
@@ -21,11 +22,11 @@ log = logging.getLogger(__name__)
 
 _SUBMIT_AGAIN_SECONDS = 30.0
 _SILENT_SECONDS = 10.0
-"""Seconds between two tries while the controller does not answer, because some connection failures return
-immediately."""
+"""Seconds between two tries while the controller does not answer. The pause is needed because some connection failures
+return immediately."""
 _LOOK_SECONDS = 2.0
 _UNSURE_SECONDS = 60.0
-"""Seconds in which a submission without an answer may still become a job."""
+"""Seconds for which a submission that got no answer may still become a job."""
 
 
 class End(NamedTuple):
@@ -36,16 +37,16 @@ class End(NamedTuple):
 
 
 class Silence:
-    """Records whether the controller answers."""
+    """A record of whether the controller answers."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._since: float | None = None
         self.because = ""
-        """Reason why the last request got no answer; empty if it got one."""
+        """Reason why the last request got no answer; empty if the request got an answer."""
 
     def note(self, is_silent: bool, *, job: str | None, why: str = "") -> bool:
-        """Record whether an answer came, and return `is_silent`; log a warning at the first missing answer."""
+        """Record whether an answer came, and return `is_silent`. At the first missing answer, log a warning."""
         at = self._clock.monotonic()
         self.because = (why or "no answer") if is_silent else ""
         if is_silent and self._since is None:
@@ -58,13 +59,13 @@ class Silence:
 
 
 class Submission:
-    """The submission of one attempt's job. To be used by one thread only."""
+    """The submission of one attempt's job. Only one thread may use this object."""
 
     def __init__(self, assignment: Assignment, *, name: str, output: Path, silence: Silence, clock: Clock) -> None:
         self._assignment, self._silence, self._clock = assignment, silence, clock
         self._name, self._output = name, output
         self.job_id: str | None = None
-        """Id of the job; None before it is submitted."""
+        """Id of the job; None before the job is submitted."""
         self._refused_because: str | None = None
         self._unsure_since: float | None = None
         """Monotonic time since which it is unknown whether the job was submitted; None if it is known."""
@@ -79,9 +80,10 @@ class Submission:
         return f"its Slurm job is being submitted{silent or refused}"
 
     def turn(self, *, is_told: bool, is_given_up: bool) -> End | None:
-        """Submit the job if it is time; return the attempt's end if the attempt ends before its submission.
+        """Submit the job if a submission is due. If the attempt ends before the submission, return the end of the
+        attempt.
 
-        With `is_told`, the attempt was asked to end; with `is_given_up`, it was asked long ago.
+        `is_told` is True if the attempt was asked to end. `is_given_up` is True if the attempt was asked long ago.
         """
         at = self._clock.monotonic()
         if is_told and self._unsure_since is None:
@@ -108,7 +110,8 @@ class Submission:
         return None
 
     def _look(self, at: float, unsure_since: float, *, is_told: bool, is_given_up: bool) -> End | None:
-        """Check whether the controller has accepted the job without an answer; it may still accept it later."""
+        """Check whether the controller has accepted the job without an answer. The controller may still accept the job
+        later."""
         answer, found = find_jobs(self._name)
         self._again_at = at + _LOOK_SECONDS
         if self._silence.note(answer.is_silence, job=None, why=answer.why):
@@ -132,7 +135,7 @@ class Submission:
         """Check for problems that would make the job wait for ever, then submit the job."""
         assignment, plan = self._assignment, self._assignment.plan
         if not self._is_checked and (plan.segment, plan.attempt) == (0, 1):
-            require_slurm(assignment.spec)  # Later jobs follow an accepted one: a new refusal may pass.
+            require_slurm(assignment.spec)  # Later refusals may be temporary.
         partition = partition_of(assignment.spec, assignment.plan.capacity)
         shown = ask(["scontrol", "--all", "show", "partition", partition])
         found = partition_shown(shown.output)
@@ -149,7 +152,7 @@ class Submission:
         command = partial(sbatch_command, assignment, name=self._name, output=self._output, partition=found)
         answer = ask(command(), given=script)
         if answer.is_refusal and command(wants_time_limit=True) != command():
-            # A cluster may refuse jobs without a time limit, with a message of its own.
+            # A cluster may refuse jobs without a time limit, and may use its own message.
             with_limit = ask(command(wants_time_limit=True), given=script)
             answer = answer if with_limit.is_refusal else with_limit
         self._unsure_since = self._clock.monotonic() if answer.is_silence else None

@@ -1,9 +1,10 @@
-"""How availability intervals end: published hazards by age, corrected by a run's own observations. Pure.
+"""Models how availability intervals end.
 
-The hazard of an interval falls with its age: the longer it has lasted, the longer it will last. The prior is the share
-of intervals that end within ten minutes, by age, in the availability traces of "Can't Be Late" (NSDI 2024). A run's own
-intervals scale it: ends follow a Poisson process whose rate is the prior's times an unknown factor with a gamma prior,
-so the factor's mean after some intervals is (weight + ends observed) / (weight + ends expected).
+The published hazards by age are corrected by a run's own observations. The module is pure. The hazard of an interval
+falls with its age: the longer an interval has lasted, the longer it will last. The prior is the share of intervals that
+end within ten minutes, by age, in the availability traces of "Can't Be Late" (NSDI 2024). A run's own intervals scale
+the prior. Ends follow a Poisson process whose rate is the prior's rate multiplied by an unknown factor with a gamma
+prior. After some intervals, the mean of this factor is (weight + ends observed) / (weight + ends expected).
 """
 
 from __future__ import annotations
@@ -14,11 +15,14 @@ from segue.policy.rules.view import Floats, Intervals
 
 HOUR = 3600.0
 AGE_EDGES_SECONDS = np.array([0.25, 0.58, 1.08, 2.08, 4.08, 8.08, 16.08]) * HOUR
-"""The edges between the age bins; the last bin has no end."""
+"""The edges between the age bins in seconds. The last bin has no end."""
 BINS = len(AGE_EDGES_SECONDS) + 1
 _PER = 600.0
 UNKNOWN_AGE_SECONDS = 3600.0
-"""Age of an interval whose start was not observed: a random moment is more likely to fall into a long interval."""
+"""Age in seconds of an interval whose start was not observed.
+
+A random moment is more likely to fall into a long interval.
+"""
 UP_ENDS = np.array([0.278, 0.194, 0.143, 0.080, 0.045, 0.036, 0.024, 0.018])
 """Share of up intervals that end within ten minutes, by age."""
 DOWN_ENDS = np.array([0.350, 0.162, 0.102, 0.068, 0.046, 0.031, 0.021, 0.006])
@@ -29,25 +33,31 @@ DOWN_RATES = -np.log1p(-DOWN_ENDS) / _PER
 
 
 def age_bin(seconds: Floats) -> np.ndarray:
-    """The bin of each age."""
+    """Return the bin of each age."""
     return np.searchsorted(AGE_EDGES_SECONDS, seconds, side="right")
 
 
 def factors(observed: Intervals, *, weight: float) -> tuple[Floats, Floats]:
-    """Hazards of this run's up and down intervals over the published ones; `weight` is the prior's, in ends."""
+    """Return the hazards of this run's up and down intervals as multiples of the published hazards.
+
+    `weight` is the weight of the prior, in ends.
+    """
     up = (weight + observed.up_ends) / (weight + observed.up_expected)
     down = (weight + observed.down_ends) / (weight + observed.down_expected)
     return up, down
 
 
 def expected_ends(rates: Floats, seconds: float) -> float:
-    """Ends to expect, by these hazards, in an interval that has lasted `seconds` from its start."""
+    """Return the number of ends that these hazards predict in an interval that has lasted `seconds` from its start."""
     inside = np.clip(seconds - _STARTS, 0.0, np.append(np.diff(_STARTS), np.inf))
     return float(rates @ inside)
 
 
 def mean_left_seconds(ages: Floats) -> tuple[Floats, Floats]:
-    """The mean rest of an up and of a down interval, by age; beyond the last edge it no longer depends on the age."""
+    """Return the mean remaining seconds of an up interval and of a down interval, by age.
+
+    Beyond the last edge, the values no longer depend on the age.
+    """
     bins = age_bin(ages)
     start = np.maximum(ages - _STARTS[bins], 0.0)
     return tuple(_mean_left(rates, bins, start) for rates in (UP_RATES, DOWN_RATES))  # type: ignore[return-value]

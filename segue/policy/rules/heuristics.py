@@ -1,7 +1,9 @@
-"""Policies with closed rules, which say where a run should be next. Pure; the safety clamp overrules them all.
+"""Policies with closed rules, which decide in which mode a run should be next.
 
-The same objects decide in a run and in the simulator. `choose` works element by element: one run in a flow, many in a
-simulation. A wish for spot while spot is down means to wait for it; with hand-over, on-demand keeps running meanwhile.
+The module is pure. The safety clamp overrules all of these policies. The same policy objects decide in a run and in the
+simulator. The method `choose` works element by element: there is one run in a flow, and there are many runs in a
+simulation. If a policy chooses spot while spot is down, the run waits for spot. With hand-over, on-demand keeps running
+during this wait.
 """
 
 from __future__ import annotations
@@ -26,11 +28,11 @@ from segue.policy.rules.view import IDLE, ON_DEMAND, SPOT, Flags, View, Wishes
 
 
 class Policy(Protocol):
-    """Chooses the capacity from now on, for each run of a view."""
+    """Chooses the capacity that each run of a view uses from now on."""
 
     @property
     def comes_back(self) -> bool:
-        """Whether the policy ever leaves on-demand for spot again; only then is a standby sent."""
+        """Whether the policy ever leaves on-demand for spot again. A standby is sent only for such a policy."""
         ...
 
     def choose(self, view: View) -> Wishes: ...
@@ -38,7 +40,7 @@ class Policy(Protocol):
 
 @dataclass(frozen=True)
 class OnDemandOnly(OnDemandOnlyParameters):
-    """On-demand always: the safest, and the baseline in cost."""
+    """This policy always uses on-demand. It is the safest policy and the baseline for the cost."""
 
     def choose(self, view: View) -> Wishes:
         return np.full(view.mode.shape, ON_DEMAND, np.int8)
@@ -46,7 +48,7 @@ class OnDemandOnly(OnDemandOnlyParameters):
 
 @dataclass(frozen=True)
 class SpotOnly(SpotOnlyParameters):
-    """Spot always: it has no safety net of its own, but the clamp still overrules it."""
+    """This policy always uses spot. It has no safety net of its own, but the clamp still overrules it."""
 
     def choose(self, view: View) -> Wishes:
         return np.full(view.mode.shape, SPOT, np.int8)
@@ -54,7 +56,9 @@ class SpotOnly(SpotOnlyParameters):
 
 @dataclass(frozen=True)
 class Threshold(ThresholdParameters):
-    """The rule of many tutorials: on-demand to the end after some preemptions, or with little slack left."""
+    """This policy follows the rule of many tutorials: after some preemptions, or with little slack left, it uses
+    on-demand to the end.
+    """
 
     def choose(self, view: View) -> Wishes:
         is_short = view.slack_seconds < self.slack_share * view.remaining_seconds
@@ -63,7 +67,9 @@ class Threshold(ThresholdParameters):
 
 @dataclass(frozen=True)
 class Greedy(GreedyParameters):
-    """Spot until the safety net (idle and R < C + 2d), then on-demand to the end ("Can't Be Late", NSDI 2024)."""
+    """This policy uses spot until the safety net applies (idle and R < C + 2d), and then uses on-demand to the end
+    ("Can't Be Late", NSDI 2024).
+    """
 
     def choose(self, view: View) -> Wishes:
         return _on_demand_if(_stays(view) | ((view.mode == IDLE) & _is_net_reached(view)))
@@ -71,7 +77,10 @@ class Greedy(GreedyParameters):
 
 @dataclass(frozen=True)
 class TimeSliced(TimeSlicedParameters):
-    """Greedy within each of some equal slices of the time, each with its share of the work (NSDI 2024, 4.2)."""
+    """This policy applies the greedy policy within each of some equal slices of the time.
+
+    Each slice has its share of the work (NSDI 2024, 4.2).
+    """
 
     def choose(self, view: View) -> Wishes:
         job = view.job
@@ -86,10 +95,11 @@ class TimeSliced(TimeSlicedParameters):
 
 @dataclass(frozen=True)
 class UniformProgress(UniformProgressParameters):
-    """Keeps the work done at or above the straight line from start to deadline (NSDI 2024, 5.2.2).
+    """This policy keeps the work done at or above the straight line from the start to the deadline (NSDI 2024, 5.2.2).
 
-    Idle and behind the line: spot if it is available, else on-demand. On-demand is kept until ahead of the line by two
-    changeovers (the hysteresis, rule 3), spot until preempted. The safety net is that of greedy.
+    If a run is idle and behind the line, the policy chooses spot if spot is available, and otherwise on-demand. The
+    policy keeps on-demand until the run is ahead of the line by two changeovers (the hysteresis, rule 3). It keeps spot
+    until the run is preempted. The safety net of this policy is the safety net of the greedy policy.
     """
 
     def choose(self, view: View) -> Wishes:
@@ -99,7 +109,10 @@ class UniformProgress(UniformProgressParameters):
 
 @dataclass(frozen=True)
 class EagerProgress(EagerProgressParameters):
-    """Uniform Progress without the hysteresis while spot is available: on-demand is left for spot at any time."""
+    """This policy is Uniform Progress without the hysteresis while spot is available.
+
+    It leaves on-demand for spot at any time.
+    """
 
     def choose(self, view: View) -> Wishes:
         is_behind, is_kept = _against_the_line(view)
@@ -108,9 +121,10 @@ class EagerProgress(EagerProgressParameters):
 
 @dataclass(frozen=True)
 class SlackAge(SlackAgeParameters):
-    """A closed form: waits for spot while the expected rest of the down interval is within a share of the slack.
+    """This policy has a closed form: it waits for spot while the expected rest of the down interval is within a share
+    of the slack.
 
-    From on-demand it takes spot once the expected rest of the up interval pays for the changeover.
+    The policy leaves on-demand for spot if the expected rest of the up interval pays for the changeover.
     """
 
     def choose(self, view: View) -> Wishes:
@@ -125,7 +139,9 @@ class SlackAge(SlackAgeParameters):
 
 @dataclass(frozen=True)
 class Capped:
-    """Another policy until the preemptions reach a bound, then on-demand to the end."""
+    """This policy follows another policy until the number of preemptions reaches a bound, and then uses on-demand to
+    the end.
+    """
 
     policy: Policy
     preemptions: int = 3
@@ -140,7 +156,9 @@ class Capped:
 
 
 def _against_the_line(view: View) -> tuple[Flags, Flags]:
-    """Whether an idle run is behind the line, and whether one on on-demand is less than two changeovers ahead of it."""
+    """Return whether an idle run is behind the line, and whether a run on on-demand is less than two changeovers ahead
+    of the line.
+    """
     job = view.job
     done = job.work_seconds - view.work_seconds
     gone = job.total_seconds - view.remaining_seconds

@@ -1,4 +1,7 @@
-"""PLAN: the choice of the dynamic programme, with hazards that follow the run's observations. Pure; keeps tables."""
+"""Chooses as PLAN does: by the dynamic programme, with hazards that follow the run's observations.
+
+The module is pure, but it keeps tables.
+"""
 
 from __future__ import annotations
 
@@ -14,23 +17,33 @@ from segue.policy.rules.plan_table import Table, solve
 from segue.policy.rules.view import Floats, Job, View, Wishes
 
 _GRID = 1.5
-"""Ratio of two neighbouring factors with a table: a hazard off by a quarter costs less than the noise of a run."""
+"""Ratio of two neighbouring hazard factors that have a table.
+
+If a hazard is wrong by a quarter, this costs less than the noise of a run.
+"""
 _COARSEST_SECONDS = 600.0
 _MOMENTS, _WORK_STEPS, _BOOT_STEPS, _HORIZON_STEPS, _STEPS = 60, 8, 12, 600, 800
 _SLACK_STEPS, _MOST_PARTS = 120, 16
 _ABSURD = 1.02
-"""No plan costs more than on-demand alone, but rounding can; a result above this share is not reported."""
+"""No plan costs more than on-demand alone, but rounding can give a higher cost.
+
+A result above this share is not reported.
+"""
 
 
 @dataclass(frozen=True)
 class Plan(PlanParameters):
-    """The cheapest expectation over what spot may do next (see `segue.policy.rules.plan_table`)."""
+    """This policy chooses the lowest expected cost over what spot may do next (see `segue.policy.rules.plan_table`)."""
 
     most_cells: ClassVar[float] = math.inf
-    """The most cells of one table (steps of time left times steps of slack): the work of solving it."""
+    """The maximum number of cells of one table.
+
+    It limits the work of solving the table. The number of cells is the steps of time left multiplied by the steps of
+    slack.
+    """
 
     _tables: dict[tuple[Job, float, float], Table] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """The solved tables of one job, by the factors of its hazards."""
+    """The solved tables of one job, by the factors of the hazards."""
 
     def choose(self, view: View) -> Wishes:
         up, down = (self._rounded(values) for values in factors(view.observed, weight=self.prior_weight))
@@ -41,9 +54,10 @@ class Plan(PlanParameters):
         return wishes
 
     def cost_share(self, view: View) -> float | None:
-        """The expected cost of one run from the start of its job to the goal, as a share of on-demand's.
+        """Return the expected cost of one run from the start of its job to the goal, as a share of the cost of
+        on-demand.
 
-        None if the grid is too coarse for an answer: with almost no work left, or almost no slack.
+        Return None if the grid is too coarse for an answer. This is so if almost no work or almost no slack is left.
         """
         up, down = (self._rounded(values) for values in factors(view.observed, weight=self.prior_weight))
         cost = float(self._table(view.job, float(up[0]), float(down[0])).cost(view)[0])
@@ -65,20 +79,20 @@ class Plan(PlanParameters):
 
 @dataclass(frozen=True)
 class QuickPlan(Plan):
-    """PLAN as `segue plan` simulates it: on coarser tables if the time to the deadline is long.
+    """This policy is PLAN as `segue plan` simulates it. If the time to the deadline is long, it uses coarser tables.
 
-    Its mean costs are above PLAN's own by a hundredth of on-demand's or less.
+    The mean costs of this policy are above the mean costs of PLAN by at most a hundredth of the cost of on-demand.
     """
 
     most_cells: ClassVar[float] = 50_000.0
 
 
 def table_for(job: Job, up_factor: float, down_factor: float, *, most_cells: float = math.inf) -> Table:
-    """The table of a job for hazards by these factors of the published ones.
+    """Return the table of a job. The hazards are the published hazards multiplied by these factors.
 
-    The grid resolves slacks and boots, but not moments between which nothing is decided, and has a bounded number of
-    steps: time beyond its horizon is treated like time at the horizon. `most_cells` bounds the steps of time times the
-    steps of slack, as far as the amount of work permits.
+    The grid is fine enough for slacks and boots, but not for moments between which nothing is decided. It has a bounded
+    number of steps, and time beyond its horizon is treated like time at the horizon. `most_cells` bounds the steps of
+    time multiplied by the steps of slack, as far as the amount of work permits it.
     """
     slack, work = max(job.total_seconds - job.work_seconds, 0.0), job.work_seconds
     wanted = min(_COARSEST_SECONDS, max(slack, work / 100) / _MOMENTS, work / _WORK_STEPS)

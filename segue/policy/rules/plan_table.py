@@ -1,14 +1,15 @@
-"""PLAN's dynamic programme: the cheapest choice in every state, solved backwards from the deadline. Pure.
+"""Solves PLAN's dynamic programme: the cheapest choice in every state, computed backwards from the deadline.
 
-State: remaining time R, slack S = R - C, mode, and spot x: up or down in one of eight ages. In a step of length h,
+The module is pure. A state consists of the remaining time R, the slack S = R - C, the mode, and the spot state x. The
+spot state is up or down, in one of eight ages. In a step of length h,
 
     idle:       E V(R-h, S-h, idle, x')
     spot:       c + E V(R-h, S - d if it starts, spot while x' is up, else idle less the lost work, x')
     on-demand:  k c + E V(R-h, S - d if it starts, on-demand, x')
     hand-over:  c + k d + E V(R-h, S, spot or, if the standby dies as it boots, on-demand, x')
 
-and V = 0 once S >= R: nothing is left to compute. A start's changeover d is taken from the slack at once. A choice that
-the safety clamp forbids costs infinity. Between two points of the grid V is linear in S.
+and V = 0 once S >= R: nothing is left to compute. The changeover d of a start is taken from the slack at once. If the
+safety clamp forbids a choice, the cost of this choice is infinite. Between two points of the grid, V is linear in S.
 """
 
 from __future__ import annotations
@@ -28,29 +29,39 @@ UP, DOWN = slice(0, BINS), slice(BINS, 2 * BINS)
 _IDLE, _SPOT, _ON_DEMAND = slice(0, 16), slice(16, 24), slice(24, 40)
 _FIRST_ROW = np.array([0, 16, 24])
 _CHECKED = np.array([1.0, 1.0, 0.5, 0.25, 0.25, 0.25, 0.25, 0.25])
-"""Sentinels that start per ten minutes while spot is up and not taken, by its age: after 10, 20, 40, 40 minutes."""
+"""Number of sentinels that start per ten minutes while spot is up and not used, by the age of spot: a sentinel starts
+after 10, 20, 40 and 40 minutes.
+"""
 
 
 @dataclass(frozen=True)
 class Table:
-    """The cheapest choice and its expected cost, on a grid of remaining time and slack."""
+    """The cheapest choice and its expected cost, for each point of a grid of remaining time and slack."""
 
     step_seconds: float
     """Seconds between two steps of remaining time."""
     slack_step_seconds: float
     horizon_seconds: float
-    """The most remaining time in the grid. A run with more is looked up with its slack less the excess."""
+    """The longest remaining time in seconds that the grid contains.
+
+    If a run has more remaining time than the horizon, the excess is subtracted from its slack for the look-up.
+    """
     wishes: NDArray[np.int8]
-    """(steps of remaining time, mode and state of spot, steps of slack)."""
+    """The cheapest choices, as an array of (steps of remaining time, mode and state of spot, steps of slack)."""
     costs: Floats
-    """(mode and state of spot, steps of slack): expected cost from the horizon to the goal, in spot seconds."""
+    """The expected cost in spot seconds from the horizon to the goal, as an array of (mode and state of spot, steps of
+    slack).
+    """
 
     def wish(self, view: View) -> Wishes:
-        """The cheapest choice for each run of a view."""
+        """Return the cheapest choice for each run of a view."""
         return self.wishes[self._at(view)]
 
     def cost(self, view: View) -> Floats:
-        """The expected cost to the goal in spot seconds, from the horizon or beyond it; as exact as the grid."""
+        """Return the expected cost to the goal in spot seconds, for a remaining time of the horizon or more.
+
+        The cost is as exact as the grid.
+        """
         _, row, slack = self._at(view)
         return self.costs[row, slack]
 
@@ -67,9 +78,10 @@ class Table:
 def solve(
     job: Job, *, step_seconds: float, slack_step_seconds: float, up_factor: float = 1.0, down_factor: float = 1.0
 ) -> Table:
-    """The table for a job, with hazards by these factors of the published ones.
+    """Return the table for a job. The hazards are the published hazards multiplied by these factors.
 
-    Time and memory grow with the steps of remaining time times those of slack: 0.1 s for 400 times 100.
+    Time and memory grow with the number of steps of remaining time multiplied by the number of steps of slack. A table
+    of 400 times 100 steps takes 0.1 s.
     """
     chances = moves(step_seconds, up_factor=up_factor, down_factor=down_factor)
     step = _Step(job, step_seconds, slack_step_seconds, chances)
@@ -87,7 +99,10 @@ def solve(
 
 
 def moves(step_seconds: float, *, up_factor: float, down_factor: float) -> Floats:
-    """Probabilities from each state of spot to each, in one step: (16, 16), first up by age, then down by age."""
+    """Return the probability of each change of the spot state in one step, as an array of (16, 16).
+
+    The first eight states are up by age, the next eight states are down by age.
+    """
     widths = np.diff(np.concatenate([[0.0], AGE_EDGES_SECONDS]))
     ages = np.concatenate([np.minimum(step_seconds / widths, 1.0), [0.0]])
     chances = np.zeros((2 * BINS, 2 * BINS))
@@ -102,7 +117,10 @@ def moves(step_seconds: float, *, up_factor: float, down_factor: float) -> Float
 
 
 class _Step:
-    """One step back in time. A boot may last several steps: its outcome is looked up that far ahead."""
+    """One step back in time of the dynamic programme.
+
+    A boot may last several steps. The outcome of the boot is looked up this number of steps ahead.
+    """
 
     def __init__(self, job: Job, step_seconds: float, slack_step_seconds: float, chances: Floats) -> None:
         self._job, self._seconds, self._slack_step, self._chances = job, step_seconds, slack_step_seconds, chances
@@ -147,7 +165,10 @@ class _Step:
         return value, wish
 
     def _boot(self, work: Floats, slack: Floats, *, standby: bool) -> Floats:
-        """The value of starting a spot machine, which may die as it boots; a standby boots while on-demand works."""
+        """Return the value of starting a spot machine, which may die while it boots.
+
+        A standby boots while on-demand works.
+        """
         job, chances, length = self._job, self._chances, self._seconds
         value = np.zeros((BINS, len(slack)))
         alive = np.eye(BINS)
@@ -171,7 +192,7 @@ class _Step:
         return value
 
     def _less_slack(self, value: Floats, seconds: float) -> Floats:
-        """The values of states from which a choice leads to `seconds` less slack."""
+        """Return the values of the states with `seconds` less slack, to which a choice leads."""
         whole, part = divmod(seconds / self._slack_step, 1.0)
         near = shifted(value, int(whole))
         if part < 1e-9:
@@ -186,7 +207,10 @@ def _expected(chances: Floats, value: Floats) -> Floats:
 
 
 def shifted(value: Floats, by: int, *, otherwise: float = np.inf) -> Floats:
-    """The values of so many steps less of slack, the last axis; `otherwise` where there is no such state."""
+    """Return the values with this number of steps less slack on the last axis.
+
+    Where no such state exists, the value is `otherwise`.
+    """
     moved = np.full_like(value, otherwise)
     size = value.shape[-1]
     if by < size:

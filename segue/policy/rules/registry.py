@@ -1,4 +1,4 @@
-"""The rule of each policy, by the name that a run spec or a command line asks for. Pure."""
+"""The rule of each policy, by the name that a run spec or a command line asks for. The module is pure."""
 
 from __future__ import annotations
 
@@ -26,11 +26,14 @@ RULES: dict[str, type[Any]] = {
         *(TimeSliced, Threshold, SpotOnly, OnDemandOnly),
     )
 }
-"""The class for each declaration in `segue.policies`: it has the parameters, and chooses by them."""
+"""The rule class for each declaration in `segue.policies`.
+
+The class has the parameters of the declaration, and chooses by them.
+"""
 
 
 def named_policy(name: str, parameters: Mapping[str, float] | None = None) -> Policy:
-    """The policy of a name, with its parameters.
+    """Return the policy with this name and these parameters.
 
     Raises:
         ValueError: there is no such policy, it has no such parameter, or the parameter cannot have this value.

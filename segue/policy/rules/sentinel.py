@@ -1,9 +1,11 @@
-"""The standby as a sentinel: what it costs to learn through it that spot is back, and when it is sent again."""
+"""Models the standby as a sentinel: the cost of learning through a sentinel that spot is back, and the times at which
+it is sent again.
+"""
 
 from __future__ import annotations
 
 SENTINEL_SECONDS = 180.0
-"""Spot time that one start of a sentinel costs."""
+"""Seconds of spot that one start of a sentinel costs."""
 
 PAUSES_SECONDS = (600.0, 1200.0, 2400.0)
-"""Pauses until a standby is sent again after a standby whose start was not used; the last pause repeats."""
+"""Pauses in seconds until a standby is sent again after a standby whose start was not used. The last pause repeats."""

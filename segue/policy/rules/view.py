@@ -1,4 +1,7 @@
-"""A policy's knowledge of a run, and its choices. Arrays: one element in a run, many in a simulation."""
+"""Defines what a policy knows about a run, and what the policy can choose.
+
+The arrays have one element in a run, and many elements in a simulation.
+"""
 
 from __future__ import annotations
 
@@ -12,59 +15,75 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 Wishes = NDArray[np.int8]
-"""Values of `Mode`, one for each run."""
+"""Values of `Mode`, one value for each run."""
 
 Knowledge = Literal["free", "sentinel", "none"]
-"""What a run on on-demand observes of spot: everything, what a sentinel shows by starting, or nothing.
+"""What a run on on-demand observes of spot: everything (`free`), what a sentinel shows by its start (`sentinel`), or
+nothing (`none`).
 
-If nothing is observed, there is no way back to spot: once chosen, on-demand does the rest.
+If nothing is observed, there is no way back to spot. Once the run has chosen on-demand, on-demand does the rest of the
+work.
 """
 
 
 class Mode(IntEnum):
-    """The mode in which a run is, or is to be."""
+    """The mode that a run has now or is to have next."""
 
     IDLE = 0
-    """Waiting for spot capacity, which costs nothing."""
+    """The run waits for spot capacity. This wait costs nothing."""
     SPOT = 1
     ON_DEMAND = 2
 
 
 IDLE, SPOT, ON_DEMAND = (np.int8(mode) for mode in Mode)
-"""The modes as elements of arrays. A look-up in the class takes as long as an operation on a few hundred runs."""
+"""The modes as elements of arrays.
+
+A look-up of a mode in the class takes as long as an operation on a few hundred runs.
+"""
 
 
 @dataclass(frozen=True)
 class Job:
-    """The facts that do not change during a run. Times in seconds, prices in units of the spot price."""
+    """The facts that do not change during a run. Times are in seconds, prices are in units of the spot price."""
 
     total_seconds: float
-    """Time from the start to the deadline, R(0)."""
+    """Seconds from the start to the deadline, R(0)."""
     work_seconds: float
-    """Time of computing from the first step to the goal, C(0)."""
+    """Seconds of computing from the first step to the goal, C(0)."""
     changeover_seconds: float
-    """Time from a start on either capacity to the first new step, d."""
+    """Seconds from a start on either capacity to the first new step, d."""
     price_ratio: float = 3.0
-    """On-demand price over spot price, k."""
+    """Price of on-demand divided by the price of spot, k."""
     knowledge: Knowledge = "sentinel"
     handover: bool = True
-    """Whether on-demand keeps running while the spot machine boots, so that the move costs no progress."""
+    """Whether on-demand keeps running while the spot machine boots. If so, the move costs no progress."""
     has_start_margin: bool = False
-    """Whether the clamp allows for starts that take longer than is known, as in a run; not so in the published work."""
+    """Whether the clamp expects starts that take longer than the known starts, as in a real run.
+
+    The published work does not expect longer starts.
+    """
     lost_by_a_death_seconds: float = 0.0
-    """Work that the death of a spot attempt loses, on the mean."""
+    """Mean seconds of work that the death of a spot attempt loses."""
     decides_every_seconds: float = 0.0
-    """Time between two moments at which the policy can choose again; 0: at any moment."""
+    """Seconds between two moments at which the policy can choose again.
+
+    The value 0 means that the policy can choose at any moment.
+    """
 
     @property
     def may_return(self) -> bool:
-        """Whether there is a way from on-demand back to spot; without one on-demand does the rest."""
+        """Whether there is a way from on-demand back to spot.
+
+        If there is no way back, on-demand does the rest of the work.
+        """
         return self.knowledge != "none"
 
 
 @dataclass(frozen=True)
 class Intervals:
-    """The availability intervals that a run observed: their ends, and how many the published hazards predict."""
+    """The availability intervals that a run observed: the number of their ends, and the number of ends that the
+    published hazards predict.
+    """
 
     up_ends: Floats
     up_expected: Floats
@@ -78,28 +97,28 @@ class Intervals:
 
 @dataclass(frozen=True)
 class View:
-    """A run, or many, at one moment. Every field but `job` has one element for each run."""
+    """One run or many runs, at one moment. Every field except `job` has one element for each run."""
 
     job: Job
     remaining_seconds: Floats
-    """Time until the deadline, R."""
+    """Seconds until the deadline, R."""
     work_seconds: Floats
-    """Time of computing still needed, C."""
+    """Seconds of computing that are still needed, C."""
     mode: Wishes
     is_up: Flags
-    """Whether spot is available, as far as was observed."""
+    """Whether spot is available, according to the run's observations."""
     age_seconds: Floats
-    """How long the availability interval has lasted, as far as was observed."""
+    """Seconds for which the availability interval has lasted, according to the run's observations."""
     preemptions: Floats
     observed: Intervals
 
     @property
     def slack_seconds(self) -> Floats:
-        """R - C."""
+        """The remaining seconds minus the seconds of work, R - C."""
         return self.remaining_seconds - self.work_seconds
 
     def only(self, these: Flags) -> View:
-        """The view of some of the runs."""
+        """Return the view of some of the runs."""
         observed = Intervals(*(getattr(self.observed, name)[these] for name in Intervals.__dataclass_fields__))
         arrays = ("remaining_seconds", "work_seconds", "mode", "is_up", "age_seconds", "preemptions")
         return View(job=self.job, observed=observed, **{name: getattr(self, name)[these] for name in arrays})

@@ -55,7 +55,8 @@ def items(subject: Subject) -> list[Item]:
 
 
 def server() -> Result:
-    """Check that the server answers and gives access; its health endpoint alone needs no credentials."""
+    """Check that the server answers and gives access. The health endpoint of the server alone is not enough, because it
+    needs no credentials."""
     with quick_client() as client:
         problem = client.api_healthcheck()
         if problem is not None:
@@ -85,13 +86,14 @@ def deployments(pools: Pools) -> Result:
 
 
 def of_pools(name: str, subject: Subject, pools: Pools, needs: Needs) -> Result:
-    """Make one check for the pools of the run and, if the check applies, for the pool of its parent."""
+    """Make one check for the pools of the run. If the check applies to parents, also make it for the pool of the run's
+    parent."""
     if name == "pool.queue" and pools.without_queue:
         return worst([refused(error) for error in pools.without_queue])
     parents = pools.of_parents
     if parents:
         needs = replace(needs, parent_pool=parents[0].pool, parent_queue=parents[0].queue)
-    # Only one check needs the nodes; a cluster that does not answer must not block the other checks.
+    # Only one check needs the nodes. If a cluster does not answer, it must not block the other checks.
     segments = pools.with_nodes if name == "pool.nodes" else pools.of_segments
     if name == "pool.grace-period":
         given = [seconds for state in segments if (seconds := kept_seconds(state)) is not None]
@@ -108,7 +110,8 @@ def _asked(name: str, look: Callable[[SyncPrefectClient], Result]) -> Item:
 
 
 def _answered(look: Callable[[], Result]) -> Callable[[], Result]:
-    """Wrap a check so that it returns a failed result, instead of an exception, if a request was not answered."""
+    """Wrap a check. If a request gets no answer, the wrapped check returns a failed result instead of raising an
+    exception."""
 
     def ask() -> Result:
         try:

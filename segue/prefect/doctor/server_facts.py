@@ -1,4 +1,4 @@
-"""Facts about the Prefect server and a run's pools, for the doctor; each fact is requested once."""
+"""Facts about the Prefect server and about a run's pools, for the doctor. Each fact is requested only once."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _BLOCK_TYPE = "Secret"
 
 
 class Pools:
-    """The pools of some deployments, read at the first use."""
+    """The pools of some deployments. They are read at the first use."""
 
     def __init__(self, segments: Sequence[str]) -> None:
         self._segments = tuple(segments)
@@ -72,7 +72,8 @@ class Pools:
 
     @cached_property
     def with_nodes(self) -> list[PoolState]:
-        """The pools of the segments, with the nodes of the cluster if a pool needs nodes with certain labels."""
+        """The pools of the segments. If a pool needs nodes with certain labels, it comes with the nodes of the
+        cluster."""
         return with_nodes(self.of_segments)
 
     @property
@@ -85,7 +86,7 @@ class Pools:
 
     @property
     def missing(self) -> list[OrchestratorError]:
-        """The errors of deployments that do not exist or have no pool."""
+        """One error for each deployment that does not exist or has no pool."""
         errors = (error for error in self._read.values() if isinstance(error, OrchestratorError))
         return [error for error in errors if not isinstance(error, QueueMissingError)]
 
@@ -93,8 +94,9 @@ class Pools:
 def database_of(client: SyncPrefectClient) -> Database | None:
     """The kind of the server's database; None for Prefect Cloud or if unknown.
 
-    The API does not show the kind, but a search for names does: a backslash in a pattern is an escape on PostgreSQL and
-    a plain character on SQLite (https://www.sqlite.org/lang_expr.html, "The LIKE, GLOB, REGEXP, MATCH operators").
+    The API does not show the kind of the database, but a search for names reveals it. A backslash in a pattern is an
+    escape on PostgreSQL and a plain character on SQLite (https://www.sqlite.org/lang_expr.html, "The LIKE, GLOB,
+    REGEXP, MATCH operators").
     """
     if client.server_type is ServerType.CLOUD:
         return None
@@ -104,10 +106,11 @@ def database_of(client: SyncPrefectClient) -> Database | None:
 
 
 def refused_writes() -> tuple[int, int]:
-    """The numbers of refused writes (HTTP 503) and of all writes, made while the server's workers poll it.
+    """The number of refused writes (HTTP 503) and the number of all writes. The writes are made while workers poll the
+    server.
 
-    The writes set labels of a new flow run, as a worker does for each flow run that it takes; the flow run is deleted
-    at the end.
+    The writes set labels of a new flow run. A worker makes the same write for each flow run that it takes. The new flow
+    run is deleted at the end.
     """
     refused = 0
 
@@ -129,7 +132,7 @@ def refused_writes() -> tuple[int, int]:
 
 
 def _nothing() -> None:
-    """The flow of the flow run that gets labels; it never runs."""
+    """The flow of the flow run that gets labels. This flow never runs."""
 
 
 def open_parents(client: SyncPrefectClient) -> int:

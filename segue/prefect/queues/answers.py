@@ -1,4 +1,4 @@
-"""Queries to the Prefect API that are repeated in the background, so that the caller never waits for the answer."""
+"""Queries to the Prefect API. They are repeated in the background, so that the caller never waits for an answer."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _T = TypeVar("_T")
 
 
 class Answers(Generic[_T]):
-    """The newest answer for each subject; each query is repeated after a period, one query at a time.
+    """The newest answer for each subject. Each query is repeated after a period. Only one query is made at a time.
 
-    If the API refuses a query, or if its object does not exist, the previous answer is kept until the next query. While
-    the API does not answer, the messenger repeats the query.
+    If the API refuses a query, or if the object of the query does not exist, the previous answer is kept until the next
+    query. While the API does not answer, the messenger repeats the query.
     """
 
     def __init__(self, messenger: Messenger, *, what: str, period_seconds: float, asks_at_once: bool = True) -> None:
@@ -35,7 +35,8 @@ class Answers(Generic[_T]):
         self._known: dict[Hashable, tuple[float, _T | None]] = {}
 
     def newest(self, about: Hashable, ask: Callable[[SyncPrefectClient], _T | None]) -> _T | None:
-        """The newest answer, or None before the first answer; starts a new query in the background if it is due."""
+        """The newest answer; None before the first answer. If a new query is due, the call starts it in the
+        background."""
         now = time.monotonic()
         at, known = self._known.setdefault(about, (-math.inf if self._asks_at_once else now, None))
         if now - at > self._period_seconds:

@@ -1,4 +1,5 @@
-"""The start of a flow run on its pool: its duration, messages of its infrastructure, and refusals."""
+"""The start of a flow run on its pool. The module reads the duration of the start, the messages of the infrastructure,
+and refusals."""
 
 from __future__ import annotations
 
@@ -19,11 +20,11 @@ from segue.prefect.messenger import Messenger
 from segue.prefect.queues.answers import Answers
 
 _ASK_SECONDS = 10.0
-"""Interval between requests for the time that a flow run has been Pending."""
+"""Seconds between two requests for the time that a flow run has been Pending."""
 _LONG_PENDING = timedelta(minutes=15)
-"""A flow run that is Pending for longer than this is reported as a problem that needs a person."""
+"""If a flow run is Pending for longer than this time, segue reports it as a problem that needs a person."""
 _SAID_CHARACTERS = 300
-"""Highest number of characters kept of a worker's message about a start, and of the fix in it."""
+"""Highest number of characters that are kept of a worker's message about a start, and of the fix in the message."""
 _FIX = " Resolution: "
 """Text before the fix in messages of the observer of Prefect's Kubernetes worker."""
 
@@ -44,10 +45,10 @@ def said_of_start(client: SyncPrefectClient, flow_run_id: UUID | None) -> str | 
 
 
 def why_pending(run: FlowRun, *, said: str | None) -> str | None:
-    """Reason why a flow run is Pending, from the message of its infrastructure, with the fix. Pure.
+    """The reason why a flow run is Pending, from the message of its infrastructure, with the fix. The function is pure.
 
-    After a while, a reason is returned even without such a message, because some pools do not report an image that
-    cannot be pulled.
+    If there is no message of the infrastructure, the function returns a reason after some time. This is necessary
+    because some pools do not report an image that cannot be pulled.
     """
     is_long = _pending_for(run) > _LONG_PENDING
     if said is None and not is_long:
@@ -64,27 +65,28 @@ def why_pending(run: FlowRun, *, said: str | None) -> str | None:
 
 
 class StartTimes:
-    """Measures how long flow runs have been starting, without waiting for the API.
+    """An object that measures how long flow runs have been starting. It does not wait for the API.
 
-    A flow run is starting from the time at which a worker takes it. While its pod or task waits for a machine or an
-    image, it is not starting; it is starting again from the time at which the machine runs it.
+    The start of a flow run begins when a worker takes the flow run. The time in which the pod or task of the flow run
+    waits for a machine or an image does not count. If there was such a wait, the start begins again when the machine
+    runs the pod or task.
     """
 
     def __init__(self, messenger: Messenger) -> None:
-        # An ordinary start is over before the first question.
+        # An ordinary start is over before the first request.
         self._answers: Answers[float] = Answers(
             messenger, what="start time of an attempt", period_seconds=_ASK_SECONDS, asks_at_once=False
         )
         self._since: dict[UUID, float] = {}
 
     def seconds(self, flow_run_id: UUID, state: State[Any] | None) -> float | None:
-        """Seconds for which a flow run in this state has been starting; None if it is not starting."""
+        """Seconds for which a flow run in this state has been starting; None if the flow run is not starting."""
         if state is None or not (state.is_pending() or state.is_running()):
             self._since.pop(flow_run_id, None)
             return None
         now = time.monotonic()
         if state.is_pending():
-            # The server knows this time even if another parent watched the flow run before.
+            # The server knows this time even if another parent watched the flow run earlier.
             ask = partial(_taken_at, flow_run_id=flow_run_id)
             taken_at = self._answers.newest((flow_run_id, state.id), ask)
             if taken_at is not None:
@@ -115,9 +117,10 @@ def _pending_for(run: FlowRun) -> timedelta:
 
 
 def why_refused(run: FlowRun) -> str | None:
-    """Reason why a worker could not create the process or job of a crashed flow run; None if it created one.
+    """The reason why a worker could not create the process or job of a crashed flow run; None if the worker created the
+    process or job.
 
-    A worker records the process or job that it created before the flow run begins.
+    Before the flow run begins, a worker records the process or job that it has created.
     """
     if run.state is None or not run.state.is_crashed() or run.run_count or run.infrastructure_pid:
         return None

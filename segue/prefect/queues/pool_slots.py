@@ -1,4 +1,4 @@
-"""The slots of a deployment's pool on the Prefect server, and the flow runs that share them."""
+"""The slots of a deployment's pool on the Prefect server, and the flow runs that share these slots."""
 
 from __future__ import annotations
 
@@ -30,15 +30,17 @@ from prefect.client.schemas.sorting import FlowRunSort
 from segue.policy.queueing import UNLIMITED, Slots, queue_seconds
 
 _ENDED_FLOW_RUNS = 100
-"""Number of newest ended flow runs from which the holding time of a slot is estimated."""
+"""Number of ended flow runs, the newest first, from which segue estimates how long a flow run holds a slot."""
 _LEAST_TURNS, _TURNS = 2, 4
-"""Lowest and highest number of starts, as multiples of the slots, from which the rate of freed slots is estimated."""
+"""Lowest and highest number of starts from which segue estimates how often a slot becomes free. Both are multiples of
+the number of slots."""
 _PAGE = 100
-"""Number of flow runs in one answer; by default a server returns at most 200."""
+"""Number of flow runs in one answer. By default a server returns at most 200."""
 _DATE_STEP = timedelta(seconds=1)
-"""Resolution of the server's date, which is used in requests for flow runs that wait now."""
+"""Resolution of the date that the server returns. Requests for flow runs that wait now use this date."""
 _HOLDING = FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.PENDING, StateType.RUNNING]))
-"""States that hold a slot of a pool or queue; without Cancelling, which may last for hours if nobody ends it."""
+"""States in which a flow run holds a slot of a pool or queue. Cancelling is left out, because it may last for hours if
+nobody ends the flow run."""
 _SCHEDULED = FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.SCHEDULED]))
 _ENDED = FlowRunFilterState(
     type=FlowRunFilterStateType(any_=[StateType.COMPLETED, StateType.FAILED, StateType.CRASHED])
@@ -49,16 +51,16 @@ _HAS_RUN = FlowRunFilterStartTime(is_null_=False)
 
 @dataclass(frozen=True)
 class Limit:
-    """A concurrency limit, its slots, and the filters for the flow runs that share these slots."""
+    """A concurrency limit, with its slots, and with the filters for the flow runs that share these slots."""
 
     slots: Slots = UNLIMITED
     among: Mapping[str, Any] = field(default_factory=dict)
-    """Filters of a request for the flow runs that share the slots."""
+    """The filters with which a request finds the flow runs that share the slots."""
     of_flow_runs: Mapping[str, Any] = field(default_factory=dict)
-    """Further fields for the filter of flow runs in such a request."""
+    """Further fields for the flow run filter in a request for the flow runs that share the slots."""
 
     def where(self, **fields: Any) -> dict[str, Any]:
-        """The arguments of a request for the flow runs that share the limit and have these fields."""
+        """The arguments of a request that finds the flow runs that share the limit and have these fields."""
         return {**self.among, "flow_run_filter": FlowRunFilter(**self.of_flow_runs, **fields)}
 
 
@@ -82,14 +84,16 @@ def count_waiting(client: SyncPrefectClient, limit: Limit, *, due: datetime, **f
 
 
 def without_own(client: SyncPrefectClient, limit: Limit, *, run_id: str, now: datetime) -> Slots:
-    """The slots, without counting the run's own attempts and standbys, which do not delay its next attempt.
+    """The slots of the limit. The run's own attempts and standbys are not counted, because they do not delay the next
+    attempt of the run.
 
-    The run's parent is counted: if it shares the pool, it keeps its slot.
+    The run's parent is counted, because a parent that shares the pool keeps its slot.
     """
     slots = limit.slots
     if not slots.is_full:
         return slots
-    # Found by their names, `<run id>-seg...` and `<run id>-standby...`, because a parent has the same tags.
+    # The run's own flow runs are found by their names, `<run id>-seg...` and `<run id>-standby...`, because a parent
+    # has the same tags.
     own = {"tags": FlowRunFilterTags(all_=["segue", run_id]), "name": FlowRunFilterName(like_=f"{run_id}-s")}
     holding = client.count_flow_runs(**limit.where(state=_HOLDING, **own))
     return replace(
@@ -119,7 +123,7 @@ def _limits_of(client: SyncPrefectClient, name: str) -> Iterator[Limit]:
 
 
 def _with_slots(client: SyncPrefectClient, limit: Limit, *, now: datetime) -> Limit:
-    # One request per state, because waiting and ended flow runs would fill a page of the newest flow runs.
+    # There is one request for each state. A single request would return mostly waiting and ended flow runs.
     taken = client.count_flow_runs(**limit.where(state=_HOLDING))
     slots = replace(limit.slots, taken=taken, waiting=count_waiting(client, limit, due=now + _DATE_STEP))
     if slots.is_full:
@@ -146,9 +150,10 @@ def _all(client: SyncPrefectClient, found: Mapping[str, Any]) -> Iterator[FlowRu
 
 
 def seconds_between_starts(runs: Iterable[FlowRun], *, slots: int) -> float:
-    """Mean seconds between the newest starts, counted only for flow runs that waited for their start. Pure.
+    """Mean number of seconds between the newest starts. Only flow runs that waited for their start are counted. The
+    function is pure.
 
-    The result is 0 if fewer flow runs waited than two per slot, because several slots may become free together.
+    If fewer than two flow runs per slot waited, the result is 0, because several slots may become free together.
     """
     starts = sorted(
         (run.start_time, run.expected_start_time)
@@ -161,9 +166,10 @@ def seconds_between_starts(runs: Iterable[FlowRun], *, slots: int) -> float:
 
 
 def held_seconds(holding: Iterable[FlowRun], ended: Iterable[FlowRun], *, now: datetime) -> list[float]:
-    """Seconds for which current flow runs have held a slot so far, and for which ended flow runs held theirs. Pure.
+    """Seconds for which each current flow run has held its slot so far, and for which each ended flow run held its
+    slot. Pure.
 
-    No result is below 0, even if the server's clock is ahead of this machine's clock.
+    No number in the result is below 0, even if the server's clock is ahead of this machine's clock.
     """
     begun = [run.start_time for run in holding if run.start_time is not None]
     return [

@@ -20,14 +20,16 @@ from segue.spec import RunSpec
 log = logging.getLogger(__name__)
 
 _SHARED_SECONDS = 60.0
-"""Highest age of a pool's limit that another parent of this process has read, for use by a waiting attempt."""
+"""Highest age, in seconds, at which a waiting attempt may use a pool's limit that another parent of this process has
+read."""
 
 # Keys: the URL of the API and the name of the deployment.
 _limits: SharedReadings[Limit] = SharedReadings(period_seconds=_SHARED_SECONDS)
 
 
 def queues_of_run(spec: RunSpec) -> Queues:
-    """The queues of the run's pools, with the next attempt at their end, for a decision; empty if the API is silent."""
+    """The queues of the run's pools, for a decision. The next attempt is at the end of each queue. The result is empty
+    if the API does not answer."""
     if spec.deadline is None:
         return Queues()
     now = parent_clock().now()
@@ -37,7 +39,8 @@ def queues_of_run(spec: RunSpec) -> Queues:
 
 
 def _slots_for(spec: RunSpec, deployment: str, *, now: datetime) -> Slots:
-    """The slots for the next attempt; unlimited if the API does not answer, so that only other pools count."""
+    """The slots for the next attempt. If the API does not answer, the slots are unlimited, so that only other pools
+    count."""
     try:
         with quick_client() as client:
             return without_own(client, read_limit(client, deployment, now=now), run_id=spec.run_id, now=now)
@@ -51,7 +54,7 @@ def queues_of_attempt(
 ) -> Queues:
     """The queues of an attempt that was submitted to a spot pool, with the earlier flow runs that it waits for.
 
-    If the attempt's flow run is no longer Scheduled, it waits in no queue of spot.
+    If the attempt's flow run is no longer Scheduled, the attempt does not wait in a queue of a spot pool.
 
     Raises:
         ObjectNotFound: the deployment, pool, queue or flow run does not exist.

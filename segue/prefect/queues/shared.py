@@ -12,10 +12,10 @@ _T = TypeVar("_T")
 
 
 class SharedReadings(Generic[_T]):
-    """The newest reading of each subject, reused by all threads of this process for a period.
+    """The newest reading of each subject. All threads of this process reuse this reading for a period.
 
-    No thread waits for another thread's reading: it uses the previous reading, or reads by itself if there is none. A
-    failed reading is not kept.
+    No thread waits for another thread's reading. The thread uses the previous reading, or reads by itself if there is
+    no previous reading. A failed reading is not kept.
     """
 
     def __init__(self, *, period_seconds: float) -> None:
@@ -24,7 +24,7 @@ class SharedReadings(Generic[_T]):
         self._reads: defaultdict[Hashable, Lock] = defaultdict(Lock)
 
     def newest(self, about: Hashable, read: Callable[[], _T]) -> _T:
-        """A reading that is not older than the period; an older one while another thread reads.
+        """A reading that is not older than the period. While another thread reads, the result may be an older reading.
 
         Raises:
             Any exception of `read`.

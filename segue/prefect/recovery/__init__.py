@@ -1,1 +1,2 @@
-"""Recovery of runs whose parent is dead: looks at stores, the schedule of looks, and the watch over this schedule."""
+"""Recovery of runs whose parent is dead. It has the checks of stores, the schedule of these checks, and the watch over
+this schedule."""

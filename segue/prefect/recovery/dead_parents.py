@@ -1,4 +1,5 @@
-"""Recovery of runs whose parent is dead: start the parent again or, if the run has ended, set the parent's state."""
+"""Recovery of runs whose parent is dead. If the run has ended, recovery sets the state of the parent's flow run.
+Otherwise recovery starts the parent again."""
 
 from __future__ import annotations
 
@@ -42,9 +43,10 @@ PARENT_DEPLOYMENT = "train/train"
 FIRST_BACKOFF_SECONDS = 10.0
 LONGEST_BACKOFF_SECONDS = 1800.0
 _START_SECONDS = 180.0
-"""Time that a start may run without its first heartbeat, before recovery creates another start beside it."""
+"""Seconds that a new start of a parent may take until its first heartbeat, before recovery creates another start."""
 _PROCESS_START_SECONDS = 45.0
-"""The same time if no image is pulled, because the parent's process already runs or is on a process pool."""
+"""Seconds that a new start may take until its first heartbeat if no image has to be pulled. The parent then runs in an
+existing process or on a process pool."""
 _MOST_FLOW_RUNS = 200
 _OF_ANOTHER_SERVER = (
     "its parent ran on another Prefect server, which recovers it; `segue recover --take-over` starts it here"
@@ -62,9 +64,9 @@ def create_parent(
     tags: tuple[str, ...] = (),
     key: str | None = None,
 ) -> UUID:
-    """Create a flow run of the parent's deployment, at most one for each `key`; return its id.
+    """Create a flow run of the parent's deployment, at most one flow run for each `key`. Return the id of the flow run.
 
-    If Prefect's client repeats the request because the answer was lost, no second flow run is created.
+    If the answer is lost and Prefect's client repeats the request, the server creates no second flow run.
 
     Raises:
         OrchestratorError: the parent's deployment does not exist.
@@ -80,7 +82,8 @@ def create_parent(
 
 
 def server_id(client: SyncPrefectClient) -> str:
-    """An id of a Prefect server that does not depend on its address: the id of the parent's deployment.
+    """An id of a Prefect server that does not depend on the address of the server. It is the id of the parent's
+    deployment.
 
     Raises:
         OrchestratorError: the parent's deployment does not exist.
@@ -89,7 +92,8 @@ def server_id(client: SyncPrefectClient) -> str:
 
 
 def known_server_id() -> str:
-    """The configured server's `server_id`; empty if the server does not answer or lacks the parent's deployment."""
+    """The `server_id` of the configured server; empty if the server does not answer or does not have the parent's
+    deployment."""
     try:
         with quick_client() as client:
             return server_id(client)
@@ -101,11 +105,12 @@ def known_server_id() -> str:
 def recover_run(
     client: SyncPrefectClient, runlog: RunLog, dead: ParentRecord, *, clock: Clock, take_over: bool = False
 ) -> tuple[str, UUID | None]:
-    """Recover one run whose parent is dead; return a text about the action, and the id of the new parent's flow run.
+    """Recover one run whose parent is dead. Return a text about the action, and the id of the new parent's flow run.
 
-    Several processes may call this at any time, because each start has an idempotency key and the new parent checks the
-    run again. If the parent ran on another server, that server must recover it, unless `take_over` is set or the other
-    server has not recovered the run for 15 minutes, in which case its database may be lost.
+    Several processes may call this function at any time, because each start has an idempotency key and the new parent
+    checks the run again. If the parent ran on another server, the other server must recover the run. There are two
+    exceptions: `take_over` is set, or the other server has not recovered the run for 15 minutes. In the second case,
+    the database of the other server may be lost.
 
     Raises:
         OrchestratorError: the parent's deployment does not exist.
@@ -119,9 +124,10 @@ def recover_run(
     runs = [run for run in parents if run.state is None or word_of(run.state) is not Word.DUPLICATE]
     if history.spec is None or (history.is_over and not (runs and _starts_it_again(runs[0], runlog))):
         return _end(client, runlog, dead, runs, clock=clock), None
-    # Starts are counted, because the length of the log also grows while the attempt trains on.
+    # The key contains the number of starts, because the length of the log also grows while the attempt continues to
+    # train.
     starts = sum(run.parameters.get("after_parent") == dead.parent_id for run in parents)
-    # Each further start gets twice the time, so that one of them succeeds even if all starts are slow.
+    # Each further start gets twice as much time, so that one start succeeds even if all starts are slow.
     limit_seconds = start_seconds(client, runs[0]) * 2.0 ** max(starts - 1, 0) if runs else 0.0
     _give_up_slow(client, runs[1:], now=clock.now(), after_seconds=2 * limit_seconds)
     if runs and will_start(runs[0], dead, now=clock.now(), limit_seconds=limit_seconds):
@@ -136,12 +142,12 @@ def recover_run(
     if wait_seconds > 0:
         return f"its parent failed {len(restarts)} times in a row; next start in {wait_seconds:.0f} s", None
     for run in runs:
-        # The newest start may only be slow, so it is given up only after another start has begun.
+        # The newest start may only be slow, so recovery gives it up only after another start has begun.
         is_slow_start = run is runs[0] and run.state is not None and run.state.is_pending()
         if run.state is not None and not run.state.is_final() and not is_slow_start:
             why = "the parent's process has died; the run has a new parent"
             client.set_flow_run_state(run.id, state_with(Word.PARENT_LOST, why), force=True)
-    # If a segment was cancelled and nobody has asked for another start since then, the new parent ends the run.
+    # If a segment was cancelled and nobody has requested another start since then, the new parent ends the run.
     cancelled = cancelled_at_slot(runlog)
     requested = history.next_slot if cancelled is None else cancelled
     flow_run_id = create_parent(
@@ -158,8 +164,8 @@ def recover_run(
 def stop_if_cancelled(client: SyncPrefectClient, runlog: RunLog) -> None:
     """Before a run is started again, stop it if a person cancelled the flow run of its parent.
 
-    A parent that was killed during its end has not stopped the run. Without this stop, the late report of its segment
-    would end the new run.
+    If the parent was killed while it was ending, it has not stopped the run. Without this stop, the late report of the
+    parent's segment would end the new run.
 
     Raises:
         StoreReadError, StoreWriteError: a retry is safe.
@@ -167,13 +173,14 @@ def stop_if_cancelled(client: SyncPrefectClient, runlog: RunLog) -> None:
     known = read_parent(runlog.store, runlog.run_id)
     if known is None or known.flow_run_id is None:
         return
-    with suppress(ObjectNotFound, RunOverError, *SILENCE):  # If the server does not know the state, the log decides.
+    with suppress(ObjectNotFound, RunOverError, *SILENCE):  # If the state is unknown, the log decides.
         if _is_cancelled(client.read_flow_run(UUID(known.flow_run_id))):
             request_stop(runlog, reason=_CANCELLED)
 
 
 def _give_up_slow(client: SyncPrefectClient, runs: list[FlowRun], *, now: datetime, after_seconds: float) -> None:
-    """Give up earlier starts that are still Pending, because the newest start may wait for their slots of the pool."""
+    """Give up earlier starts that are still Pending, because they hold slots of the pool for which the newest start may
+    wait."""
     for run in runs:
         if run.state is None or not run.state.is_pending():
             continue
@@ -195,8 +202,8 @@ def _parent_deployment(client: SyncPrefectClient) -> DeploymentResponse:
 def parents_of(client: SyncPrefectClient, spec: RunSpec | None, dead: ParentRecord) -> list[FlowRun]:
     """The flow runs of a run's parents, the newest first.
 
-    Runs with the same id in other stores are left out. The parent in the record `dead` is always included, because a
-    parent that was started from the UI or by `retrain` has no tag with the run id.
+    Flow runs for a run with the same id in another store are left out. The parent in the record `dead` is always
+    included, because a parent that was started from the UI or by `retrain` has no tag with the run id.
     """
     found = client.read_flow_runs(
         flow_filter=FlowFilter(name=FlowFilterName(any_=["train"])),
@@ -212,7 +219,8 @@ def parents_of(client: SyncPrefectClient, spec: RunSpec | None, dead: ParentReco
 
 
 def withdraw_other_starts(spec: RunSpec, *, own: UUID | None) -> None:
-    """Cancel the slower starts of the same run's parent; a failure is only logged, because each would end by itself."""
+    """Cancel the slower starts of the same run's parent. A failure is only logged, because each slower start would end
+    by itself."""
     wanted = FlowRunFilter(
         tags=FlowRunFilterTags(all_=["segue", spec.run_id]),
         state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.PENDING])),
@@ -245,10 +253,10 @@ def _state_of(last: DecisionEntry, history: History) -> State[Any]:
 
 
 def will_start(run: FlowRun, dead: ParentRecord, *, now: datetime, limit_seconds: float) -> bool:
-    """True if this flow run has not begun but will begin, so that no second flow run is needed.
+    """True if this flow run has not begun but will begin. No second flow run is then needed.
 
-    The worker that took it may have died together with it, so after `limit_seconds` without a heartbeat it counts as
-    dead.
+    The worker that took the flow run may have died together with the flow run. After `limit_seconds` without a
+    heartbeat, the flow run therefore counts as dead.
     """
     if run.state is None or run.state.type in _QUEUED:
         return True
@@ -257,7 +265,8 @@ def will_start(run: FlowRun, dead: ParentRecord, *, now: datetime, limit_seconds
 
 
 def start_seconds(client: SyncPrefectClient, run: FlowRun) -> float:
-    """Highest expected seconds between the time at which a worker takes a flow run and its first heartbeat."""
+    """Highest expected number of seconds from the time at which a worker takes a flow run until the first heartbeat of
+    the parent."""
     if run.state is not None and run.state.is_running():
         return _PROCESS_START_SECONDS
     try:
@@ -268,7 +277,8 @@ def start_seconds(client: SyncPrefectClient, run: FlowRun) -> float:
 
 
 def _starts_it_again(run: FlowRun, runlog: RunLog) -> bool:
-    """True if this flow run restarts a run that had ended: it was requested after the end, and has not ended itself."""
+    """True if this flow run restarts a run that had ended. The flow run was then requested after the end of the run,
+    and has not ended itself."""
     requested = run.parameters.get("requested_at_slot")
     ended = max((slot.number for slot in runlog.slots if isinstance(slot.entry, DecisionEntry)), default=-1)
     is_over = run.state is not None and (has_reached_goal(run.state) or run.state.is_cancelled())
@@ -280,7 +290,7 @@ def _is_cancelled(run: FlowRun) -> bool:
 
 
 def _backoff_seconds(restarts: list[FlowRun], *, now: datetime) -> float:
-    """Seconds until the next start; each start that wrote nothing to the log doubles the wait."""
+    """Seconds until the next start. Each start that wrote nothing to the log doubles this time."""
     if not restarts or restarts[0].state is None:
         return 0.0
     wait = min(FIRST_BACKOFF_SECONDS * 2.0 ** (len(restarts) - 1), LONGEST_BACKOFF_SECONDS)

@@ -1,8 +1,9 @@
-"""The stores of a Prefect server's runs: the server has one Variable for each store, and flow runs name their stores.
+"""The stores of the runs on a Prefect server. The server has one Variable for each store, and the parameters of flow
+runs name stores.
 
-Parents keep the Variable of their store up to date, so a server that lost its database has it again within a minute.
-Stores without a Variable are found in the parameters of flow runs: their parents died too early, or are of an older
-version.
+Parents keep the Variable of their store up to date. If a server loses its database, it therefore has the Variable again
+within a minute. A store has no Variable if its parents died too early or have an older version. Segue finds such a
+store in the parameters of flow runs.
 """
 
 from __future__ import annotations
@@ -40,18 +41,20 @@ PREFIX = "segue_store_"
 _READ_UNTIL = "segue_stores_read_until"
 """Name of the Variable with the time up to which flow runs were searched for stores."""
 _KNOWN_FOR = timedelta(days=30)
-"""Time after the last parent that used a store, after which the store is forgotten."""
+"""Time since a parent last used a store, after which segue forgets the store."""
 _TOUCHED_EVERY = timedelta(days=1)
 _OVERLAP = timedelta(hours=1)
-"""Overlap of two searches: flow runs that are older than the newest known flow run by at most this are read again."""
+"""Overlap of two searches. If a flow run is older than the newest known flow run by at most this time, it is read
+again."""
 _SOON = timedelta(minutes=1)
-"""Tolerance for comparisons with the server's time, which has whole seconds."""
+"""Tolerance for comparisons with the server's time, because this time has only whole seconds."""
 _PAGE = 200
-"""Rows in one request, which is the server's limit."""
+"""Number of rows in one request. This number is the server's limit."""
 
 
 def remember(client: SyncPrefectClient, store: StoreSpec, *, known: Variable | None, now: datetime) -> None:
-    """Create or update the store's Variable on the server; `known` is the existing one, and `now` the server's time.
+    """Create or update the store's Variable on the server. `known` is the existing Variable, and `now` is the server's
+    time.
 
     Raises:
         httpx.HTTPError, PrefectHTTPStatusError: a retry is safe.
@@ -71,14 +74,16 @@ def variable_of(store: StoreSpec) -> str:
 
 
 class StoreKeeper:
-    """Keeps the Variables of this process's stores up to date, with one request per store for all parents."""
+    """An object that keeps the Variables of this process's stores up to date. It makes one request per store for all
+    parents."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._looked_at: dict[str, float] = {}
 
     def keep(self, client: SyncPrefectClient, store: StoreSpec, *, clock: Clock, period_seconds: float) -> None:
-        """Update a store's Variable, unless another parent of this process did so less than a period ago.
+        """Update the Variable of a store. If another parent of this process has updated it less than a period ago, do
+        nothing.
 
         Raises:
             httpx.HTTPError, PrefectHTTPStatusError: a retry is safe.
@@ -99,7 +104,7 @@ KEEPER = StoreKeeper()
 
 
 def known_stores(client: SyncPrefectClient, *, clock: Clock) -> list[StoreSpec]:
-    """The stores of this server's parents and retrainings, each once; stores that no parent uses are forgotten.
+    """The stores of this server's parents and retrainings, each store once. Stores that no parent uses are forgotten.
 
     Raises:
         httpx.HTTPError, PrefectHTTPStatusError: a request to the server failed.
@@ -110,7 +115,7 @@ def known_stores(client: SyncPrefectClient, *, clock: Clock) -> list[StoreSpec]:
         if variable.updated is not None and now - variable.updated > _KNOWN_FOR:
             client.delete_variable_by_name(variable.name)
             continue
-        with suppress(ValidationError):  # The Variable was written by a newer version of segue.
+        with suppress(ValidationError):  # A newer segue wrote the Variable.
             store = StoreSpec.model_validate(variable.value)
             found[variable_of(store)] = store
     for store in _in_flow_runs(client, now=now, clock=clock):
@@ -120,7 +125,7 @@ def known_stores(client: SyncPrefectClient, *, clock: Clock) -> list[StoreSpec]:
 
 
 def _in_flow_runs(client: SyncPrefectClient, *, now: datetime, clock: Clock) -> Iterator[StoreSpec]:
-    """The stores in the parameters of all flow runs that were not read before."""
+    """The stores in the parameters of all flow runs that segue has not read before."""
     marks, _ = _variables(client, _READ_UNTIL, clock=clock)
     until = _moment(marks[0].value, now=now) if marks else None
     since = until - _OVERLAP if until is not None else now - _KNOWN_FOR
@@ -138,7 +143,7 @@ def _in_flow_runs(client: SyncPrefectClient, *, now: datetime, clock: Clock) -> 
 
 
 def _moment(value: Any, *, now: datetime) -> datetime | None:
-    """The time in a Variable; None if it has no time, or if the time is from a clock that was ahead."""
+    """The time in a Variable; None if the Variable has no time, or if the time comes from a clock that was ahead."""
     try:
         found = datetime.fromisoformat(value)
     except (TypeError, ValueError):
@@ -148,7 +153,7 @@ def _moment(value: Any, *, now: datetime) -> datetime | None:
 
 
 def _write(client: SyncPrefectClient, name: str, value: str, *, is_there: bool) -> None:
-    with suppress(ObjectAlreadyExists, ObjectNotFound):  # The next look does it.
+    with suppress(ObjectAlreadyExists, ObjectNotFound):  # The next check does it.
         if is_there:
             client.update_variable(VariableUpdate(name=name, value=value))
         else:
@@ -173,7 +178,7 @@ def _flow_runs(client: SyncPrefectClient, flow_name: str, *, since: datetime, un
 
 
 def _variables(client: SyncPrefectClient, name: str, *, clock: Clock) -> tuple[list[Variable], datetime]:
-    """The Variables whose names contain this one, and the server's time."""
+    """The Variables whose names contain `name`, and the server's time."""
     found: list[Variable] = []
     while True:
         wanted = {"variables": {"name": {"like_": name}}, "limit": _PAGE, "offset": len(found)}

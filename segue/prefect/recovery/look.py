@@ -1,4 +1,5 @@
-"""A look of recovery at one store, and parallel looks at all stores, so that a store that hangs blocks no other."""
+"""Recovery's check of one store, and the parallel checks of all stores. They are parallel so that a store that hangs
+does not block another store."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ log = logging.getLogger(__name__)
 
 _SIDE_BY_SIDE = 8
 _LIMIT_SECONDS = 240.0
-"""Time limit for all looks together; the next scheduled look tries a store that hangs again, in another process."""
+"""Time limit for the checks of all stores together, in seconds. If a store hangs, the next scheduled check tries it
+again, in another process."""
 _NO_STORE = (
     "no store was looked at, because this Prefect server knows none: no parent has run here. Fix: none is needed for a "
     "new server; if the server has lost its database, run `segue recover --store URL --take-over` for each store"
@@ -39,7 +41,7 @@ _NO_STORE = (
 
 @dataclass(frozen=True)
 class Looked:
-    """The results of a look at stores."""
+    """The results of a check of stores."""
 
     stores: int = 0
     """Number of stores whose open runs were read."""
@@ -47,7 +49,7 @@ class Looked:
     done: tuple[str, ...] = ()
     troubles: tuple[str, ...] = ()
     left: tuple[str, ...] = ()
-    """Texts about stores that another look has handled, or that no longer exist."""
+    """Texts about stores that another check has handled, or that no longer exist."""
 
     def __add__(self, other: Looked) -> Looked:
         return Looked(
@@ -60,7 +62,7 @@ class Looked:
 
     @property
     def lines(self) -> list[str]:
-        """Lines of text about the stores, the actions and the problems of this look."""
+        """Lines of text about the stores, the actions and the problems of this check."""
         if not (self.stores or self.troubles or self.left):
             return [_NO_STORE, *self.done]
         looked = f"looked at {_count(self.open_runs, 'open run')} in {_count(self.stores, 'store')}"
@@ -81,7 +83,8 @@ def look_at(
     interval_seconds: float | None = None,
     is_asked_for: bool = True,
 ) -> Looked:
-    """Recover the runs of one store; unless `is_asked_for`, skip the store if another look has just handled it."""
+    """Recover the runs of one store. If another check has just handled the store, skip it, unless `is_asked_for` is
+    True."""
     clock = SystemClock()
     try:
         opened = open_store(store)
@@ -125,14 +128,14 @@ def look_at_all(
     *,
     limit_seconds: float = _LIMIT_SECONDS,
 ) -> Looked:
-    """Look at stores in parallel; stores that exceed the time limit are reported as problems."""
+    """Check stores in parallel. If a store exceeds the time limit, it is reported as a problem."""
     waiting: queue.SimpleQueue[StoreSpec] = queue.SimpleQueue()
     ended: queue.SimpleQueue[tuple[StoreSpec, Looked]] = queue.SimpleQueue()
     pending = {store.model_dump_json(): store for store in stores}
     for store in pending.values():
         waiting.put(store)
     for _ in range(min(_SIDE_BY_SIDE, len(pending))):
-        # Daemon threads, so that a store that never answers does not keep this process alive.
+        # The threads are daemons, so that a store that never answers does not keep this process alive.
         worker = threading.Thread(target=copy_context().run, args=(_work, waiting, ended, look), daemon=True)
         worker.start()
     clock, found = SystemClock(), Looked()
@@ -162,7 +165,7 @@ def _work(
             try:
                 looked = look(client, store)
             except Exception as error:
-                # Any exception, because a problem with one store must not stop the looks at the others.
+                # Catch any exception, because a problem with one store must not stop the checks of the other stores.
                 log.exception("look failed store=%s", store.url)
                 looked = Looked(troubles=(f"{store.url}: {type(error).__name__}: {error}",))
             ended.put((store, looked))

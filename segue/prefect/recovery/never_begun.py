@@ -1,4 +1,5 @@
-"""End flow runs that were cancelled before their process began, because Prefect leaves them Cancelling with a slot."""
+"""The end of flow runs that were cancelled before their process began. Prefect leaves these flow runs in the state
+Cancelling, in which they hold a slot."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from segue.prefect.api import SILENCE
 from segue.prefect.recovery.look import Looked
 
 _PATIENCE = timedelta(seconds=120)
-"""Time that a flow run's worker gets to end the process or job of the flow run."""
+"""Time that the worker of a flow run has to end the process or job of the flow run."""
 _PAGE = 200
 _NEVER_BEGUN = FlowRunFilter(
     tags=FlowRunFilterTags(all_=["segue"]),
@@ -29,11 +30,13 @@ _NEVER_BEGUN = FlowRunFilter(
 
 
 def end_never_begun(client: SyncPrefectClient, *, now: datetime) -> Looked:
-    """Set segue's flow runs that are Cancelling and have never run to Cancelled; return a text about each.
+    """Set the state of segue's flow runs that are Cancelling and have never run to Cancelled. Return a text about each
+    flow run.
 
-    Such a flow run is cancelled after a worker has taken it, while its process is still starting. The worker then finds
-    no process to end, the engine refuses to run the flow run, and Prefect leaves it Cancelling. `now` is the server's
-    time. If the process begins later, it finds that its flow run has ended, and ends too.
+    These flow runs were cancelled after a worker had taken them, while their processes were still starting. The worker
+    then finds no process to end, the engine refuses to run the flow run, and Prefect leaves the flow run in the state
+    Cancelling. `now` is the server's time. If the process of a flow run begins later, it finds that the flow run has
+    ended, and ends too.
     """
     done: list[str] = []
     try:

@@ -1,4 +1,5 @@
-"""A parent's watch over recovery: it keeps its store's record on the server, and checks that looks still complete."""
+"""A parent's watch over recovery. The watch keeps the Variable of the parent's store on the server up to date, and
+checks that recovery still completes its checks of the store."""
 
 from __future__ import annotations
 
@@ -32,16 +33,17 @@ Logger = logging.Logger | logging.LoggerAdapter[Any]
 
 PERIOD_SECONDS = 30.0
 _FIRST_SECONDS = 3.0
-"""Delay of the watch, so that the first segment is submitted first; recovery finds an earlier death by the flow run."""
+"""Seconds before the watch starts, so that the first segment is submitted before. If the parent dies earlier, recovery
+detects the death from the state of the flow run."""
 
 
 def recovery_resource_id(store: StoreSpec) -> str:
-    """The id of the resource for all events about looks at a store."""
+    """The id of the resource for all events about recovery's checks of a store."""
     return f"segue.recovery.{hashlib.sha256(store.model_dump_json().encode()).hexdigest()[:24]}"
 
 
 class RecoveryWatch:
-    """The watch of one parent, in a separate thread that does not block the parent."""
+    """The watch of one parent. It runs in a separate thread, which does not block the parent."""
 
     def __init__(
         self,
@@ -66,7 +68,7 @@ class RecoveryWatch:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Watch until the block ends; outside a flow run, do nothing, because no server could restart the parent."""
+        """Watch until the block ends. Outside a flow run, do nothing, because no server could restart the parent."""
         if self._flow_run_id is None:
             yield
             return
@@ -86,13 +88,15 @@ class RecoveryWatch:
                 try:
                     self.look(client)
                 except Exception as error:
-                    # Any exception, because this thread must continue even if other programs answer at the addresses.
+                    # Catch any exception, because this thread must continue even if other programs answer at the
+                    # addresses.
                     self._logger.warning(
                         "recovery could not be checked, trying again reason=%s: %s", type(error).__name__, error
                     )
 
     def look(self, client: SyncPrefectClient) -> None:
-        """Check once: keep the store known to the server, and check that looks have completed since the last check."""
+        """Check once. Keep the store's Variable on the server up to date, and test that recovery has checked the store
+        since the last call."""
         try:
             KEEPER.keep(client, self._spec, clock=self._clock, period_seconds=PERIOD_SECONDS)
             self._interval_seconds = interval_seconds(client)
@@ -102,7 +106,7 @@ class RecoveryWatch:
         try:
             seconds = self._silence.look(interval_seconds=self._interval_seconds)
         except StoreReadError:
-            return  # While the store does not answer, looks cannot record their end.
+            return  # While the store does not answer, recovery cannot record its checks.
         if seconds is None:
             self._end_alarm()
         else:
@@ -125,7 +129,8 @@ class RecoveryWatch:
         self._unguarded, self._is_sent = None, False
 
     def _send(self, client: SyncPrefectClient, seconds: float) -> None:
-        """Send one event for each silence of a store; all parents of the store use the same event id."""
+        """Send one event for each time in which recovery stops checking a store. All parents of the store use the same
+        event id."""
         last = read_look(self._store)
         key = f"recovery-silent:{last.look_id if last is not None else 'never'}"
         facts: dict[str, Any] = {"store": self._spec.url, "seconds": round(seconds)}

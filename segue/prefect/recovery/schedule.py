@@ -1,4 +1,5 @@
-"""The schedule of `recover`: its interval, its late starts, and reasons why its looks do not complete."""
+"""The schedule of `recover`. The module finds the interval of the schedule, its late starts, and the reasons why its
+checks do not complete."""
 
 from __future__ import annotations
 
@@ -26,11 +27,11 @@ from segue.prefect.run_pools import recovery_of
 
 DEPLOYMENT = "recover/recover"
 LATE = timedelta(minutes=2)
-"""A start that was due longer ago than this is not needed, because a later start makes the same look."""
+"""If a start was due longer ago than this time, it is not needed, because a later start makes the same check."""
 
 
 def interval_seconds(client: SyncPrefectClient) -> float | None:
-    """Seconds between two scheduled looks; None if there is no such schedule."""
+    """Seconds between two scheduled checks; None if there is no schedule of `recover`."""
     try:
         deployment = client.read_deployment_by_name(DEPLOYMENT)
     except ObjectNotFound:
@@ -75,7 +76,7 @@ def end_late_starts(client: SyncPrefectClient, deployment_id: UUID, *, due: date
 
 
 def why_silent(client: SyncPrefectClient, *, now: datetime) -> tuple[str, str]:
-    """The reason why looks do not complete, from the facts that the server shows, and its fix."""
+    """The reason why the checks do not complete, and the fix. Both come from the facts that the server shows."""
     try:
         found = recovery_of(client, now=now)
         if found is not Recovery.ALIVE:

@@ -1,4 +1,5 @@
-"""Set the states of segments from the run's log, if their engines could not report them to the API."""
+"""Set the states of segments from the run's log. This is necessary if the engines of the segments could not report the
+states to the API."""
 
 from __future__ import annotations
 
@@ -42,14 +43,15 @@ from segue.stores.base import Store, StoreReadError
 log = logging.getLogger(__name__)
 
 _PATIENCE = timedelta(seconds=60)
-"""Time after its report in the log that a segment gets to report its state to the API itself."""
+"""Time that a segment has, after its report in the log, to report its state to the API itself."""
 _PAGE = 200
 _UNFINISHED = FlowRunFilterState(
     type=FlowRunFilterStateType(any_=[StateType.RUNNING, StateType.PENDING, StateType.CANCELLING])
 )
 _ENDED_BADLY = FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.FAILED, StateType.CRASHED]))
 _LOOKED_BACK = timedelta(hours=6)
-"""Time after the end of a flow run in which its state is compared with the log; outages of the API are shorter."""
+"""Time after the end of a flow run during which segue compares the state of the flow run with the log. Outages of the
+API are shorter."""
 _OF_CLIENT = re.compile(r"exception: (?:[\w.]+\.)?(\w+)\b")
 _OF_WORKER = re.compile(r"infrastructure exited with|process exited with|exited with (?:non-zero )?status code")
 
@@ -68,7 +70,7 @@ _CLIENT_ERRORS = _errors_of_client()
 
 
 def settle_missed(spec: RunSpec) -> None:
-    """Call `settle_segments` for a run; if it fails, log a warning, and recovery tries again later."""
+    """Call `settle_segments` for a run. If the call fails, log a warning; recovery tries again later."""
     clock = parent_clock()
     try:
         with quick_client() as client:
@@ -78,9 +80,10 @@ def settle_missed(spec: RunSpec) -> None:
 
 
 def settle_segments(client: SyncPrefectClient, runlog: RunLog, *, now: datetime) -> int:
-    """Set the states of segments whose state in Prefect differs from their report in the log; return their number.
+    """Set the states of segments whose state in Prefect differs from their report in the log. Return the number of
+    these segments.
 
-    Prefect shows such segments as running or being cancelled, or as ended because the API did not answer.
+    Prefect shows these segments as running or as being cancelled, or as ended because the API did not answer.
 
     Raises:
         StoreReadError: the log could not be read.
@@ -92,10 +95,11 @@ def settle_segments(client: SyncPrefectClient, runlog: RunLog, *, now: datetime)
 def settle_left(
     client: SyncPrefectClient, store: Store, *, spec: StoreSpec, clock: Clock
 ) -> tuple[list[str], list[str]]:
-    """Set the missed states of segments that no parent will check; return texts about the successes and the failures.
+    """Set the missed states of segments that no parent will check. Return texts about the successes, and texts about
+    the failures.
 
-    The function checks the runs of the store `spec` that have no parent's record, several unfinished segments, or a
-    segment that ended because the API did not answer.
+    The function checks only some runs of the store `spec`. It checks a run that has no parent record, has several
+    unfinished segments, or has a segment that ended because the API did not answer.
     """
     by_run: defaultdict[str, list[FlowRun]] = defaultdict(list)
     for run in _unsettled(client, now=clock.now()):
@@ -117,16 +121,17 @@ def settle_left(
 
 
 def store_of(run: FlowRun) -> str | None:
-    """The URL of the store in a flow run's parameters; None if they have no store or are not valid."""
+    """The URL of the store in a flow run's parameters; None if the parameters have no store or are not valid."""
     spec = run.parameters.get("spec")
     store = spec.get("store") if isinstance(spec, dict) else None
     return store.get("url") if isinstance(store, dict) else None
 
 
 def is_made_by_outage(state: State | None) -> bool:
-    """True if an engine set this state because it could not reach the API, or a worker because its engine gave up.
+    """True if an engine set this state because it could not reach the API. Also True if a worker set this state because
+    its engine gave up.
 
-    The result is False for states that a person or segue has set.
+    If a person or segue has set the state, the result is False.
     """
     if state is None or state.type not in (StateType.FAILED, StateType.CRASHED):
         return False
@@ -140,7 +145,8 @@ def _is_by_worker(state: State) -> bool:
 
 
 def _unsettled(client: SyncPrefectClient, *, now: datetime, tags: FlowRunFilterTags | None = None) -> list[FlowRun]:
-    """Flow runs of segments that have not ended, and those that an outage of the API ended recently."""
+    """Flow runs of segments that have not ended, and flow runs of segments that an outage of the API has recently
+    ended."""
     unfinished = _segments(client, FlowRunFilter(state=_UNFINISHED, tags=tags))
     lately = FlowRunFilterEndTime(after_=now - _LOOKED_BACK)
     ended = _segments(client, FlowRunFilter(state=_ENDED_BADLY, end_time=lately, tags=tags))
@@ -178,7 +184,8 @@ def _settle(client: SyncPrefectClient, runlog: RunLog, unsettled: list[FlowRun],
 
 
 def _agrees(shown: State | None, logged: State) -> bool:
-    """True if a flow run's state agrees with the log; a worker's state for an ended process counts as `Lost`."""
+    """True if a flow run's state agrees with the log. If a worker set the state because the process has ended, the
+    state counts as `Lost`."""
     if shown is None:
         return False
     is_same = (shown.type, shown.name, shown.message) == (logged.type, logged.name, logged.message)
@@ -186,13 +193,14 @@ def _agrees(shown: State | None, logged: State) -> bool:
 
 
 def _last_claimed(run: FlowRun, history: History) -> Attempt | None:
-    """The last attempt that a flow run claimed, which decides its state if it has run several segments."""
+    """The last attempt that a flow run claimed. If the flow run has run several segments, this attempt decides the
+    state of the flow run."""
     claimed = [attempt for attempt in history.attempts if attempt.claim.flow_run_id == str(run.id)]
     return claimed[-1] if claimed else None
 
 
 def _submitted_for(run: FlowRun, history: History, *, log_id: str) -> SegmentPlan | None:
-    """The plan for which a flow run was created; None if it belongs to another log."""
+    """The plan for which a flow run was created; None if the flow run belongs to another log."""
     plans = [entry.plan for entry in history.decisions if entry.plan is not None]
     if history.spec is None:
         return None

@@ -1,4 +1,4 @@
-"""Recovery of slots of scheduled retrainings: start the slot's flow run again if it has died."""
+"""Recovery of the slots of scheduled retrainings. If the flow run of a slot has died, recovery starts it again."""
 
 from __future__ import annotations
 
@@ -32,9 +32,10 @@ from segue.stores import open_store
 
 _MOST_RESTARTS = 5
 _LEFT_ALONE = timedelta(minutes=15)
-"""Time that another server gets to continue the flow run of a decided slot; after that its database may be lost."""
+"""Time that another server has to continue the flow run of a decided slot. After this time, the database of the other
+server may be lost."""
 _MOST_STARTS = 20
-"""Highest number of starts of one flow run that waits for a decision; each answer needs a start."""
+"""Highest number of starts of one flow run that waits for a decision. Each answer needs one start."""
 
 
 def is_slot(record: ParentRecord) -> bool:
@@ -43,9 +44,10 @@ def is_slot(record: ParentRecord) -> bool:
 
 
 def recover_slot(client: SyncPrefectClient, place: StoreSpec, dead: ParentRecord, *, take_over: bool = False) -> str:
-    """Start the flow run of a slot again; return a text about the action.
+    """Start the flow run of a slot again, and return a text about the action.
 
-    Several processes may call this at any time. A slot that was started again five times and has not ended has failed.
+    Several processes may call this function at any time. If a slot was started again five times and has not ended, it
+    has failed.
 
     Raises:
         OrchestratorError: the slot cannot be started again; a person is needed.
@@ -87,7 +89,7 @@ def _restarts(client: SyncPrefectClient, dead: ParentRecord) -> Sequence[FlowRun
     """The flow runs that recovery has created for a slot, the newest first."""
     wanted = FlowRunFilter(tags=FlowRunFilterTags(all_=["segue", dead.run_id]))
     found = client.read_flow_runs(flow_run_filter=wanted)
-    # Not sorted by the due time, which may be the same for all.
+    # The flow runs are not sorted by the due time, because all may have the same due time.
     return sorted(found, key=lambda run: run.created or datetime.min.replace(tzinfo=UTC), reverse=True)
 
 
@@ -117,7 +119,8 @@ def _settle(
     *,
     take_over: bool,
 ) -> str | None:
-    """Handle a slot that has ended, waits for a decision, or belongs to another server; None for other slots."""
+    """Handle a slot that has ended, waits for a decision, or belongs to another server. Return None for all other
+    slots."""
     is_asked = state is not None and state.decide_by is not None and (state.is_waiting or state.is_done)
     is_elsewhere = bool(dead.server_id) and not take_over and dead.server_id != known_server_id()
     if state is not None and is_asked and not is_elsewhere:
@@ -138,10 +141,12 @@ def _settle(
 
 
 def _go_on_asked(client: SyncPrefectClient, log: ModelsLog, dead: ParentRecord, state: SlotState) -> str | None:
-    """Continue the flow run of a slot whose candidate waits for a decision or was decided; None if it cannot continue.
+    """Continue the flow run of a slot whose candidate waits for a decision, or has a decision. Return None if the flow
+    run cannot continue.
 
-    The slot's own flow run must continue, because an answer in the UI belongs to that flow run. A slot that ran in the
-    flow run of a later slot gets a separate flow run, which asks for the decision or shows the end of the slot.
+    The slot's own flow run must continue, because an answer in the UI belongs to that flow run. If the slot ran in the
+    flow run of a later slot, it gets a separate flow run. This flow run asks for the decision, or shows the end of the
+    slot.
     """
     assert state.decide_by is not None
     now, run = time_at(client), _own_flow_run(client, dead)
@@ -174,7 +179,8 @@ def _go_on_asked(client: SyncPrefectClient, log: ModelsLog, dead: ParentRecord, 
 def next_start(
     run: FlowRun, state: SlotState, *, now: datetime, start_seconds: float
 ) -> Literal["wait", "starts", "go on", "none"]:
-    """The next action for a flow run without a process, whose slot waits or has waited for a person's decision."""
+    """The next action for a flow run that has no process. The slot of this flow run waits, or has waited, for a
+    person's decision."""
     if run.state is None or is_by_a_person(run.state) or run.deployment_id is None:
         return "none"
     if run.state.is_paused():
@@ -195,7 +201,7 @@ def _own_flow_run(client: SyncPrefectClient, dead: ParentRecord) -> FlowRun | No
 
 
 def _found(client: SyncPrefectClient, dead: ParentRecord) -> FlowRun | None:
-    """The flow run of a record; None if it was deleted, or if the record has no flow run."""
+    """The flow run of a record; None if the flow run was deleted, or if the record has no flow run."""
     if dead.flow_run_id is None:
         return None
     with suppress(ObjectNotFound):
@@ -236,8 +242,8 @@ def _start_again(
 def _same_slot(before: FlowRun, slot: datetime) -> dict[str, Any]:
     """The arguments with which a new flow run belongs to the same slot.
 
-    If the slot comes from the schedule, the new flow run is due at the same time and gets no slot as a parameter, so
-    that it looks again for slots that were missed before it.
+    If the slot comes from the schedule, the new flow run is due at the same time and gets no slot as a parameter. The
+    new flow run then checks again for slots that were missed before this slot.
     """
     due = before.expected_start_time
     if due is not None and before.parameters.get("slot") is None and slot_at(due) == slot:

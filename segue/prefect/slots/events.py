@@ -1,4 +1,4 @@
-"""Events of a model's slots, for automations: data refused, promoted, not promoted, failed."""
+"""Events of a model's slots, for automations. The events are data refused, promoted, not promoted, and failed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ WAITING = "segue.model.waiting"
 def announce(spec: RetrainSpec, models: Models, slot: datetime, *, log_id: str, logger: Logger) -> None:
     """Send one event that a slot has ended or waits for a decision.
 
-    A failure is only logged, because the model's log also has this fact.
+    If the event cannot be sent, the failure is only logged, because the model's log also has the outcome of the slot.
     """
     event = event_of(spec, models, slot, now=SystemClock().now())
     identity = {"log_id": log_id, "flow_run_id": UUID(str(flow_run.id)) if flow_run.id else None}

@@ -1,6 +1,7 @@
-"""The question in the Prefect UI if a candidate should be promoted; its flow run is suspended until the answer.
+"""The question in the Prefect UI if a candidate should be promoted. Until the answer, the flow run that asks is
+suspended.
 
-Prefect only transports the answer. The decision is recorded in the model's log, so the question may be asked again.
+Prefect only transports the answer. The model's log records the decision, so segue may safely ask the question again.
 """
 
 from __future__ import annotations
@@ -53,27 +54,30 @@ class PromotionAnswer(RunInput):
 
 
 class _Given(NamedTuple):
-    """An answer, and its time by the server's clock, because the flow run may begin again much later."""
+    """An answer, and the time of the answer by the server's clock. The time is needed because the flow run may begin
+    again much later."""
 
     answer: PromotionAnswer
     at: datetime
 
 
 class Questions:
-    """Asks a person if the candidates of a model's slots should be promoted, and records the answers."""
+    """An object that asks a person if the candidates of a model's slots should be promoted. It also records the
+    answers."""
 
     def __init__(
         self, spec: RetrainSpec, log: ModelsLog, *, clock: Clock, logger: Logger, show: Callable[[datetime], None]
     ) -> None:
-        """`show` publishes the pages of a slot, before a person is asked about it."""
+        """`show` publishes the pages of a slot, before a person is asked about the slot."""
         self._spec, self._log, self._clock, self._logger, self._show = spec, log, clock, logger, show
 
     def answered(self, slot: datetime) -> SlotState:
-        """Wait for the decision about a slot's candidate; return the ended slot.
+        """Wait for the decision about a slot's candidate, and return the ended slot.
 
         The decision may also come from the command line, and the end of the decision period counts as a decision. Until
-        then this flow run is suspended: its process ends, and it begins again after the decision. If Prefect cannot
-        suspend it, because Prefect does not answer or there is no deployment, the flow run waits here.
+        the decision, this flow run is suspended. Its process ends, and the flow run begins again after the decision. If
+        Prefect cannot suspend the flow run, because Prefect does not answer or there is no deployment, the flow run
+        waits in this method.
 
         Raises:
             StoreReadError, StoreWriteError: a retry is safe.
@@ -89,11 +93,13 @@ class Questions:
                 self._clock.sleep(_LOOK_SECONDS)
 
     def _look(self, state: SlotState) -> None:
-        """Use the answer from the UI if there is one, otherwise ask there; without a deployment, wait a moment."""
+        """If the UI has an answer, use this answer. Otherwise ask the question in the UI. If there is no deployment,
+        only wait a moment."""
         assert state.version is not None
         assert state.decide_by is not None
         own = _own()
-        # The key has the version, because an answer concerns the candidate of its form, not that of a later question.
+        # The key has the version, because an answer concerns only the candidate of the answered form, not the candidate
+        # of a later question.
         start, problem = f"promotion-{state.version}-", ""
         keys = own.empirical_policy.pause_keys or () if own is not None else ()
         questions = sum(key.startswith(start) for key in keys)
@@ -104,7 +110,7 @@ class Questions:
                 return
         if self._clock.now() >= state.decide_by:
             self._decide(expired(state.version, state.decide_by), at=self._clock.now())
-        elif own is None or own.deployment_id is None:  # Prefect only restarts flow runs of a deployment.
+        elif own is None or own.deployment_id is None:  # Prefect restarts only runs of deployments.
             self._clock.sleep(_LOOK_SECONDS)
         else:
             _withdraw_other_questions(own)
@@ -114,7 +120,8 @@ class Questions:
             suspend_flow_run(wait_for_input=form, key=f"{start}{questions + 1}")
 
     def _take(self, given: _Given, version: int) -> str:
-        """Record an answer; return an empty text, or the reason why it is not valid and the question is asked again."""
+        """Record an answer, and return an empty text. If the answer is not valid, return the reason, and the question
+        is asked again."""
         answer: Answer = "approved" if given.answer.answer == "approve" else "rejected"
         try:
             if answer == "approved":
@@ -137,7 +144,8 @@ class Questions:
 
 
 def _answer(own: FlowRun, question: str) -> _Given | None:
-    """The answer to a question of this flow run; None if it was resumed because of a decision made elsewhere."""
+    """The answer to a question of this flow run; None if the flow run was resumed because of a decision that was made
+    elsewhere."""
     key = keyset_from_paused_state(Suspended(pause_key=question))["response"]
     with quick_client() as client:
         inputs = client.filter_flow_run_input(own.id, key_prefix=key, limit=1, exclude_keys=set())
@@ -147,7 +155,7 @@ def _answer(own: FlowRun, question: str) -> _Given | None:
     try:
         answer = PromotionAnswer.model_validate_json(found[0].value)
     except ValidationError:
-        return None  # The value was not written by the form.
+        return None  # The form did not write this value.
     return _Given(answer, at=found[0].created or SystemClock().now())
 
 
@@ -159,7 +167,7 @@ def go_on(client: SyncPrefectClient, run: FlowRun) -> None:
 
 
 def _withdraw_other_questions(own: FlowRun) -> None:
-    """End the other suspended flow runs of the same slot, because this flow run asks now."""
+    """End the other suspended flow runs of the same slot, because this flow run now asks the question."""
     wanted = FlowRunFilter(
         name=FlowRunFilterName(any_=[own.name]),
         deployment_id=FlowRunFilterDeploymentId(any_=[own.deployment_id] if own.deployment_id else []),

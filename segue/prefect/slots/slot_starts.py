@@ -22,12 +22,12 @@ from segue.units import duration
 
 _MOST_STARTS = 5
 _FIRST_PAUSE_SECONDS = 60.0
-"""Pause before the second start of a slot that has not begun; each further pause is four times as long, in total 85
-minutes."""
+"""Pause in seconds before the second start of a slot that has not begun. Each further pause is four times as long. The
+total of all pauses is 85 minutes."""
 
 
 class SlotStarter:
-    """Starts the flow runs of requested slots, in one look."""
+    """An object that starts the flow runs of requested slots, in one check."""
 
     def __init__(
         self,
@@ -43,7 +43,8 @@ class SlotStarter:
         """Texts about slots that have failed because their flow runs ended too often."""
 
     def start(self, trigger: Trigger) -> str:
-        """Start the flow run of a slot, unless it already exists or it is too early; return a text about the action."""
+        """Start the flow run of a slot, unless the flow run already exists or it is too early for it. Return a text
+        about the action."""
         run_id = run_id_of(self._spec, trigger.slot)
         starts = self._starts(run_id)
         newest = starts[0].state if starts else None
@@ -95,6 +96,6 @@ class SlotStarter:
             parameters=self._deployment.parameters | {"slot": trigger.slot.isoformat()},
             name=run_id,
             tags=["segue", run_id],
-            # Parallel looks find the same starts, and create the same flow run.
+            # If checks run in parallel, they find the same starts, and create the same flow run.
             idempotency_key=next(key for key in keys if key not in taken),
         )

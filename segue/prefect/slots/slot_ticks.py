@@ -1,4 +1,4 @@
-"""The ticks of a retraining's schedule, computed as by Prefect's scheduler."""
+"""The ticks of a retraining's schedule. They are computed in the same way as by Prefect's scheduler."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _LONGEST_GAP, _ONE_DAY = timedelta(hours=3), timedelta(days=1)
 
 
 def ticks(spec: RetrainSpec, *, since: datetime, until: datetime) -> tuple[datetime, ...]:
-    """The times of the schedule after `since` and up to `until`, in UTC; empty without a schedule.
+    """The times of the schedule after `since` and up to `until`, in UTC. The result is empty if there is no schedule.
 
-    The times are those of Prefect's scheduler, also at daylight saving changes: a time that the clock shows twice has
-    one tick. If the clock skips a time, its tick is earlier by the skipped interval.
+    The times are equal to the times of Prefect's scheduler, also at daylight saving changes. If the clock shows a time
+    twice, the time has one tick. If the clock skips a time, the tick is earlier by the skipped interval.
 
     Raises:
         SpecError: the schedule is not a cron expression.
@@ -29,7 +29,7 @@ def ticks(spec: RetrainSpec, *, since: datetime, until: datetime) -> tuple[datet
     if spec.schedule is None or until <= since:
         return ()
     require_cron(spec)
-    # The server's own class: the client's has no ticks.
+    # The server's class is used, because the client's class has no ticks.
     from prefect.server.schemas.schedules import CronSchedule as ServerSchedule
 
     schedule = ServerSchedule(cron=spec.schedule, timezone=spec.timezone)
@@ -38,7 +38,8 @@ def ticks(spec: RetrainSpec, *, since: datetime, until: datetime) -> tuple[datet
 
 
 def ticks_of_the_evening_before(spec: RetrainSpec, *, since: datetime, until: datetime) -> tuple[datetime, ...]:
-    """The ticks that are on the day before their scheduled day, because the clock skips the time after midnight.
+    """The ticks that fall on the day before their scheduled day. This happens if the clock skips the time after
+    midnight.
 
     Raises:
         SpecError: the schedule is not a cron expression.
@@ -57,7 +58,8 @@ def ticks_of_the_evening_before(spec: RetrainSpec, *, since: datetime, until: da
 
 
 def begins_for_data(spec: RetrainSpec, models: Models, slot: datetime) -> bool:
-    """True if a slot needs new data: data began it, or a schedule that has an arrival trigger too.
+    """True if a slot needs new data. A slot needs new data if data began it, or if it comes from the schedule of a
+    retraining that also has an arrival trigger.
 
     A slot that a person begins needs no new data.
     """

@@ -1,4 +1,4 @@
-"""The order in which the slots of a model run, if several of them are started."""
+"""The order in which the slots of a model run if several slots are started."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ class _Other(NamedTuple):
 
 
 class Turns:
-    """Decides if a slot waits for, runs or replaces the earlier slots of its model that have not ended."""
+    """The turns of a model's slots. The class decides if a slot waits for, runs or replaces the earlier slots that have
+    not ended."""
 
     def __init__(self, spec: RetrainSpec, store: Store, log: ModelsLog, *, clock: Clock, logger: Logger) -> None:
         self._spec, self._store, self._log = spec, store, log
@@ -44,7 +45,7 @@ class Turns:
         return {slot for slot, _ in self._records()}
 
     def wait(self, slot: datetime, *, has_begun: bool, adopt: Callable[[datetime], None]) -> str | None:
-        """Wait for the turn of a slot, by the rule of `overlap`; if the slot is left out instead, return the reason.
+        """Wait for the turn of a slot, by the rule of `overlap`. If the rule leaves the slot out, return the reason.
 
         A slot that has begun is never left out. `adopt` runs an earlier slot whose flow run has died.
 
@@ -76,11 +77,11 @@ class Turns:
 
     @property
     def look_seconds(self) -> float:
-        """Interval between two looks at the store, in seconds."""
+        """Seconds between two checks of the store."""
         return REMOTE_LOOK_SECONDS if self._store.is_remote else LOOK_SECONDS
 
     def _unfinished(self, slot: datetime) -> list[tuple[datetime, ParentRecord]]:
-        """The earlier slots that have not ended, without those that only wait for a person's decision."""
+        """The earlier slots that have not ended. Slots that only wait for a person's decision are left out."""
         found = self._records(before=slot)
         slots = self._log.read().slots if found else {}
         return [(other, record) for other, record in found if other not in slots or slots[other].decide_by is None]
@@ -107,7 +108,8 @@ class Turns:
         remove_parent(self._store, record)
 
     def _supersede(self, slots: Iterable[datetime], *, why: str) -> None:
-        """End earlier slots and stop their runs; called repeatedly, because a run may begin in the meantime."""
+        """End earlier slots, and stop their runs. The method is called repeatedly, because a run may begin in the
+        meantime."""
         for state in (self._log.read().slots.get(slot) for slot in slots):
             if state is None or state.start is None or state.is_done:
                 continue  # Its data is being checked, or it ends by itself; looked at again in a moment.
@@ -118,7 +120,7 @@ class Turns:
 
 
 def stop_run(start: SlotStart, *, why: str) -> None:
-    """Stop the run of a slot at a checkpoint, if the run has begun and has not ended; a repeated call is safe.
+    """If the run of a slot has begun and has not ended, stop the run at a checkpoint. A repeated call is safe.
 
     Raises:
         StoreReadError, StoreWriteError: a retry is safe.

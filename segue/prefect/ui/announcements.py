@@ -1,4 +1,4 @@
-"""Send each event of a run to Prefect once, for automations and for the event feed of the UI."""
+"""The events of a run, for automations and for the event feed of the UI. Each event is sent to Prefect only once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Logger = logging.Logger | logging.LoggerAdapter[Any]
 
 _FOR_A_PERSON = (RESUME_BROKEN, AT_RISK, LATE, BUDGET, STALE_PRICES, RECOVERY_SILENT)
 _OLD = timedelta(days=1)
-"""Events older than this are not sent, because a parent that starts again derives all events of the run."""
+"""Events older than this time are not sent, because a parent that starts again derives all events of the run."""
 
 _MOST_AT_ONCE = 50
 """Highest number of events that the server returns for one request."""
@@ -36,12 +36,13 @@ def model_resource_id(name: str) -> str:
 
 
 class Announcer:
-    """Sends events that the server does not have yet; the id of an event is derived from the log's id and its key."""
+    """An object that sends the events that the server does not have yet. The id of an event is derived from the id of
+    the log and the key of the event."""
 
     def __init__(
         self, name: str, *, log_id: str, flow_run_id: UUID | None, logger: Logger, resource: str | None = None
     ) -> None:
-        """`resource` is the id of the resource in the events; the default is the run with this name."""
+        """`resource` is the id of the resource in the events. The default is the id of the run with this name."""
         self._resource = {"prefect.resource.id": resource or resource_id(name), "prefect.resource.name": name}
         self._log_id, self._flow_run_id, self._logger = log_id, flow_run_id, logger
         self._settled: set[UUID] = set()
@@ -66,7 +67,7 @@ class Announcer:
 
     def _send(self, client: SyncPrefectClient, events: list[Event]) -> None:
         try:
-            # A separate request, because the worker thread of `emit_event` does not report success.
+            # This request is separate, because the worker thread of `emit_event` does not report success.
             client.request("POST", "/events", json=[event.model_dump(mode="json") for event in events])
         except Exception as error:
             if not is_refusal(error):

@@ -1,4 +1,5 @@
-"""Artifacts of a run in the Prefect UI: their keys, and versions that are updated in place."""
+"""The artifacts of a run in the Prefect UI. The module makes their keys, and updates a version of an artifact in
+place."""
 
 from __future__ import annotations
 
@@ -50,7 +51,7 @@ class LiveArtifact:
         self._id: UUID | None = None
 
     def begin_version(self) -> None:
-        """Let the next write create a new version; the previous version stays unchanged."""
+        """Let the next write create a new version. The previous version stays unchanged."""
         self._id = None
 
     def write(self, client: SyncPrefectClient, data: Any, *, description: str) -> None:
@@ -65,7 +66,7 @@ class LiveArtifact:
         self._id = client.create_artifact(ArtifactCreate(**facts, data=data, description=description)).id
 
     def _update(self, client: SyncPrefectClient, data: Any, description: str) -> bool:
-        """Update the version; False if a person has deleted it."""
+        """Update the version. Return False if a person has deleted the version."""
         content = {"data": data, "description": description}
         try:
             # Prefect's `update_artifact` is not used, because it emits an event with all data for each update.

@@ -12,7 +12,7 @@ from segue.records import SegmentReport, StopReason
 
 
 def state_of(report: SegmentReport) -> State[Any]:
-    """The state of an attempt in the Prefect UI; a preemption is Crashed, never Failed."""
+    """The state of an attempt in the Prefect UI. The state of a preempted attempt is Crashed, never Failed."""
     message = message_of(report)
     match report.stop_reason:
         case StopReason.FINISHED | StopReason.BOUND:
@@ -40,7 +40,7 @@ def state_of(report: SegmentReport) -> State[Any]:
 
 
 def message_of(report: SegmentReport) -> str:
-    """One line about the attempt; after a failure also the traceback of the user's code."""
+    """One line about the attempt. After a failure, the message also has the traceback of the user's code."""
     if not report.got_capacity and report.note:
         return report.note
     ref = report.checkpoint

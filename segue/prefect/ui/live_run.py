@@ -1,6 +1,8 @@
-"""The live view of a run: its page, progress and events are kept up to date while its segments train or wait.
+"""The live view of a run. It keeps the page, the progress and the events of the run up to date while the segments train
+or wait.
 
-A separate thread does all of this. The run does not depend on it, and no method waits for Prefect or for the store.
+A separate thread does this work. The run does not depend on the thread, and no method waits for Prefect or for the
+store.
 """
 
 from __future__ import annotations
@@ -30,19 +32,21 @@ from segue.runlog.log import RunLog
 from segue.spec import RunSpec
 
 PERIOD_SECONDS = 30.0
-"""Shortest time between two refreshes."""
+"""Shortest time between two refreshes, in seconds."""
 _PICTURE_SECONDS, _PICTURE_COST = 60.0, 100.0
-"""Shortest time between two plots if only steps are new: in seconds, and as a multiple of the drawing time."""
+"""Shortest time between two plots of a run if only steps are new. The first number is in seconds, the second is a
+multiple of the drawing time."""
 _END_SECONDS = 5.0
 """Longest wait for the last refresh at the end of a run, in seconds."""
 _RETRY_SECONDS = 2.0
 _DRAWING_PAUSE = 9.0
-"""Shortest pause between two plots of this process, as a multiple of the last drawing time, to use at most a tenth of a
-core."""
+"""Shortest pause between two plots of this process, as a multiple of the last drawing time. With this pause, the plots
+use at most a tenth of a core."""
 
 
 class LiveRun:
-    """Keeps a run's page, progress and events up to date until it is closed."""
+    """The live view of one run. It keeps the page, the progress and the events of the run up to date until it is
+    closed."""
 
     def __init__(
         self,
@@ -84,19 +88,20 @@ class LiveRun:
             self._wake.set()
 
     def show(self, waiting: str | None) -> None:
-        """Show this text about what the run waits for, at the next refresh."""
+        """At the next refresh, show this text about the reason why the run waits."""
         self._waits["waiting"] = waiting
 
     def show_unguarded(self, unguarded: str | None) -> None:
-        """Show this reason why nothing would start the parent again, at the next refresh."""
+        """At the next refresh, show this reason why nothing would start the parent again."""
         self._waits["unguarded"] = unguarded
 
     def nudge(self) -> None:
-        """Send new events soon; call this after a write to the run's log."""
+        """Send new events soon. Call this method after each write to the run's log."""
         self._wake.set()
 
     def finish(self) -> None:
-        """Request a last refresh and wait a few seconds for it; it is retried until the end of the block."""
+        """Request a last refresh, and wait a few seconds for this refresh. If it fails, it is retried until the end of
+        the block."""
         self._last.set()
         self._wake.set()
         self._thread.join(_END_SECONDS)
@@ -119,14 +124,15 @@ class LiveRun:
         return max(self._period_seconds - since, 0.05)
 
     def _try(self, client: SyncPrefectClient, *, is_due: bool) -> bool:
-        """Try to refresh; return True if Prefect accepted all updates."""
+        """Try to refresh the view. Return True if Prefect accepted all updates."""
         try:
             view = self._read()
             self._announce(client, view)
             if is_due:
                 self._publish(client, view)
         except Exception as error:
-            # Any exception, because this thread must continue and update the page when Prefect answers again.
+            # Catch any exception, because this thread must continue, and must update the page when Prefect answers
+            # again.
             if not self._is_silent:
                 self._is_silent = True
                 self._logger.warning("the run's page could not be refreshed reason=%s: %s", type(error).__name__, error)
@@ -137,7 +143,7 @@ class LiveRun:
         return True
 
     def _read(self) -> RunView:
-        """The current view of the run; if the store cannot be read, the last view with this problem added."""
+        """The current view of the run. If the store cannot be read, it is the last view, with this problem added."""
         now = self._clock.now()
         try:
             view = view_of(self._runlog, self._spec, now=now, **self._waits)
@@ -173,7 +179,8 @@ class LiveRun:
 
 
 class _Turns:
-    """Lets the runs of this process draw one after the other, with at most a tenth of a core in total."""
+    """The turns in which the runs of this process draw their plots, one run after the other. All runs together use at
+    most a tenth of a core."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -181,7 +188,7 @@ class _Turns:
 
     @contextmanager
     def turn(self, clock: Clock) -> Iterator[bool]:
-        """A block that may draw if it yields True; never waits."""
+        """A block that may draw if it yields True. It never waits."""
         is_mine = self._lock.acquire(blocking=False)
         started_at = clock.monotonic()
         is_free = is_mine and started_at >= self._free_at
@@ -199,7 +206,7 @@ _TURNS = _Turns()
 
 
 class _Picture:
-    """The run's plot, drawn again after new attempts or decisions, and also at long intervals."""
+    """The plot of a run. It is drawn again after new attempts or decisions, and otherwise at long intervals."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -208,7 +215,7 @@ class _Picture:
         self.newest: Picture | None = None
 
     def of(self, runlog: RunLog, view: RunView) -> Picture | None:
-        """The newest plot; None at the first call, because drawing would delay the submission of the first segment."""
+        """The newest plot. None at the first call, because drawing would delay the submission of the first segment."""
         known, at = (len(view.history.reports), len(view.history.decisions)), self._clock.monotonic()
         if self._due_at is None:
             self._due_at = at

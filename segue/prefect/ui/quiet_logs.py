@@ -1,7 +1,8 @@
-"""Filter for log lines of Prefect's engines that have no information, or that alarm people without a reason.
+"""A filter for log lines of Prefect's engines. It drops lines that have no information, and lines that alarm people
+without a reason.
 
-If a flow returns a state that is not Completed, Prefect's engine logs a traceback; for a task it logs an error line.
-The state already shows how the flow or task ended.
+If a flow returns a state that is not Completed, Prefect's engine logs a traceback. If a task does so, the engine logs
+an error line. The state already shows how the flow or task ended.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _ENGINE_END = "Engine execution exited"
 _ORDINARY = (Word.PREEMPTED, Word.LOST, Word.FENCED, Word.NO_CAPACITY, Word.START_FAILED)
 """Ends of attempts after which the run continues by itself."""
 _ORDINARY_END = re.compile(rf"^Finished in state (Cancelled\(|\w+\(['\"]({'|'.join(_ORDINARY)}): )")
-"""Pattern of log lines about such an end, or about a cancellation by a person."""
+"""Pattern of log lines about one of these ends, or about a cancellation by a person."""
 _EMPTY = "Finished in state Completed()"
 
 
@@ -32,7 +33,8 @@ def quieten() -> None:
 
 
 def keeps(record: logging.LogRecord) -> bool:
-    """True if a line is kept; the line about the ordinary end of an attempt becomes a warning instead of an error."""
+    """True if a line is kept. If the line is about the ordinary end of an attempt, it becomes a warning instead of an
+    error."""
     text = record.getMessage()
     error = record.exc_info[1] if record.exc_info else None
     if text == _EMPTY or (text.startswith(_ENGINE_END) and isinstance(error, _OF_A_STATE)):

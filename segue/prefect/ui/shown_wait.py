@@ -1,4 +1,4 @@
-"""Waits for a machine, shown as task runs in the graph of the parent's flow run."""
+"""Shows each wait for a machine as a task run in the graph of the parent's flow run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ Deliver = Callable[[Message], None]
 
 
 class ShownWait:
-    """Shows each kind of wait of one attempt as a separate task run: for capacity, in a back-off, while booting."""
+    """The display of one attempt's waits. Each kind of wait is a separate task run. The kinds are the wait for
+    capacity, the back-off, and the boot."""
 
     def __init__(self, deliver: Deliver, *, clock: Clock) -> None:
         """`deliver` sends a request in the background, as a messenger does."""
@@ -28,7 +29,8 @@ class ShownWait:
         self._node: _Node | None = None
 
     def show(self, waiting: str | None) -> None:
-        """Show this text about what the attempt waits for; None after it has got a machine or has ended."""
+        """Show this text about the reason why the attempt waits. None means that the attempt has a machine or has
+        ended."""
         name = None if waiting is None else waiting.partition(": ")[0]
         if self._node is not None and self._node.name != name:
             self._node.end(self._clock.monotonic())
@@ -45,7 +47,8 @@ class ShownWait:
 
 
 class _Node:
-    """One task run in the graph; each request sends its current state, so that a request may be repeated."""
+    """One task run in the graph. Each request sends the full current state of the task run, so it is safe to send a
+    request again."""
 
     def __init__(self, name: str, *, task: Task[..., object], flow_run_id: UUID, began_at: float) -> None:
         self.name, self.why = name, name

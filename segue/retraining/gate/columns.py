@@ -1,4 +1,4 @@
-"""The files of a window as one table; only the requested columns are read into memory."""
+"""Reads the files of a window as one table. Only the requested columns are in memory."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ class Part(NamedTuple):
     source: str
     """Path or URL of the file."""
     path: Path
-    """Path of the Parquet file with its content."""
+    """Path of the Parquet file with the content of this file."""
     names: tuple[str, ...]
-    """Names of its columns."""
+    """Names of the columns of this file."""
     rows: int
 
 
 class Columns:
-    """The rows of several files, in order; only the requested columns are in memory."""
+    """The rows of several files, in order. Only the requested columns are in memory."""
 
     def __init__(self, parts: Sequence[Part], types: Mapping[str, str]) -> None:
         self.parts = tuple(parts)
         self._types = types
 
     def only(self, sources: Collection[str]) -> Columns:
-        """The table of these files only."""
+        """Return the table of these files only."""
         return Columns([part for part in self.parts if part.source in sources], self._types)
 
     @property
@@ -53,10 +53,10 @@ class Columns:
         return tuple(name for name in first.names if all(name in part.names for part in others))
 
     def read(self, names: Sequence[str]) -> pd.DataFrame:
-        """These columns, with an index that begins at 0.
+        """Return these columns, with an index that begins at 0.
 
         Raises:
-            DataUnreadableError: a file is damaged, or a value is none of its column's type.
+            DataUnreadableError: a file is damaged, or a value does not have the type of its column.
         """
         if not names:
             return self.count()
@@ -64,17 +64,17 @@ class Columns:
         return read_frame([part.path for part in self.parts], columns=names, types=self._types, names=sources)
 
     def outline(self) -> pd.DataFrame:
-        """All columns of the first file, without rows."""
+        """Return all columns of the first file, without rows."""
         return read_frame([], types={name: self._types[name] for name in self.parts[0].names})
 
     def count(self) -> pd.DataFrame:
-        """A frame with all rows and no columns."""
+        """Return a frame with all rows and no columns."""
         import pandas as pd
 
         return pd.DataFrame(index=pd.RangeIndex(self.rows))
 
     def place_of(self, row: int) -> str:
-        """The place of a row: its file, and its number in the file, counted from 0."""
+        """Return the place of a row: the row's file, and the row's number in the file, counted from 0."""
         return place_of([(part.source, part.rows) for part in self.parts], row)
 
 
@@ -82,12 +82,12 @@ class Columns:
 def columns_of(
     files: Sequence[WindowFile], local: Mapping[str, Path], types: Mapping[str, str], reading: Reading = _USUAL
 ) -> Iterator[Columns]:
-    """A block with the table of these files, in the types of their layout; `local` gives the local path of each file.
+    """A block with the table of these files, in the types of their layout. `local` gives the local path of each file.
 
     CSV files are converted to Parquet until the block ends, so that single columns can be read.
 
     Raises:
-        DataUnreadableError: a file is damaged, or a value is none of its column's type.
+        DataUnreadableError: a file is damaged, or a value does not have the type of its column.
     """
     with tempfile.TemporaryDirectory(prefix="segue-data-") as folder:
         parts = []

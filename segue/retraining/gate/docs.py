@@ -13,10 +13,10 @@ _MOST_FILE_BYTES = 64 * 2**20
 
 
 def store_docs(store: Store, model: str, stamp: str, folder: Path) -> str:
-    """Store every file of a site below the slot's prefix, replacing existing files; return the prefix.
+    """Store every file of a site below the slot's prefix, and replace existing files. Return the prefix.
 
     Raises:
-        StoreWriteError: some files may be missing; a retry is safe.
+        StoreWriteError: some files may be missing. It is safe to call the function again.
     """
     prefix = keys.docs_prefix(model, stamp)
     for path in sorted(folder.rglob("*")):
@@ -26,7 +26,7 @@ def store_docs(store: Store, model: str, stamp: str, folder: Path) -> str:
 
 
 def fetch_docs(store: Store, prefix: str, into: Path) -> Path:
-    """Write a site from the store into a folder; return the path of its first page.
+    """Write a site from the store into a folder. Return the path of its first page.
 
     Raises:
         NoDocsError: the store has no site below this prefix.

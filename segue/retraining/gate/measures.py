@@ -1,6 +1,7 @@
-"""The measures that segue computes of a window, as small frames with the expectations of retrain.toml.
+"""Computes segue's own measures of a window, as small frames with the expectations of retrain.toml.
 
-The measures are the likeness of the files, the number of rows, the age and the drift."""
+The measures are the likeness of the files, the number of rows, the age and the drift.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 DIFFERENCES = "differences"
-"""The name of the frame of differences between files; each difference is a row of its own."""
+"""The name of the frame of differences between files. Each difference is one row of the frame."""
 Arguments = Mapping[str, Any]
 
 
@@ -29,7 +30,7 @@ class Derived(NamedTuple):
     of: str
     """The plural noun for the rows of the frame, such as `files`."""
     frame: pd.DataFrame
-    """The frame; its first column names the subject of each row."""
+    """The frame of measures. The first column names the subject of each row."""
     expected: tuple[tuple[str, Arguments], ...]
 
 
@@ -42,10 +43,10 @@ def derived(
     new: Columns,
     before: Mapping[str, ColumnProfile],
 ) -> Iterator[Derived]:
-    """The frames of a window.
+    """Return the frames of measures of a window.
 
-    `before` has the profiles of the previous window, by column; it is empty at the first slot. The drift is computed
-    for the `new` rows.
+    `before` contains the profiles of the previous window, by column. It is empty at the first slot. The drift is
+    computed for the `new` rows.
 
     Raises:
         DataUnreadableError: a file is damaged.
@@ -94,9 +95,9 @@ def _age(columns: Columns, name: str, slot: datetime) -> pd.DataFrame:
 def drifts_of(
     columns: Columns, before: Mapping[str, ColumnProfile], *, only: Sequence[str] | None = None
 ) -> dict[str, Drift]:
-    """The drift of each column that has a profile; columns are read one at a time.
+    """Return the drift of each column that has a profile. The columns are read one at a time.
 
-    A column of `only` that does not exist has infinite drift.
+    If a column of `only` does not exist, its drift is infinite.
 
     Raises:
         DataUnreadableError: a file is damaged.

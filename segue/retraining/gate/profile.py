@@ -1,4 +1,4 @@
-"""The profile of a column of a window, and the drift of new rows from the profile."""
+"""Computes the profile of a column of a window, and the drift of new rows from the profile."""
 
 from __future__ import annotations
 
@@ -16,17 +16,20 @@ if TYPE_CHECKING:
 _EDGES, _BINS = 100, 10
 _MOST_VALUES = 100
 _SAMPLED = 100_000
-"""Number of evenly spaced values from which edges are chosen; the shares between edges use all values."""
+"""Number of evenly spaced values from which edges are chosen. The shares between edges use all values."""
 _LEAST_SHARE = 1e-4
-"""Share that an empty bin counts as, because the logarithm of 0 is infinite."""
+"""An empty bin counts as this share, because the logarithm of 0 is infinite."""
 
 
 class Drift(NamedTuple):
     """The drift of new rows from a profile."""
 
     psi: float
-    """Population stability index over ten bins or the most frequent values, with nulls as a bin of their own.
-    Below 0.1 is usually called stable, above 0.25 changed (Siddiqi, Credit Risk Scorecards, 2006)."""
+    """Population stability index over ten bins or the most frequent values.
+
+    Nulls have a bin of their own. A value below 0.1 is usually called stable, a value above 0.25 changed (Siddiqi,
+    Credit Risk Scorecards, 2006).
+    """
     ks: float | None
     """Kolmogorov-Smirnov distance of numbers: the largest difference of the two cumulative distributions."""
 
@@ -45,7 +48,7 @@ def profile_of(column: pd.Series) -> ColumnProfile:
 
 
 def drift_of(column: pd.Series, before: ColumnProfile) -> Drift | None:
-    """The drift of a column from its profile; None if the profile has no distribution."""
+    """Return the drift of a column from its profile. Return None if the profile has no distribution."""
     present = column.dropna()
     if before.kind == "other" or not len(column):
         return None
@@ -96,7 +99,7 @@ def _cumulative(numbers: npt.NDArray[np.float64], edges: npt.NDArray[np.float64]
 
 
 def _bins(cumulative: npt.NDArray[np.float64]) -> list[float]:
-    """Shares of about ten bins: the bins between edges, and the bin beyond the last edge."""
+    """Return the shares of about ten bins: the bins between edges, and the bin beyond the last edge."""
     picked = cumulative[:: max(len(cumulative) // _BINS, 1)]
     return [float(each) for each in np.diff(np.concatenate([[0.0], picked, [1.0]]))]
 

@@ -19,7 +19,7 @@ _ROOM = 0.5
 
 
 def starter_suite(columns: Columns, *, name: str) -> Entry:
-    """A suite that these rows meet, as a draft for a person: columns, nulls, ranges, sets of values, uniqueness.
+    """Return a suite that these rows meet, as a draft for a person: columns, nulls, ranges, sets of values, uniqueness.
 
     Every row is read, one column at a time.
 
@@ -58,7 +58,10 @@ def _of_column(name: str, values: pd.Series) -> Iterator[Entry]:
 
 
 def _limits(low: float, high: float) -> tuple[float, float]:
-    """A range with a margin around the values; it does not go below zero if no value does, as for counts."""
+    """Return a range with a margin around the values.
+
+    The range does not go below zero if no value does, as for counts.
+    """
     room = _ROOM * (high - low) or abs(high) or 1.0
     digits = 3 - math.floor(math.log10(room))
     lower = 0.0 if low >= 0 else round(low - room, digits)

@@ -1,4 +1,4 @@
-"""A suite of Great Expectations: it is read from its file, validated, and divided by columns."""
+"""Reads a suite of Great Expectations from its file, validates the suite, and divides it by columns."""
 
 from __future__ import annotations
 
@@ -17,11 +17,14 @@ class Expectation(NamedTuple):
     """One expectation of the suite."""
 
     kind: str
-    """The kind, as in expect_column_values_to_not_be_null."""
+    """The kind of the expectation, as in expect_column_values_to_not_be_null."""
     columns: tuple[str, ...] | None
-    """The columns that the expectation reads; empty if it is about the table as a whole, None for all columns."""
+    """The columns that the expectation reads.
+
+    The tuple is empty if the expectation is about the table as a whole, and None for all columns.
+    """
     made: Any
-    """The object of Great Expectations."""
+    """The expectation as an object of Great Expectations."""
 
     @property
     def counts_rows(self) -> bool:
@@ -30,15 +33,15 @@ class Expectation(NamedTuple):
 
     @property
     def is_warning(self) -> bool:
-        """Whether the expectation does not stop a slot, because its severity is warning or info."""
+        """Whether the expectation does not stop a slot, because the severity of the expectation is warning or info."""
         return str(getattr(self.made.severity, "value", self.made.severity)) in ("warning", "info")
 
 
 def read_suite(path: Path, gx: Any) -> tuple[Expectation, ...]:
-    """The expectations in a suite's file, as `ExpectationSuite.to_json_dict()` writes it.
+    """Return the expectations in a suite's file, as `ExpectationSuite.to_json_dict()` writes it.
 
     Raises:
-        SpecError: the file cannot be read, or an entry is not an expectation; the error names each such entry.
+        SpecError: the file cannot be read, or an entry is not an expectation. The error names each such entry.
     """
     from great_expectations.expectations.expectation_configuration import ExpectationConfiguration
 

@@ -1,6 +1,7 @@
-"""The check of a window before any capacity is bought: the user's suite, and segue's own measures of the files.
+"""Checks a window before any capacity is bought, with the user's suite and with segue's own measures of the files.
 
-Expectations are evaluated over all rows, one group of columns at a time, so only these columns are in memory.
+Expectations are evaluated over all rows, one group of columns at a time. Only the columns of one group are therefore in
+memory.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _MOST_PLACES = 10
 _SOURCE = "data"
 _NEEDED_FOR = "The check of the data"
 _LARGE_BYTES = 2**24
-"""Size of a frame in bytes from which its memory is freed at once, which takes 0.3 s."""
+"""If a frame has at least this number of bytes, its memory is freed at once. This takes 0.3 s."""
 
 
 def check_window(
@@ -39,12 +40,12 @@ def check_window(
     before: tuple[Window, GateResult] | None = None,
     docs: Path | None = None,
 ) -> GateResult:
-    """Evaluate every expectation of `spec.gate`; `folder` has retrain.toml, and `before` is the previous slot.
+    """Evaluate every expectation of `spec.gate`. `folder` contains retrain.toml, and `before` is the previous slot.
 
-    If `docs` is given, Data Docs are written into that folder; open its `index.html`.
+    If `docs` is given, Data Docs are written into that folder. Open the `index.html` of the folder.
 
     Raises:
-        DataUnreadableError: a file is damaged, or a value is none of its column's type.
+        DataUnreadableError: a file is damaged, or a value does not have the type of its column.
         MissingExtraError: great-expectations is not installed.
         OutputError: `docs` cannot be written.
         SpecError: the suite cannot be read, or has entries that are not expectations.
@@ -84,7 +85,7 @@ def _outcome(spec: RetrainSpec, findings: Sequence[Finding]) -> Literal["passed"
 
 
 def _of_suite(suite: Sequence[Expectation], columns: Columns, validator: _Validator) -> Iterator[Finding | None]:
-    """The finding of each expectation, or None if it is met."""
+    """Return the finding of each expectation. The finding is None if the expectation is met."""
     for names, expectations in by_columns(suite).items():
         missing = [name for name in names or () if name not in columns.names]
         if missing:
@@ -136,7 +137,10 @@ def _shown(value: object) -> str:
 
 
 def _reason(exceptions: Any) -> str:
-    """The message of an exception that Great Expectations kept: a dict, or a dict of such dicts by metric."""
+    """Return the message of an exception that Great Expectations kept.
+
+    The exception is a dict, or a dict of such dicts by metric.
+    """
     if not isinstance(exceptions, dict):
         return str(exceptions)
     message = exceptions.get("exception_message")
@@ -150,14 +154,14 @@ def _unmet(expectation: Expectation, names: Sequence[str], observed: str) -> Fin
 
 
 class _Validator:
-    """Evaluates expectations of frames, and keeps the results for the Data Docs."""
+    """Evaluates expectations for frames, and keeps the results for the Data Docs."""
 
     def __init__(self, context: Any) -> None:
         self._context = context
         self._results: list[Any] = []
 
     def validate(self, frame: pd.DataFrame, expectations: Sequence[Any]) -> list[Any]:
-        """The results, in the order of the expectations."""
+        """Return the results, in the order of the expectations."""
         source = self._context.data_sources.add_pandas(_SOURCE)
         try:
             whole = source.add_dataframe_asset(_SOURCE).add_batch_definition_whole_dataframe(_SOURCE)
@@ -175,7 +179,7 @@ class _Validator:
         return results
 
     def write_docs(self, folder: Path, *, name: str, run_name: str) -> None:
-        """All results as one page of Data Docs, with its index."""
+        """Write all results as one page of Data Docs, with its index."""
         from great_expectations.core.expectation_validation_result import ExpectationSuiteValidationResult
         from great_expectations.core.run_identifier import RunIdentifier
         from great_expectations.data_context.types.resource_identifiers import (

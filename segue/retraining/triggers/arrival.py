@@ -1,4 +1,4 @@
-"""Arrival of data: decides whether the files of a window are new and complete, so that a slot begins. Pure."""
+"""Decides whether the files of a window are new and complete. If they are, a slot begins. The module is pure."""
 
 from __future__ import annotations
 
@@ -20,11 +20,14 @@ from segue.retraining.window import Chosen
 _MOST_NAMED = 3
 
 WrittenAt = Callable[[str], Mapping[str, datetime | None]]
-"""Returns for each file of a folder, including markers, the time of its last write; None if the time is not known."""
+"""This function returns the time of the last write of each file of a folder, including markers.
+
+The time is None if it is not known.
+"""
 
 
 class Seen(Record):
-    """The observations of a look, kept for the next look."""
+    """The observations of one check, kept for the next check."""
 
     files: str = Field("", description="Hash of the listing of the window's files.")
     since: AwareDatetime | None = Field(None, description="Time since which these files have not changed.")
@@ -35,24 +38,28 @@ class Seen(Record):
 
 
 class Arrival(NamedTuple):
-    """The result of a look at the files of a window."""
+    """The result of a check of the files of a window."""
 
     action: Literal["none", "wait", "compare", "train"]
-    """`compare`: another slot has files of the same names and sizes, so only the content shows whether they are new."""
+    """The action `compare` means that another slot has files of the same names and sizes.
+
+    Only the content then shows whether the files are new.
+    """
     why: str
 
 
 def key_of(chosen: Chosen, listed: Sequence[Listed]) -> str:
-    """A key of the files of a window, from their listing; the key changes if one of the files changes."""
+    """Return a key of the files of a window, from their listing. The key changes if one of the files changes."""
     known = {each.path: each for each in listed}
     lines = [f"{place.path}\n{place.is_held_back}\n{known[place.path][1:]}" for place in chosen.files]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 def reason_of(files: str, models: Models, *, before: datetime | None = None) -> str:
-    """A key of the files of a window and the newest slot, or the newest slot before `before` if that is given.
+    """Return a key of the files of a window and of the newest slot.
 
-    So the same files can cause another slot: if files of an earlier slot are restored, or if a slot was left out.
+    If `before` is given, the newest slot before `before` is used. Because of this key, the same files can cause another
+    slot if files of an earlier slot are restored, or if a slot was left out.
     """
     passed = [slot for slot, state in models.slots.items() if state.start is not None or _is_left_out(models, slot)]
     slots = [slot.isoformat() for slot in passed if before is None or slot < before]
@@ -60,7 +67,9 @@ def reason_of(files: str, models: Models, *, before: datetime | None = None) -> 
 
 
 def begun_for(files: str, models: Models) -> Trigger | None:
-    """The trigger that requested a slot for the same reason, or that began the newest slot if that slot failed."""
+    """Return the trigger that requested a slot for the same reason, or the trigger that began the newest slot if this
+    slot failed.
+    """
     reason = reason_of(files, models)
     asked = next((each for each in models.triggers.values() if each.key == reason), None)
     begun = [slot for slot, state in models.slots.items() if state.start is not None]
@@ -70,14 +79,14 @@ def begun_for(files: str, models: Models) -> Trigger | None:
 
 
 def _is_left_out(models: Models, slot: datetime) -> bool:
-    """Whether a requested slot ended as skipped before it began, so that its files may not have been used."""
+    """Whether a requested slot ended as skipped before it began. If it did, its files may not have been used."""
     state = models.slots[slot]
     is_skipped = state.end is not None and state.end.outcome == "skipped"
     return slot in models.triggers and state.start is None and is_skipped
 
 
 def noted(seen: Seen, key: str, *, now: datetime) -> Seen:
-    """The observations, brought up to date with the present files."""
+    """Return the observations, updated with the present files."""
     return seen if seen.files == key else seen.model_copy(update={"files": key, "since": now, "hashes": {}})
 
 
@@ -91,7 +100,7 @@ def arrival_of(
     now: datetime,
     written_at: WrittenAt,
 ) -> Arrival:
-    """The action for the files of a window; `seen` has the earlier observations of these files.
+    """Return the action for the files of a window. `seen` contains the earlier observations of these files.
 
     If a slot failed on these files, no new slot begins until one of the files changes.
     """
@@ -116,7 +125,10 @@ def arrival_of(
 def same_window(
     windows: Mapping[datetime, Window], chosen: Chosen, listed: Sequence[Listed], hashes: Mapping[str, str]
 ) -> datetime | None:
-    """The newest slot with the same data; if `hashes` is empty, files of the same names and sizes count as the same."""
+    """Return the newest slot with the same data.
+
+    If `hashes` is empty, files of the same names and sizes count as the same data.
+    """
     sizes = {each.path: each.size_bytes for each in listed}
     content = {(place.path, hashes.get(place.path) or sizes[place.path], place.is_held_back) for place in chosen.files}
     same = [
@@ -129,13 +141,19 @@ def same_window(
 
 
 def _newest_window(models: Models) -> Window | None:
-    """The data of the newest slot that has begun, whether it was accepted or not; None if no slot has begun."""
+    """Return the data of the newest slot that has begun, whether the data was accepted or not.
+
+    Return None if no slot has begun.
+    """
     starts = [state.start for state in models.slots.values() if state.start is not None]
     return starts[-1].window if starts else None
 
 
 def _changed(before: Window | None, chosen: Chosen, hashes: Mapping[str, str]) -> str:
-    """A text about the files whose content differs from the previous window; empty if there are none."""
+    """Return a text about the files whose content differs from the previous window.
+
+    The text is empty if there are no such files.
+    """
     known = {file.path: file.sha256 for file in before.files} if before is not None else {}
     changed = [place.path for place in chosen.files if hashes[place.path] != known.get(place.path)]
     return f"changed data: {names(changed)}" if changed else ""
@@ -163,13 +181,16 @@ def _incomplete(spec: ArrivalSpec, chosen: Chosen, seen: Seen, *, now: datetime,
 
 
 def _is_after(times: Mapping[str, datetime | None], marker: str, files: Sequence[str]) -> bool:
-    """Whether a marker belongs to the delivery of these files: it must not be older than any of them."""
+    """Whether a marker belongs to the delivery of these files. The marker must not be older than any of the files."""
     written, others = times[marker], [times.get(name) for name in files]
     return written is not None and all(time is not None and time <= written for time in others)
 
 
 def _difference(before: Window | None, chosen: Chosen, listed: Sequence[Listed]) -> str:
-    """A text about new or changed files since the previous window, by names and sizes; empty if there are none."""
+    """Return a text about new or changed files since the previous window, by names and sizes.
+
+    The text is empty if there are no such files.
+    """
     sizes = {each.path: each.size_bytes for each in listed}
     if before is None:
         return f"the first data has arrived: {names([place.path for place in chosen.files])}"
@@ -185,6 +206,6 @@ def _difference(before: Window | None, chosen: Chosen, listed: Sequence[Listed])
 
 
 def names(paths: Sequence[str]) -> str:
-    """The first paths, and the number of further paths."""
+    """Return a text with the first paths and the number of further paths."""
     more = f" and {len(paths) - _MOST_NAMED} more" if len(paths) > _MOST_NAMED else ""
     return f"{', '.join(paths[:_MOST_NAMED])}{more}"

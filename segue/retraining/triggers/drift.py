@@ -1,4 +1,7 @@
-"""Drift of data in service from the data of the version in service, on which it was trained and evaluated."""
+"""Computes the drift of data in service from the data of the version in service.
+
+The version was trained and evaluated on this data.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +24,12 @@ _MOST_NAMED = 5
 
 
 def newest_of(spec: DriftSpec, listed: Sequence[Listed]) -> Sequence[Listed]:
-    """The newest files, which are read."""
+    """Return the newest files. Only these files are read."""
     return listed[-spec.newest_files :]
 
 
 def key_of(files: Sequence[Listed], version: int, window: str) -> str:
-    """A key of a drift comparison; it changes with the files, the version in service and the `window`."""
+    """Return a key of a drift comparison. The key changes with the files, the version in service and the `window`."""
     lines = [f"version {version}", window, *(repr(tuple(each)) for each in files)]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
@@ -34,13 +37,14 @@ def key_of(files: Sequence[Listed], version: int, window: str) -> str:
 def drift_in(
     spec: DriftSpec, files: Sequence[Listed], before: Mapping[str, ColumnProfile], access: DataAccess
 ) -> dict[str, Drift]:
-    """The drift of each column of these files; infinite for a column of `spec.columns` that no longer exists.
+    """Return the drift of each column of these files.
 
-    Local copies of remote files are removed afterwards.
+    The drift is infinite for a column of `spec.columns` that no longer exists. Local copies of remote files are removed
+    after the comparison.
 
     Raises:
         DataUnreadableError: a file could not be read, is damaged, or is being written to.
-        MissingExtraError: the package for files at such an address is not installed.
+        MissingExtraError: the extra package for files at this kind of address is not installed.
         SpecError: a column of `spec.columns` was not in the data of the version in service.
     """
     unknown = [name for name in spec.columns or () if name not in before]
@@ -56,7 +60,10 @@ def drift_in(
 
 
 def exceeded(spec: DriftSpec, drifts: Mapping[str, Drift]) -> str:
-    """A text about the columns that have drifted, the largest drift first; empty if none has drifted."""
+    """Return a text about the columns that have drifted, the largest drift first.
+
+    The text is empty if no column has drifted.
+    """
     found = sorted(drifts.items(), key=lambda each: -each[1].psi)
     sentences = [sentence for name, drift in found for sentence in _sentences(spec, name, drift)]
     more = f"; {len(sentences) - _MOST_NAMED} more" if len(sentences) > _MOST_NAMED else ""
@@ -64,7 +71,7 @@ def exceeded(spec: DriftSpec, drifts: Mapping[str, Drift]) -> str:
 
 
 def largest(drifts: Mapping[str, Drift]) -> str:
-    """A text about the column with the largest drift."""
+    """Return a text about the column with the largest drift."""
     if not drifts:
         return "no column of it can be compared"
     name, drift = max(drifts.items(), key=lambda each: each[1].psi)

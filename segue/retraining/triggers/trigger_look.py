@@ -1,4 +1,4 @@
-"""One look for a cause of a slot: it reads the files of the window and the files of data in service."""
+"""Checks once whether there is a cause for a slot: reads the files of the window and the files of data in service."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ _STARTED_WITHIN = timedelta(days=1)
 
 
 class Look(NamedTuple):
-    """The result of a look."""
+    """The result of a check of the triggers."""
 
     lines: tuple[str, ...]
-    """A sentence about each cause."""
+    """The sentences about the causes, one sentence for each cause."""
     trigger: Trigger | None
-    """The request for a slot; None if no slot was requested."""
+    """The request for a slot. The value is None if no slot was requested."""
 
 
 class _Now(NamedTuple):
-    """The window that a slot would have if it began now."""
+    """The window that a slot would have if the slot began now."""
 
     chosen: Chosen
     files: Sequence[Listed]
@@ -42,15 +42,16 @@ class _Now(NamedTuple):
 
 
 def look(spec: RetrainSpec, log: ModelsLog, *, now: datetime) -> Look:
-    """Look once, and request a slot if there is a cause; two looks at the same time request only one slot.
+    """Check the triggers once, and request a slot if there is a cause.
 
-    A crash loses nothing: the request is in the model's log, and `unstarted` returns it until its slot begins.
+    If two checks run at the same time, they request only one slot. A crash loses nothing: the request is in the model's
+    log, and `unstarted` returns the request until its slot begins.
 
     Raises:
-        DataUnreadableError: files could not be listed or read; the next look tries again.
-        MissingExtraError: the package for files at such an address is not installed.
+        DataUnreadableError: files could not be listed or read. The next check tries again.
+        MissingExtraError: the extra package for files at this kind of address is not installed.
         SpecError: [data] or [trigger.drift] does not fit the data.
-        StoreReadError, StoreWriteError: a retry is safe.
+        StoreReadError, StoreWriteError: the store could not be used. It is safe to call the function again.
     """
     assert spec.trigger is not None
     models, before = log.read(), _seen(log)
@@ -78,12 +79,12 @@ def look(spec: RetrainSpec, log: ModelsLog, *, now: datetime) -> Look:
 
 
 def unstarted(models: Models, *, now: datetime) -> list[Trigger]:
-    """The requests of the last day whose slots have not begun."""
+    """Return the requests of the last day whose slots have not begun."""
     return [each for slot, each in models.triggers.items() if slot not in models.slots and now - slot < _STARTED_WITHIN]
 
 
 def _is_busy(models: Models, *, now: datetime) -> bool:
-    """Whether a slot trains or was requested; a slot that waits for a person's decision no longer trains."""
+    """Whether a slot trains or was requested. A slot that waits for a person's decision no longer trains."""
     is_open = any(state.is_open and not state.is_waiting for state in models.slots.values())
     return is_open or bool(unstarted(models, now=now))
 
@@ -126,10 +127,10 @@ def _arrival(
 
 
 def _read(window: _Now, seen: Seen, spec: RetrainSpec, *, now: datetime) -> Seen:
-    """The observations, with the hashes of the window's files; each file is read once.
+    """Return the observations, with the hashes of the window's files. Each file is read once.
 
     Raises:
-        DataUnreadableError: a file could not be read, or has changed meanwhile.
+        DataUnreadableError: a file could not be read, or has changed during the check.
     """
     hashes = {each.path: hash_of(each.path, spec.data) for each in window.chosen.files}
     if _window(spec, now).key != window.key:
@@ -139,7 +140,7 @@ def _read(window: _Now, seen: Seen, spec: RetrainSpec, *, now: datetime) -> Seen
 
 @dataclass(frozen=True)
 class _Drift:
-    """A look at data in service."""
+    """A check of the drift of data in service."""
 
     spec: RetrainSpec
     wanted: DriftSpec
@@ -148,7 +149,7 @@ class _Drift:
     now: datetime
 
     def look(self, models: Models, seen: Seen) -> tuple[str, Trigger | None, Seen]:
-        """The sentence about the drift, the request for a slot, and the new observations."""
+        """Return the sentence about the drift, the request for a slot, and the new observations."""
         version = models.in_service
         start = models.slot_of(version).start if version is not None else None
         files = drift.newest_of(self.wanted, listed(self.wanted.data, self.spec.data))
@@ -190,9 +191,10 @@ class _Drift:
         return why, trigger, seen
 
     def _trained(self, models: Models, seen: Seen) -> tuple[datetime | None, Seen]:
-        """The newest slot, or the slot of the version in service, if it trained on the same data; else None.
+        """Return the newest slot, or the slot of the version in service, if this slot trained on the same data.
 
-        The files are read only if they have the same names and sizes as the files of such a slot.
+        Otherwise return None. The files are read only if they have the same names and sizes as the files of one of
+        these two slots.
         """
         windows = dict(models.last_windows())
         if models.in_service is not None and (start := models.slot_of(models.in_service).start) is not None:

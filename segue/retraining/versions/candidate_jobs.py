@@ -1,6 +1,6 @@
-"""Work on a candidate that needs torch, in a process of its own, so that the waiting flow needs little memory.
+"""Runs the work on a candidate that needs torch in a process of its own, so that the waiting flow needs little memory.
 
-A crash of the user's code, or of a library, ends that process, but not the flow.
+If the user's code or a library crashes, this ends the separate process, but not the flow.
 """
 
 from __future__ import annotations
@@ -72,10 +72,10 @@ class JobResult(Record):
 
 
 def run_job(job: AnyJob, *, what: str, on_line: Callable[[str], None]) -> JobResult:
-    """Run a job and wait for it; `on_line` gets each line that its process prints.
+    """Run a job and wait for it. `on_line` gets each line that the job's process prints.
 
     Raises:
-        RetrainJobError: the job failed; nothing was promoted.
+        RetrainJobError: the job failed. Nothing was promoted.
         RetrainStoreError: the store failed.
     """
     with tempfile.TemporaryDirectory(prefix="segue-job-") as folder:
@@ -95,7 +95,7 @@ def run_job(job: AnyJob, *, what: str, on_line: Callable[[str], None]) -> JobRes
 
 
 def _run(command: list[str], on_line: Callable[[str], None]) -> list[str]:
-    """The last lines that the process printed."""
+    """Run the process. Return the last lines that the process printed."""
     lines: list[str] = []
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "stdin": subprocess.DEVNULL}
     with subprocess.Popen(command, text=True, errors="replace", **pipes) as process:  # type: ignore[call-overload]

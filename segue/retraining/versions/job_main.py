@@ -63,7 +63,7 @@ _COMPILED = "_orig_mod."
 
 
 def main() -> None:
-    """Read the job, do it, and write the result; an error is also a result."""
+    """Read the job, do it, and write the result. An error is also a result."""
     request, result = map(Path, sys.argv[1:])
     job = JOB.validate_json(request.read_bytes())
     try:
@@ -90,7 +90,7 @@ def _done(job: AnyJob) -> JobResult:
 
 
 def evaluated(job: EvaluateJob) -> Candidate:
-    """The result of the slot's run, as a candidate that was compared with the current version in service.
+    """Return the result of the slot's run, as a candidate that was compared with the current version in service.
 
     The candidate's files are in the store, and no record refers to them yet.
 
@@ -137,7 +137,10 @@ def evaluated(job: EvaluateJob) -> Candidate:
 def _comparisons(
     spec: RetrainSpec, start: SlotStart, store: Store, candidate: Candidate, before: Candidate | None
 ) -> tuple[tuple[Comparison, ...], tuple[str, ...]]:
-    """Compare the candidate with the model in service; also return the faults in the candidate's predictions."""
+    """Compare the candidate with the model in service.
+
+    Return the comparisons and the faults in the candidate's predictions.
+    """
     assert spec.evaluation is not None
     assert spec.publish.model is not None
     data = start.window.data_of(start.window.held_back, spec.data)
@@ -164,7 +167,7 @@ def _comparisons(
 def _scored(
     function: str, model: Callable[..., Any], frame: pd.DataFrame, place_of: Callable[[int], str]
 ) -> tuple[Scores, int]:
-    """A model's scores, and the number of rows in which its predictions are nan."""
+    """Return a model's scores, and the number of rows in which the model's predictions are nan."""
     with nan_predictions(model) as found:
         return scores_of(function, model, frame, place_of=place_of), found.rows
 
@@ -217,7 +220,9 @@ def _training(run: RunSpec, history: History, checkpoint: Checkpoint) -> Trainin
 
 
 def _begun(job: BeginJob) -> JobResult:
-    """Make the weights of the slot's start version the first checkpoint of its run, if this was not done before."""
+    """Make the weights of the slot's start version the first checkpoint of the slot's run, if this was not done
+    before.
+    """
     run, version = _run_of(job.start), job.start.start_version
     assert version is not None
     store = open_log(run).store

@@ -1,4 +1,4 @@
-"""A model registry of MLflow as a mirror of a model: each version once, and an alias for the version in service."""
+"""Mirrors a model in a model registry of MLflow: each version once, and an alias for the version in service."""
 
 from __future__ import annotations
 
@@ -24,13 +24,15 @@ _EXPERIMENT = "segue-models"
 
 
 def mirror(registry: RegistrySpec, models: Models, store: Store) -> None:
-    """Register the versions that the registry lacks, and set its alias to the version in service; safe to repeat.
+    """Register the versions that the registry lacks, and set the registry's alias to the version in service.
 
-    Each version becomes an MLflow run with the weights, the program and the card as artifacts.
+    It is safe to repeat the call. Each version becomes an MLflow run with the weights, the program and the card as
+    artifacts.
 
     Raises:
         MissingExtraError: mlflow is not installed.
-        Exception: the MLflow server does not answer or refuses; the type is mlflow's.
+        Exception: the MLflow server does not answer or refuses the request. The type of the exception comes from
+            mlflow.
     """
     client = _client(registry)
     name = registry.name or models.name
@@ -69,7 +71,7 @@ def _known(client: Any, name: str, store: Store) -> dict[int, str]:
 
 
 def _logged(client: Any, models: Models, number: int, store: Store) -> tuple[str, str]:
-    """Store a version's files as artifacts of a new MLflow run; return the place of the files and the run's id."""
+    """Store a version's files as artifacts of a new MLflow run. Return the place of the files and the run's id."""
     version = models.version(number)
     found = client.get_experiment_by_name(_EXPERIMENT)
     experiment = found.experiment_id if found is not None else client.create_experiment(_EXPERIMENT)

@@ -1,4 +1,7 @@
-"""The scores of a version on rows outside its training data, by the user's functions; needs torch."""
+"""Computes the scores of a version on rows outside its training data, by the user's functions.
+
+The module needs torch.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +17,14 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from segue.errors import PublishError, RecipeError, ScoresError, SpecError
-from segue.recipe import import_build, users_line
+from segue.recipe import import_build
 from segue.retraining.evaluation import Scores, checked_scores
 from segue.retraining.model_record import Candidate
 from segue.retraining.spec import RetrainSpec
 from segue.retraining.versions.version_files import get_artifact, program_of, state_of
 from segue.stores.base import Store
 from segue.user_objects import can_be_called
+from segue.user_objects.users_files import users_line
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -29,11 +33,12 @@ _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def built_model(function: str, config: Mapping[str, Any], state: Mapping[str, Any]) -> nn.Module:
-    """The user's model with these weights, for evaluation.
+    """Return the user's model with these weights, for evaluation.
 
     Raises:
-        RecipeError: there is no such function.
-        PublishError: the function raised, did not return a module, or its model does not fit the weights.
+        RecipeError: the user's function does not exist.
+        PublishError: the function raised an exception, did not return a module, or returned a model that does not fit
+            the weights.
     """
     # The function is imported in the same way as the function of a recipe.
     model = called(import_build(function), dict(config), name=function)
@@ -51,7 +56,7 @@ def require_functions(spec: RetrainSpec) -> None:
     """Check, without calling them, that the functions for publishing and evaluation exist and take their arguments.
 
     Raises:
-        SpecError: a function is missing, cannot be imported, or takes other arguments; the error names each field.
+        SpecError: a function is missing, cannot be imported, or takes other arguments. The error names each field.
     """
     scores = spec.evaluation.scores if spec.evaluation is not None else None
     wanted: dict[str, tuple[str | None, tuple[str, ...]]] = {
@@ -83,7 +88,7 @@ def called(function: Callable[..., Any], *arguments: Any, name: str) -> Any:
     """Call the user's function and return its result.
 
     Raises:
-        PublishError: the function raised; the error names the line.
+        PublishError: the function raised an exception. The error names the line.
     """
     try:
         return function(*arguments)
@@ -94,7 +99,9 @@ def called(function: Callable[..., Any], *arguments: Any, name: str) -> Any:
 
 
 def published_model(function: str, version: Candidate, store: Store) -> Callable[..., Any]:
-    """A version's model as it was published; if the version has a program, changes of the user's code do not affect it.
+    """Return a version's model as it was published.
+
+    If the version has a program, changes of the user's code do not affect the model.
 
     Raises:
         DamagedVersionError: the version's file is damaged.
@@ -110,10 +117,10 @@ def published_model(function: str, version: Candidate, store: Store) -> Callable
 def scores_of(
     function: str, model: Callable[..., Any], frame: pd.DataFrame, *, place_of: Callable[[int], str] = str
 ) -> Scores:
-    """The user's scores of a model: for each metric, a number for each row; `place_of` gives the place of a row.
+    """Return the user's scores of a model: for each metric, a number for each row. `place_of` gives the place of a row.
 
     Raises:
-        ScoresError: there is no such function, it raised, or it returned something else.
+        ScoresError: the function does not exist, it raised an exception, or it did not return scores.
     """
     try:
         score = import_build(function)
@@ -133,18 +140,18 @@ def scores_of(
 
 @dataclass
 class NanPredictions:
-    """Number of rows with nan in a model's outputs; a score may hide nan, because the argmax of nan is a number."""
+    """Number of rows with nan in a model's outputs. A score may hide nan, because the argmax of nan is a number."""
 
     rows: int = 0
 
     def count(self, _model: nn.Module, _arguments: tuple[Any, ...], output: object) -> None:
-        """Count the rows of one output; used as a forward hook of the model."""
+        """Count the rows of one output. The method is used as a forward hook of the model."""
         self.rows += max((_nan_rows(leaf) for leaf in tree_leaves(output)), default=0)
 
 
 @contextmanager
 def nan_predictions(model: Callable[..., Any]) -> Iterator[NanPredictions]:
-    """A block in which the output rows of the model with nan are counted."""
+    """A block in which the output rows of the model that contain nan are counted."""
     found = NanPredictions()
     hook = model.register_forward_hook(found.count) if isinstance(model, nn.Module) else None
     try:
@@ -155,12 +162,15 @@ def nan_predictions(model: Callable[..., Any]) -> Iterator[NanPredictions]:
 
 
 def nan_weights(state: Mapping[str, Any]) -> tuple[str, ...]:
-    """Names of the tensors of a state dict that contain nan."""
+    """Return the names of the tensors of a state dict that contain nan."""
     return tuple(name for name, each in state.items() if _nan_rows(each))
 
 
 def _nan_rows(value: object) -> int:
-    """Number of rows with nan in a tensor; 0 for other values, and for special tensors such as sparse tensors."""
+    """Return the number of rows with nan in a tensor.
+
+    Return 0 for other values, and for special tensors such as sparse tensors.
+    """
     if not isinstance(value, torch.Tensor) or value.dtype not in _FLOATS or value.layout is not torch.strided:
         return 0
     if value.is_nested or not value.numel():

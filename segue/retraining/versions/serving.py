@@ -45,11 +45,13 @@ def load_model(
     version: int | None = None,
     form: Literal["weights", "program"] = "weights",
 ) -> OrderedDict[str, Any] | ExportedProgram:
-    """The weights of the version in service, or of another one, as the model's `state_dict()` of CPU tensors.
+    """Return the weights of the version in service, or of another version, as the model's `state_dict()` of CPU
+    tensors.
 
-    With `form="program"`, the result is the program of torch.export, if the version was published with a program. Its
-    `module()` runs without your code. The format may contain code, so load a program only from a store that others
-    cannot write. The SHA-256 of the bytes is checked. Retention never prunes the files, and this call writes nothing.
+    If `form` is "program", the result is the program of torch.export. The version must have been published with a
+    program. The `module()` of the program runs without the user's code. The format of torch.export may contain code.
+    Load a program only from a store that others cannot write. The function checks the SHA-256 of the bytes. Retention
+    never prunes the files of a version, and this call writes nothing.
 
     Raises:
         UnknownModelError, UnknownVersionError: there is no such model or version.
@@ -70,10 +72,10 @@ def load_model(
 
 
 def known_model(store: StoreSpec | str | Path, name: str) -> Models:
-    """The versions of a model in a store; nothing is written.
+    """Return the versions of a model in a store. The function writes nothing.
 
     Raises:
-        UnknownModelError: the store has no model of this name.
+        UnknownModelError: the store has no model with this name.
         StoreUnreachableError: the store cannot be read.
     """
     opened = open_store(store)
@@ -90,7 +92,7 @@ def known_model(store: StoreSpec | str | Path, name: str) -> Models:
 
 
 def model_or_empty(store: StoreSpec | str | Path, name: str) -> Models:
-    """The versions and slots of a model; empty if the store has no model of this name yet.
+    """Return the versions and slots of a model. The result is empty if the store has no model with this name yet.
 
     Raises:
         StoreUnreachableError: the store cannot be read.
@@ -102,7 +104,7 @@ def model_or_empty(store: StoreSpec | str | Path, name: str) -> Models:
 
 
 def require_in_service(models: Models) -> int:
-    """The number of the version in service.
+    """Return the number of the version in service.
 
     Raises:
         NotInServiceError: no version is in service.
@@ -113,6 +115,6 @@ def require_in_service(models: Models) -> int:
 
 
 def place_of(store: Store, key: str) -> str:
-    """The place of a file of the store for other programs, as a path or a URL."""
+    """Return the place of a file of the store for other programs, as a path or a URL."""
     url = store.url.removeprefix("file://").rstrip("/")
     return f"{url}/{key}"

@@ -1,4 +1,4 @@
-"""The files of a model's versions in the store: weights and programs, which retention never prunes."""
+"""Manages the files of a model's versions in the store: weights and programs. Retention never prunes these files."""
 
 from __future__ import annotations
 
@@ -20,14 +20,16 @@ if TYPE_CHECKING:
 
 WEIGHTS, PROGRAM, CARD = "model.safetensors", "program.pt2", "card.md"
 _OTHERS = "segue"
-"""Entry of the file's metadata, as JSON, with the values of the state dict that are not tensors."""
+"""The entry of the file's metadata with the values of the state dict that are not tensors, as JSON."""
 
 
 def put_artifact(store: Store, model: str, name: str, data: bytes, *, folder: str | None = None) -> Artifact:
-    """Store a file of a version, by default in a folder named by its hash, so that equal bytes are stored once.
+    """Store a file of a version.
+
+    By default, the name of the folder is the hash of the file, so that equal bytes are stored once.
 
     Raises:
-        StoreWriteError: the file was not stored; a retry is safe.
+        StoreWriteError: the file was not stored. It is safe to call the function again.
     """
     sha256 = hashlib.sha256(data).hexdigest()
     key = keys.model_file(model, folder or sha256[:16], name)
@@ -36,7 +38,7 @@ def put_artifact(store: Store, model: str, name: str, data: bytes, *, folder: st
 
 
 def require_artifact(store: Store, artifact: Artifact) -> None:
-    """Check that a file of a candidate exists with its recorded size; the content is verified by each reader.
+    """Check that a file of a candidate exists with the size that was recorded. Each reader verifies the content.
 
     Raises:
         DamagedVersionError: the file is missing, or has another size.
@@ -70,7 +72,7 @@ def get_artifact(store: Store, artifact: Artifact) -> bytes:
 
 
 def weights_bytes(state: Mapping[str, Any], *, component: str) -> bytes:
-    """A state dict as the bytes of a safetensors file, which other programs can read too.
+    """Return a state dict as the bytes of a safetensors file. Other programs can read this file too.
 
     Raises:
         PublishError: the component is not a state dict with tensors, or contains a value that is not data.
@@ -98,7 +100,7 @@ def weights_bytes(state: Mapping[str, Any], *, component: str) -> bytes:
 
 
 def state_of(data: bytes) -> OrderedDict[str, Any]:
-    """The state dict in bytes from `weights_bytes`; no code in the bytes is run."""
+    """Return the state dict in bytes from `weights_bytes`. No code in the bytes is run."""
     import safetensors.torch
 
     from segue.checkpoints.format.state_tree import decode_tree
@@ -113,7 +115,7 @@ def state_of(data: bytes) -> OrderedDict[str, Any]:
 
 
 def program_bytes(model: torch.nn.Module, example: tuple[Any, ...]) -> bytes:
-    """The model as a program of torch.export; the first dimension of each tensor in `example` may vary.
+    """Return the model as a program of torch.export. The first dimension of each tensor in `example` may vary.
 
     Raises:
         PublishError: torch.export does not support this model.
@@ -133,9 +135,10 @@ def program_bytes(model: torch.nn.Module, example: tuple[Any, ...]) -> bytes:
 
 
 def program_of(data: bytes) -> ExportedProgram:
-    """The program in bytes from `program_bytes`.
+    """Return the program in bytes from `program_bytes`.
 
-    The format of torch.export may contain code, so the caller must have verified that these are the published bytes.
+    The format of torch.export may contain code. The caller must therefore have verified that the bytes are the
+    published bytes.
     """
     import torch
 

@@ -1,4 +1,5 @@
-"""The trainer's current activity, its start, and the time after which it counts as hung."""
+"""The current activity of the trainer, the start of this activity, and the time after which the trainer counts as
+hung."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ Kind = Literal["starting", "training", "evaluating", "waiting", "ending", "leavi
 Phase = Literal["build", "restore", "first step", "replay", "step", "evaluate", "save", "rehearsal", "end"]
 """The activity of an attempt, as recorded in its notices."""
 _ENOUGH_STEPS = 3
-"""Number of steps before the usual step time is known; the first steps compile and allocate."""
+"""Number of steps before the usual step time is known. The first steps are slower, because they compile and allocate
+memory."""
 
 
 class Mark(NamedTuple):
@@ -39,7 +41,8 @@ class StepTime:
         self._last_at = at
 
     def pause(self, *, until: float | None = None) -> None:
-        """Leave out the time until `until`, which is not part of a step; None: until the end of the next step."""
+        """Leave out the time until `until`, because it is not part of a step. If `until` is None, leave out the time
+        until the end of the next step."""
         self._last_at = until if self._last_at is not None else None
 
     @property
@@ -49,10 +52,10 @@ class StepTime:
 
 
 class Activity:
-    """The trainer's progress; the training thread writes it, other threads read it.
+    """The trainer's progress. The training thread writes the progress, and other threads read it.
 
-    The watchdog may end the attempt while the training thread runs code that may never return. Then the training thread
-    stops at its next sign of progress.
+    The watchdog may end the attempt while the training thread runs code that may never return. In this case, the
+    training thread stops at its next sign of progress.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -64,20 +67,20 @@ class Activity:
         """Whether the attempt's report is in the run's log."""
         self.phase: Phase = "build"
         self.makes_last_step = False
-        """Whether an ending attempt makes one more step, which may take no longer than the steps before."""
+        """Whether an attempt that ends makes one more step. This step may take no longer than the earlier steps."""
         self._trains = threading.get_ident()
         self._taking = threading.Lock()
         self._is_taken = False
 
     def take_over(self, seen: Mark) -> bool:
-        """Take over the end of the attempt in this thread; False if the training thread has made progress since
+        """Take over the end of the attempt in this thread. Return False if the training thread has made progress since
         `seen`."""
         with self._taking:
             self._is_taken = self.mark == seen
             return self._is_taken
 
     def keep_out(self) -> None:
-        """Block the training thread for ever if another thread is ending the attempt, and with it this process."""
+        """If another thread is ending the attempt and this process, block the training thread for ever."""
         if self._is_taken and threading.get_ident() == self._trains:
             threading.Event().wait()
 
@@ -85,12 +88,12 @@ class Activity:
         """Record the end of a step."""
         self._steps.step_done(self._clock.monotonic())
         self._number += 1
-        # Steps after the last save do not turn an ending attempt into a training one.
+        # A step after the last save does not set the phase back to training.
         self._mark(Mark("ending" if self.mark.kind == "ending" else "training", self._number, step))
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """A block that computes the user's metric."""
+        """A block in which the user's metric is computed."""
         began, before, phase = self._clock.monotonic(), self.mark.kind, self.phase
         self._set("evaluating")
         self.phase = "evaluate"
@@ -106,7 +109,7 @@ class Activity:
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """A block that captures the state."""
+        """A block in which the state is captured."""
         phase, self.phase = self.phase, "save"
         try:
             yield
@@ -125,7 +128,7 @@ class Activity:
             self._set(before)
 
     def goes_on(self) -> None:
-        """Record that the awaited process is still at work."""
+        """Record that the process for which this trainer waits is still at work."""
         self._set(self.mark.kind)
 
     def ending(self) -> None:
@@ -144,7 +147,7 @@ class Activity:
             self.makes_last_step = False
 
     def leaving(self) -> None:
-        """Record that everything is committed and the program runs the code after its loop."""
+        """Record that all steps are committed, and that the program runs the code after its loop."""
         self.phase = "end"
         self._set("leaving")
 
@@ -156,7 +159,7 @@ class Activity:
     def limit_seconds(self, spec: RunSpec, *, ranks: int) -> float:
         """Seconds without a new mark after which the trainer counts as hung."""
         live = spec.liveness
-        # Ranks that wait for another rank end by themselves, and their report names that rank.
+        # If a rank waits for another rank, it ends by itself, and its report names the other rank.
         least = max(live.hang_seconds, live.rank_seconds + live.hang_seconds if ranks > 1 else 0.0)
         # Ranks also wait this long for each other's first step.
         first = max(live.first_step_seconds + (live.hang_seconds if ranks > 1 else 0.0), least)
@@ -172,9 +175,9 @@ class Activity:
         return first if usual is None else max(live.hang_factor * usual, least)
 
     def rank_limit_seconds(self, spec: RunSpec) -> float:
-        """Seconds without a new mark after which the trainer counts as hung, if this rank may be waiting for another
-        rank."""
-        # This leaves the other ranks time to name the hung rank, before this rank counts as hung itself.
+        """Seconds without a new mark after which the trainer counts as hung. This limit applies if this rank may be
+        waiting for another rank."""
+        # The longer limit gives the other ranks time to name the hung rank, before this rank itself counts as hung.
         return self.limit_seconds(spec, ranks=2) - spec.liveness.hang_seconds / 2
 
     def _set(self, kind: Kind) -> None:

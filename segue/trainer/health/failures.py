@@ -1,4 +1,5 @@
-"""Classifies an exception of the user's code: out of memory, transient, or a fault of the code."""
+"""The class of an exception of the user's code. The cause is a lack of memory, a temporary problem, or a fault of the
+code."""
 
 from __future__ import annotations
 
@@ -17,9 +18,9 @@ from segue.errors import (
     SegueError,
 )
 from segue.launch.memory import MemoryKills
-from segue.recipe import users_line
 from segue.records import CodeFailure, StopReason
 from segue.user_objects import attribute, text_of
+from segue.user_objects.users_files import users_line
 
 _PERMANENT_TYPES = (
     FileNotFoundError,
@@ -39,19 +40,19 @@ _OUT_OF_MEMORY_MESSAGE = re.compile(
     r"DefaultCPUAllocator: (can't allocate|not enough) memory|\[Errno 12\]"
     r"|CUDA error: out of memory|CU(BLAS|DNN)_STATUS_ALLOC_FAILED"
 )
-"""Messages of conditions that have no exception type of their own."""
+"""Messages of errors that have no separate exception type."""
 _DEVICE_ERRORS = frozenset({46, 100, 101, 214, 220, 802, 999})
-"""CUDA error codes of a failed device: unavailable, absent or invalid; an uncorrectable error in memory or a link; a
-system that is not ready; an error unknown to the driver, for example a device that fell off the bus. Source: cudaError
-in the CUDA Runtime API."""
+"""CUDA error codes of a failed device. The device is unavailable, absent or invalid; memory or a link has an
+uncorrectable error; the system is not ready; or the driver does not know the error, for example because the device fell
+off the bus. Source: cudaError in the CUDA Runtime API."""
 _DEVICE_MESSAGE = re.compile(
     r"CUDA error: (uncorrectable (ECC|NVLink) error|no CUDA-capable device|invalid device ordinal|unknown error"
     r"|CUDA-capable device\(s\) is/are busy or unavailable|system not yet initialized)"
 )
-"""Messages of the same errors, for the case that torch gives no code."""
+"""Messages of the same device errors. They are needed if torch gives no error code."""
 _NETWORK_TYPE = re.compile(r"Timeout|TimedOut|Connect|Network|Transport|Incomplete|Throttl|Unavailable|ServerError")
 _DEAD_WORKER = re.compile(r"DataLoader worker \(pid.*(exited unexpectedly|killed by signal)")
-"""Message of a dead data loader worker; torch raises a plain RuntimeError for it."""
+"""Message about a dead data loader worker. torch raises a plain RuntimeError with this message."""
 
 
 _NO_KERNEL = re.compile(
@@ -62,7 +63,7 @@ _NO_KERNEL = re.compile(
 
 
 def without_traceback(error: BaseException) -> SegueError | None:
-    """Return an error whose sentence is more helpful than the traceback; None if the traceback is needed."""
+    """Return an error whose message is more helpful than the traceback; None if the traceback is needed."""
     if isinstance(error, RehearsalError):
         return error
     found = _NO_KERNEL.search(text_of(error)) if isinstance(error, RuntimeError) else None
@@ -73,14 +74,14 @@ def without_traceback(error: BaseException) -> SegueError | None:
 
 
 def stop_reason(error: BaseException, *, kills_before: MemoryKills) -> StopReason:
-    """Stop reason of an attempt that this exception of the user's code ended."""
+    """Return the stop reason of an attempt that this exception of the user's code has ended."""
     if isinstance(error, HungRankError):
         return StopReason.HUNG
     if _is_out_of_memory(error):
         return StopReason.OUT_OF_MEMORY
     if any(map(_is_of_device, _chain(error))):
         return StopReason.LOST
-    # The kernel may have killed a worker of the data loader, which is in this process's control group.
+    # The kernel may have killed a worker of the data loader. The worker is in the control group of this process.
     is_worker = is_dead_worker(text_of(error))
     if kills_before.evidence(MemoryKills.now(), was_killed=is_worker and kills_before.group is None) is not None:
         return StopReason.OUT_OF_MEMORY
@@ -88,7 +89,7 @@ def stop_reason(error: BaseException, *, kills_before: MemoryKills) -> StopReaso
 
 
 def _is_of_device(error: BaseException) -> bool:
-    """Whether the device has failed and not the code; then the same step can succeed on another machine."""
+    """Whether the device has failed, and not the code. If so, the same step can succeed on another machine."""
     name = error.type_name if isinstance(error, RankFailedError) else type(error).__name__
     code = attribute(error, "error_code")
     if name == "AcceleratorError" and isinstance(code, int):
@@ -97,9 +98,9 @@ def _is_of_device(error: BaseException) -> bool:
 
 
 def failure_of(error: BaseException) -> CodeFailure:
-    """Make the failure that is shown to a person: the traceback of the recipe's code, or the sentence of a segue error.
+    """Make the failure that a person sees. It is the traceback of the recipe's code, or the message of a segue error.
 
-    Secrets from the environment are hidden in it, because it is stored.
+    Secrets from the environment are hidden in the failure, because segue stores it.
     """
     if isinstance(error, RankFailedError):
         name = f"{error.type_name} on rank {error.rank}"
@@ -116,7 +117,7 @@ def failure_of(error: BaseException) -> CodeFailure:
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether a retry may help, because input or output, a network, or a worker process failed.
+    """Whether a retry may help. A retry may help if input or output, a network, or a worker process failed.
 
     A wrong path or a missing permission is not transient. Errors of other libraries are transient if the names of their
     types contain a word for a connection, a time-out or an unavailable service.
@@ -129,7 +130,7 @@ def is_transient(error: BaseException) -> bool:
 
 
 def is_dead_worker(message: str) -> bool:
-    """Whether this is torch's message about a dead data loader worker."""
+    """Whether this message is torch's message about a dead data loader worker."""
     return _DEAD_WORKER.search(message) is not None
 
 

@@ -1,4 +1,4 @@
-"""The heartbeat: during an attempt, a thread regularly overwrites one small object in the store."""
+"""The heartbeat of an attempt. During the attempt, a thread regularly overwrites one small object in the store."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ Describe = Callable[[int], Heartbeat]
 
 
 class HeartbeatThread:
-    """Writes a heartbeat every `interval_seconds` in a thread of its own, so that a long step does not look like a
-    loss."""
+    """A separate thread that writes a heartbeat every `interval_seconds`. The thread is separate so that a long step
+    does not look like a loss."""
 
     def __init__(
         self,

@@ -1,7 +1,8 @@
 """The watchdog: ends a trainer that hangs, or that continues after the grace period of a notice.
 
-The watchdog is a thread of the trainer itself, so that it also works after the segment has ended. If no thread of a
-trainer can run, its heartbeat stops: it is declared lost, and its segment kills it.
+The watchdog is a thread of the trainer itself, so the watchdog also works after the segment has ended. If no thread of
+a trainer can run, the heartbeat of the trainer stops. The run then declares the attempt lost, and the segment kills the
+trainer.
 """
 
 from __future__ import annotations
@@ -34,28 +35,31 @@ _POLL_SECONDS = 0.5
 _OVERDUE_SECONDS = 5.0
 """A trainer that is still alive this many seconds after the grace period of a notice ends itself."""
 _MOST_GRACE_SECONDS = 30.0
-"""For this many seconds after a notice, the watchdog does nothing, even if the deadline seems to be past."""
+"""For this many seconds after a notice, the watchdog does nothing, even if the deadline seems to have passed."""
 _REPORT_SECONDS = 15.0
 """Longest time to write the report of a hung trainer, in seconds."""
 _TOO_LONG = "the notice came during {}, which did not end in time"
 _AFTER_LOOP = "the code after the program's loop"
 _NOTICE_SECONDS = 5.0
-"""Seconds in which the training thread can notice that another rank has ended, before its collectives are aborted."""
+"""Seconds that the training thread has to notice the end of another rank, before the collectives of this rank are
+aborted."""
 _LOST_SECONDS = 10.0
-"""Seconds in which the training thread can notice that a rank is lost, before this process ends itself."""
+"""Seconds that the training thread has to notice the loss of a rank, before this process ends itself."""
 _BEHIND_LEADER_SECONDS = 60.0
-"""Seconds after the leader at which another rank ends itself, because the leader has to write the report first."""
+"""Seconds that another rank waits after the leader before it ends itself, because the leader writes the report
+first."""
 
 _ANSWER_SECONDS, _ANSWER_SHARE = 1.0, 0.25
-"""Time for the training thread to act on a notice, if none of its work is needed: seconds, or a share of the grace
-period if that is shorter."""
+"""Time for the training thread to act on a notice if none of its work would be lost. The first number is in seconds,
+the second is a share of the grace period. The shorter time counts."""
 
 Report = Callable[[StopReason, CodeFailure | None, str | None], object]
 """A function that writes the attempt's report."""
 
 
 class Captured(Protocol):
-    """Captured state of the attempt, which can be committed while the training thread is busy."""
+    """State of the attempt that was captured, so that another thread can commit it while the training thread is
+    busy."""
 
     @property
     def is_all(self) -> bool:
@@ -69,7 +73,7 @@ class Captured(Protocol):
 
 
 class Nothing:
-    """The captured state before the first step: it is empty."""
+    """The captured state before the first step, which is empty."""
 
     is_all = True
 
@@ -91,20 +95,21 @@ class Peers(Protocol):
 
 
 class Group(Protocol):
-    """Facts about the other ranks, as far as this rank knows them."""
+    """The facts that this rank knows about the other ranks."""
 
     @property
     def ranks(self) -> Peers: ...
 
     def break_off(self) -> None:
-        """Abort, once, the collectives in which this rank waits for an accelerator; returns immediately."""
+        """Abort the collectives in which this rank waits for an accelerator. Only the first call has an effect; every
+        call returns immediately."""
 
     def ended_elsewhere(self) -> SegueError | None:
         """The error with which another rank has ended the attempt; None after the training thread has noticed it."""
 
     def take_over(self) -> bool | None:
-        """Take over the end of the attempt; return whether this rank must report, or None if the training thread ends
-        it."""
+        """Take over the end of the attempt. Return whether this rank must report, or None if the training thread ends
+        the attempt."""
 
 
 class Watchdog:
@@ -130,7 +135,8 @@ class Watchdog:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Watch the trainer during the block. If the trainer has to be ended, the process ends inside the block."""
+        """Watch the trainer during the block. If the trainer must end, the watchdog ends the process inside the
+        block."""
         thread = threading.Thread(target=self._watch, name="segue-watchdog", daemon=True)
         thread.start()
         try:
@@ -151,7 +157,7 @@ class Watchdog:
                 limit += _BEHIND_LEADER_SECONDS
             if ranks.count > 1:
                 if stood_seconds > activity.rank_limit_seconds(self._spec):
-                    self._group.break_off()  # The ranks that wait raise, and then name the rank that hangs.
+                    self._group.break_off()  # Waiting ranks then raise, and name the hung rank.
                 ended_seconds = self._heed_others(ended_seconds)
             if stood_seconds > limit and activity.makes_last_step and ranks.count == 1:
                 self._end_in_last_step(seen, stood_seconds)
@@ -163,11 +169,11 @@ class Watchdog:
             if left is not None and ranks.count == 1:
                 self._answer(left, noticed_seconds=noticed_seconds, seen=seen)
             elif left is not None and seen.kind == "evaluating":
-                self.captured.release()  # The ranks end together, at a safe point; their last save needs no metric.
+                self.captured.release()  # Ranks end together at a safe point. Their last save needs no metric.
             # A provider's deadline may seem to be past if this machine's clock is wrong.
             had_time = noticed_seconds > min(self._spec.grace_seconds, _MOST_GRACE_SECONDS)
             is_overdue = left is not None and left < -_OVERDUE_SECONDS and had_time
-            # If one rank has ended, torchrun sends a signal to the others; this signal is not a notice.
+            # If one rank has ended, torchrun sends a signal to the other ranks. This signal is not a notice.
             if is_overdue and not ended_seconds and not self._stop.is_set():
                 notice = self._board.read()
                 assert notice is not None
@@ -177,11 +183,11 @@ class Watchdog:
     def _answer(self, left: float, *, noticed_seconds: float, seen: Mark) -> None:
         """End the attempt after a notice if the training thread does not reach a safe point in time.
 
-        The attempt ends immediately if nothing would be lost; otherwise it ends when only the time for the report is
-        left.
+        If no work would be lost, the attempt ends immediately. Otherwise the attempt ends when only the time for the
+        report is left.
         """
         grace = self._spec.grace_seconds
-        # Act as late as possible on a notice that may be withdrawn.
+        # If the provider may withdraw the notice, act as late as possible.
         is_final = self._board.first_kind not in WITHDRAWABLE
         when = moment_to_answer(seen.kind, is_all_captured=self.captured.is_all and is_final)
         reserve = report_seconds(grace)
@@ -200,9 +206,10 @@ class Watchdog:
         self._end_in_place(self._reason_of_notice(), seen, patience_seconds=patience - reserve, note=note)
 
     def _end_in_last_step(self, seen: Mark, stood_seconds: float) -> None:
-        """End the attempt for its previous reason, because a step after the last save hangs and is not needed.
+        """End the attempt for the reason that it already had, because a step after the last save hangs, and this step
+        is not needed.
 
-        Returns without an effect if the training thread has made progress.
+        If the training thread has made progress, the call has no effect.
         """
         if self._activity.take_over(seen):
             reason = self._reason_of_notice() if self._board.first_kind is not None else StopReason.BOUND
@@ -213,15 +220,17 @@ class Watchdog:
         return StopReason.BOUND if self._board.first_kind == "recall" else StopReason.NOTICE
 
     def _doing(self, seen: Mark) -> str:
-        """Current activity of the training thread, in words."""
+        """A description of the current activity of the training thread."""
         notice = self._board.read()
         doing = notice.phase if notice is not None and notice.phase is not None else seen.kind
         return _AFTER_LOOP if seen.kind == "leaving" else doing
 
     def _heed_others(self, seconds: float) -> float:
-        """Stop waiting for a rank that has ended; return the seconds since this end was noticed.
+        """Stop waiting for a rank that has ended. Return the number of seconds since this process noticed the end of
+        the rank.
 
-        The training thread itself notices the end, unless it waits for an accelerator that waits for the ended rank.
+        Usually the training thread itself notices that a rank has ended. It cannot notice this while it waits for an
+        accelerator that waits for the ended rank.
         """
         ended = self._group.ended_elsewhere()
         if ended is None:
@@ -229,8 +238,8 @@ class Watchdog:
         if seconds > _NOTICE_SECONDS:
             self._group.break_off()
         is_lost = isinstance(ended, RankLostError)
-        # Earlier saves may still be committed, unless a part of them is lost. torchrun kills the other ranks 30 s after
-        # one has crashed.
+        # Earlier saves may still be committed, unless a part of these saves is lost. If one rank has crashed, torchrun
+        # kills the other ranks 30 s later.
         limit = _LOST_SECONDS if is_lost else self._spec.grace_seconds + _OVERDUE_SECONDS
         if seconds > limit and (reports := self._group.take_over()) is not None:
             reason = StopReason.LOST if is_lost else stop_reason(ended, kills_before=MemoryKills.now())
@@ -240,7 +249,7 @@ class Watchdog:
     def _end(
         self, reason: StopReason, why: str, *, failure: CodeFailure | None = None, reports: bool | None = None
     ) -> None:
-        """Write the report, and end this process and all processes that it started. Does not return."""
+        """Write the report, and end this process and all processes that it started. The function does not return."""
         try:
             self._report_end(reason, why, failure=failure, reports=reports)
         except Exception:
@@ -250,7 +259,8 @@ class Watchdog:
             self._exit(reason)
 
     def _end_in_place(self, reason: StopReason, seen: Mark, *, patience_seconds: float, note: str | None) -> None:
-        """Commit the captured state, report, and end this process, instead of the training thread. Does not return."""
+        """Commit the captured state, write the report, and end this process. The watchdog does this in place of the
+        training thread. The function does not return."""
         try:
             self._board.hold()
             log.warning(
@@ -271,7 +281,7 @@ class Watchdog:
     def _exit(self, reason: StopReason) -> None:
         sys.stderr.flush()
         if self._parent.is_alive():
-            os._exit(ExitCode.of(reason))  # The process that started this one ends its process group.
+            os._exit(ExitCode.of(reason))  # The parent process ends this process group.
         os.killpg(0, signal.SIGKILL)
 
     def _report_within_limit(self, reason: StopReason, failure: CodeFailure | None, why: str | None) -> None:
@@ -292,10 +302,11 @@ class Watchdog:
 
 
 def moment_to_answer(kind: Kind, *, is_all_captured: bool) -> Literal["at once", "at the end", "never"]:
-    """When to act on a notice if the training thread has not reached a safe point. Pure.
+    """Return when to act on a notice if the training thread has not reached a safe point. The function is pure.
 
-    While the training thread makes steps, it reaches a safe point soon, with more state to commit. While it ends the
-    attempt, it watches the time itself. The code after a program's loop may use all the remaining time.
+    While the training thread makes steps, it reaches a safe point soon, and can then commit more state. While the
+    training thread ends the attempt, it watches the time itself. The code after a program's loop may use all the
+    remaining time.
     """
     match kind:
         case "ending":

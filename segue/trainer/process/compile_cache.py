@@ -1,7 +1,8 @@
-"""Identifies the cache of compiled kernels of this process, if `torch.compile` chooses kernels by timing them.
+"""The id of this process's cache of compiled kernels. The cache has an id only if `torch.compile` chooses kernels by
+timing them.
 
-The choices are stored in the cache folder of torch.compile. A new machine has no such folder: the kernels are timed
-again, and the new choices may sum in a different order
+The choices are stored in the cache folder of torch.compile. A new machine has no cache folder, so the kernels are timed
+again, and the newly chosen kernels may sum in a different order
 (https://docs.pytorch.org/docs/stable/torch.compiler_caching.html).
 """
 
@@ -23,9 +24,10 @@ _FILE = "segue-cache-id"
 
 
 def compile_cache_id(device: torch.device) -> str:
-    """Return the id of the cache folder, which segue assigns at its first use; empty if no kernels are timed.
+    """Return the id of the cache folder; empty if no kernels are timed. Segue assigns the id at the first use of the
+    folder.
 
-    A folder that cannot be written stores no choices, so it gets a new id in each process.
+    If a folder cannot be written, it stores no choices, so it gets a new id in each process.
     """
     if "torch._inductor.compile_fx" not in sys.modules:  # Nothing was passed to torch.compile.
         return ""
@@ -35,7 +37,7 @@ def compile_cache_id(device: torch.device) -> str:
 
 
 def compile_times_kernels() -> bool:
-    """Whether kernels for matrix products are timed; some other kernels of an accelerator are always timed."""
+    """Whether kernels for matrix products are timed. Some other kernels of an accelerator are always timed."""
     inductor = sys.modules.get("torch._inductor.config")  # Importing it takes seconds; without it nothing is compiled.
     return inductor is not None and bool(inductor.max_autotune or inductor.max_autotune_gemm)
 

@@ -1,4 +1,4 @@
-"""The context of one attempt: facts that stay the same from its claim to its report."""
+"""The context of one attempt. It has the facts that stay the same from the claim to the report of the attempt."""
 
 from __future__ import annotations
 

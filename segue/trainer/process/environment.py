@@ -1,4 +1,5 @@
-"""Sets device, threads and kernels, and describes the environment that must be equal for a bit-exact replay."""
+"""The environment of a training process. The module sets the device, the threads and the kernels, and describes the
+facts that must be equal for a bit-exact replay."""
 
 from __future__ import annotations
 
@@ -20,9 +21,9 @@ from segue.user_objects.packages import imported_packages
 
 
 def use_deterministic_kernels() -> None:
-    """Limit this process and its children to deterministic kernels. To be called before anything is computed.
+    """Limit this process and its children to deterministic kernels. The call must come before any computation.
 
-    From then on, an operation without a deterministic kernel raises an error.
+    After this call, an operation that has no deterministic kernel raises an error.
     """
     for name, value in DETERMINISTIC_VARIABLES.items():
         os.environ.setdefault(name, value)
@@ -68,7 +69,8 @@ def prepare_device(spec: RunSpec, *, local_rank: int | None = None) -> torch.dev
 
 
 def refuse_lost_accelerator(spec: RunSpec, history: History, *, device: torch.device) -> None:
-    """Raise an error if the run has trained on an accelerator, this machine has none, and the spec names no device.
+    """Raise an error if the run has trained on an accelerator, this machine has no accelerator, and the spec names no
+    device.
 
     A machine with a failed driver looks like a machine without an accelerator. Training on its CPU would take many
     times as long, and no resume could be compared.

@@ -1,4 +1,4 @@
-"""The batches of a program's loader: the state has their position, and each batch is used exactly once."""
+"""The batches of a program's loader. The state has the position in the batches, so each batch is used exactly once."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class BatchSource(Protocol):
     """A source of batches."""
 
     def first(self, number: int) -> Iterator[SessionBatch]:
-        """Return the batches of pass `number` from its first batch."""
+        """Return the batches of pass `number`, from the first batch of the pass."""
         ...
 
     def rest(self, number: int) -> Iterator[SessionBatch]:
@@ -53,8 +53,8 @@ class BatchSource(Protocol):
 
 
 class BatchesComponent:
-    """A component for one loader: it gives batches pass after pass, each pass from the position at the last safe
-    point."""
+    """A component for one loader. It returns the batches of one pass after another. Each pass continues from the
+    position at the last safe point."""
 
     def __init__(self, loader: Any, *, seed: int) -> None:
         """
@@ -95,12 +95,12 @@ class BatchesComponent:
         return None if self.length is None else self.length - self.batches
 
     def leave(self) -> None:
-        """End a pass that the program left early, unless the pass was restored and still has to continue."""
+        """If the program left the pass early, end the pass. A restored pass that still has to continue is not ended."""
         if self._is_within and not self._is_restored:
             self.passes, self.batches, self._is_within = self.passes + 1, 0, False
 
     def end_whole(self) -> None:
-        """End a pass that has no batch left, even if the pass was restored."""
+        """End the pass if it has no batch left, even if the pass was restored."""
         if self.left == 0:
             self._is_restored = False
         self.leave()
@@ -118,7 +118,7 @@ class BatchesComponent:
     def one_pass(self, *, fetch_with: Mapping[str, Any] = MappingProxyType({})) -> Iterator[SessionBatch]:
         """Return the remaining batches of the current pass, or all batches of the next pass.
 
-        If `fetch_with` has states of global random streams, the batches are fetched with these states.
+        If `fetch_with` has states of global random streams, the loader uses these states while it fetches the batches.
         """
         if self._is_restored:
             with streams_kept():
@@ -142,7 +142,7 @@ def _restore_streams(states: Mapping[str, Any]) -> None:
 
 
 class _OfSampler:
-    """A plain DataLoader with a map-style data set, whose sampler can draw the same indices again."""
+    """A plain DataLoader with a map-style data set. The sampler of the loader can draw the same indices again."""
 
     def __init__(self, loader: DataLoader[Any], *, seed: int) -> None:
         self._passes = _passes_of(loader, seed=seed)
@@ -201,7 +201,7 @@ class _OfSampler:
 
 
 class _OfState:
-    """A loader or iterable data set that has a state of its own, and continues from this state without help."""
+    """A loader or iterable data set that has its own state, and can continue from this state."""
 
     def __init__(self, loader: Any, holder: Stateful) -> None:
         self._loader, self._holder = loader, holder
@@ -215,8 +215,8 @@ class _OfState:
     rest = first
 
     def capture(self) -> Any:
-        # No state before the loader is iterated: to give one, it would begin to iterate, and draw from the random
-        # streams.
+        # There is no state before the loader is iterated. To return a state, the loader would begin to iterate, and
+        # would draw from the random streams.
         if self._restored is not None:
             return self._restored
         return self._holder.state_dict() if self._is_begun else None
@@ -228,7 +228,7 @@ class _OfState:
 
 
 class _OfRange:
-    """A range of numbers as a source of batches; its only state is the position."""
+    """A range of numbers as a source of batches. The only state is the position."""
 
     def __init__(self, numbers: range) -> None:
         self._numbers = self._begun = numbers
@@ -290,14 +290,15 @@ def _has_state(loader: Any) -> bool:
 
 
 def _passes_of(loader: DataLoader[Any], *, seed: int) -> Passes:
-    """Passes over the loader; if the loader has an `__iter__` of its own, as in accelerate, the loader itself is
-    iterated."""
+    """The passes over the loader. If the loader has its own `__iter__`, as in accelerate, the passes iterate over the
+    loader itself."""
     is_plain = type(loader).__iter__ is DataLoader.__iter__
     return LoaderPasses(loader, seed=seed) if is_plain else RepeatedPasses(loader)
 
 
 def _length_of(loader: Any) -> int | None:
-    """Number of batches in a pass; None for a loader with a state, which may be in the middle of a pass."""
+    """Number of batches in a pass; None for a loader with a state, because this loader may be in the middle of a
+    pass."""
     if isinstance(loader, range):
         return len(loader)
     is_plain = isinstance(loader, DataLoader) and not _has_state(loader)

@@ -1,4 +1,5 @@
-"""Kinds of values that a loop carries: whether they can be compared, and whether a checkpoint can hold them."""
+"""The kinds of values that a loop carries. The module tells if a value can be compared, and if a checkpoint can hold
+it."""
 
 from __future__ import annotations
 
@@ -45,8 +46,8 @@ _OF_FRAMEWORKS = frozenset(
     | {"wandb", "mlflow", "tensorboard", "tensorboardX", "tqdm", "rich", "matplotlib", "omegaconf", "hydra", "numpy"}
     | {"pandas", "segue", "attr", "yaml", "absl", "comet_ml", "neptune", "clearml", "aim", "sentencepiece", "tiktoken"}
 )
-"""Packages whose objects are ignored: they are tracked, display numbers, hold settings, or only keep counts.
-count."""
+"""Packages whose objects are ignored. Objects of these packages are tracked, display numbers, hold settings, or only
+keep counts."""
 
 
 def is_of_a_package(value: Any) -> bool:
@@ -76,7 +77,8 @@ def _can_be_carried(value: Any) -> bool:
 
 
 def is_data(value: Any) -> bool:
-    """Whether the value can be compared by its content: it contains no object of a user's class."""
+    """Whether the value can be compared by its content. It can be compared if it contains no object of a user's
+    class."""
     if isinstance(value, (*VALUES, *ARRAYS)) or is_frame(value) or keeps_state(value):
         return True
     if isinstance(value, COLLECTIONS):
@@ -85,12 +87,13 @@ def is_data(value: Any) -> bool:
 
 
 def may_be_data(value: Any) -> bool:
-    """Whether the value is plain, an array, a tensor or a collection. Calls no code of the user's classes."""
+    """Whether the value is plain, an array, a tensor or a collection. The function calls no code of the user's
+    classes."""
     return issubclass(type(value), (*VALUES, *ARRAYS, *COLLECTIONS))
 
 
 def namespaces_of(frame: FrameType) -> list[tuple[str, Any]]:
-    """Return by name the namespaces in a running function's variables, and the namespaces inside them."""
+    """Return the namespaces in a running function's variables, and the namespaces inside these namespaces, by name."""
     local, code = frame.f_locals, frame.f_code
     names = dict.fromkeys((*local, *code.co_names))
     waiting = [(name, local.get(name, frame.f_globals.get(name, ABSENT))) for name in names]
@@ -152,12 +155,12 @@ def type_name(value: Any) -> str:
 
 
 def is_sought(value: Any, name: CarriedName) -> bool:
-    """Whether the value is an open file whose position the program sets itself with `seek`."""
+    """Whether the value is an open file, and the program itself sets the position in the file with `seek`."""
     return isinstance(value, io.IOBase) and calls_method(name.file, name.name, "seek")
 
 
 def may_keep(value: Any, name: CarriedName) -> bool:
-    """Whether the next iteration may need state in the value, even if the value cannot be compared."""
+    """Whether the next iteration may need state in the value. This may be so even if the value cannot be compared."""
     if isinstance(value, VALUES) or is_sought(value, name):
         return False
     return isinstance(value, Unlooked) or is_data(value) or (name.is_rebound and is_of_a_package(value))

@@ -52,7 +52,7 @@ class Folder:
             return None
         outside = next(filter(leads_out, self._restored), None)
         if outside is not None:
-            raise MalformedCheckpointError(key=FOLDER, why=f"a file of it is called {outside!r}")
+            raise MalformedCheckpointError(key=FOLDER, why=f"the path {outside!r} leads out of the folder")
         _empty(path)
         for name, content in self._restored.items():
             file = path / name

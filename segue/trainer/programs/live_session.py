@@ -1,4 +1,4 @@
-"""The session of a program with a training loop of its own, during an attempt."""
+"""The session of a program that has its own training loop, during an attempt."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from segue.spec import RunSpec
 from segue.trainer.programs.batches import BatchesComponent, SessionBatch
 from segue.trainer.programs.loaders import Loaders
 from segue.trainer.programs.owner import AttemptEnded, Owner
-from segue.trainer.programs.program_loop import Ending, ProgramLoop
+from segue.trainer.programs.program_loop import LoopEnding, ProgramLoop
 from segue.trainer.programs.program_record import ProgramRecord
 from segue.trainer.programs.step_in_progress import StepInProgress
 from segue.trainer.programs.step_measures import Measures, PendingGradients
@@ -35,12 +35,12 @@ _GRADIENTS, _EPOCH = "gradients", "epoch"
 
 
 class LiveSession:
-    """Holds the tracked state of the program in this process, and makes its steps. It implements the program's
-    session."""
+    """The session of the program in this process. It holds the tracked state of the program, and makes the program's
+    steps."""
 
     def __init__(self, spec: RunSpec, owner: Owner, *, config: Mapping[str, Any], record: ProgramRecord | None) -> None:
-        """`record` is None for a script that was started by hand. The setup of such a script is not compared, and a
-        later attempt may train on to a later goal."""
+        """If a person started the script by hand, `record` is None. The setup of the script is then not compared, and a
+        later attempt may continue to a later goal."""
         self._spec, self._owner, self._is_goal_kept = spec, owner, record is not None
         self.config = config
         self._state = TrackedState(owner, record)
@@ -49,7 +49,7 @@ class LiveSession:
         self._loaders = Loaders(seed=spec.seed)
         self._measures = Measures()
         self._loop = ProgramLoop(spec, owner, compares_code=record is not None)
-        self._ending = Ending()
+        self._ending = LoopEnding()
         self._steps: Steps | None = None
         self._due: StepDue | None = None
         self._step = StepInProgress(
@@ -120,7 +120,8 @@ class LiveSession:
         return self._steps is None and self.progress.finish_reason is not None
 
     def finish(self, reason: str) -> None:
-        # Not before the state is restored (which would undo the change) and compared (which would report it).
+        # This must not happen before the state is restored, because the restore would undo the change. It must not
+        # happen before the state is compared, because the comparison would report the change.
         self._ending.finish_reason = self._ending.finish_reason or reason
         if self._steps is not None:
             self.progress.finish_reason = self.progress.finish_reason or reason
@@ -146,7 +147,7 @@ class LiveSession:
             yield
 
     def steps(self, numbers: range | None) -> Iterator[int]:
-        """Yield the remaining steps; raise AttemptEnded if the attempt ends before the goal."""
+        """Yield the remaining steps. If the attempt ends before the goal, raise AttemptEnded."""
         self._enter("run.steps()", numbers)
         numbers = range(self._spec.steps) if numbers is None else numbers
         self._loop.set_goal(len(numbers))
@@ -177,8 +178,8 @@ class LiveSession:
         self._leave()
 
     def conclude(self, raised: BaseException | None) -> StopReason:
-        """Return why the attempt ended, after the program returned or raised `raised`; an error that ended the attempt
-        is raised again.
+        """Return why the attempt ended, after the program has returned or has raised `raised`. If an error ended the
+        attempt, raise the error again.
 
         Raises:
             SessionError: the program ended before its goal.
@@ -303,7 +304,7 @@ class LiveSession:
                 return
             batch = next(drawn, None)
             if batch is None:
-                # The step is due, but the code after the loop over the batches comes first.
+                # The step is due, but the code after the loop over the batches runs first.
                 self._has_own_code_run = True
                 return
             self._open(batch)
@@ -311,7 +312,7 @@ class LiveSession:
         batches.end(drawn)
 
     def _safe_point(self) -> bool:
-        """Close the last step, if there is one, and prepare the next one; return False if the attempt ends."""
+        """Close the last step, if there is one, and prepare the next step. Return False if the attempt ends."""
         if self._steps_so_far >= self.goal and self._loop.ends_before_the_run:
             self._finish_at_goal(f"all {self.goal} steps of the program are done")
         try:

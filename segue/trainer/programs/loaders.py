@@ -13,7 +13,7 @@ from segue.trainer.programs.batches import BatchesComponent
 
 class _Slot(NamedTuple):
     loader: Any
-    """Kept alive, because otherwise a new loader could get the same id."""
+    """The loader. It is kept alive, because otherwise a new loader could get the same id."""
     batches: BatchesComponent
 
 
@@ -27,7 +27,7 @@ class Loaders:
         """Names of the loaders that the program has used in this epoch."""
         self._replaced: list[weakref.ref[Any]] = []
         self.by_name: dict[str, Any] = {}
-        """The current loaders by name; this dict is never replaced by another dict."""
+        """The current loaders, by name. This dict is never replaced by another dict."""
 
     def __iter__(self) -> Iterator[BatchesComponent]:
         return (slot.batches for slot in self._slots.values())
@@ -41,11 +41,12 @@ class Loaders:
         return math.inf if left is None or length is None else left + (epochs - 1) * length
 
     def begin_epoch(self) -> None:
-        """Begin an epoch. A program that makes new loaders in each epoch uses them in the same order each time."""
+        """Begin an epoch. If a program makes new loaders in each epoch, it must use them in the same order each
+        time."""
         self._used.clear()
 
     def known(self, loader: Any) -> BatchesComponent | None:
-        """Return the component of a known loader, or None; equal ranges count as one loader.
+        """Return the component of a known loader; None if the loader is not known. Equal ranges count as one loader.
 
         Raises:
             SessionError: another loader has replaced this loader, whose generators and counters were therefore not
@@ -61,7 +62,7 @@ class Loaders:
         return None
 
     def new(self, loader: Any) -> tuple[str, BatchesComponent]:
-        """Return a name and a component for a new loader; `put` then stores them.
+        """Return a name and a component for a new loader. The method `put` then stores both.
 
         Raises:
             SessionError: the loader cannot be resumed; the message says how to make it resumable.
@@ -79,7 +80,7 @@ class Loaders:
         """Return the component for a loader that replaces a loader from an earlier epoch.
 
         Raises:
-            SessionError: there is no earlier loader that it can replace, or the loader cannot be resumed.
+            SessionError: there is no earlier loader that the loader can replace, or the loader cannot be resumed.
         """
         name = next((name for name in self._slots if name not in self._used), None)
         if name is None:
@@ -89,7 +90,7 @@ class Loaders:
         batches.go_on_with(loader, seed=self._seed)
         self.put(name, loader, batches)
         self._replaced = [each for each in self._replaced if each() is not None]
-        if type(before).__weakrefoffset__:  # Not a range, for example, which has no state of its own.
+        if type(before).__weakrefoffset__:  # Not for a range, which has no state.
             self._replaced.append(weakref.ref(before))
         return batches
 

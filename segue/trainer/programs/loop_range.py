@@ -1,4 +1,5 @@
-"""The range of a program's loop. Each checkpoint records it, because a position is only valid in the same range."""
+"""The range of a program's loop. Each checkpoint records the range, because a position is only valid in the same
+range."""
 
 from __future__ import annotations
 
@@ -31,12 +32,13 @@ class LoopRange:
     stop: int | None
     """End of the range; None if only the run's goal ends the loop."""
     command: str
-    """Hash of the program's command and config. If the hash has changed, a different end of the range may be
-    intended."""
+    """Hash of the program's command and config. If the hash has changed, the user may have changed the end of the range
+    on purpose."""
 
     @classmethod
     def of(cls, loop: str, numbers: range | None, *, command: Sequence[str], config: Mapping[str, Any]) -> LoopRange:
-        """Make the range of a loop over `numbers`, or without an end, for this command and config."""
+        """Make the range of a loop over `numbers`, for this command and config. If `numbers` is None, the range has no
+        end."""
         start, stop = (0, None) if numbers is None else (numbers.start, numbers.stop)
         given = [*command, *([json.dumps(config, sort_keys=True)] if config else [])]
         return cls(loop, start, stop, xxhash.xxh3_64_hexdigest(json.dumps(given).encode()))
@@ -48,15 +50,15 @@ class LoopRange:
 
     @property
     def in_words(self) -> str:
-        """The call as it is in the program, for example `run.epochs(8)` or `run.epochs(4, 8)`."""
+        """The call as the program makes it, for example `run.epochs(8)` or `run.epochs(4, 8)`."""
         arguments = [] if self.stop is None else [self.stop] if self.start == 0 else [self.start, self.stop]
         return self.loop.replace("()", f"({', '.join(map(str, arguments))})")
 
     def continues(self, before: LoopRange, *, may_extend: bool) -> bool:
         """Whether a position that was recorded in the range `before` is the same position in this range.
 
-        A different end is accepted if the program's arguments or config have changed. With `may_extend`, a later end is
-        always accepted.
+        If the program's arguments or config have changed, a different end is accepted. If `may_extend` is True, a later
+        end is always accepted.
         """
         if (self.loop, self.start) != (before.loop, before.start):
             return False
@@ -69,7 +71,8 @@ class LoopRange:
 
 
 class RangeRecord:
-    """A component with the loop's range. A restore reads the recorded range, but does not change the current range."""
+    """A component with the range of the loop. A restore reads the recorded range, but does not change the current
+    range."""
 
     def __init__(self, now: LoopRange, *, at: datetime) -> None:
         self.now = now
@@ -91,10 +94,12 @@ def require_continued(
 ) -> None:
     """Raise an error unless the program's current range continues the recorded range.
 
-    With `may_extend`, a later end is accepted. With `compares_code`, the user has to accept a changed program.
+    If `may_extend` is True, a later end is accepted. If `compares_code` is True, the user has to accept a changed
+    program.
 
     Raises:
-        SessionError: the range does not continue; the message names the run's own files that the program has read.
+        SessionError: the range does not continue the recorded range; the message names the run's own files that the
+            program has read.
     """
     now, before = record.now, record.before
     if before is None:

@@ -57,7 +57,8 @@ def frames_of_the_user() -> Iterator[FrameType]:
 
 
 def flows_of_program() -> Flows:
-    """Analyse the flow of values through the program's own files: files of running functions and of loaded modules."""
+    """Analyse the flow of values through the program's own files. These are the files of running functions and of
+    loaded modules."""
     running = [frame.f_code.co_filename for frame in frames_of_the_user()]
     places = tuple(f"{place}{os.sep}" for place in (Path.cwd(), *(Path(file).parent for file in running)))
     loaded = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
@@ -72,10 +73,11 @@ def _is_of_the_user(file: str) -> bool:
 
 
 class LoopValues:
-    """The carried variables and their values, from the first step on. Used at safe points of the program."""
+    """The carried variables and their values, from the first step on. This object is used at the safe points of a
+    program."""
 
     def __init__(self, flows: Flows, tracked: Mapping[str, Any], *, components: Collection[str]) -> None:
-        """To be called when the first step is due. `tracked` are the program's tracked objects by name."""
+        """Create the object when the first step is due. `tracked` has the program's tracked objects by name."""
         self._flows, self._tracked, self._components = flows, tracked, components
         self._namespaces = NamespaceFlows(flows)
         self._known: dict[Running, LoopNames | None] = {}
@@ -83,15 +85,17 @@ class LoopValues:
         self._begun = self._marks()
 
     def recorded(self) -> dict[str, Mark]:
-        """Return by path the marks of values that have changed since the first step was due."""
+        """Return the marks of the values that have changed since the first step was due. The keys are the paths of the
+        values."""
         now = self._marks()
         return {path: now[path] for path in self._changed(now)}
 
     def look(self, trees: Mapping[str, Any]) -> tuple[Finding, ...]:
         """Return a finding for each value that affects later steps and is in no component. Each finding is returned
-        once.
+        only once.
 
-        A value that the loop assigns is included even before its first change: a best loss may not be known yet.
+        If the loop assigns a value, the value is included even before it first changes. For example, a best loss may
+        not be known yet.
         """
         now, names = self._marks(), self._names()
         is_changed = self._changed(now)
@@ -111,7 +115,7 @@ class LoopValues:
         return self._findings(fresh, before=self._begun, now=now)
 
     def lost(self, committed: Mapping[str, Any]) -> tuple[Finding, ...]:
-        """Return findings about values that differ from the commit; values that affect later steps come first."""
+        """Return findings about values that differ from the commit. Values that affect later steps come first."""
         now, names = self._marks(), self._names()
         self._reported |= committed.keys()
         lost = [names[path] for path, mark in committed.items() if path in names and now.get(path, UNREADABLE) != mark]
@@ -119,7 +123,7 @@ class LoopValues:
         return self._findings(sorted(lost, key=_comes_last), before=committed, now=now)
 
     def covers(self, name: str, value: Any) -> bool:
-        """Whether this variable is data in a function with a loop, or is assigned anew in each iteration."""
+        """Whether this variable is data in a function with a loop, or gets a new value in each iteration."""
         for frame, names in self._loops():
             if frame.f_locals.get(name, ABSENT) is value:
                 is_rebound = name in names.carried and names.carried[name].is_rebound
@@ -130,7 +134,7 @@ class LoopValues:
         return False
 
     def decides(self, name: str) -> bool:
-        """Whether this class reports on a variable of the script, because the loop is at the top level of the
+        """Whether this class reports on a variable of the script. It does so if the loop is at the top level of the
         script."""
         for frame, names in self._loops():
             if frame.f_code.co_name == MODULE and (name in names.fresh or name in names.carried):
@@ -147,8 +151,8 @@ class LoopValues:
         return any(name.endswith(f".{attribute}") for _, names in self._loops() for name in names.fresh)
 
     def makes_anew_in(self, variable: str, attribute: str) -> bool:
-        """Whether each step assigns this attribute of a namespace before reading it, in the loop or in called
-        functions."""
+        """Whether each step assigns this attribute of a namespace before reading it. The loop or a called function may
+        assign it."""
         found = [(frame, names) for frame, names in self._loops() if variable.partition(".")[0] in frame.f_locals]
         return any(
             f"{variable}.{attribute}" in names.fresh
@@ -157,9 +161,8 @@ class LoopValues:
         )
 
     def of_packages(self) -> dict[str, Any]:
-        """Return objects of installed packages that affect later steps, for example a reinforcement-learning
-        environment.
-        learning."""
+        """Return the objects of installed packages that affect later steps, for example a reinforcement-learning
+        environment."""
         found: dict[str, Any] = {}
         for frame, names in self._loops():
             for name in names.carried.values():
@@ -203,7 +206,7 @@ class LoopValues:
         )
 
     def _is_made_of_tracked(self, name: CarriedName) -> bool:
-        """Whether the program computes the value from restored state before the loop; a resume shows if this is
+        """Whether the program computes the value from restored state before the loop. A resume shows if this is
         enough."""
         frame = next((each for each in frames_of_the_user() if each.f_code.co_qualname == name.function), None)
         if frame is None or not name.derives_from:
@@ -251,8 +254,8 @@ class LoopValues:
         yield from self._in_namespaces()
 
     def _in_namespaces(self) -> Iterator[tuple[CarriedName, Any]]:
-        """Yield data in namespaces that functions change; each path starts at a variable of the outermost function with
-        a loop."""
+        """Yield the data in namespaces that functions change. Each path starts at a variable of the outermost function
+        with a loop."""
         loops = [(frame, names, namespaces_of(frame)) for frame, names in self._loops()]
         seen = {
             (id(held), attribute)

@@ -1,4 +1,5 @@
-"""Files that the program itself has written: they are not part of its state, and may be newer than its checkpoint."""
+"""The files that the program itself has written. They are not part of the program's state, and may be newer than its
+checkpoint."""
 
 from __future__ import annotations
 
@@ -15,21 +16,22 @@ _OF_NOBODY = ("__pycache__", "node_modules", "site-packages")
 
 
 class OwnFiles(NamedTuple):
-    """Files that earlier attempts of the run wrote, by the paths that the program uses, the newest first."""
+    """Files that earlier attempts of the run wrote, with the paths that the program uses. The newest file is first."""
 
     read: tuple[str, ...] = ()
     """Files that the program has read in this attempt."""
     written: tuple[str, ...] = ()
-    """Files in and below the working folder, if no read file is known. Reading can go unnoticed: a library may open
-    files outside of Python, and a script may read before its session begins."""
+    """Files in and below the working folder. They are listed if no read file is known. Segue may not notice that a file
+    is read, because a library may open files outside of Python, and a script may read a file before its session
+    begins."""
 
 
 def own_files(*, since: datetime, until: datetime, folder: Path, apart: Sequence[Path]) -> OwnFiles:
     """Find the files of the run, relative to the working folder, except files below `apart`, where segue writes.
 
-    `since` is the time at which the run's first step was due; `until` is the start of this attempt. Only files that
-    changed between these two times count. Files that a program prepares before its first step, for example a cache of
-    its data, are the same in each attempt.
+    `since` is the time at which the run's first step was due, and `until` is the start of this attempt. A file counts
+    only if it changed between these two times. Files that a program prepares before its first step, for example a cache
+    of its data, are the same in each attempt.
     """
     read = _changed(opened_files(), folder, since=since, until=until)
     if read:
@@ -50,8 +52,8 @@ def _changed(paths: Iterable[str], folder: Path, *, since: datetime, until: date
 
 
 def files_below(folder: Path, *, apart: Sequence[Path]) -> Iterator[str]:
-    """Yield the relative paths of files in and below a folder, up to a few thousand, without hidden and installed
-    files."""
+    """Yield the relative paths of the files in and below a folder, up to a few thousand. Hidden files and installed
+    files are left out."""
     places = {place.absolute() for place in apart}
     looked_at = 0
     for here, folders, files in os.walk(folder):

@@ -14,7 +14,7 @@ from segue.trainer.workloads.components import Component
 
 
 class AttemptEnded(SystemExit):
-    """Raised in the program at a safe point, because its attempt ends. It is not an error."""
+    """The exception that ends the program at a safe point because its attempt ends. It is not an error."""
 
 
 class Owner(Protocol):
@@ -31,7 +31,7 @@ class Owner(Protocol):
 
     @property
     def stored(self) -> Collection[str]:
-        """Names of the components in the checkpoint; empty without a checkpoint."""
+        """Names of the components in the checkpoint; empty if there is no checkpoint."""
         ...
 
     def own_files(self, since: datetime) -> OwnFiles:
@@ -51,5 +51,6 @@ class Owner(Protocol):
         ...
 
     def evaluating(self) -> AbstractContextManager[None]:
-        """A block in which the program evaluates: no step is made, and this does not count as a hang."""
+        """A block in which the program evaluates. No step is made in this block, and the trainer does not count as
+        hung."""
         ...

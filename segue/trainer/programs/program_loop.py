@@ -1,4 +1,4 @@
-"""A program's loop over `run.steps()` or `run.epochs()`: its range, goal, epoch and end."""
+"""A program's loop over `run.steps()` or `run.epochs()`, with the range, goal, epoch and end of the loop."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from segue.trainer.programs.tracked import Epoch
 log = logging.getLogger(__name__)
 
 
-class Ending:
-    """The end of a program's training, as far as it is known."""
+class LoopEnding:
+    """The known facts about the end of a program's training."""
 
     def __init__(self) -> None:
         self.finish_reason: str | None = None
@@ -44,7 +44,7 @@ class ProgramLoop:
     """The program's loop, from the call that begins it."""
 
     def __init__(self, spec: RunSpec, owner: Owner, *, compares_code: bool) -> None:
-        """With `compares_code=False`, a later goal does not end the run, because a person edits the script."""
+        """If `compares_code` is False, a person edits the script, so a later goal is accepted."""
         self._spec, self._owner, self._compares_code = spec, owner, compares_code
         self.call = ""
         """The call without its arguments; empty before the call."""
@@ -54,7 +54,7 @@ class ProgramLoop:
 
     @property
     def goal(self) -> int:
-        """The step at which the run ends, as far as known."""
+        """The step at which the run ends, according to the facts known so far."""
         return int(min(self._goal, self._spec.steps))
 
     @property
@@ -73,8 +73,8 @@ class ProgramLoop:
         return self.epoch.index if self.epoch is not None else 0
 
     def enter(self, call: str, numbers: range | None) -> RangeRecord:
-        """Begin the loop over these numbers, and return the component that records them; `require` then checks this
-        record.
+        """Begin the loop over these numbers, and return the component that records the numbers. `require` then checks
+        this record.
 
         Raises:
             SessionError: the program already has a loop, or segments end after epochs and the loop has none.
@@ -91,7 +91,7 @@ class ProgramLoop:
         return RangeRecord(looped, at=SystemClock().now())
 
     def require(self, record: RangeRecord) -> None:
-        """Raise an error unless a step is left to train and the loop's range continues the checkpoint's range.
+        """Raise an error if no step is left to train, or if the loop's range does not continue the checkpoint's range.
 
         Raises:
             SessionError: no step is left to train, or the range is a different one.

@@ -1,4 +1,4 @@
-"""A program's untracked state: objects that its loop and its module hold."""
+"""A program's untracked state. It consists of the objects that the program's loop and module hold."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class ProgramOutside(OutsideState):
         return super().capture() | {_CARRIED: self._loops.recorded()}
 
     def look(self, trees: dict[str, Any]) -> tuple[Finding, ...]:
-        # These few values are worth a look at each save: an average may only have begun at the save before.
+        # These few values are inspected at each save, because an average may only have begun at the previous save.
         return (*self._looked(trees), *self._advised(super().look(trees)))
 
     def lost(self, committed: Mapping[str, Any]) -> tuple[Finding, ...]:
@@ -66,14 +66,14 @@ class ProgramOutside(OutsideState):
     def _looked(self, trees: dict[str, Any]) -> tuple[Finding, ...]:
         try:
             return self._loops.look(trees)
-        except Exception:  # Nothing that only looks may end an attempt.
+        except Exception:  # An inspection must not end an attempt.
             log.warning("could not look for untracked values that the loop carries", exc_info=True)
             return ()
 
     def _lost(self, committed: Mapping[str, Any]) -> tuple[Finding, ...]:
         try:
             return self._loops.lost(committed)
-        except Exception as error:  # It may not end an attempt here either, but then nothing is proven.
+        except Exception as error:  # The attempt continues, but nothing is proven.
             log.warning("could not compare the values that the loop carries", exc_info=True)
             sentence = f"carried values could not be compared ({type(error).__name__}: {redacted(str(error))})"
             fix = "find the variable in the log of the attempt, which has the traceback, and let it hold plain data"
@@ -87,8 +87,7 @@ class ProgramOutside(OutsideState):
         return (*super().of_process(), *unread)
 
     def _advised(self, findings: tuple[Finding, ...]) -> Iterator[Finding]:
-        """Yield the findings that `LoopValues` does not make; findings about objects of packages get a fix of their
-        own."""
+        """Yield the findings that `LoopValues` does not make. Findings about objects of packages get a separate fix."""
         packages = {name: type(each).__module__.partition(".")[0] for name, each in self._loops.of_packages().items()}
         for finding in findings:
             of_script = re.match(rf"{_HOME}\.(\w+)(\S?)", finding.sentence)
@@ -113,9 +112,9 @@ def _wrapped(name: str, package: str) -> str:
 
 
 def of_program(tracked: Mapping[str, Any], *, loaders: Mapping[str, Any], components: Collection[str]) -> OutsideState:
-    """Find untracked state that the program's loop can reach; to be called when the first step is due.
+    """Find untracked state that the program's loop can reach. The call must come when the first step is due.
 
-    `loaders` are the loaders that the program has used so far, by component name; `components` are the names of all
+    `loaders` has the loaders that the program has used so far, by component name. `components` has the names of all
     components.
     """
     return ProgramOutside(tracked, loaders=loaders, components=components)
@@ -142,8 +141,8 @@ def _reached(tracked: Mapping[str, Any], loaders: Mapping[str, Any], loops: Loop
 
 
 def _variable_of(target: Any) -> str:
-    """Name of the variable or attribute by which the code around the loop refers to the object; empty if there is
-    none."""
+    """Name of the variable or attribute by which the code around the loop refers to the object; empty if there is no
+    such name."""
     for frame in frames_of_the_user():
         held = {**frame.f_globals, **frame.f_locals}
         if found := next((name for name, value in held.items() if value is target), ""):
@@ -163,8 +162,8 @@ def _owned_by(target: Any) -> Iterable[Any]:
 
 
 _CALLED = ("dataset", "collate_fn", "worker_init_fn")
-"""Parts of a loader whose state is in no component. The loader's component holds the other state, with the counters of
-the loader and its samplers."""
+"""Parts of a loader whose state is in no component. The loader's component holds the rest of the state, including the
+counters of the loader and its samplers."""
 
 
 def _parts_of(loader: Any) -> dict[str, Any]:
@@ -184,7 +183,7 @@ def _held_by_the_loop() -> dict[str, Any]:
 
 
 def _within_variables(loops: LoopValues) -> Iterator[tuple[str, str, Any]]:
-    """Objects inside a namespace or a tuple of these variables; yields a path, an expression and the object."""
+    """Yield the objects inside a namespace or a tuple of these variables. Each comes with a path and an expression."""
     for frame in frames_of_the_user():
         for variable, held in namespaces_of(frame):
             for name, value in dict(vars(held)).items():

@@ -1,6 +1,7 @@
-"""The setup of a program. Each checkpoint records it; a resume compares it and never restores it.
+"""The setup of a program. Each checkpoint records the setup. A resume compares the setup, and never restores it.
 
-A program's setup has fewer parts than a recipe's: its code, and the modules and optimizers that it tracks.
+A program's setup has fewer parts than a recipe's setup. It has the code, and the modules and optimizers that the
+program tracks.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class ProgramRecord:
         self._settings: dict[str, Any] = {}
 
     def add(self, name: str, target: Any) -> None:
-        """Record a tracked object as the program built it; to be called before the object's state is restored."""
+        """Record a tracked object as the program built it. The call must come before the object's state is restored."""
         if isinstance(target, nn.Module):
             modules = bare(target).named_modules()
             described = ((".".join(filter(None, (name, path))), module) for path, module in modules)
@@ -42,7 +43,8 @@ class ProgramRecord:
             self._settings |= {path: value for path, value in found if not path.endswith((".lr", ".initial_lr"))}
 
     def components(self, objects: Mapping[str, Any]) -> dict[str, Component]:
-        """Return the setup by the names of `segue.continuity.recipe_diff`; `objects` are all tracked objects."""
+        """Return the setup, with the names of `segue.continuity.recipe_diff` as keys. `objects` has all tracked
+        objects."""
         fixed: dict[str, Any] = {
             CONFIG: self._passed,
             MODEL: {"modules": self._modules},
@@ -56,7 +58,7 @@ class ProgramRecord:
 
 
 def _parameters(objects: Mapping[str, Any]) -> Iterator[tuple[str, nn.Parameter]]:
-    """Yield all parameters; parameters of `model` have the same names as in an exported checkpoint."""
+    """Yield all parameters. The parameters of `model` have the same names as in an exported checkpoint."""
     for name, each in objects.items():
         if isinstance(each, nn.Module):
             start = "" if name == "model" else f"{name}."

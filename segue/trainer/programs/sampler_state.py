@@ -1,4 +1,4 @@
-"""The random streams and counters of a loader's samplers that can be captured and restored."""
+"""The random streams and counters of a loader's samplers, as components that can be captured and restored."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class _Counters:
 
 
 def streams_and_counters(loader: DataLoader[Any]) -> dict[str, Component]:
-    """Return by path the global random streams, and the generators and counters of the loader and its samplers."""
+    """Return the global random streams, and the generators and counters of the loader and its samplers, by path."""
     own = frozenset(vars(DataLoader(TensorDataset())))  # Attributes that any loader has are no state.
     found: dict[str, Component] = dict(rng_components(Ranks(), nn.Module()))
     found["loader"] = _Counters(loader, own)

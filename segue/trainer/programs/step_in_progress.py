@@ -1,4 +1,4 @@
-"""A program's current step: its inputs, and its numbers after it is made."""
+"""A program's current step. It has the inputs of the step, and after the step is made, the numbers of the step."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ _NO_IDS = np.zeros(0, np.uint64)
 
 
 class StepInProgress:
-    """Handles one step at a time: it is opened at a safe point, and closed at the next safe point."""
+    """The step that is in progress. There is one step at a time. It is opened at a safe point, and closed at the next
+    safe point."""
 
     def __init__(
         self, progress: Progress, *, components: Mapping[str, Component], measures: Measures, ranks: Ranks
@@ -45,7 +46,7 @@ class StepInProgress:
         self._measures.begin(with_norms=due.needs_norms)
 
     def close(self, *, epoch: int) -> StepMade | LateStep | None:
-        """Close the open step and return its outcome, in this epoch; return None if no step is open."""
+        """Close the open step, and return its outcome, with this epoch. Return None if no step is open."""
         if self._opened is None:
             return None
         (due, prelude, batch), progress, ranks = self._opened, self._progress, self._ranks
@@ -70,7 +71,7 @@ class StepInProgress:
         held = {name: c.capture() for name, c in self._components.items() if name.startswith(RNG_PREFIX)}
         ids = batch_fingerprint(batch.ids) if batch is not None and len(batch.ids) else ""
         content = input_fingerprint(batch.content) if batch is not None else ""
-        # As in the rows of a recipe, which are the same on every rank.
+        # The row is the same on every rank, like the rows of a recipe.
         streams = streams_fingerprint(held) if self._ranks.count == 1 else None
         return Prelude(step, ids, content, streams)
 

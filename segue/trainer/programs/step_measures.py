@@ -1,4 +1,4 @@
-"""The numbers of a program's step: reported by the program, or measured on its tracked objects."""
+"""The numbers of a program's step. The program reports them, or segue measures them on the tracked objects."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ class Measured(NamedTuple):
     """The measured numbers of a step."""
 
     read: Callable[[], tuple[StepNumbers, Mapping[str, float]]]
-    """Waits for the step's numbers and its further metrics, and returns them."""
+    """A function that waits for the step's numbers and further metrics, and returns both."""
     is_late: bool
     """Whether an accelerator still computes the numbers."""
 
 
 class Measures:
-    """Measures the steps of tracked optimizers, and gives the numbers of each step."""
+    """An object that measures the steps of tracked optimizers, and returns the numbers of each step."""
 
     def __init__(self) -> None:
         self._parameters: list[torch.Tensor] = []
@@ -61,7 +61,7 @@ class Measures:
         self._hook = register_optimizer_step_post_hook(self._after_update)
 
     def close(self) -> None:
-        """Remove the hook that was registered with torch."""
+        """Remove the hook that this object has registered with torch."""
         self._hook.remove()
 
     def watch(self, tracked: Mapping[str, Any], *, measured: Mapping[str, Any]) -> None:
@@ -70,7 +70,7 @@ class Measures:
         self._tracked = frozenset(tracked)
         held = nn.ModuleList(each for each in objects.values() if isinstance(each, nn.Module))
         self._parameters = list(held.parameters())
-        # A framework's wrapper around an optimizer is an optimizer too, and the inner one makes the steps.
+        # A framework's wrapper around an optimizer is an optimizer too, but the inner optimizer makes the steps.
         self.optimizers = {
             name: getattr(each, "optimizer", each)
             for name, each in objects.items()
@@ -114,11 +114,11 @@ class Measures:
             used = self._step.rates
             rates = tuple(rate for each in self.optimizers.values() for rate in used.get(id(each), rates_of(each)))
         has_norms = self._step.with_norms and grad_norm is None
-        # A copy: the program may make another update before the numbers are read.
+        # The numbers are copied, because the program may make another update before they are read.
         norms = list(self._step.grad_norms) if has_norms else [] if grad_norm is None else [grad_norm]
         weights = [self._norm_of_parameters()] if self._step.with_norms else []
         scale = scale_of(self._scaler)
-        # All in one read: each read waits for an accelerator.
+        # All numbers are read together, because each read waits for an accelerator.
         asked = sent([loss, *rates, *norms, *weights, *scale, *metrics.values()])
 
         def read() -> tuple[StepNumbers, Mapping[str, float]]:
@@ -166,7 +166,8 @@ class Measures:
 
 
 class PendingGradients:
-    """A component for gradients that are accumulated over several iterations, with a safe point between them."""
+    """A component for gradients that are accumulated over several iterations, with a safe point between two of these
+    iterations."""
 
     def __init__(self, measures: Measures) -> None:
         self._measures = measures

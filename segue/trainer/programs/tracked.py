@@ -1,4 +1,4 @@
-"""Components for the objects that a session tracks: each kind of object has its own way to be captured and restored."""
+"""Components for the objects that a session tracks. Each kind of object has its own method of capture and restore."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ _LOADER_FIX = (
 
 
 class Variable:
-    """A variable in a namespace, for example of a script. Its value is plain data or tensors; a restore assigns it.
-    it."""
+    """A variable in a namespace, for example in the namespace of a script. Its value is plain data or tensors. A
+    restore assigns the value to the variable."""
 
     def __init__(self, namespace: dict[str, Any], name: str) -> None:
         self._namespace, self._name = namespace, name
@@ -51,7 +51,7 @@ class Variable:
 
 
 class Carried:
-    """Values that a loop carries, as attributes of a namespace. A restore changes them in place."""
+    """Values that a loop carries, as attributes of a namespace. A restore changes the attributes in place."""
 
     def __init__(self, name: str, values: Mapping[str, Any]) -> None:
         """
@@ -105,7 +105,7 @@ class Epoch:
 
 
 def components_of_object(name: str, target: Any) -> dict[str, Component]:
-    """Return the components of one tracked object; the first component has the name of the object.
+    """Return the components of one tracked object. The first component has the name of the object.
 
     Raises:
         SessionError: the object has no state that can be saved.

@@ -35,9 +35,11 @@ _ANY_ORDER_IS_THE_SAME = 2
 
 
 def named_on(ranks: Ranks, target: Any, components: Mapping[str, Component]) -> dict[str, Component]:
-    """Return a tracked object's components; their names contain the rank unless all ranks share the object's state.
+    """Return the components of a tracked object. The names of the components contain the rank, unless all ranks share
+    the object's state.
 
-    All ranks share modules and optimizers: each step compares the norms of gradients and parameters over all ranks.
+    All ranks share the state of modules and optimizers. Each step checks this: it compares the norms of gradients and
+    parameters over all ranks.
     """
     if isinstance(target, nn.Module | torch.optim.Optimizer):
         return dict(components)
@@ -45,8 +47,8 @@ def named_on(ranks: Ranks, target: Any, components: Mapping[str, Component]) -> 
 
 
 def refuse_changing_sums(name: str, target: Any, ranks: Ranks) -> None:
-    """Refuse a DDP module that changes its order of sums after an attempt's first step, because no resume can repeat
-    it.
+    """Refuse a DDP module that changes the order of its sums after the first step of an attempt, because no resume can
+    repeat this change.
 
     By default, DDP rearranges its buckets after the first step; with `find_unused_parameters`, the buckets stay the
     same.
@@ -75,10 +77,10 @@ def same_on_every_rank(objects: Mapping[str, Any]) -> Callable[[str], bool]:
 
 
 class _Complete(NamedTuple):
-    """Facts that are known after the program has tracked all its objects."""
+    """The facts that are known only after the program has tracked all its objects."""
 
     outside: OutsideState | None
-    """Searches for untracked state; None on ranks that do not report."""
+    """The object that searches for untracked state; None on ranks that do not report."""
     structure: Structure
     is_same_everywhere: Callable[[str], bool]
 
@@ -115,7 +117,8 @@ class TrackedState:
             self._variables.add(name)
 
     def carry(self, name: str, values: Mapping[str, Any]) -> SimpleNamespace:
-        """Track these values as attributes of a namespace; if the name is known, start again with these values."""
+        """Track these values as attributes of a namespace. If the name is already known, the namespace starts again
+        with these values."""
         known = self._carried.get(name)
         if known is not None:
             return known.begin(values)
@@ -125,7 +128,7 @@ class TrackedState:
         return made.namespace
 
     def restore_folder(self, path: Path) -> Path | None:
-        """Track a folder, and write the committed files into `path`."""
+        """Track the folder `path`, and write the committed files into it."""
         if self._owner.ranks.count > 1:
             what = f"run.restore_folder() on {self._owner.ranks.count} ranks: only one process can commit a folder."
             raise SessionError(
@@ -139,7 +142,7 @@ class TrackedState:
     def commit_folder(
         self, path: Path, *, step: int, instead: Mapping[str, bytes | Path], best: Mapping[str, str] | None
     ) -> None:
-        """Use the folder as the state after `step` steps; files in `instead` replace files of the folder.
+        """Use the folder as the state after `step` steps. The files in `instead` replace files of the folder.
 
         Raises:
             SessionError: the folder is not tracked, or it cannot be committed.
@@ -150,7 +153,7 @@ class TrackedState:
         self.folder.take(path, step=step, instead=instead, best=best)
 
     def add(self, name: str, found: dict[str, Component], *, call: str, target: Any = None) -> None:
-        """Add and restore the components of a tracked object; `call` is the program's call, for messages.
+        """Add and restore the components of a tracked object. `call` is the program's call, which messages show.
 
         Raises:
             SessionError: the first step was already made, or the name cannot be used.
@@ -167,7 +170,7 @@ class TrackedState:
         self._owner.restore(named)
 
     def refuse_after_first_step(self, call: str) -> None:
-        """Refuse a call after the first step is due.
+        """Refuse a call if the first step is already due.
 
         Raises:
             SessionError: the first step is already due.
@@ -176,13 +179,14 @@ class TrackedState:
             raise SessionError(what=f"{call} came after the first step.", fix="call it before the loop.")
 
     def complete(self, pending: Mapping[str, Component], *, loaders: Mapping[str, Any], is_over: bool) -> None:
-        """Add the components that segue itself tracks, and restore everything; afterwards nothing can be added.
+        """Add the components that segue itself tracks, and restore all components. After this call, no component can be
+        added.
 
-        `pending` are components of the steps. With `is_over`, the program makes no further step.
+        `pending` has the components of the steps. If `is_over` is True, the program makes no further step.
         """
         ranks, objects = self._owner.ranks, self.objects
         if is_over:
-            # No epoch is left that would call run.batches again.
+            # No epoch is left, so no code will call run.batches again.
             self.components |= {name: AsStored() for name in self._stored_of_this_rank() if name not in self.components}
         held = nn.ModuleList(each for each in objects.values() if isinstance(each, nn.Module))
         self.components |= named_on(ranks, None, pending) | rng_components(ranks, held)
@@ -190,7 +194,8 @@ class TrackedState:
         if self._record is not None:
             self.components |= self._record.components(objects)
         self.components[RESTORED] = RestoredValues(self.components)
-        # Restore everything, because the program may have changed any part of it so far; the random streams come last.
+        # Restore all components, because the program may have changed any of them. The random streams are restored
+        # last.
         self._owner.restore(self.components)
         outside = None
         if ranks.is_leader:
@@ -216,7 +221,7 @@ class TrackedState:
         return self._complete is not None and self._complete.is_same_everywhere(tensor)
 
     def look_outside(self, trees: dict[str, Any]) -> tuple[Finding, ...]:
-        """Return findings about untracked state that training has changed; each finding is returned once."""
+        """Return findings about untracked state that training has changed. Each finding is returned only once."""
         outside = None if self._complete is None else self._complete.outside
         return () if outside is None else outside.look(trees)
 

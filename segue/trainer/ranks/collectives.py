@@ -1,7 +1,7 @@
-"""Ranks: the processes of one attempt, and the collectives with which they agree.
+"""The ranks, which are the processes of one attempt, and the collectives with which they agree.
 
-Rank 0 is the leader: only the leader claims, decides, commits and reports. Small collectives on the CPU send its
-decisions to the other ranks, so that no rank waits for an accelerator.
+Rank 0 is the leader. Only the leader claims, decides, commits and reports. Small collectives on the CPU send the
+leader's decisions to the other ranks, so that no rank waits for an accelerator.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from segue.launch.rendezvous import RANKS_VARIABLE
 log = logging.getLogger(__name__)
 
 _kept: set[Any] = set()
-"""All process groups of this process; they are kept until the process ends.
+"""All process groups of this process. This set keeps them until the process ends.
 
-DistributedDataParallel's reducer holds a reference to its group. If it were the last reference, the reducer would
-destroy the group while it holds Python's lock, and would wait for gloo's threads. A thread that ends a broken
+DistributedDataParallel's reducer holds a reference to its group. If the reducer held the last reference, it would
+destroy the group while it holds Python's lock, and would wait for gloo's threads. A gloo thread that ends a broken
 collective waits for the same lock, so the process would hang.
 """
 
 
 class Ranks:
-    """The ranks of a process that trains alone: it is the leader and the only rank."""
+    """The ranks of a process that trains alone. This process is the only rank, and therefore the leader."""
 
     rank = 0
     count = 1
@@ -39,7 +39,8 @@ class Ranks:
         return self.rank == 0
 
     def gather(self, data: bytes) -> list[bytes]:
-        """Return the data of every rank, in order of rank. Every rank must call it with the same number of bytes.
+        """Return the data of every rank, in order of rank. Every rank must call this method, with the same number of
+        bytes.
 
         Raises:
             RuntimeError: a rank has ended, or did not answer in time.
@@ -47,22 +48,22 @@ class Ranks:
         return [data]
 
     def gather_texts(self, text: str) -> list[str]:
-        """Return the text of every rank, in order of rank. Every rank must call it."""
+        """Return the text of every rank, in order of rank. Every rank must call this method."""
         data = text.encode()
         lengths = [int.from_bytes(found, "little") for found in self.gather(len(data).to_bytes(8, "little"))]
         found = self.gather(data.ljust(max(lengths), b"\0")) if max(lengths) else [b""] * self.count
         return [padded[:length].decode() for padded, length in zip(found, lengths, strict=True)]
 
     def leader_decides(self, value: bool) -> bool:
-        """Return the value of rank 0 on every rank. Every rank must call it."""
+        """Return the value of rank 0 on every rank. Every rank must call this method."""
         return self.gather(bytes([value]))[0] == b"\1"
 
     def all(self, value: bool) -> bool:
-        """Return True if `value` is true on every rank. Every rank must call it."""
+        """Return True if `value` is true on every rank. Every rank must call this method."""
         return all(found == b"\1" for found in self.gather(bytes([value])))
 
     def first_of(self, text: str) -> str:
-        """Return the first text, in order of rank, that is not empty. Every rank must call it."""
+        """Return the first text, in order of rank, that is not empty. Every rank must call this method."""
         return next((found for found in self.gather_texts(text) if found), "")
 
     def limit_waiting(self, seconds: float) -> None:
@@ -70,11 +71,12 @@ class Ranks:
 
     @property
     def can_break_off(self) -> bool:
-        """Whether another thread can abort collectives that wait for another rank."""
+        """Whether a second thread can abort the collectives in which this rank waits for other ranks."""
         return False
 
     def break_off(self) -> None:
-        """Abort collectives that wait for the accelerator of another rank; the calls that wait for them raise an error.
+        """Abort the collectives that wait for the accelerator of another rank. The calls that wait for these
+        collectives then raise an error.
 
         The abort itself may take as long as a collective.
         """
@@ -84,14 +86,15 @@ class Ranks:
 
 
 class TorchRanks(Ranks):
-    """Ranks of a recipe, which torchrun started. They use torch's default process group."""
+    """The ranks of a recipe. torchrun starts these ranks, and they use torch's default process group."""
 
     def __init__(self, device: torch.device, *, wait_seconds: float) -> None:
-        """Wait for the other ranks. `wait_seconds` is the longest wait for a rank, here and in every collective."""
+        """Wait for the other ranks. `wait_seconds` is the longest wait for a rank, both in this call and in every
+        collective."""
         self.rank, self.count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self.wait_seconds = wait_seconds
         self._is_on_host = device.type == "cpu"
-        # Without this, if one rank fails, NCCL's watchdog ends every healthy rank before any rank can report the cause.
+        # Without this setting, if one rank fails, NCCL's watchdog ends every healthy rank before any rank can report.
         os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
         self._join(device)
 
@@ -109,19 +112,20 @@ class TorchRanks(Ranks):
         dist.all_gather(found, mine)
 
     def limit_waiting(self, seconds: float) -> None:
-        """Set the limit also for process groups of the user's code, whose default is half an hour."""
+        """Set the limit also for the process groups of the user's code. The default limit of these groups is half an
+        hour."""
         for group in self._keep_groups():
             distributed_c10d._set_pg_timeout(timedelta(seconds=seconds), group)
 
     def _keep_groups(self) -> list[Any]:
-        """Keep references to all current process groups, and return the groups."""
+        """Keep a reference to every current process group, and return the groups."""
         groups = list(distributed_c10d._world.pg_map)  # torch has no public way to list them.
         _kept.update(groups)
         return groups
 
     @property
     def can_break_off(self) -> bool:
-        # Gloo, on the host, itself notices that a rank has ended; its waiting cannot be ended from outside.
+        # Gloo, which runs on the host, itself notices that a rank has ended. No other thread can end a wait in gloo.
         return not self._is_on_host and dist.is_initialized()
 
     def break_off(self) -> None:
@@ -137,7 +141,7 @@ class TorchRanks(Ranks):
 
 
 class RanksOfProgram(TorchRanks):
-    """Ranks of a program, with a separate group, because the program itself makes and destroys torch's default
+    """The ranks of a program. They have a separate group, because the program itself makes and destroys torch's default
     group."""
 
     def _join(self, device: torch.device) -> None:

@@ -1,4 +1,5 @@
-"""Consensus of ranks: votes at a safe point, and the combined result of a step. Pure except for the exchange."""
+"""The consensus of ranks. Ranks vote at each safe point, and combine the results of each step. All functions are pure,
+except the exchange."""
 
 from __future__ import annotations
 
@@ -30,14 +31,14 @@ class StepNumbers(NamedTuple):
 
 
 class Vote(NamedTuple):
-    """One rank's vote at a safe point; also the result of all votes."""
+    """One rank's vote at a safe point. The result of all votes has the same type."""
 
     stop: StopReason | None = None
     save: bool = False
     is_busy: bool = False
     """Whether no staging buffer is free for a save."""
     waits: bool = False
-    """Whether a save that must be made at this step waits for a staging buffer."""
+    """Whether a save is waiting for a staging buffer and must be made at this step."""
     notice: tuple[str, float] | None = None
     """Kind of the notice, and the seconds until the preemption."""
 
@@ -54,7 +55,8 @@ class Vote(NamedTuple):
 
 
 def merged(votes: Sequence[Vote]) -> Vote:
-    """Return the leader's vote; but if any rank has a notice, all stop, and if any rank is busy, the result is busy.
+    """Return the leader's vote, with two exceptions. If any rank has a notice, all ranks stop. If any rank is busy, the
+    result is busy.
 
     If several ranks have a notice, the notice with the least time left counts.
     """
@@ -73,7 +75,8 @@ def merged(votes: Sequence[Vote]) -> Vote:
 
 
 def agree(ranks: Ranks, vote: Vote) -> Vote:
-    """Exchange the votes of all ranks and return the result. Every rank must call it at every safe point."""
+    """Exchange the votes of all ranks, and return the result. Every rank must call this function at every safe
+    point."""
     if ranks.count == 1:
         return merged([vote])
     return merged([Vote.unpack(data) for data in ranks.gather(vote.pack())])
@@ -82,10 +85,10 @@ def agree(ranks: Ranks, vote: Vote) -> Vote:
 def combined(
     ranks: Ranks, outcome: StepNumbers, *, weight: float, fingerprints: Sequence[str]
 ) -> tuple[StepNumbers, tuple[str, ...]]:
-    """Combine the numbers and fingerprints of all ranks into those of the whole batch.
+    """Combine the numbers and fingerprints of all ranks into the numbers and fingerprints of the whole batch.
 
-    The loss of a rank is the mean over its share of the batch; the combined loss is the mean over the whole batch. The
-    losses are summed in the order of the ranks, so that equal shares give equal bits.
+    The loss of a rank is the mean over the rank's share of the batch. The combined loss is the mean over the whole
+    batch. The losses are summed in the order of the ranks, so that equal shares give equal bits.
 
     Raises:
         RankDriftError: gradients or weights differ between ranks after the step.

@@ -1,4 +1,5 @@
-"""Distributes a model over ranks: DistributedDataParallel replicates it, unless its recipe has sharded it."""
+"""Distribution of a model over ranks. DistributedDataParallel replicates the model, unless the recipe has sharded
+it."""
 
 from __future__ import annotations
 
@@ -18,16 +19,18 @@ from segue.trainer.ranks.collectives import Ranks
 
 _NAMED_PARAMETERS, _NAMED_MODULES = nn.Module.named_parameters, nn.Module.named_modules
 _USED_TWICE = "mark a variable ready only once"
-"""Part of DDP's message that it cannot tell when a gradient is complete."""
+"""Part of the message with which DDP says that it cannot tell when a gradient is complete."""
 _COARSE = (torch.bfloat16, torch.float16)
 _PLAIN = (torch.Tensor, nn.Parameter)
 _layout_of = operator.attrgetter("layout")
 _SURELY_WITHIN = 0.9
-"""If a norm is below this share of the limit, the clip factor is 1 in every type; bf16 has two to three digits."""
+"""If a norm is below this share of the limit, the clip factor is 1 in every number type. bf16 has only two to three
+digits."""
 
 
 def spread(recipe: Recipe, ranks: Ranks, device: torch.device, *, name: str) -> Recipe:
-    """Return the recipe with a distributed model. A model that the recipe wrapped or sharded is not changed.
+    """Return the recipe with a distributed model. If the recipe has wrapped or sharded the model, the model is not
+    changed.
 
     Raises:
         RecipeError: the model is distributed in a way that does not split each batch over all ranks.
@@ -51,8 +54,8 @@ def spread(recipe: Recipe, ranks: Ranks, device: torch.device, *, name: str) -> 
 
 
 def spread_again(recipe: Recipe, device: torch.device) -> Recipe:
-    """Wrap the model again if other parameters are trained now, because DDP sums only the parameters trained at its
-    start."""
+    """If other parameters are trained now, wrap the model again, because DDP sums only the parameters that were trained
+    when it started."""
     model = recipe.model
     if not isinstance(model, _Replicated) or _trained(model.module) == model.trained:
         return recipe
@@ -60,7 +63,8 @@ def spread_again(recipe: Recipe, device: torch.device) -> Recipe:
 
 
 def explained(step: Callable[..., Any], *, recipe: str) -> Callable[..., Any]:
-    """Wrap a step of several ranks, so that DDP's error about a parameter used twice names the fix.
+    """Wrap a step of several ranks. If DDP raises its error about a parameter that is used twice, the wrapped step
+    raises an error that names the fix.
 
     Raises:
         RecipeError: a parameter has two gradients in one backward pass.
@@ -83,12 +87,12 @@ def explained(step: Callable[..., Any], *, recipe: str) -> Callable[..., Any]:
 
 
 def bare(model: nn.Module) -> nn.Module:
-    """Return the recipe's own module; its parameter names do not depend on the distribution."""
+    """Return the recipe's own module. The parameter names of this module do not depend on the distribution."""
     return model.module if isinstance(model, DistributedDataParallel) else model
 
 
 def parameters_of(model: nn.Module) -> list[nn.Parameter]:
-    """Return the same list as `model.parameters()`, but much faster; shared parameters are repeated."""
+    """Return the same list as `model.parameters()`, but much faster. Shared parameters are repeated in this list."""
     if type(model).parameters is not nn.Module.parameters or type(model).named_parameters is not _NAMED_PARAMETERS:
         return list(model.parameters())
     found: list[nn.Parameter] = []
@@ -121,7 +125,8 @@ def norm_and_clip(parameters: list[torch.Tensor], *, limit: float | None) -> tor
             torch.nn.utils.clip_grads_with_norm_(parameters, limit, norm)
         return norm
     norm = _norm_of_norms(gradients)
-    # A factor of 1 changes no bit. An accelerator's norm is not read here: that would wait for it.
+    # A factor of 1 changes no bit. The norm of an accelerator is not read here, because the read would wait for the
+    # accelerator.
     if limit is not None and not (norm.device.type == "cpu" and float(norm) < _SURELY_WITHIN * limit):
         with torch.no_grad():
             torch._foreach_mul_(gradients, torch.clamp(limit / (norm + 1e-6), max=1.0))
@@ -129,7 +134,7 @@ def norm_and_clip(parameters: list[torch.Tensor], *, limit: float | None) -> tor
 
 
 def total_norm(tensors: list[torch.Tensor]) -> torch.Tensor:
-    """Euclidean norm over all tensors. If some are sharded, every rank must call it."""
+    """Euclidean norm over all tensors. If some tensors are sharded, every rank must call this function."""
     tensors = stored_values(tensors)
     if _are_plain_and_alike(tensors):
         return _norm_of_norms(tensors)
@@ -145,7 +150,8 @@ def total_norm(tensors: list[torch.Tensor]) -> torch.Tensor:
 def stored_values(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """Replace each sparse tensor by its stored values, because torch cannot compute the norm of sparse tensors.
 
-    A sparse gradient may store the same row several times; these entries are summed before they are squared.
+    A sparse gradient may store the same row several times. The entries of the same row are summed before they are
+    squared.
     """
     if {torch.strided}.issuperset(map(_layout_of, tensors)):
         return tensors
@@ -158,7 +164,8 @@ def _are_plain_and_alike(tensors: list[torch.Tensor]) -> bool:
 
 
 def _norm_of_norms(tensors: list[torch.Tensor]) -> torch.Tensor:
-    """Bit-exact result of `torch.nn.utils.get_total_norm` for plain tensors of one kind, in half its time."""
+    """The same result, bit for bit, as `torch.nn.utils.get_total_norm` for plain tensors of one kind, in half the
+    time."""
     with torch.no_grad():
         norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(tensors)))
         return norm
@@ -166,7 +173,7 @@ def _norm_of_norms(tensors: list[torch.Tensor]) -> torch.Tensor:
 
 @torch.no_grad()
 def parameter_norm(parameters: list[torch.Tensor]) -> torch.Tensor:
-    """Euclidean norm of the parameters, summed at least in fp32, because three digits (bf16) would hide a lost
+    """Euclidean norm of the parameters. The sum is at least in fp32, because the three digits of bf16 would hide a lost
     optimizer state."""
     if _are_plain_and_alike(parameters) and parameters[0].dtype not in _COARSE:
         return _norm_of_norms(parameters)
@@ -183,8 +190,9 @@ class _Replicated(DistributedDataParallel):
     """A model that segue replicates on all ranks."""
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
-        # DDP must sum in the same order in every attempt, or no resume could be exact. By default it rebuilds its
-        # buckets after the first step; find_unused_parameters keeps them, and allows recipes with unused parameters.
+        # DDP must sum in the same order in every attempt, because otherwise no resume could be exact. By default DDP
+        # rebuilds its buckets after the first step. With find_unused_parameters, DDP keeps its buckets, and accepts
+        # recipes with unused parameters.
         devices = None if device.type == "cpu" else [device]
         super().__init__(model, device_ids=devices, find_unused_parameters=True)
         self.trained = _trained(model)
@@ -197,7 +205,7 @@ def _trained(model: nn.Module) -> tuple[bool, ...]:
 
 def _refuse_other_meshes(model: nn.Module, ranks: Ranks, *, name: str) -> None:
     """Refuse meshes that are not data parallel (FSDP2, HSDP), because each rank trains on its share of a batch."""
-    from torch.distributed.fsdp import FSDPModule  # Takes half a second; a recipe that shards has imported it already.
+    from torch.distributed.fsdp import FSDPModule  # A slow import (0.5 s).
 
     by_fsdp = tuple(at for at, module in model.named_modules() if isinstance(module, FSDPModule))
     for parameter_name, parameter in model.named_parameters():

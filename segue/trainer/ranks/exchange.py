@@ -1,4 +1,4 @@
-"""A key-value store shared by the ranks of an attempt; torchrun hosts it on the machine of rank 0."""
+"""A key-value store that the ranks of an attempt share. torchrun hosts this store on the machine of rank 0."""
 
 from __future__ import annotations
 
@@ -15,23 +15,24 @@ _ANSWER_SECONDS = 60.0
 
 
 class SilentStoreError(dist.DistNetworkError):
-    """The shared store does not answer; its machine may be gone."""
+    """The shared store does not answer. The machine of the store may be gone."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__(f"the key-value store of the ranks has not answered for {seconds:g} s")
 
 
 class Exchange:
-    """A connection to the shared store, usable at any time and from any thread.
+    """A connection to the shared store. Any thread may use the connection at any time.
 
-    Calls raise a RuntimeError if the store is gone, even if its machine has disappeared without a message. In this case
-    torch's own timeout does not help, because it applies only to waits for a key. So a separate thread makes the calls,
-    and is abandoned if the store does not answer.
+    If the store is gone, calls raise a RuntimeError, even if the machine of the store has disappeared without a
+    message. In this case torch's own timeout does not help, because it applies only to waits for a key. So a separate
+    thread makes the calls, and is abandoned if the store does not answer.
     """
 
     def __init__(self, *, wait_seconds: float, answer_seconds: float = _ANSWER_SECONDS) -> None:
-        """`wait_seconds` is the longest wait for the connection, `answer_seconds` the longest wait for an answer."""
-        # A separate connection, because that of the process group is blocked while a thread waits for a key.
+        """`wait_seconds` is the longest wait for the connection. `answer_seconds` is the longest wait for an answer."""
+        # This connection is separate, because the connection of the process group is blocked while a thread waits for a
+        # key.
         self._notes = connected(wait_seconds=wait_seconds)
         self._answer_seconds = answer_seconds
         self._calls: queue.SimpleQueue[_Call] = queue.SimpleQueue()
@@ -42,7 +43,7 @@ class Exchange:
         self._answer(lambda: self._notes.set(f"segue/{key}", text))
 
     def get(self, key: str) -> str | None:
-        """Text of the key; None before a rank has put it."""
+        """The text of this key; None before a rank has put the text."""
 
         def ask() -> str | None:
             is_there = self._notes.check([f"segue/{key}"])
@@ -84,6 +85,6 @@ class _Call:
         try:
             self.answer = self._make()
         except Exception as error:
-            # Any exception: it is raised in the thread that asked for the call.
+            # Catch any exception, and raise it in the thread that asked for the call.
             self.error = error
         self.is_made.set()

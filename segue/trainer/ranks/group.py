@@ -1,4 +1,4 @@
-"""The rank group: the ranks of one attempt and the objects that they share, or a process that trains alone."""
+"""The rank group. It is the ranks of one attempt and the objects that they share, or a process that trains alone."""
 
 from __future__ import annotations
 
@@ -36,21 +36,23 @@ class RankGroup:
         return True
 
     def shared_failure(self) -> AbstractContextManager[None]:
-        """A block in which an exception on one rank ends all ranks."""
+        """A block of code. If an exception is raised in this block on one rank, all ranks end."""
         return nullcontext()
 
     def break_off(self) -> None:
-        """Abort, once, the collectives in which this rank waits for an accelerator; returns immediately."""
+        """Abort the collectives in which this rank waits for an accelerator. Only the first call has an effect; every
+        call returns immediately."""
 
     def ended_elsewhere(self) -> SegueError | None:
         """The error with which another rank has ended the attempt; None after the training thread has noticed it."""
         return None
 
     def take_over(self) -> bool | None:
-        """Take over the end of the attempt in a thread that does not train; return whether this rank must write the
+        """Take over the end of the attempt in a thread that does not train. Return whether this rank must write the
         report.
 
-        Return None if the training thread has noticed the end in the meantime, and ends the attempt itself.
+        Return None if the training thread has noticed the end in the meantime, because the training thread then ends
+        the attempt.
         """
         return True
 
@@ -106,8 +108,8 @@ class SeveralRanks(RankGroup):
         return self._failures.take_over()
 
     def writer(self, inner: ShardWriter) -> ShardWriter:
-        # A separate connection: the writer's thread polls often. It may wait as long as a collective does, because only
-        # a save waits for it.
+        # The writer has a separate connection, because its thread polls often. The thread may wait as long as a
+        # collective, because only a save waits for the thread.
         notes = Exchange(wait_seconds=self._wait_seconds, answer_seconds=self._wait_seconds)
         return RankedWriter(inner, rank=self.ranks.rank, count=self.ranks.count, notes=notes)
 
@@ -121,7 +123,8 @@ class SeveralRanks(RankGroup):
 
 
 def meet(device: torch.device, *, wait_seconds: float, clock: Clock, is_program: bool = False) -> RankGroup:
-    """Wait until all ranks have joined, and return their group. A program makes torch's own groups itself.
+    """Wait until all ranks have joined, and return their group. If a program trains, the program itself makes torch's
+    own groups.
 
     Raises:
         RuntimeError: a rank did not join within `wait_seconds`.
@@ -132,7 +135,7 @@ def meet(device: torch.device, *, wait_seconds: float, clock: Clock, is_program:
 
 
 def local_rank() -> int | None:
-    """Rank of this process on its machine; None if it trains alone."""
+    """Rank of this process on its machine; None if this process trains alone."""
     return int(os.environ["LOCAL_RANK"]) if is_one_of_several() else None
 
 

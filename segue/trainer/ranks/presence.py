@@ -1,7 +1,8 @@
-"""Detects ranks that have ended: on this machine by their processes, on other machines by counters of their watchdogs.
+"""The detection of ranks that have ended. Ranks on this machine are checked by their processes, ranks on other machines
+by the counters of their watchdogs.
 
-A process id has no meaning on another machine or in another container. There, one rank stands for all ranks of its
-machine, because torchrun ends them all if one ends.
+A process id has no meaning on another machine or in another container. On another machine, one rank stands for all
+ranks of the machine, because torchrun ends all ranks of a machine if one of them ends.
 """
 
 from __future__ import annotations
@@ -15,24 +16,24 @@ from segue.checkpoints.saving.ranked_writer import Notes
 from segue.process import ProcessRef, this_machine
 
 _LOOKS_PER_READING = 20
-"""Number of looks between two readings. A watchdog looks twice a second and reads the counters of other machines every
-ten seconds, because the watchdogs of many ranks share one store."""
+"""Number of calls of `look` between two readings of the counters. A watchdog calls `look` twice a second, but reads the
+counters of other machines only every ten seconds, because the watchdogs of many ranks share one store."""
 SILENT_READINGS = 12
-"""Number of readings (two minutes) without a change of the counter after which a machine counts as gone. Readings are
-counted and not seconds, because this process itself may have been suspended."""
+"""Number of readings without a change of the counter after which a machine counts as gone. These readings take two
+minutes. Segue counts readings and not seconds, because this process itself may have been suspended."""
 _NOT_BEGUN = "0"
 """Counter value of a rank whose watchdog has not started."""
 
 
 class Presence:
-    """One rank's knowledge about which ranks of the attempt still run."""
+    """The facts that one rank has about which ranks of the attempt still run."""
 
     def __init__(self, notes: Notes, *, rank: int, count: int) -> None:
         self._rank, self._count = rank, count
         self._machine = this_machine()
         self._beats = self._looks = 0
         self._processes: dict[int, tuple[ProcessRef, str]] = {}
-        """Process and machine of each rank that has announced itself; the entries never change."""
+        """Process and machine of each rank that has announced itself. The entries never change."""
         self._seen: dict[int, str] = {}
         self._unchanged: dict[int, int] = {}
         """Number of readings in which the counter of a rank has not changed."""
@@ -46,7 +47,7 @@ class Presence:
         notes.put(f"beat/{self._rank}", str(self._beats))
 
     def look(self, notes: Notes) -> None:
-        """Read the counters of other machines if a reading is due. Called twice a second."""
+        """If a reading is due, read the counters of other machines. The watchdog calls this method twice a second."""
         if self._looks % _LOOKS_PER_READING == 0:
             for rank in self._representatives(notes):
                 number = notes.get(f"beat/{rank}") or _NOT_BEGUN
@@ -58,7 +59,7 @@ class Presence:
         self._looks += 1
 
     def is_alive(self, rank: int, notes: Notes) -> bool:
-        """Whether this rank runs, as far as known; a rank that has not announced itself yet counts as running."""
+        """Whether this rank is known or assumed to run. A rank that has not announced itself yet counts as running."""
         process, machine = self._process(rank, notes)
         if process is None or machine == self._machine:
             return process is None or process.is_alive()
@@ -69,7 +70,7 @@ class Presence:
         return {rank: notes.get(f"beat/{rank}") for rank in ranks if self._is_elsewhere(rank, notes)}
 
     def kill(self, rank: int, notes: Notes) -> bool:
-        """Kill this rank if it runs on this machine; return True if it was killed. Launchers end ranks on other
+        """If this rank runs on this machine, kill it. Return True if the rank was killed. Launchers end ranks on other
         machines."""
         process, machine = self._process(rank, notes)
         if process is None or machine != self._machine or not process.is_alive():

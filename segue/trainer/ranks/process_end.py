@@ -1,4 +1,5 @@
-"""Ends a process without destroying its objects, because their destructors may never return."""
+"""The end of a process without the destruction of its objects. The objects are not destroyed because their destructors
+may never return."""
 
 from __future__ import annotations
 
@@ -18,18 +19,21 @@ from typing import Any, NoReturn
 log = logging.getLogger(__name__)
 
 _END_SECONDS = 60.0
-"""Longest time for the threads and exit functions of the process, in seconds."""
+"""Longest time, in seconds, that the threads and exit functions of the process may take."""
 _LOCKED_SECONDS = 10.0
-"""Further seconds after which the process is ended if a thread keeps Python's lock, so that no other thread can run."""
+"""If a thread keeps Python's lock, no other thread can run. After this many further seconds, the process is ended in
+this case."""
 _STANDARD_ERROR = 2
 
 
 def end_process(code: int) -> NoReturn:
-    """End this process like Python, but without destroying its objects; it ends after 70 s in any case.
+    """End this process in the same way as Python, but without destroying its objects. The process ends after at most 70
+    s.
 
-    It waits for non-daemon threads, calls exit functions, and closes open files. Only for the main thread.
+    The function waits for non-daemon threads, calls exit functions, and closes open files. Only the main thread may
+    call it.
     """
-    # This timer needs no thread of Python's, and no stream: the user may have replaced the streams.
+    # This timer needs no Python thread and no stream. The user may have replaced the streams.
     faulthandler.dump_traceback_later(_END_SECONDS + _LOCKED_SECONDS, file=_STANDARD_ERROR, exit=True)
     force = threading.Timer(_END_SECONDS, _end_at_once, (code,))
     force.daemon = True
@@ -38,13 +42,13 @@ def end_process(code: int) -> NoReturn:
         try:
             step()
         except BaseException:
-            # Any exception: Python also shows it and continues.
+            # Catch any exception, because Python also shows the exception and continues.
             log.exception("the %s of this process ended with an error", what)
     os._exit(code)
 
 
 def _end_at_once(code: int) -> None:
-    with suppress(OSError):  # Without logging, whose locks a thread that hangs may hold.
+    with suppress(OSError):  # A hung thread may hold locks of logging.
         os.write(
             _STANDARD_ERROR, b"threads or exit functions of this process did not end within a minute, they are left\n"
         )
@@ -57,7 +61,7 @@ def _call_exit_functions() -> None:
 
 
 def close_files() -> None:
-    """Close all files that are open for writing; Python does this when it destroys them at its end."""
+    """Close all files that are open for writing. Python does this at its end, when it destroys the file objects."""
     standard: list[Any] = [sys.stdin, sys.stdout, sys.stderr, sys.__stdin__, sys.__stdout__, sys.__stderr__]
     kept = {id(stream) for stream in (*standard, *(getattr(stream, "buffer", None) for stream in standard))}
     for file in _open_files():
@@ -71,9 +75,10 @@ def close_files() -> None:
 
 
 def _open_files() -> Iterator[Any]:
-    """Yield open files in the order of closing: text files, then files that compress or upload, then buffers.
+    """Yield open files in the order in which they must be closed. Text files are first, then files that compress or
+    upload, then buffers.
 
-    Within each kind the newest file is first, because a file is newer than the file into which it writes.
+    Within each kind, the newest file is first, because a file is newer than the file into which it writes its data.
     """
     archive = getattr(sys.modules.get("zipfile"), "ZipFile", None)
     by_turn: tuple[list[Any], ...] = ([], [], [])
@@ -90,8 +95,8 @@ def _open_files() -> Iterator[Any]:
 
 
 def _is_written(file: Any) -> bool:
-    """Whether the file may hold unwritten data. Files for reading are left out, because a read in another thread blocks
-    closing."""
+    """Whether the file may hold unwritten data. The result is False for a file that is only read, because a read in
+    another thread blocks its closing."""
     if isinstance(file, io.BufferedReader) or isinstance(getattr(file, "buffer", None), io.BufferedReader):
         return False
     with suppress(Exception):  # Any exception: a class of the user's may raise it, or the file is closed.

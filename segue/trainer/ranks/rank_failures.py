@@ -1,8 +1,8 @@
-"""Failures of ranks: finds out which rank raised an error, which rank hangs, and which rank has ended.
+"""Failures of ranks. The module finds out which rank raised an error, which rank hangs, and which rank has ended.
 
-A rank that raises an error publishes its ending. The other ranks see a broken or overdue collective. Before they raise
-an error, they read the published endings and check which processes are alive, so that every rank reports the same
-cause.
+If a rank raises an error, it publishes its ending. The other ranks see a collective that is broken or takes too long.
+Before they raise an error, they read the published endings and check which processes are alive, so that every rank
+reports the same cause.
 """
 
 from __future__ import annotations
@@ -39,11 +39,12 @@ from segue.user_objects import text_of
 log = logging.getLogger(__name__)
 
 _SETTLE_SECONDS = 5.0
-"""Seconds that a rank waits for the published endings of the other ranks after it has noticed the end."""
+"""Seconds that a rank waits for the published endings of the other ranks, after it has noticed the end of the
+attempt."""
 
 _SILENT_LOOKS = 240
-"""Number of looks (two minutes) without an answer after which the machine of the store counts as gone. Looks are
-counted and not seconds, because this process itself may have been suspended."""
+"""Number of checks without an answer after which the machine of the store counts as gone. These checks take two
+minutes. Segue counts checks and not seconds, because this process itself may have been suspended."""
 _POLL_SECONDS = 0.05
 _OF_GLOO = re.compile("gloo|Application timeout caused pair closure")
 _STORAGE_OR_MACHINE = (
@@ -57,7 +58,7 @@ _STORAGE_OR_MACHINE = (
 
 
 class RankEnding(Value):
-    """The ending of one rank, as it publishes this ending."""
+    """The ending of one rank, in the form in which the rank publishes it."""
 
     rank: int
     order: int
@@ -72,7 +73,7 @@ class RankEnding(Value):
 
 
 class CountedNotes(Notes, Protocol):
-    """Shared notes with a counter, which shows which rank was first."""
+    """Shared notes with a counter. The counter shows which rank was first."""
 
     def count(self, key: str) -> int: ...
 
@@ -83,16 +84,17 @@ class RankFailures:
     def __init__(
         self, notes: CountedNotes, *, watched: Notes, rank: int, count: int, wait_seconds: float, clock: Clock
     ) -> None:
-        """`watched` gives the watchdog's thread the same notes over a separate connection, which never blocks for
-        long."""
+        """`watched` gives the same notes to the watchdog's thread. It uses a separate connection, which never blocks
+        for long."""
         self._notes, self._watched, self._clock = notes, watched, clock
         self._rank, self._count, self._wait_seconds = rank, count, wait_seconds
         self.reporter = 0
-        """The rank that writes the attempt's report: the first rank that is able to."""
+        """The rank that writes the attempt's report. It is the first rank that can write the report."""
         self.step = 0
         """The last step that this rank has completed."""
         self.is_broken_off = False
-        """Whether this process itself has aborted its collectives; their exceptions then have no other cause."""
+        """Whether this process itself has aborted its collectives. If so, the abort is the cause of the exceptions in
+        these collectives."""
         self._is_settled = self._is_taken_over = False
         self._settling = threading.Lock()
         self._hung: tuple[int, ...] = ()
@@ -102,8 +104,8 @@ class RankFailures:
 
     @contextmanager
     def shared(self) -> Iterator[None]:
-        """A block that publishes its exception to the other ranks; if another rank is the cause, that cause is raised
-        instead.
+        """A block that publishes its exception to the other ranks. If another rank is the cause, the error of the other
+        rank is raised instead.
 
         Raises:
             RankFailedError, HungRankError, RankLostError: instead of the exception of a broken collective.
@@ -125,7 +127,7 @@ class RankFailures:
     def ended_elsewhere(self) -> SegueError | None:
         """The error with which another rank has ended the attempt; None after the training thread has noticed it.
 
-        Called from the watchdog's thread.
+        The watchdog's thread calls this method.
         """
         if self._is_settled:
             return None
@@ -134,7 +136,7 @@ class RankFailures:
             self._presence.look(self._watched)
             endings, alive = self._look(self._watched)
             gone = [rank for rank, is_alive in alive.items() if not is_alive]
-            # A process that has ended without a published ending has crashed, or has left after all work was done.
+            # If a process has ended without a published ending, it has crashed, or it has left after all work was done.
             dead = tuple(rank for rank in gone if self._watched.get(f"left/{rank}") is None)
         except RuntimeError as error:
             self._silent_looks += 1
@@ -144,17 +146,19 @@ class RankFailures:
             return _store_lost(error)
         self._silent_looks = 0
         has_cause = any(ending.is_cause for ending in endings.values())
-        # The ranks that were gone first: watchdogs end the others a little later. A machine may answer again.
+        # Keep the ranks that were gone first, because watchdogs end the other ranks a little later. A machine may also
+        # answer again.
         self._dead = (self._dead or dead) if dead else ()
         if self._is_settled or not (has_cause or dead):
             return None
         return cause_of(endings, hung=(), silent=self._dead, waited_seconds=self._wait_seconds, step=self.step)
 
     def take_over(self) -> bool | None:
-        """Take over the end of the attempt in a thread that does not train; return whether this rank must write the
+        """Take over the end of the attempt in a thread that does not train. Return whether this rank must write the
         report.
 
-        Return None if the training thread has noticed the end in the meantime, and ends the attempt itself.
+        Return None if the training thread has noticed the end in the meantime, because the training thread then ends
+        the attempt.
         """
         with self._settling:
             if self._is_settled:
@@ -173,12 +177,13 @@ class RankFailures:
             self._put_ending(ending, self._watched)
         except RuntimeError as error:
             log.debug("the other ranks or the store that they share are gone error=%s", error)
-        # Judged by the ranks that were gone first, as every rank sees them: others end from now on.
+        # The decision uses the ranks that were gone first, because every rank sees the same first ranks. Other ranks
+        # end from now on.
         self.reporter = min(rank for rank in range(self._count) if rank not in self._dead) if 0 in self._dead else 0
         return self._rank == self.reporter
 
     def close(self) -> None:
-        """Leave the group, and kill hung ranks on this machine, which would delay the next attempt."""
+        """Leave the group, and kill hung ranks on this machine, because hung ranks would delay the next attempt."""
         try:
             self._notes.put(f"left/{self._rank}", "")
         except RuntimeError as error:
@@ -217,7 +222,8 @@ class RankFailures:
             return self._cause_elsewhere()
         except RuntimeError as of_store:
             log.warning("the other ranks or the store that they share are gone error=%s", of_store)
-            # The ranks cannot agree on a rank that reports. If none reports, the heartbeat shows that all have ended.
+            # The ranks cannot agree on a rank that reports. If no rank reports, the missing heartbeat shows that all
+            # ranks have ended.
             return _store_lost(of_store) if self.is_broken_off or is_broken_collective(error) else error
 
     def _cause_elsewhere(self) -> SegueError:
@@ -235,13 +241,14 @@ class RankFailures:
     def _choose_reporter(self, endings: Mapping[int, RankEnding], alive: Mapping[int, bool]) -> None:
         has_cause = any(ending.is_cause for ending in endings.values())
         if not has_cause and not alive[0]:
-            # Not the first rank with an ending, because ranks look at different times, but must choose the same rank.
+            # The choice is not simply the first rank with an ending. Ranks check at different times, but all must
+            # choose the same rank.
             self.reporter = min(rank for rank, is_alive in alive.items() if is_alive)
 
     def _look(self, notes: Notes) -> tuple[dict[int, RankEnding], dict[int, bool]]:
         """Return the published endings, and for each rank whether it is alive or has published an ending."""
         ranks = range(self._count)
-        # Usually no rank has ended, so one read replaces one read for each rank.
+        # Usually no rank has ended, so one read is enough. Otherwise there is one read for each rank.
         texts = {rank: notes.get(f"ending/{rank}") for rank in ranks} if notes.get("ended") is not None else {}
         endings = {rank: RankEnding.model_validate_json(text) for rank, text in texts.items() if text is not None}
         return endings, {rank: rank in endings or self._presence.is_alive(rank, notes) for rank in ranks}
@@ -256,7 +263,8 @@ class RankFailures:
             if is_known:
                 return endings, alive
             if self._clock.monotonic() >= give_up_at:
-                # On another machine, the counter of a rank that hangs has changed; if the rank is gone, it has not.
+                # If a rank on another machine hangs, its counter has changed. If the rank is gone, its counter has not
+                # changed.
                 silent = [rank for rank in before if rank not in endings]
                 after = self._presence.counters(silent, self._notes)
                 return endings, alive | {rank: after[rank] != before[rank] for rank in after}

@@ -1,7 +1,7 @@
-"""Starts fresh processes that replay steps, waits for them, and reads their answers.
+"""Fresh processes that replay steps. The module starts the processes, waits for them, and reads their answers.
 
-Each replay needs a new process. The first replay in a process changes state that no checkpoint has, in closures and
-globals; this change would look like noise in a second replay.
+Each replay needs a new process. The first replay in a process changes state in closures and globals, which no
+checkpoint has. In a second replay in the same process, this change would look like noise.
 """
 
 from __future__ import annotations
@@ -40,18 +40,19 @@ class FreshAnswer:
 
     rows: Rows
     setup_json: str
-    """The setup of the recipe that the process built: a tree by component, as JSON."""
+    """The setup of the recipe that the process has built. It is a JSON object with one tree for each component."""
     unit: float = UNIT
     is_refused: bool = False
-    """Whether an operation has no deterministic kernel, although only deterministic kernels were allowed."""
+    """Whether the process failed because only deterministic kernels were allowed, but an operation has no deterministic
+    kernel."""
 
 
 ANSWER = TypeAdapter(FreshAnswer)
 
 
 class ReplayRequest(Record):
-    """A request to replay steps in a fresh process; with 0 steps, it only builds the recipe and restores the
-    checkpoint."""
+    """A request to replay steps in a fresh process. If the number of steps is 0, the process only builds the recipe and
+    restores the checkpoint."""
 
     assignment: Assignment
     checkpoint: CheckpointRef
@@ -65,16 +66,16 @@ class Replays(NamedTuple):
 
     rows: tuple[Rows, ...]
     is_complete: bool
-    """Whether the replays are enough: further ones would show nothing new."""
+    """Whether there are enough replays, so that a further replay would show nothing new."""
     unit: float = UNIT
-    """Largest relative change of a value by one rounding, in the coarsest number format of a step."""
+    """Largest relative change that one rounding makes to a value, in the coarsest number format of a step."""
 
 
 @dataclass(frozen=True)
 class FreshProcesses:
-    """Replays one request in fresh processes, one process after another.
+    """Fresh processes that replay one request, one process after another.
 
-    There is no answer if a process fails or `may_wait` returns False.
+    If a process fails, or if `may_wait` returns False, there is no answer.
     """
 
     request: ReplayRequest
@@ -82,10 +83,10 @@ class FreshProcesses:
     clock: Clock
 
     def replays(self, *, own: Sequence[WitnessRow] | None, is_own_fresh: bool = False) -> Replays:
-        """Make replays until further ones would show nothing new.
+        """Make replays until a further replay would show nothing new.
 
-        `own` is the replay of this process. With `is_own_fresh`, it was made like the replays of fresh processes, and
-        counts as one of these.
+        `own` is the replay of this process. If `is_own_fresh` is True, this replay was made in the same way as the
+        replays of fresh processes, and counts as one of them.
         """
         made: list[Rows] = []
         unit = UNIT
@@ -103,10 +104,10 @@ class FreshProcesses:
         return json.loads(answer.setup_json) if answer is not None else {}
 
     def has_other_kernels(self, usual: Sequence[WitnessRow]) -> bool:
-        """Whether deterministic kernels give different results than the usual kernels, or do not exist for an
-        operation.
+        """Whether deterministic kernels give results that differ from the results of the usual kernels, or do not exist
+        for an operation.
 
-        If so, some usual kernels are not deterministic, even if they nearly always give the same bits.
+        If the result is True, some usual kernels are not deterministic, even if they nearly always give the same bits.
         """
         answer = self._asked(self.request.model_copy(update={"only_deterministic": True}))
         return answer is not None and (answer.is_refused or not are_equal(answer.rows, usual))
@@ -134,7 +135,8 @@ def _asked(request: ReplayRequest, *, may_wait: Callable[[], bool], clock: Clock
 
 @contextmanager
 def started(command: list[str], text: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a replay process during the block, with `text` on its standard input; it is killed at the end of the block.
+    """Run a replay process during the block, with `text` on its standard input. At the end of the block, the process is
+    killed.
 
     Raises:
         OSError: the process could not be started.

@@ -1,6 +1,8 @@
-"""The process of a replay: `python -m segue.trainer.replays.main PARENT ANSWER`, with a request on standard input.
+"""The process of a replay. The command is `python -m segue.trainer.replays.main PARENT ANSWER`, with a request on
+standard input.
 
-It writes the rows of the replayed steps and the setup to the file ANSWER. It ends when the process PARENT ends.
+The process writes the rows of the replayed steps and the setup to the file ANSWER. It ends when the process PARENT
+ends.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ log = logging.getLogger("segue.replay")
 
 
 def main() -> int:
-    """Replay the requested steps; return the exit code."""
+    """Replay the requested steps, and return the exit code."""
     request = ReplayRequest.model_validate_json(sys.stdin.buffer.read())
     begin_beside(int(sys.argv[1]))
     spec = request.assignment.spec

@@ -1,4 +1,5 @@
-"""Measures the noise of a recipe with fresh processes, to explain a replay that differs from its witness."""
+"""The measurement of a recipe's noise with fresh processes. The noise may explain a replay that differs from its
+witness."""
 
 from __future__ import annotations
 
@@ -24,9 +25,10 @@ def measured_noise(
 ) -> tuple[Noise, bool]:
     """Return the noise between `attempt` and its witness, and whether all processes have answered.
 
-    The flags are those of `segue.continuity.noise.noise_of`. If the replays agree and differ only slightly from the
-    witness, one more process replays with deterministic kernels only. Four replays miss noise that occurs once in
-    hundreds of replays, but this process shows whether the usual kernels are deterministic.
+    The flags are the same as the flags of `segue.continuity.noise.noise_of`. If the replays agree and differ only
+    slightly from the witness, one more process replays with deterministic kernels only. Four replays do not show noise
+    that occurs once in hundreds of replays. But the process with deterministic kernels shows whether the usual kernels
+    are deterministic.
     """
     own = attempt if is_whole else None
     fresh, is_complete, unit = processes.replays(own=own, is_own_fresh=is_attempt_fresh)

@@ -50,7 +50,10 @@ class SecondOpinion:
             return NONE
         context = self._context
         steps = max(row.step for row in witness) - checkpoint.manifest.step
-        log.warning("replay differs from the witness; fresh processes repeat it step=%d", checkpoint.manifest.step)
+        log.warning(
+            "replay differs from the witness; fresh processes replay the steps step=%d",
+            checkpoint.manifest.step,
+        )
         with context.activity.waiting():
             found, is_complete = measured_noise(
                 self._processes(checkpoint, steps=steps),

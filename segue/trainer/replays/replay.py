@@ -31,7 +31,7 @@ from segue.trainer.workloads.state import capture
 
 _TF32_UNIT = 2.0**-10
 _MOST_UNIT = 2.0**-7
-"""The unit of bf16. Coarser formats are used for scaled factors of single products, and not for results."""
+"""The unit of bf16. Coarser formats are used only for the scaled factors of single products, never for results."""
 
 
 @dataclass
@@ -39,8 +39,8 @@ class Formats:
     """The coarsest number format among the recorded tensors."""
 
     unit: float = UNIT
-    """Distance from 1 to the next number in the coarsest format: the largest relative change of a value by one
-    rounding."""
+    """Distance from 1 to the next number in the coarsest format. It is the largest relative change that one rounding
+    makes to a value."""
 
     def add(self, dtype: torch.dtype) -> None:
         if dtype.is_floating_point:
@@ -67,7 +67,7 @@ def _is_tf32() -> bool:
 
 @dataclass(frozen=True)
 class Replay:
-    """The results of a replay: facts about the checkpoint, and the rows of the steps after it."""
+    """The results of a replay. They are facts about the checkpoint, and the rows of the steps after the checkpoint."""
 
     committed: Digests
     restored: Digests
@@ -79,11 +79,11 @@ class Replay:
     """Setup values that differ between this process and the trainer, although both built the same recipe."""
     environment_changes: tuple[str, ...]
     left_out: frozenset[str]
-    """Fingerprints of batches that this process skips; rows from the first such batch on cannot be compared."""
+    """Fingerprints of the batches that this process skips. From the first skipped batch on, rows cannot be compared."""
     rows: tuple[WitnessRow, ...]
     """Rows of the replayed steps; empty if the state was not restored."""
     unit: float
-    """Largest relative change of a value by one rounding, in the coarsest number format of a step."""
+    """Largest relative change that one rounding makes to a value, in the coarsest number format of a step."""
 
 
 def replay(
@@ -95,9 +95,10 @@ def replay(
     copy: Store | None = None,
     with_formats: bool = False,
 ) -> Replay:
-    """Make `steps` steps from a checkpoint in a newly built recipe. If `copy` is given, this store is read first.
+    """Restore a checkpoint into a newly built recipe, and make `steps` steps. If `copy` is given, the checkpoint is
+    first searched in this store.
 
-    With `with_formats`, one more step is made, to find the number formats of the recipe.
+    If `with_formats` is True, one more step is made, to find the number formats of the recipe.
 
     Raises:
         CheckpointError, StoreReadError: the checkpoint cannot be read.
@@ -109,7 +110,7 @@ def replay(
     stored = read_stored(tiers, run_id=runlog.run_id, manifest=checkpoint.manifest)
     snapshot = snapshot_of(stored)
     recipe = LiveRecipe(spec, device=device, ranks=Ranks(), skips=assignment.plan.skips).restore(snapshot)
-    # After the build: a recipe may set the number of threads.
+    # This call comes after the build, because a recipe may set the number of threads.
     changes = checkpoint.manifest.environment.differs_from(environment_of(device, is_deterministic=spec.deterministic))
     groups = recipe.groups()
     live = take(capture(recipe.components), copy=False, to_host=False)
@@ -133,7 +134,8 @@ def replay(
             rows.append(row.as_witness())
             recipe.advance(group.start, group.samples)
         if with_formats and steps and recipe.progress.step < spec.steps:
-            # In a step of its own: rows that are compared are made in the same way as in training.
+            # The formats are found in a separate step, because rows that are compared must be made in the same way as
+            # in training.
             with noting_formats() as formats:
                 group = next(groups)
                 recipe.step(group, recipe.prelude(group))

@@ -1,4 +1,5 @@
-"""A replay process beside the trainer: its priority, its end, and a check for enough memory."""
+"""A replay process that runs beside the trainer. The module sets its priority and its end, and checks that there is
+enough memory."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ _OF_FREE_MEMORY = 0.5
 """Share of free memory that a second copy of the state may use."""
 _OF_FREE_ON_DEVICE = 0.9
 _CONTEXT_BYTES = 2**30
-"""Device memory of a process in addition to its tensors: its context, and workspaces of libraries."""
+"""Device memory that a process needs in addition to its tensors. It is used for the context of the process and for the
+workspaces of libraries."""
 
 
 def begin_beside(parent_pid: int) -> None:
@@ -44,10 +46,12 @@ def leave(code: int) -> NoReturn:
 
 
 def why_no_room(state_bytes: int) -> str:
-    """Return which memory is too small for a second process with a copy of the state; empty if there is enough."""
+    """Return a text that names the memory that is too small for a second process with a copy of the state; empty if
+    there is enough memory."""
     if torch.cuda.is_available() and torch.cuda.memory_allocated():
         free, _ = torch.cuda.mem_get_info()
-        # Reserved memory, not only allocated memory: a second process cannot use the rest of it.
+        # Reserved memory counts, not only allocated memory, because a second process cannot use the rest of the
+        # reserved memory.
         needed = torch.cuda.max_memory_reserved() + _CONTEXT_BYTES
         if needed > _OF_FREE_ON_DEVICE * free:
             return f"the device has {free / 1e9:.1f} GB left, and a second process would take {needed / 1e9:.1f} GB"
@@ -65,7 +69,8 @@ def cap_device_memory(device: torch.device) -> None:
 
 
 def _own_bytes() -> int:
-    """Resident memory of this process in bytes; the second process will load the same data set."""
+    """Resident memory of this process, in bytes. The second process will need as much, because it will load the same
+    data set."""
     try:
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     except OSError:

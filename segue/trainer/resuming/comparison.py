@@ -1,4 +1,5 @@
-"""The facts by which a resume is judged, and the resulting verdict. Pure: no input or output, no waiting."""
+"""The facts that decide the verdict on a resume, and the verdict. All functions are pure. They use no input or output,
+and never wait."""
 
 from __future__ import annotations
 
@@ -21,9 +22,9 @@ class Terms:
     """The conditions under which a resumed attempt still counts as the same run."""
 
     environment: Environment
-    """The environment of this process, read after the build of the recipe, which may change it."""
+    """The environment of this process. It is read after the build of the recipe, because the build may change it."""
     accept: Collection[str] = ()
-    """Names of setup changes that the run spec accepts."""
+    """Names of the setup changes that the run spec accepts."""
     is_order_of_sums_relevant: bool = True
     """Whether the numbers of the run depend on the order of the sum in the gradient norm."""
 
@@ -51,16 +52,16 @@ class Comparison:
     values_at_commit: Mapping[str, Any]
     """Marks of values outside every component, as stored in the checkpoint."""
     as_built: frozenset[str]
-    """Components that start as built, because the checkpoint of a fork has no state for them."""
+    """Components that start as built, because the checkpoint that a fork starts from has no state for them."""
     metric: MetricCheck = field(default_factory=MetricCheck)
     witness: tuple[WitnessRow, ...] = ()
-    """The witness rows that the previous attempt recorded after the commit; only on the leader."""
+    """The witness rows that the previous attempt recorded after the commit. Only the leader has these rows."""
     last_witnessed: int = 0
-    """The last step that has a witness row, known on every rank; 0 if there is none."""
+    """The last step that has a witness row; 0 if no step has a witness row. Every rank knows this step."""
 
     @property
     def is_lost(self) -> bool:
-        """Whether state or setup already differ, so that no replay is needed."""
+        """Whether the state or the setup already differs. If so, no replay is needed."""
         found = digest_findings(self.committed, self.restored.digests, environment_changes=self.environment_changes)
         return bool(found or self.setup.findings)
 
@@ -69,11 +70,12 @@ class Comparison:
         return next((row for row in self.witness if row.step == step), None)
 
     def noting(self, findings: Sequence[Finding]) -> Comparison:
-        """Return a copy with further findings, which explain rows that differ."""
+        """Return a copy that also has these findings. They explain rows that differ."""
         return replace(self, setup=replace(self.setup, noted=(*findings, *self.setup.noted)))
 
     def verdict(self, replay: Sequence[WitnessRow], *, early: tuple[Finding, ...], noise: Noise) -> Verdict:
-        """Return the verdict. Changed packages and kernels count as a changed environment only if the bits differ."""
+        """Return the verdict. If packages or kernels have changed, this counts as a changed environment only if the
+        bits differ."""
         changes = self.environment_changes
         others = (*self.other_packages, *(["kernels that torch.compile timed"] if self.has_other_kernels else []))
         verdict = self._verdict_in(changes, replay, early=early, noise=noise)

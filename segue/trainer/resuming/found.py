@@ -1,4 +1,5 @@
-"""The checkpoint of a resume: selected, verified, then restored into the live objects."""
+"""The checkpoint of a resume. The module selects and verifies the checkpoint, and then restores it into the live
+objects."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ class Found:
 
     source: Restorable
     own: OwnSlices | None
-    """The slices of a sharded state that this rank has read; None if it has read the whole state."""
+    """The slices of a sharded state that this rank has read; None if this rank has read the whole state."""
     memory_bytes: int | None
 
     @property
@@ -51,7 +52,8 @@ class Found:
     @property
     def read_bytes(self) -> int:
         """Number of bytes in the tensors that this rank has read."""
-        # Tensors of which this rank read only a part are on torch's meta device, without that part.
+        # If this rank read only a part of a tensor, the tensor is on torch's meta device, and does not contain the
+        # part.
         tensors = self.source.snapshot.tensors.values()
         return sum(tensor.nbytes for tensor in tensors if not tensor.is_meta)
 
@@ -75,7 +77,7 @@ class CheckpointSource:
     ) -> Found | None:
         """Return the newest valid checkpoint up to `at_most`, after verifying its bytes or only the slices in `own`.
 
-        Raises the same errors as `newest_valid`.
+        The method raises the same errors as `newest_valid`.
         """
         source = newest_valid(
             self.runlog,
@@ -89,9 +91,10 @@ class CheckpointSource:
         return Found(source, own, memory_bytes) if source is not None else None
 
     def restore(self, found: Found, components: Mapping[str, Component]) -> Found | None:
-        """Restore the live objects in order, with the random streams last; return the checkpoint that was used.
+        """Restore the live objects in order, with the random streams last. Return the checkpoint that was used.
 
-        If the state is now sharded in another way, the whole checkpoint is read again; None if it no longer exists.
+        If the state is now sharded in another way, the whole checkpoint is read again. Return None if the checkpoint no
+        longer exists.
         """
         missing = ""
         try:

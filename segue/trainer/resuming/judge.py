@@ -23,14 +23,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Judge:
-    """Judges the resume of one attempt."""
+    """The judge of one attempt's resume."""
 
     runlog: RunLog
     claim: Claim
     ranks: Ranks
     terms: Terms
     opinion: SecondOpinion | None = None
-    """Asked before a resume is judged as broken; None if no process can be asked."""
+    """The second opinion, which is asked before a resume is judged as broken; None if no process can be asked."""
 
     def verdict(self, replaying: Replaying) -> Verdict | None:
         """Return the verdict of all ranks; None if a notice leaves no time to find the cause of a difference."""
@@ -47,7 +47,7 @@ class Judge:
         return self._of_all_ranks(verdict)
 
     def record(self, verdict: Verdict, replaying: Replaying) -> None:
-        """Let the leader write the verdict to the run's log; raise an error if the verdict could not be written."""
+        """Let the leader write the verdict to the run's log. If the verdict could not be written, raise an error."""
         if not self.ranks.is_leader:
             return
 
@@ -80,8 +80,8 @@ class Judge:
         )
 
     def _noise_of_earlier_attempts(self, replaying: Replaying) -> Noise:
-        """Return the noise among attempts from the same checkpoint; after a first broken resume, a second one is
-        made."""
+        """Return the noise among attempts from the same checkpoint. There may be two such attempts, because a second
+        resume is made after a first broken resume."""
         comparison = replaying.comparison
         if replaying.early or comparison.environment_changes:
             return NONE
@@ -98,8 +98,8 @@ class Judge:
         return patiently(lambda: read_history(self.runlog), what="log")
 
     def _of_all_ranks(self, verdict: Verdict) -> Verdict:
-        """Return the first broken verdict of any rank, otherwise the leader's verdict, because only the leader has the
-        witness."""
+        """Return the first broken verdict of any rank. If no verdict is broken, return the leader's verdict, because
+        only the leader has the witness."""
         verdicts = [Verdict.model_validate_json(text) for text in self.ranks.gather_texts(verdict.model_dump_json())]
         broken = (found for found in verdicts if found.kind is VerdictKind.BROKEN)
         return next(broken, verdicts[0])

@@ -1,4 +1,4 @@
-"""Compares the metric of the restored state with the metric of the commit."""
+"""The comparison of the metric of the restored state with the metric of the commit."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ class MetricCheck:
 def check_metric(
     evaluate: Callable[[], float], components: Mapping[str, Component], *, found: Found, ranks: Ranks
 ) -> MetricCheck:
-    """Evaluate the restored state, compare the metric, and undo state changes by `evaluate`.
+    """Evaluate the restored state, compare the metric, and undo the state changes that `evaluate` makes.
 
-    The comparison proves nothing if the metric differs at each call, or if its code has changed. As at a save, every
-    rank evaluates, and the leader's number counts.
+    The comparison proves nothing if the metric differs at each call, or if the code of the metric has changed. Every
+    rank evaluates, and the leader's number counts, in the same way as at a save.
     """
     expected, outside = found.checkpoint.manifest.metric, components.get(UNTRACKED)
     committed = found.source.snapshot.skeletons.get(UNTRACKED, {})

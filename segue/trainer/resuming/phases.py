@@ -1,5 +1,5 @@
-"""The phases of a resume after its checkpoint is found: replaying, then judged. Immutable values, without side
-effects."""
+"""The phases of a resume after its checkpoint is found. The resume is first replaying, then judged. The phases are
+immutable values without side effects."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ class Replaying:
     rows: tuple[WitnessRow, ...] = ()
     """Rows of the replayed steps so far."""
     early: tuple[Finding, ...] = ()
-    """Differences that were found before a step; the step was therefore not made."""
+    """Differences that were found before a step. Because of these differences, the step was not made."""
     other_hands: tuple[Finding, ...] = ()
-    """Changes by other code between the restore and the first step; the likely cause if the replay differs."""
+    """Changes by other code between the restore and the first step. If the replay differs, these changes are the likely
+    cause."""
     is_undecided: bool = False
-    """Whether a notice left no time to find the cause of a difference. If the notice is withdrawn, the search can go
-    on."""
+    """Whether a notice left no time to find the cause of a difference. If the notice is withdrawn, the search for the
+    cause can continue."""
 
     @property
     def parent(self) -> CheckpointRef:
@@ -44,7 +45,7 @@ class Replaying:
         return replace(self, rows=(*self.rows, row))
 
     def differences_before(self, prelude: Prelude) -> tuple[Finding, ...]:
-        """Return the differences from the witness that show before the step is made."""
+        """Return the differences from the witness that are visible before the step is made."""
         expected = self.comparison.expected(prelude.step)
         if expected is None:
             return ()
@@ -68,5 +69,6 @@ class Judged:
 
 
 def may_be_noise(verdict: Verdict) -> bool:
-    """Whether only replayed steps differ; kernels or a recipe may not compute the same numbers twice."""
+    """Whether only replayed steps differ. The cause may then be noise, because kernels or a recipe may not compute the
+    same numbers twice."""
     return verdict.kind is VerdictKind.BROKEN and all(each.channel in _SHOWN_BY_STEPS for each in verdict.findings)

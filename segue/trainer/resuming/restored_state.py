@@ -1,4 +1,4 @@
-"""The live state right after a restore, and a check for changes by other code before the first step."""
+"""The live state immediately after a restore, and a check for changes that other code makes before the first step."""
 
 from __future__ import annotations
 

@@ -29,10 +29,10 @@ log = logging.getLogger(__name__)
 
 
 class Resume:
-    """Goes through the phases of one resume, from the search for a checkpoint to the verdict.
+    """The phases of one resume, from the search for a checkpoint to the verdict.
 
-    Without a checkpoint, there is no phase and no verdict. A call that does not fit the current phase does nothing: for
-    example, a row after the verdict is not compared.
+    If there is no checkpoint, there is no phase and no verdict. If a call does not fit the current phase, the call does
+    nothing. For example, a row that arrives after the verdict is not compared.
     """
 
     def __init__(
@@ -57,24 +57,25 @@ class Resume:
         opinion: SecondOpinion | None = None,
         is_order_of_sums_relevant: bool = True,
     ) -> None:
-        """Set the environment for the verdict, which is known after the build. `opinion` is asked before a broken
-        verdict."""
+        """Set the environment for the verdict. The environment is known after the build. Before a broken verdict,
+        `opinion` is asked."""
         terms = Terms(environment, self._judge.terms.accept, is_order_of_sums_relevant)
         self._judge = replace(self._judge, terms=terms, opinion=opinion)
 
     @property
     def parent(self) -> CheckpointRef | None:
-        """The checkpoint from which this attempt resumes; None without a resume."""
+        """The checkpoint from which this attempt resumes; None if it does not resume."""
         return self._phase.parent if self._phase is not None else None
 
     @property
     def is_pending(self) -> bool:
-        """Whether the verdict is still missing; until then nothing may be committed."""
+        """Whether the verdict is still missing. While the verdict is missing, nothing may be committed."""
         return self._phase is not None and not isinstance(self._phase, Judged)
 
     @property
     def is_undecided(self) -> bool:
-        """Whether a notice left no time to find the cause of a difference; meanwhile nothing is committed."""
+        """Whether a difference was found, but a notice left no time to find the cause. While this is so, nothing is
+        committed."""
         return isinstance(self._phase, Replaying) and self._phase.is_undecided
 
     @property
@@ -104,7 +105,8 @@ class Resume:
         own: OwnSlices | None = None,
         memory_bytes: int | None = None,
     ) -> CheckpointRef | None:
-        """Select the newest valid checkpoint up to `at_most`, and verify its bytes or only the slices in `own`.
+        """Select the newest valid checkpoint up to `at_most`. Verify all bytes of the checkpoint, or only the slices in
+        `own`.
 
         Raises:
             FencedError: a newer claim exists.
@@ -115,16 +117,17 @@ class Resume:
         return self.parent
 
     def restore(self, components: Mapping[str, Component]) -> None:
-        """Restore these live objects from the found checkpoint in the given order, with the random streams last."""
+        """Restore these live objects from the checkpoint that was found, in the given order. The random streams are
+        restored last."""
         if isinstance(self._phase, Found):
             self._phase = self._checkpoints.restore(self._phase, components)
 
     def offer_base(self, shards: ShardWriter) -> int | None:
-        """Use the restored checkpoint as the base of the first incremental save; return its step, or None if it cannot
-        be one.
+        """Use the restored checkpoint as the base of the first incremental save. Return the step of the checkpoint, or
+        None if the checkpoint cannot be a base.
 
-        A checkpoint from a fast folder cannot be the base: later saves would build on its durable bytes, which were not
-        verified.
+        A checkpoint from a fast folder cannot be the base, because later saves would build on its durable bytes, which
+        nobody has verified.
         """
         if not isinstance(self._phase, Found) or self._checkpoints.fast:
             return None
@@ -139,11 +142,12 @@ class Resume:
         left_out: Collection[str] = (),
         evaluate: Callable[[], float] | None = None,
     ) -> None:
-        """Compare the live state with the committed state, immediately before the first batch is drawn.
+        """Compare the live state with the committed state. The comparison comes immediately before the first batch is
+        drawn.
 
         `left_out` has fingerprints of batches that this attempt skips although the previous attempt trained on them.
         `evaluate` computes the user's metric, for comparison with the metric of the commit; None if there is no metric.
-        State changes by `evaluate` are undone.
+        If `evaluate` changes the state, the changes are undone.
 
         Raises:
             BrokenResumeError: a component differs from the commit; the verdict is in the log.
@@ -153,18 +157,19 @@ class Resume:
         judge = self._judge
         check = StateCheck(judge.runlog, self._ranks, judge.terms, judge.opinion)
         comparison = check.compare(self._phase, components, left_out=left_out, evaluate=evaluate)
-        # The previous phase is dropped with its bytes; otherwise a large model would be held twice.
+        # The previous phase is dropped together with its bytes, because otherwise memory would hold a large model
+        # twice.
         self._phase = Replaying(comparison)
         if not self._ranks.all(not comparison.is_lost) or not comparison.last_witnessed:
             self.settle()
 
     def before_step(self, components: Mapping[str, Component], prelude: Prelude, *, compare_state: bool = True) -> None:
-        """Compare again after the batch is drawn and before the step, so that no step trains on different state or
-        input.
+        """Compare the state again after the batch is drawn and before the step, so that no step trains with a different
+        state or input.
 
-        With `compare_state=False`, the state is not compared: the program's own code has run since the restore, and may
-        have changed the state as in the previous attempt. Several ranks compare after the step instead, when they
-        exchange their results anyway.
+        If `compare_state` is False, the state is not compared. The program's own code has run since the restore, and
+        may have changed the state in the same way as in the previous attempt. If there are several ranks, they compare
+        after the step, when they exchange their results anyway.
 
         Raises:
             BrokenResumeError: the state or the input differs; the verdict is in the log.
@@ -190,7 +195,7 @@ class Resume:
         return expected is not None and expected.state is not None
 
     def add_replayed(self, row: StepRow) -> None:
-        """Add the row of a replayed step; after the last expected row, reach the verdict.
+        """Add the row of a replayed step. After the last expected row, reach the verdict.
 
         Raises:
             BrokenResumeError: the replay differs from the witness; the verdict is in the log.
@@ -224,9 +229,9 @@ class Resume:
 
 
 def _say(verdict: Verdict, *, step: int) -> None:
-    """Log the verdict, and raise an error if it is broken."""
+    """Log the verdict. If the verdict is broken, raise an error."""
     is_broken = verdict.kind is VerdictKind.BROKEN
-    # The error that ends the attempt says what is broken, and the fix; these are shown only once.
+    # The error that ends the attempt names the difference and the fix, so the log does not repeat them.
     is_lost = not is_broken and any(finding.channel == CARRIED for finding in verdict.findings)
     said = verdict.kind if is_broken else verdict.sentence
     log.log(logging.WARNING if is_lost else logging.INFO, "resume judged step=%d verdict=%s", step, said)

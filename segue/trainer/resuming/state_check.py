@@ -1,4 +1,4 @@
-"""Compares the live state with the committed state, immediately before the first batch is drawn."""
+"""The comparison of the live state with the committed state. It is made immediately before the first batch is drawn."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class StateCheck:
-    """Compares the restored state with the commit. All ranks must call it together."""
+    """The check of the restored state against the commit. All ranks must make this check together."""
 
     runlog: RunLog
     ranks: Ranks
     terms: Terms
     opinion: SecondOpinion | None
-    """Finds settings that differ between processes; None if no process is asked."""
+    """The second opinion, which finds settings that differ between processes; None if no process is asked."""
 
     def compare(
         self,
@@ -49,11 +49,12 @@ class StateCheck:
         left_out: Collection[str],
         evaluate: Callable[[], float] | None,
     ) -> Comparison:
-        """Collect all facts that are known before the first step; state changes by `evaluate` are undone.
+        """Collect all facts that are known before the first step. If `evaluate` changes the state, the changes are
+        undone.
 
-        `left_out` has fingerprints of batches that this attempt skips although the previous attempt trained on them;
-        rows from the first such batch on are not compared. `evaluate` computes the user's metric; None if there is no
-        metric to compare.
+        `left_out` has fingerprints of batches that this attempt skips although the previous attempt trained on them.
+        Rows from the first skipped batch on are not compared. `evaluate` computes the user's metric; None if there is
+        no metric to compare.
         """
         checkpoint, as_built = found.checkpoint, found.as_built(components)
         step, count = checkpoint.manifest.step, len(components)
@@ -72,7 +73,7 @@ class StateCheck:
             values_at_commit=found.source.snapshot.skeletons.get(UNTRACKED, {}),
             as_built=as_built,
         )
-        if self.ranks.is_leader:  # The stored setup is the leader's; that of another rank may hold its own rank number.
+        if self.ranks.is_leader:  # The stored setup is the leader's.
             comparison = self._with_setup(comparison, found, live, components)
         if evaluate is not None and self.ranks.all(not comparison.is_lost) and not comparison.environment_changes:
             metric = check_metric(evaluate, components, found=found, ranks=self.ranks)
@@ -125,7 +126,7 @@ class StateCheck:
     def _expected_rows(self, checkpoint: Checkpoint) -> tuple[WitnessRow, ...]:
         if checkpoint.rows:
             return checkpoint.rows
-        # The attempt was killed before the seal was written: the rows of its last heartbeat still count.
+        # The attempt was killed before it wrote the seal. The rows of its last heartbeat still count.
         key = keys.heartbeat_key(self.runlog.run_id, checkpoint.ref.attempt_id)
         try:
             beat = Heartbeat.model_validate_json(self.runlog.store.get(key))
@@ -138,9 +139,9 @@ class StateCheck:
 
 
 def changed_by_another_hand(comparison: Comparison, components: Mapping[str, Component]) -> tuple[Finding, ...]:
-    """Return changes that other code has made since the restore; called immediately before the first step.
+    """Return the changes that other code has made since the restore. The call comes immediately before the first step.
 
-    Every rank must call it, because only all ranks together can capture a sharded state.
+    Every rank must call this function, because only all ranks together can capture a sharded state.
     """
     outside = components.get(UNTRACKED)
     if not isinstance(outside, OutsideState):

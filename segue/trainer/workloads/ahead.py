@@ -1,4 +1,5 @@
-"""The part of a save that does not need the last step's numbers, done while a device still computes that step."""
+"""The part of a save that does not need the last step's numbers. It is done while a device still computes the last
+step."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ class _Found(NamedTuple):
 
 
 class LookAhead:
-    """Prepares one save with the parts of the state that are known before the last step is complete."""
+    """The preparation of one save. It uses the parts of the state that are known before the last step is complete."""
 
     def __init__(self, live: Workload) -> None:
         self._live, self._components = live, live.components
@@ -38,7 +39,7 @@ class LookAhead:
         All changes by the step are already queued on the device, so the captured tensors will contain them.
         """
         if self._live.structure_changes():
-            return  # The save refuses a changed structure; even its state may not be whole.
+            return  # The save refuses a changed structure. The state may not even be whole.
         trees = capture(self._components)
         with span("look outside"):
             untracked = self._live.look_outside(trees)
@@ -63,5 +64,6 @@ class LookAhead:
         return trees, found.untracked
 
     def _is_of_steps(self, name: str) -> bool:
-        """Whether only steps change the component, and reading their numbers does not."""
+        """Whether only steps change the component. If so, reading the numbers of a step does not change the
+        component."""
         return isinstance(self._components[name], (ModelState, OptimizerState))

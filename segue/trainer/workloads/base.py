@@ -1,4 +1,5 @@
-"""The interface between an attempt and the recipe or program that it trains, for loops of segue and of the user."""
+"""The interface between an attempt and the recipe or program that the attempt trains. Segue or the user's code may make
+the training loop."""
 
 from __future__ import annotations
 
@@ -19,28 +20,29 @@ class Check(Protocol):
     """Compares the inputs of the next step with the inputs of the same step in the previous attempt."""
 
     def __call__(self, prelude: Prelude, *, compare_state: bool = True) -> None:
-        """With `compare_state=False`, the program's own code has run since the restore, so the state is not
-        compared."""
+        """If `compare_state` is False, the state is not compared, because the program's own code has run since the
+        restore."""
         ...
 
 
 class StepDue(NamedTuple):
-    """The next step, with its requirements."""
+    """The next step, and the requirements for this step."""
 
     needs_fingerprints: bool
-    """Whether the step's row becomes a witness row, or is compared with a witness row."""
+    """Whether the row of the step will be a witness row, or will be compared with a witness row."""
     needs_norms: bool
     """Whether the step's row needs the norms of gradients and parameters."""
     check: Check
-    """To be called before the step is made; raises an error if a resume differs, and then the step must not be made."""
+    """A check that the workload calls before it makes the step. If a resume differs, the check raises an error, and the
+    workload must not make the step."""
     before_update: Callable[[], None]
-    """To be called after the gradient is complete and before the state changes."""
+    """A function that the workload calls after the gradient is complete and before the state changes."""
     may_be_late: bool = False
-    """Whether the step's numbers may be read one step later, to avoid waiting for an accelerator."""
+    """Whether the workload may read the step's numbers one step later, so that it does not wait for an accelerator."""
 
 
 class StepMade(NamedTuple):
-    """A completed step. It is not counted yet, because the attempt may refuse it."""
+    """A completed step. The step is not counted yet, because the attempt may still refuse it."""
 
     row: StepRow
     start: int
@@ -62,21 +64,23 @@ class LateStep(NamedTuple):
     """Position of the step's first sample."""
     samples: int
     read: Callable[[], StepMade]
-    """Waits for the step's numbers and, with several ranks, for those of the other ranks. To be called once, before the
-    next save."""
+    """A function that waits for the step's numbers. If there are several ranks, it also waits for the numbers of the
+    other ranks. It must be called once, before the next save."""
     read_alone: Callable[[], StepMade]
-    """Waits only for the numbers of this rank, after another step has failed."""
+    """A function that waits only for the numbers of this rank. It is called after another step has failed."""
 
 
 Steps = Generator[StepDue, StepMade | LateStep | None, StopReason]
 """A generator that yields each due step, receives the completed step, and returns why the attempt ends.
 
-If it receives None, it makes a safe point without a step: the training code reports something, or no step is left.
+If the generator receives None, it makes a safe point without a step. The training code then reports something, or no
+step is left.
 """
 
 
 class Workload(Protocol):
-    """A recipe or program in training: its state, its position, and the functions that a save calls."""
+    """A recipe or program in training. It has the state, the position in the data, and the functions that a save
+    calls."""
 
     progress: Progress
     components: dict[str, Component]
@@ -97,7 +101,7 @@ class Workload(Protocol):
         ...
 
     def is_same_everywhere(self, tensor: str) -> bool:
-        """Whether all ranks hold equal values of this state tensor; if not, the values of rank 0 are saved."""
+        """Whether all ranks hold equal values of this state tensor. If they do not, the values of rank 0 are saved."""
         ...
 
     @property
@@ -107,12 +111,13 @@ class Workload(Protocol):
 
     @property
     def is_save_of_this_step(self) -> bool:
-        """Whether a due save must be made at this step, because the metric or folder belongs to this step only."""
+        """Whether a due save must be made at this step, because the metric or the folder of the save belongs only to
+        this step."""
         ...
 
     @property
     def on_notice(self) -> Callable[[Notice], None] | None:
-        """The user's function for notices; it is read once, at the start of the loop."""
+        """The user's function for notices. The attempt reads this property once, at the start of the loop."""
         ...
 
     @property
@@ -125,21 +130,23 @@ class Workload(Protocol):
         ...
 
     def begin(self, *, is_resumed: bool) -> None:
-        """Called once before the first step. `is_resumed` tells if the state was restored from a checkpoint."""
+        """Prepare for the first step. The attempt calls this method once. `is_resumed` tells if the state was restored
+        from a checkpoint."""
         ...
 
     def finish_step(self, *, evaluating: Callable[[], AbstractContextManager[None]]) -> Mapping[str, float]:
-        """Called after a counted step, with the position already moved; returns further metrics of the step."""
+        """Finish a counted step, and return further metrics of the step. The attempt calls this method after it has
+        moved the position."""
         ...
 
     def make_up(self, *, evaluating: Callable[[], AbstractContextManager[None]]) -> Mapping[str, float]:
-        """Called once a resume is judged; makes the evaluation that the previous attempt still owed after its last
-        step."""
+        """Make the evaluation that the previous attempt did not make after its last step. The attempt calls this method
+        after the verdict on a resume."""
         ...
 
     @property
     def awaits_metric(self) -> bool:
-        """Whether the learning rates of the next step depend on an evaluation that `finish_step` did not make."""
+        """Whether the learning rates of the next step depend on an evaluation that `finish_step` has not made."""
         ...
 
     def left_out(self) -> frozenset[str]:
@@ -147,7 +154,7 @@ class Workload(Protocol):
         ...
 
     def advance(self, start: int, count: int) -> None:
-        """Move the position past a counted step, which used `count` samples from `start` on."""
+        """Move the position past a counted step that used `count` samples, the first at position `start`."""
         ...
 
     def evaluate(self) -> float:
@@ -155,20 +162,21 @@ class Workload(Protocol):
         ...
 
     def look_outside(self, trees: dict[str, Any]) -> tuple[Finding, ...]:
-        """Return findings about changed state that is in none of these components; each finding is returned once.
+        """Return findings about changed state that none of these components contains. Each finding is returned only
+        once.
 
-        The record of such state is added to `trees`.
+        The record of the state outside the components is added to `trees`.
         """
         ...
 
     def begin_marks(self) -> Marks:
-        """Begin to compute marks of the state's parts. To be called after a step, even while an accelerator still
-        works."""
+        """Begin to compute marks of the state's parts. The call must come after a step; the accelerator may still be at
+        work."""
         ...
 
     def structure_changes(self) -> tuple[str, ...]:
-        """Describe in words the changes of modules and optimizers that a resume would not repeat. Called at a safe
-        point."""
+        """Describe in words the changes of modules and optimizers that a resume would not repeat. The call must come at
+        a safe point."""
         ...
 
     def parameter_norm(self) -> float:

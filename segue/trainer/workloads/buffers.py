@@ -12,8 +12,8 @@ from torch import nn
 def fit(model: nn.Module, state: Mapping[str, Any], *, late: Iterable[str] = (), gone: Iterable[str] = ()) -> None:
     """Change the model's buffers so that `load_state_dict(state)` can fill them.
 
-    `late` are saved buffers that the model itself registers later; `gone` are the model's buffers that are not in the
-    saved state. Parameters are not changed.
+    `late` names the saved buffers that the model itself registers later. `gone` names the buffers of the model that are
+    not in the saved state. Parameters are not changed.
     """
     for path in gone:
         module, name = _at(model, path)
@@ -32,7 +32,7 @@ def fit(model: nn.Module, state: Mapping[str, Any], *, late: Iterable[str] = (),
 
 
 def register(model: nn.Module, path: str, value: torch.Tensor, *, persistent: bool) -> bool:
-    """Register a buffer under this path, on the device of its module; return False if the module does not exist yet."""
+    """Register a buffer under this path, on the device of its module. Return False if the module does not exist yet."""
     module, name = _at(model, path)
     if module is None or name in module._parameters or name in module._modules:
         return False

@@ -24,7 +24,7 @@ class Component(Protocol):
     """A named part of the training state."""
 
     def capture(self) -> Any:
-        """Return the state as a tree of data, which contains the live tensors."""
+        """Return the state as a tree of data. The tree contains the live tensors."""
         ...
 
     def restore(self, tree: Any) -> None:
@@ -34,14 +34,15 @@ class Component(Protocol):
 
 @dataclass
 class Progress:
-    """The progress of the run: steps, samples, and a reason to finish."""
+    """The progress of the run: its steps, its samples, and the reason to finish it."""
 
     step: int = 0
     samples_seen: int = 0
     recent_losses: tuple[float, ...] = ()
-    """Recent losses, with which a spike is detected; a resumed attempt needs the same losses."""
+    """Recent losses, which segue uses to detect a spike. A resumed attempt needs the same losses."""
     finish_reason: str | None = None
-    """Reason for which the training code ended the run before its goal; None if it did not."""
+    """Reason for which the training code ended the run before its goal; None if the training code did not end the
+    run."""
     is_finish_kept: bool = True
     """Whether a resume from this state ends for the same reason."""
     owes_evaluation: bool = False
@@ -51,10 +52,10 @@ class Progress:
         return self.step >= goal or self.finish_reason is not None
 
     def capture(self) -> Any:
-        # Stored only if the list is not empty: spike detection may begin at any checkpoint, and a missing list counts
-        # as empty.
+        # The list is stored only if it is not empty. Spike detection may begin at any checkpoint, and a missing list
+        # counts as empty.
         recent = {"recent_losses": list(self.recent_losses)} if self.recent_losses else {}
-        # Kept, so that a resume from the last checkpoint does not train on.
+        # The reason is stored, so that a resume from the last checkpoint does not continue to train.
         is_kept = self.finish_reason is not None and self.is_finish_kept
         finish = {"finish_reason": self.finish_reason} if is_kept else {}
         owed = {"owes_evaluation": True} if self.owes_evaluation else {}
@@ -79,12 +80,13 @@ class StatefulComponent:
     def restore(self, tree: Any) -> None:
         if isinstance(self._target, nn.Module) and isinstance(tree, Mapping):
             buffers.fit(self._target, tree)
-        # The live state is read only if ranks share tensors; otherwise nothing has to be spread.
+        # The live state is read only if ranks share tensors. Otherwise no tensor has to be spread.
         self._target.load_state_dict(spread_like(tree, self._target.state_dict()) if self._is_spread else tree)
 
 
 class OptimizerState:
-    """The state of an optimizer. Before its first step, the parameters show which parts are sharded."""
+    """The state of an optimizer. Before the first step of the optimizer, the parameters show which parts of the state
+    are sharded."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
@@ -102,7 +104,7 @@ class OptimizerState:
         ]
         self._optimizer.load_state_dict({**tree, "state": state})
         _keep_tensors(self._optimizer.param_groups, held_in_groups)
-        # torch casts what it loads to the parameter's type: fp32 state of a bf16 parameter would come back rounded.
+        # torch casts loaded state to the type of the parameter, so fp32 state of a bf16 parameter would be rounded.
         for number, slot in state.items():
             loaded = self._optimizer.state.get(held[number]) if number in held else None
             if isinstance(loaded, dict) and isinstance(slot, dict):
@@ -121,7 +123,8 @@ def _keep_tensors(groups: Sequence[dict[str, Any]], before: Sequence[Mapping[str
 
 
 class ModelState:
-    """Parameters and buffers, with version numbers by which modules recognize the format of an old state."""
+    """Parameters and buffers, with version numbers. From a version number, a module recognizes the format of an old
+    state."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -130,12 +133,12 @@ class ModelState:
 
     def capture(self) -> Any:
         state = self._model.state_dict()
-        # A module that the first forward pass creates is not there yet when a resume compares its state.
+        # If the first forward pass creates a module, the module does not exist yet when a resume compares its state.
         metadata = {name: each for name, each in getattr(state, "_metadata", {}).items() if name in self._modules}
         tree = {"state": dict(state), "metadata": metadata}
         if state.keys() == self._built:
             return tree
-        late = [name for name in state if name not in self._built]  # In the order in which they were registered.
+        late = [name for name in state if name not in self._built]  # In the order of registration.
         return tree | {"late": late, "gone": sorted(self._built - state.keys())}
 
     def restore(self, tree: Any) -> None:
@@ -155,7 +158,8 @@ class ModelModes:
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._awaited: dict[str, bool] = {}
-        """Restored modes of all modules, if some of these modules are created only in the first forward pass."""
+        """Restored modes of all modules. They are kept if some of the modules are created only in the first forward
+        pass."""
 
     def capture(self) -> Any:
         training = {name: module.training for name, module in self._model.named_modules()}
@@ -165,7 +169,8 @@ class ModelModes:
         }
 
     def restore(self, tree: Any) -> None:
-        # The digests report a parameter that only one side has; an exception from here would not name it.
+        # If only one side has a parameter, the digests report the parameter. An exception from here would not name the
+        # parameter.
         is_awaited = not tree["training"].keys() <= dict(self._model.named_modules()).keys()
         self._awaited = tree["training"] if is_awaited else {}
         for name, module in self._model.named_modules():
@@ -175,7 +180,7 @@ class ModelModes:
 
 
 class UnsavedBuffers:
-    """Buffers that are in no state_dict because the model can compute them, but that training may change.
+    """Buffers that are in no state_dict because the model can compute them. Training may still change these buffers.
 
     Buffers and trained parameters that a user's own state_dict leaves out are also included.
     """
@@ -184,21 +189,22 @@ class UnsavedBuffers:
         self._model = model
         self._left_out = frozenset(_left_out(model))
         self._awaited: dict[str, torch.Tensor] = {}
-        """All restored buffers, if some of their modules are created only in the first forward pass."""
+        """All restored buffers. They are kept if some of their modules are created only in the first forward pass."""
 
     def is_needed(self) -> bool:
         return any(True for _ in self._names())
 
     def capture(self) -> Any:
         found = {_path(at, name): self._group(at, name).get(name) for at, name in self._names()}
-        # A buffer that cannot be stored is left out: it is in no state_dict, and must not end the run.
+        # If a buffer cannot be stored, it is left out. The buffer is in no state_dict, and it must not end the run.
         live = {path: buffer for path, buffer in found.items() if buffer is not None and is_storable(buffer)}
         return {path: live.get(path, buffer) for path, buffer in self._awaited.items()} | live
 
     @torch.no_grad()
     def restore(self, tree: Any) -> None:
         there = {_path(at, name) for at, name in self._names()}
-        # These are masks or tables that the first forward pass registers, perhaps in a module that this pass creates.
+        # The missing buffers are masks or tables that the first forward pass registers, perhaps in a module that it
+        # creates.
         late = [path for path in tree if path not in there]
         unplaced = [path for path in late if not buffers.register(self._model, path, tree[path], persistent=False)]
         self._awaited = dict(tree) if unplaced else {}
@@ -313,7 +319,7 @@ def _slot_like(slot: Any, parameter: torch.Tensor | None) -> Any:
 
 
 def _wholly_read(tree: Any) -> Any:
-    """Return the tree; raise an error if this rank has read only slices of one of its tensors."""
+    """Return the tree. Raise an error if this rank has read only slices of a tensor in the tree."""
     if isinstance(tree, torch.Tensor):
         return wholly_read(tree)
     for value in tree.values() if isinstance(tree, dict) else tree if isinstance(tree, (list, tuple)) else ():

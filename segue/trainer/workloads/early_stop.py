@@ -1,4 +1,4 @@
-"""Early stopping: ends a run when its metric has stopped improving."""
+"""Early stopping. It ends a run when the metric of the run has stopped improving."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from segue.recipe import EarlyStop
 
 
 class Stopper:
-    """Counts evaluations without a better metric, over all attempts of a run."""
+    """A counter of the evaluations without a better metric, over all attempts of a run."""
 
     def __init__(self, rule: EarlyStop) -> None:
         self._rule = rule
@@ -16,7 +16,7 @@ class Stopper:
         self._worse = 0
 
     def judge(self, metric: float) -> str | None:
-        """Count one evaluation; return a reason if the run should end now."""
+        """Count one evaluation. If the run should end now, return a reason."""
         rule = self._rule
         sign = 1.0 if rule.mode == "min" else -1.0
         if self._best is None or sign * metric < sign * self._best - rule.min_delta:

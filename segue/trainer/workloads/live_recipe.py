@@ -1,4 +1,4 @@
-"""A built recipe in training: its objects, its data from any position, and its step.
+"""A built recipe in training. The module has the objects of the recipe, its data from any position, and its step.
 
 Attempts and resume rehearsals use the same functions, so the result of a rehearsal is valid for the attempt.
 """
@@ -25,7 +25,8 @@ from segue.data.global_streams import seed_all
 from segue.data.groups import Group, grouped
 from segue.data.loader import Feed
 from segue.errors import RecipeError
-from segue.recipe import built_recipe, import_build
+from segue.recipe import import_build
+from segue.recipe_check import built_recipe
 from segue.records import Finding, Notice, Skip, StateMark
 from segue.spec import MOST_WITNESS_STEPS, RunSpec
 from segue.trainer.ranks.collectives import Ranks
@@ -70,7 +71,7 @@ class LiveRecipe:
         """
         watch_opened_files()
         build = import_build(spec.recipe_path)
-        config = config_with_data(spec)  # Before the streams are seeded: reads over a network may draw from them.
+        config = config_with_data(spec)  # Before the seeding, because a network read may draw.
         seed_all(spec.seed)
         self.recipe = built_recipe(build, config)
         if self.recipe.step is not None and ranks.count > 1:
@@ -106,7 +107,7 @@ class LiveRecipe:
         )
         self._drawn: Iterator[Group] = iter(())
         self._evaluated: tuple[int, float] | None = None
-        """The newest evaluated step, and its metric."""
+        """The newest evaluated step, and the metric of this step."""
         self._changed_between_steps: set[str] = set()
         """Names of state parts that `evaluate` or `on_epoch` has changed."""
         stopper = self.components.get(EARLY_STOP)
@@ -116,7 +117,8 @@ class LiveRecipe:
 
     @property
     def depends_on_order_of_sums(self) -> bool:
-        """Whether the gradient norm depends on the order of its sum: by parameter group or in the model's order."""
+        """Whether the gradient norm depends on the order in which it is summed. The order is by parameter group, or the
+        model's order."""
         return not are_held_in_order(self.recipe, bare(self.recipe.model))
 
     def restore(self, snapshot: Snapshot) -> Self:
@@ -125,8 +127,8 @@ class LiveRecipe:
         return self
 
     def spread(self) -> None:
-        """Distribute the model over the ranks. To be called after the restore, which decides which parameters are
-        trained.
+        """Distribute the model over the ranks. The call must come after the restore, because the restore decides which
+        parameters are trained.
 
         Raises:
             RecipeError: the recipe itself has distributed the model in an unsupported way.
@@ -163,7 +165,7 @@ class LiveRecipe:
         return -(-self.feed.order.batches_per_epoch // self.recipe.accumulate)
 
     def begin(self, *, is_resumed: bool) -> None:
-        """Prepare for steps from the current position on. A model that was not restored is put into train mode."""
+        """Prepare for steps from the current position on. If the model was not restored, it is put into train mode."""
         if not is_resumed:
             self.recipe.model.train()
         self._drawn = self.groups()
@@ -173,7 +175,7 @@ class LiveRecipe:
         if self._evaluated is not None and self._evaluated[0] == self.progress.step:
             return self._evaluated[1]
         model = bare(self.recipe.model)
-        # A metric that draws random numbers, or leaves the model in eval mode, must not change the run.
+        # If the metric draws random numbers, or leaves the model in eval mode, this must not change the run.
         with self._between_steps(), torch.no_grad():
             model.eval()
             return float(self.recipe.evaluate(model))
@@ -187,13 +189,13 @@ class LiveRecipe:
         return self.begin_marks()()
 
     def look_outside(self, trees: dict[str, Any]) -> tuple[Finding, ...]:
-        self._order.look_again()  # A resume from this save also looks at the order.
+        self._order.look_again()  # A resume also reads the order again.
         return () if self.outside is None else self.outside.look(trees)
 
     @contextmanager
     def _between_steps(self) -> Iterator[None]:
-        """A block of the user's code that a replay leaves out; parts that it changes are not compared after a
-        replay."""
+        """A block of the user's code that a replay leaves out. The parts of the state that this code changes are not
+        compared after a replay."""
         before = self.state_marks()
         with unchanged(self.components):
             yield
@@ -221,12 +223,12 @@ class LiveRecipe:
         return self._made(group, prelude, begun, self._ranks)
 
     def _made(self, group: Group, prelude: Prelude, begun: StepBegun, ranks: Ranks) -> StepMade:
-        """Return the completed step, with the numbers of these ranks."""
+        """Return the completed step, with the numbers from these ranks."""
         row, metrics = self._read_step(group, prelude, begun, ranks)
         return StepMade(row, group.start, group.samples, group.ids, self.feed.order.epoch_of(group.start), metrics)
 
     def finish_step(self, *, evaluating: Callable[[], AbstractContextManager[None]]) -> Mapping[str, float]:
-        """Do the work after a counted step: a due evaluation, early stopping, the end of an epoch."""
+        """Do the work after a counted step: make a due evaluation, check for early stopping, and end an epoch."""
         seen = self.progress.samples_seen
         ends_epoch, self.progress.owes_evaluation = self.feed.order.is_epoch_over(seen), self._is_evaluation_due
         if not ends_epoch and not self.progress.owes_evaluation:
@@ -239,7 +241,7 @@ class LiveRecipe:
         return metrics
 
     def make_up(self, *, evaluating: Callable[[], AbstractContextManager[None]]) -> Mapping[str, float]:
-        """Make the missing evaluation after the last step, if there is one, and use its metric."""
+        """If the evaluation after the last step is missing, make it, and use its metric."""
         if not self.progress.owes_evaluation:
             return NO_METRICS
         with evaluating():
@@ -288,8 +290,7 @@ class LiveRecipe:
         return frozenset(batch_fingerprint(order.batch(start)) for start in starts)
 
     def prelude(self, group: Group, *, with_fingerprints: bool = True) -> Prelude:
-        """Return the inputs of the next step. Fingerprints are needed only if the row is a witness or is compared with
-        one."""
+        """Return the inputs of the next step, with fingerprints if its row is a witness row or compared with one."""
         step = self.progress.step + 1
         if not with_fingerprints:
             return Prelude(step, "", "", None)
@@ -308,10 +309,7 @@ class LiveRecipe:
         before_update: Callable[[], None] = lambda: None,
         with_norms: bool = True,
     ) -> tuple[StepRow, dict[str, float]]:
-        """Make one optimizer step; return its row, which is equal on every rank, and the parts of its loss.
-
-        The position does not change.
-        """
+        """Make one optimizer step; return its row, equal on every rank, and the parts of the loss."""
         begun = self._begin_step(group, prelude, before_update=before_update, with_norms=with_norms)
         return self._read_step(group, prelude, begun, self._ranks)
 

@@ -1,7 +1,7 @@
-"""Files that the user's code opens for reading or writing, even if their names are made up at run time.
+"""Files that the user's code opens for reading or writing, even if the code computes their names at run time.
 
-Python calls an audit hook for every opened file (PEP 578). A hook cannot be removed, so each process has one hook,
-which does little after it knows enough files.
+Python calls an audit hook for every opened file (PEP 578). A hook cannot be removed, so each process has only one hook.
+After the hook knows enough files, it does little work.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from segue.data.config import CONFIG_VARIABLE
 from segue.user_objects import installed_folders
 
 _MOST_FILES, _MOST_WRITTEN, _MOST_ALIKE = 64, 1024, 8
-"""Limits on recorded files. Many files with the same folder and suffix are most likely samples of one data set."""
+"""Limits on the number of recorded files. If many files have the same folder and suffix, they are most likely samples
+of one data set."""
 _MOST_FRAMES = 25
 _OF_CODE = (".py", ".pyc", ".pyi", ".so", ".dist-info", ".pth")
 _OF_SYSTEM = ("/proc/", "/sys/", "/dev/", "/run/", "/var/run/")
@@ -53,7 +54,7 @@ def is_only_written(path: str) -> bool:
 
 def _hook(event: str, args: tuple[Any, ...]) -> None:
     if event == "open":
-        # An exception of the hook would be raised by the user's call.
+        # If the hook raised an exception, the user's call would raise this exception.
         with suppress(Exception):
             _note(*args)
 

@@ -1,4 +1,4 @@
-"""Optimizers whose parameter groups change during a run: the parameters of each group are saved by name."""
+"""Optimizers whose parameter groups change during a run. The parameters of each group are saved by name."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from segue.trainer.ranks.ddp import bare
 from segue.trainer.workloads.components import Component, OptimizerState
 
 _BOUND = "bound"
-"""Key in the saved state, used only if the groups have changed, so that all other saved states keep their bytes."""
+"""Key in the saved state. It is used only if the groups have changed, so that all other saved states keep their
+bytes."""
 
 
 def all_optimizers(recipe: Recipe) -> dict[str, Any]:
-    """All optimizers of a recipe by component name, including those in `extra`."""
+    """All optimizers of a recipe, including the optimizers in `extra`, by component name."""
     further = {f"extra.{key}": each for key, each in recipe.extra.items() if isinstance(each, torch.optim.Optimizer)}
     return {**recipe.optimizers, **further}
 
 
 def regrouped(recipe: Recipe, components: Mapping[str, Component]) -> dict[str, Component]:
-    """Components of the recipe's torch optimizers; a restore gives each optimizer the groups that it had at the
-    save."""
+    """Components of the recipe's torch optimizers. A restore gives each optimizer the groups that the optimizer had at
+    the save."""
     modules = {f"extra.{key}.": each for key, each in recipe.extra.items() if isinstance(each, nn.Module)}
     roots = {"": bare(recipe.model)} | modules
 

@@ -1,6 +1,6 @@
-"""Hooks, modules and settings that other code changed between the restore and the first step, and no resume restores.
+"""Hooks, modules and settings that other code changed between the restore and the first step. No resume restores them.
 
-The search is made before the first step; its results are named as the cause only if the replay differs.
+The search is made before the first step. The results of the search are named as the cause only if the replay differs.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _is_segues(hook: Any) -> bool:
 
 
 class OtherHands:
-    """The hooks and modules of a model as built, for comparison with those before the first step."""
+    """The hooks and modules of a model as built. They are compared with the hooks and modules before the first step."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model, self._modules = model, dict(model.named_modules())

@@ -1,4 +1,4 @@
-"""State of a recipe outside its components: values that training changes and no state_dict holds."""
+"""The state of a recipe outside its components. It consists of values that training changes but no state_dict holds."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _OF_STEPS = ("loss", "step", "after_step", "data.dataset", "data.collate_fn")
 
 
 class OutsideState:
-    """Values outside every component. Each checkpoint records them, and they explain a replay that differs; no resume
+    """Values outside every component. Each checkpoint records these values, to explain a replay that differs. No resume
     restores them."""
 
     def __init__(
@@ -47,13 +47,14 @@ class OutsideState:
         is_program: bool = False,
         others: OtherHands | None = None,
     ) -> None:
-        """`walk` visits everything that the training code can reach; it is called now, and again at some saves.
+        """`walk` visits all objects that the training code can reach. It is called now, and again at some saves.
 
-        `use` knows which values affect later steps; by default, the reached code decides this. `metric_code` has the
-        hashes of the code of `evaluate`; None if there is no `evaluate`.
+        `use` knows which values affect later steps. By default, the code that `walk` reaches decides this.
+        `metric_code` has the hashes of the code of `evaluate`. It is None if there is no `evaluate`.
         """
         self._opened: dict[str, Mark] = {}
-        """Files whose names were made up at run time, with their marks from the time when segue first knew them."""
+        """Files whose names the code computes at run time. Each file has the mark from the time when segue first saw
+        it."""
         found = walk()
         self._surroundings = surroundings(found.functions, found.files)
         self._walk, self._metric_code = walk, dict(metric_code) if metric_code is not None else None
@@ -69,7 +70,7 @@ class OutsideState:
         return recorded | ({_METRIC: self._metric_code} if self._metric_code is not None else {})
 
     def restore(self, tree: Any) -> None:
-        """Restore nothing, but from now on also read the files and variables that the previous attempt has read."""
+        """Restore no value. But from now on, also read the files and variables that the previous attempt has read."""
         for name in tree.get(SURROUNDINGS, {}):
             read = reader_of(name) if name not in self._surroundings else None
             if read is not None and mark_of(read()) is not None and len(self._opened) < MOST_FILES:
@@ -77,25 +78,25 @@ class OutsideState:
                 self._opened[name] = mark_of(read())
 
     def look(self, trees: dict[str, Any]) -> tuple[Finding, ...]:
-        """Return findings about changed values that are in none of these captured components; each finding is returned
-        once.
+        """Return findings about changed values that none of these captured components contains. Each finding is
+        returned only once.
 
-        At the saves 1, 2, 4, 8, ..., all values are inspected again: a change shows soon, and thousands of saves need
-        only about a dozen inspections. The new record is then added to `trees`.
+        At the saves 1, 2, 4, 8, ..., the method inspects all values again. It therefore finds a change soon, and
+        thousands of saves need only about a dozen inspections. The new record is then added to `trees`.
         """
         self._saves += 1
         if self._saves & (self._saves - 1):
             return ()
         try:
             found = self._watch.look(trees)
-        except Exception:  # Nothing that only looks may end an attempt.
+        except Exception:  # An inspection must not end an attempt.
             log.warning("could not look for state outside the components", exc_info=True)
             found = ()
         trees[UNTRACKED] = self.capture()
         return found
 
     def lost(self, committed: Mapping[str, Any]) -> tuple[Finding, ...]:
-        """Return findings about values that differ from the commit; `committed` is the state that the commit has
+        """Return findings about values that differ from the commit. `committed` is the state that the commit has
         recorded."""
         values = committed.get(VALUES, {})
         self._watch.known_before(values)
@@ -123,7 +124,7 @@ class OutsideState:
         return self._metric_code is not None and committed.get(_METRIC) == self._metric_code
 
     def _add_opened_files(self) -> None:
-        # A program opens files that it writes itself: logs, and checkpoints of its own.
+        # A program also opens files that it writes itself, for example logs and its own checkpoints.
         opened = opened_files() if not self._is_program else ()
         if len(opened) > self._known:
             self._known = len(opened)
@@ -148,7 +149,8 @@ _OF_LOADERS = frozenset(vars(DataLoader([0]))) | {"_iterator"}  # type: ignore[a
 
 
 def parts_of_loader(loader: DataLoader[Any]) -> dict[str, Any]:
-    """Return by name the objects that a loader calls, and objects that the user has set as its attributes."""
+    """Return the objects that a loader calls, and the objects that the user has set as attributes of the loader, by
+    name."""
     parts = {name: getattr(loader, name) for name in ("dataset", "collate_fn", "worker_init_fn")}
     parts |= {name: getattr(loader, name) for name in vars(loader).keys() - _OF_LOADERS}
     if has_own_sampler(loader):
@@ -166,8 +168,8 @@ def of_recipe(recipe: Recipe, *, build: Callable[..., Any]) -> OutsideState:
 
 
 def reached(recipe: Recipe, *, home: str, scopes: tuple[CodeType, ...] = ()) -> Reach:
-    """Collect everything that a recipe's objects and functions can reach; parts of a component are listed under its
-    name.
+    """Collect all values that a recipe's objects and functions can reach. Parts of a component are listed under the
+    name of the component.
 
     `scopes` has the code of the function that builds the recipe.
     """
@@ -179,7 +181,7 @@ def reached(recipe: Recipe, *, home: str, scopes: tuple[CodeType, ...] = ()) -> 
     extra = {f"extra.{key}": target for key, target in recipe.extra.items()}
     for name, target in {**components, **extra}.items():
         found.own(name, [target] if has(target, "state_dict", "load_state_dict") else parts_held(target))
-    # State that `evaluate` reads is kept apart, to distinguish a metric that differs from steps that differ.
+    # State that `evaluate` reads is collected separately, so that a different metric can be told from different steps.
     fields = {**extra, **components, "model": model, "evaluate": recipe.evaluate, "loss": recipe.loss}
     fields |= {"step": recipe.step, "after_step": recipe.after_step, "on_epoch": recipe.on_epoch}
     fields |= {f"data.{name}": target for name, target in parts_of_loader(recipe.data).items()}
@@ -192,8 +194,8 @@ def reached(recipe: Recipe, *, home: str, scopes: tuple[CodeType, ...] = ()) -> 
 
 
 def _expression(name: str, target: Any, scopes: tuple[CodeType, ...]) -> str:
-    """The expression for a field of the recipe: the name of its function, or a path from the return value of
-    `build`."""
+    """The expression for a field of the recipe. It is the name of the function in this field, or a path from the return
+    value of `build`."""
     if isinstance(target, FunctionType) and (known := name_of_definition(target, scopes)):
         return known
     kind, _, key = name.partition(".")

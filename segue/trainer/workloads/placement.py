@@ -1,5 +1,5 @@
-"""Moves the objects of a step to the attempt's device. Objects that the user has placed or distributed stay in
-place."""
+"""The placement of a step's objects on the attempt's device. Objects that the user has placed or distributed are not
+moved."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def place(recipe: Recipe, device: torch.device) -> None:
 
 
 def is_placed(module: nn.Module) -> bool:
-    """Whether the user has placed the module: on an accelerator, sharded, or on several devices."""
+    """Whether the user has placed the module. A placed module is on an accelerator, sharded, or on several devices."""
     tensors = [*module.parameters(), *module.buffers()]
     return attribute(module, "hf_device_map") is not None or any(
         is_sharded(tensor) or tensor.device.type not in ("cpu", "meta") for tensor in tensors
@@ -43,9 +43,9 @@ def is_placed(module: nn.Module) -> bool:
 
 
 def to_device(content: Any, device: torch.device) -> Any:
-    """Return the batch with its tensors on `device`; collections keep their type.
+    """Return the batch with its tensors on `device`. Collections keep their type.
 
-    Objects with a method `to`, such as batches of graph libraries, are moved by this method.
+    If an object has a method `to`, for example a batch of a graph library, this method moves the object.
     """
     if device.type == "cpu":
         return content

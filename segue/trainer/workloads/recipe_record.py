@@ -1,4 +1,4 @@
-"""The setup of a run. Each checkpoint records it; a resume compares it and never restores it.
+"""The setup of a run. Each checkpoint records the setup. A resume compares the setup, and never restores it.
 
 The setup is recorded once, after the build of the recipe, because everything that training changes is state. Only the
 list of the optimizer's tensors and the next samples are read again at each save and each resume.
@@ -33,7 +33,8 @@ from segue.user_objects.variables import Variables
 
 _BATCHES_AHEAD, _GLANCED = 4, 64
 _OF_KERNELS = frozenset({"foreach", "fused", "capturable", "differentiable"})
-"""Settings of an optimizer's kernels. They are not hyperparameters, because many recipes choose them by the device."""
+"""Settings of an optimizer's kernels. These settings are not hyperparameters, because many recipes choose them by the
+device."""
 
 
 class Looked:
@@ -58,14 +59,15 @@ def setup_components(
     config: Mapping[str, Any],
     state: Mapping[str, Component],
 ) -> dict[str, Component]:
-    """Return the setup of a newly built recipe, by the names of `segue.continuity.recipe_diff`.
+    """Return the setup of a newly built recipe. The keys are the names of `segue.continuity.recipe_diff`.
 
     `state` has the components that a resume restores.
     """
     found = _inspected(recipe)
     code = [leaf.value for leaf in found.code]
     kinds = {leaf.path: f"{leaf.value.__module__}.{leaf.value.__qualname__}" for leaf in found.code}
-    # In the model's order, each class once: the order of a set depends on addresses, which differ between processes.
+    # The classes are in the model's order, each class once. A set would have an order that depends on addresses, which
+    # differ between processes.
     classes = dict.fromkeys(type(module) for module in bare(recipe.model).modules())
     data = data_hashes(leaf for leaf in found.arrays if leaf.path.startswith(("data.", "loss", "step")))
     fixed = {
@@ -85,7 +87,7 @@ def setup_components(
 
 
 def named_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """Yield the module's live parameters; a parameter with several names is listed under each name."""
+    """Yield the module's live parameters. If a parameter has several names, it is listed under each name."""
     yield from module.named_parameters(remove_duplicate=False)
 
 
@@ -138,7 +140,7 @@ def _inspected(recipe: Recipe) -> Inspection:
     found.add("scaler", recipe.scaler)
     for key, target in recipe.extra.items():
         found.add(f"extra.{key}", target)
-    # Last: if another path also reaches an object, the object is named by that path.
+    # This path is last. If another path also reaches an object, the other path names the object.
     found.add("after_step", recipe.after_step)
     return found
 
@@ -176,7 +178,7 @@ def _spec(tensor: Any) -> str:
 
 
 def settings_of_optimizer(component: str, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Return by path the optimizer's class and the settings of each parameter group."""
+    """Return the optimizer's class and the settings of each parameter group, by path."""
     found: dict[str, Any] = {component: type(optimizer).__qualname__}
     for number, group in enumerate(optimizer.param_groups):
         settings = Inspection()

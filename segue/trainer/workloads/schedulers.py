@@ -1,5 +1,5 @@
-"""Checks if learning-rate schedulers fit the length of the run: an error if one ends early, a warning if one seems to
-count epochs."""
+"""Checks of learning-rate schedulers against the length of the run. If a scheduler would end early, the check raises an
+error. If a scheduler seems to count epochs, the check logs a warning."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ log = logging.getLogger(__name__)
 class MetricSchedulers:
     """Learning-rate schedulers of a recipe that take a metric.
 
-    Evaluations are made between steps, and a replay makes only steps. An evaluation that a replay leaves out is made
-    before the next step, because the next learning rates depend on it.
+    Evaluations are made between steps, but a replay makes only steps. If a replay leaves out an evaluation, the
+    evaluation is made before the next step, because the next learning rates depend on the evaluation.
     """
 
     def __init__(self, recipe: Recipe, ranks: Ranks) -> None:
@@ -42,7 +42,7 @@ class MetricSchedulers:
         return self._is_owed
 
     def step_made(self, *, is_evaluation_due: bool) -> None:
-        """Record a step; `is_evaluation_due` tells if an evaluation follows the step."""
+        """Record a step. `is_evaluation_due` tells if an evaluation follows the step."""
         self._is_owed = is_evaluation_due and bool(self._schedulers)
 
     def step(self, metric: float) -> None:
@@ -52,7 +52,8 @@ class MetricSchedulers:
             step_by_metric(scheduler, metric)
 
     def make_up(self, evaluate: Callable[[], float]) -> None:
-        """Before a step, step the schedulers if the evaluation after the last step is missing."""
+        """If the evaluation after the last step is missing, make it now and step the schedulers. This call comes before
+        the next step."""
         if self._is_owed:
             self.step(shared_metric(evaluate(), self._ranks))
 
@@ -64,11 +65,12 @@ def shared_metric(metric: float, ranks: Ranks) -> float:
 
 
 _LEAST_GAMMA = 0.99
-"""With a smaller factor, an exponential decay makes the learning rate almost zero within a few hundred steps."""
+"""If the factor of an exponential decay is smaller than this, the learning rate is almost zero after a few hundred
+steps."""
 
 
 def check_schedulers(recipe: Recipe, *, name: str, steps: int, steps_per_epoch: int) -> None:
-    """Refuse schedulers that the run would step too often; warn about schedulers that seem to count epochs.
+    """Refuse schedulers that the run would step too often, and warn about schedulers that seem to count epochs.
 
     Raises:
         RecipeError: the run would step a scheduler too often; the message has its name and the number of steps.
@@ -80,7 +82,8 @@ def check_schedulers(recipe: Recipe, *, name: str, steps: int, steps_per_epoch: 
 
 
 def warn_of_epochs(scheduler: Any, *, steps_per_epoch: int) -> None:
-    """Log a warning if the scheduler is stepped after each step but would end its schedule within one epoch."""
+    """Log a warning if the scheduler is stepped after each training step but would end its schedule within one
+    epoch."""
     kind = type(scheduler)
     is_early = (
         (kind is StepLR and scheduler.step_size < steps_per_epoch)
@@ -118,7 +121,8 @@ def refuse_short_schedules(recipe: Recipe, *, name: str, steps: int, steps_per_e
 
 
 def _reached(scheduler: Any, calls: int) -> Iterator[tuple[Any, int]]:
-    """Yield the scheduler or its parts, each with its count after this number of calls."""
+    """Yield the scheduler, or the parts of the scheduler. Each comes with the count that it has after this number of
+    calls."""
     if isinstance(scheduler, ChainedScheduler):
         for each in scheduler._schedulers:
             yield from _reached(each, calls)

@@ -38,16 +38,17 @@ from segue.trainer.workloads.values import component_of_value
 PROGRESS, EARLY_STOP = "progress", "early_stop"
 RNG_PREFIX = "rng."
 BUFFERS = ": buffers"
-"""Suffix for the name of a model; together they mean the model's buffers without its parameters."""
+"""Suffix for the name of a model. The name with this suffix means the model's buffers, without the parameters."""
 
 
 def rng_components(ranks: Ranks, model: nn.Module, *, device: torch.device | None = None) -> dict[str, Component]:
-    """All global random streams that training uses in this process; each name contains the rank.
+    """All global random streams that training uses in this process. The name of each stream contains the rank.
 
-    `device` is the device that computes; between steps, an offloaded model has no parameters there.
+    `device` is the device that computes. Between steps, an offloaded model has no parameters on this device.
     """
     streams: dict[str, Component] = {"torch": TorchRng(), "python": PythonRng(), "numpy": NumpyRng()}
-    # Only accelerators that hold the model: the next machine may have others, and no code drew from the idle ones.
+    # Only accelerators that hold the model count. The next machine may have other accelerators, and no code drew from
+    # the idle accelerators.
     used = {p.device for p in model.parameters() if p.is_cuda}
     used |= {torch.device("cuda", device.index or 0)} if device is not None and device.type == "cuda" else set()
     devices = sorted(used, key=lambda device: device.index or 0)
@@ -81,8 +82,8 @@ def components_of(
     if recipe.early_stop is not None:
         components[EARLY_STOP] = Stopper(recipe.early_stop)
     for key, target in recipe.extra.items():
-        # As for the recipe's own optimizer: before its first step, no live state shows how to distribute the stored
-        # state.
+        # This optimizer is handled like the recipe's own optimizer. Before the first step of an optimizer, no live
+        # state shows how to distribute the stored state.
         value = component_of_value(target, path=f"extra.{key}")
         if value is not None:
             components[f"extra.{key}"] = value
@@ -95,10 +96,11 @@ def components_of(
 
 
 def same_on_every_rank(recipe: Recipe) -> Callable[[str], bool]:
-    """Return a predicate that tells if all ranks hold equal values of a state tensor, because the optimizer changes it.
+    """Return a predicate that tells if all ranks hold equal values of a state tensor. All ranks hold equal values of
+    the tensors that the optimizer changes.
 
-    Buffers depend on each rank's own samples. For buffers, and for all other objects of a recipe, the values of rank 0
-    are saved.
+    The buffers of a rank depend on the rank's own samples. For buffers, and for all other objects of a recipe, the
+    values of rank 0 are saved.
     """
     same = {f"model.state.{name}" for name, _ in bare(recipe.model).named_parameters()}
     return lambda name: name in same or name.startswith("optimizer.")
@@ -106,7 +108,7 @@ def same_on_every_rank(recipe: Recipe) -> Callable[[str], bool]:
 
 @contextmanager
 def unchanged(components: Mapping[str, Component]) -> Iterator[None]:
-    """A block of the user's code; after it, random streams and the modes of modules are set back."""
+    """A block of the user's code. After the block, the random streams and the modes of modules are set back."""
     guarded = {name: c for name, c in components.items() if name == "modes" or name.startswith(RNG_PREFIX)}
     before = {name: component.capture() for name, component in guarded.items()}
     try:
@@ -117,10 +119,11 @@ def unchanged(components: Mapping[str, Component]) -> Iterator[None]:
 
 
 def marked_parts(components: Mapping[str, Component]) -> dict[str, Any]:
-    """Return the state trees whose marks are compared after a replay; a model's parameters and buffers are separate
+    """Return the state trees whose marks are compared after a replay. A model's parameters and buffers are separate
     parts.
 
-    The position is left out, because the batches show it; components that are never restored are also left out.
+    The position is left out, because the batches show the position. Components that are never restored are also left
+    out.
     """
     found: dict[str, Any] = {}
     for name, component in components.items():
@@ -137,14 +140,14 @@ def marked_parts(components: Mapping[str, Component]) -> dict[str, Any]:
 
 
 def capture(components: Mapping[str, Component]) -> dict[str, Any]:
-    """Return the state trees of all components, which contain the live tensors."""
+    """Return the state trees of all components. The trees contain the live tensors."""
     return {name: component.capture() for name, component in components.items()}
 
 
 class _Copies(Mapping[str, torch.Tensor]):
     """Tensors of a snapshot that are copied when they are read.
 
-    An optimizer keeps the loaded tensors. If these were views, the whole shard would stay in memory.
+    An optimizer keeps the loaded tensors. If the loaded tensors were views, the whole shard would stay in memory.
     """
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -152,7 +155,7 @@ class _Copies(Mapping[str, torch.Tensor]):
 
     def __getitem__(self, name: str) -> torch.Tensor:
         found = self._tensors[name]
-        # If a tensor was read only in part, each slice is copied when it is put in its place.
+        # If only a part of a tensor was read, each slice is copied when it is put in its place.
         return found if found.is_meta else found.clone()
 
     def __iter__(self) -> Iterator[str]:

@@ -1,7 +1,8 @@
-"""The structure of a recipe or a program: the modules, tensors and parameter groups that a resume will build again.
+"""The structure of a recipe or a program. It consists of the modules, tensors and parameter groups that a resume will
+build again.
 
 A state_dict has values but no structure, so it cannot restore a layer that was added during the run, or a weight that
-was pruned or replaced. The first save after such a change detects the change by names and identities.
+was pruned or replaced. If the structure changes, the next save detects the change by names and identities.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ _FOREIGN = "a tensor that is not a parameter of the model"
 
 
 class Structure:
-    """The structure of modules and optimizers at the time of construction; each save compares the current structure
-    with it."""
+    """The structure of modules and optimizers when they were built. Each save compares the current structure with this
+    structure."""
 
     def __init__(
         self,
@@ -33,9 +34,11 @@ class Structure:
         plain: Collection[str] = (),
         are_groups_restored: bool = False,
     ) -> None:
-        """`plain` are modules that are restored by their own `load_state_dict`, which does not accept new buffers.
+        """`plain` has modules whose own `load_state_dict` restores them. This `load_state_dict` does not accept new
+        buffers.
 
-        With `are_groups_restored`, a resume gives each torch optimizer the parameters that it had at the save.
+        If `are_groups_restored` is True, a resume gives each torch optimizer the parameters that the optimizer had at
+        the save.
         """
         self._roots, self._optimizers, self._are_groups_restored = dict(modules), dict(optimizers), are_groups_restored
         self._plain = tuple(f"{name}." for name in plain)
@@ -44,7 +47,7 @@ class Structure:
         self._has_settled = False
 
     def step_made(self) -> None:
-        """After the first step, accept new modules without state, because a resume makes a first step too.
+        """After the first step, accept new modules that have no state, because a resume makes a first step too.
 
         Some models create a cache or a table in their first forward pass.
         """
@@ -65,15 +68,15 @@ class Structure:
             return ()
         now = self._look()
         changes = [*_of_modules(self._built, now)]
-        apart = tuple(f"{name}." for name, _ in changes)  # Their parameters need not be named as well.
+        apart = tuple(f"{name}." for name, _ in changes)  # Parameters need no names.
         found = [f"module {name} {what}" for name, what in changes]
         tensors = (*_of_parameters(self._built, now), *_of_buffers(self._built, now, within=self._plain))
         found += [f"{name} {what}" for name, what in tensors if not name.startswith(apart)]
-        if not now.is_spread:  # FSDP exchanges the whole tensors for the sharded ones by itself.
+        if not now.is_spread:  # FSDP itself replaces whole tensors by sharded tensors.
             found += [f"{name} {what}" for name, what in _of_values(self._built, now) if not name.startswith(apart)]
             found += self._of_groups(now)
         if not found:
-            self._watched = self._watch(now)  # So that the next look is short again.
+            self._watched = self._watch(now)  # Keeps the next check short.
         return tuple(found)
 
     def _watch(self, shape: Shape) -> Watched:
@@ -117,7 +120,8 @@ def structure_of_objects(objects: Mapping[str, Any]) -> Structure:
 
 
 def _of_modules(built: Shape, now: Shape) -> Iterator[tuple[str, str]]:
-    """Yield modules that are new, removed or of another class, without the modules inside them."""
+    """Yield the modules that are new, are removed, or have another class. The modules inside these modules are left
+    out."""
     found: list[tuple[str, str]] = []
     done: tuple[str, ...] = ()
     for name in dict.fromkeys((*built.modules, *now.modules)):
@@ -135,10 +139,11 @@ def _of_modules(built: Shape, now: Shape) -> Iterator[tuple[str, str]]:
 
 
 def _is_layer(name: str, module: nn.Module | None, modules: Mapping[str, nn.Module]) -> bool:
-    """Whether training differs without the module: it has state, or a torch container calls it.
+    """Whether training would differ without the module. It would differ if the module has state, or if a torch
+    container calls the module.
 
-    A module without state may also belong to a module of the user. Then the user's code creates and calls it, and this
-    code is the same after a resume.
+    A module without state may also belong to a module of the user. In this case the user's code creates and calls the
+    module without state, and this code is the same after a resume.
     """
     parent = modules.get(name.rpartition(".")[0])
     has_state = module is not None and any(map(_has_state, module.modules()))
@@ -196,6 +201,6 @@ def _ids(groups: Groups) -> list[list[int]]:
 
 
 def _words(module: nn.Module) -> str:
-    """Name of the module's class, and its printed settings."""
+    """Name of the module's class, and the printed settings of the module."""
     settings = settings_shown(module)
     return f"{type(module).__qualname__}({'' if ' at 0x' in settings else settings})"

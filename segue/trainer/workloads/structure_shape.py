@@ -1,4 +1,4 @@
-"""A record of modules, tensors and groups by name, and a check within microseconds if they have changed."""
+"""A record of modules, tensors and groups by name. A check finds out within microseconds if they have changed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Shape(NamedTuple):
 
     modules: dict[str, nn.Module]
     parameters: dict[str, nn.Parameter]
-    """The parameters by name; a parameter with several names is listed under each name."""
+    """The parameters, by name. If a parameter has several names, it is listed under each name."""
     buffers: frozenset[str]
     """Names of the buffers in the state_dict."""
     specs: dict[str, str]
@@ -59,8 +59,8 @@ class Shape(NamedTuple):
 
 
 class Watched(NamedTuple):
-    """The tables inside torch modules, which show a change within microseconds. Keeps all objects alive, so that ids
-    stay unique."""
+    """The tables inside torch modules, which show a change within microseconds. This record keeps all objects alive, so
+    that their ids stay unique."""
 
     attributes: list[dict[str, Any]]
     parameters: list[dict[str, Any]]
@@ -88,7 +88,7 @@ class Watched(NamedTuple):
         return self.seen == self.glance()
 
     def glance(self) -> list[Any]:
-        # Taken afresh: torch gives a Sequential another table when a layer is deleted.
+        # The table is read again, because torch gives a Sequential another table when a layer is deleted.
         children = [*map(_children_of, self.attributes)]
         names = [[*chain.from_iterable(tables)] for tables in (self.parameters, children, self.buffers)]
         modules = [*map(id, chain.from_iterable(map(dict.values, children)))]

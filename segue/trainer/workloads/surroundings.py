@@ -1,7 +1,7 @@
-"""Inputs of a recipe's code besides its arguments: environment variables, files, and settings of libraries.
+"""Inputs of a recipe's code other than its arguments. They are environment variables, files, and settings of libraries.
 
-Each checkpoint records them. They are never judged alone: if a replay differs, a difference in these inputs is its
-likely cause.
+Each checkpoint records these inputs. A difference in these inputs alone never leads to a verdict. But if a replay
+differs, a difference in these inputs is the likely cause.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ _LONGEST_PATH = 300
 
 
 def surroundings(functions: Iterable[FunctionType], files: Iterable[str]) -> dict[str, Callable[[], Any]]:
-    """Return readers of inputs that the user's functions read by name; `files` are paths among the values of these
-    functions."""
+    """Return readers of the inputs that the user's functions read by name. `files` has the paths among the values of
+    these functions."""
     codes = [code for function in functions for code in codes_of(function.__code__)]
     names = {text for code in codes if _READ_VARIABLES.intersection(code.co_names) for text in _texts(code)}
-    # The file that SEGUE_CONFIG names differs between processes; its content belongs to the run's identity.
+    # SEGUE_CONFIG names a different file in each process. The content of this file belongs to the run's identity.
     variables = [name for name in names if _VARIABLE.fullmatch(name) and name != CONFIG_VARIABLE]
     variables += [name for name in os.environ if name.startswith(_OF_LIBRARIES)]
     written = (text for code in codes if _READ_FILES.intersection(code.co_names) for text in _texts(code))
@@ -68,13 +68,13 @@ def surroundings(functions: Iterable[FunctionType], files: Iterable[str]) -> dic
 
 
 def path_in(name: str) -> str | None:
-    """The path of the file recorded under this name; None if the name is not of a file."""
+    """The path of the file that is recorded under this name; None if the name does not belong to a file."""
     return name.removeprefix(_IS_FILE) if name.startswith(_IS_FILE) else None
 
 
 def reader_of(name: str) -> Callable[[], Any] | None:
-    """Return a reader for the value recorded under this name; None if the value is confidential or needs more than the
-    name."""
+    """Return a reader for the value that is recorded under this name; None if the value is confidential, or if the name
+    is not enough to read it."""
     if (path := path_in(name)) is not None:
         return _File(path)
     variable = name.removeprefix(_IS_VARIABLE)
@@ -87,7 +87,8 @@ def file_readers(paths: Iterable[str]) -> dict[str, Callable[[], Any]]:
 
 
 def machine() -> dict[str, Any]:
-    """Facts about this machine, equal in all its processes; they reveal recorded values that depend on the machine."""
+    """Facts about this machine, which are equal in all processes on it. They show which recorded values depend on the
+    machine."""
     return {
         "cpus": os.cpu_count() or 1,
         "usable_cpus": len(os.sched_getaffinity(0)),
@@ -125,7 +126,8 @@ def _texts(code: CodeType) -> Iterator[str]:
 
 def _variable(name: str) -> Any:
     value = os.environ.get(name)
-    # A hash: a value may be confidential, and is not needed to see that it changed.
+    # The record has a hash of the value, because the value may be confidential. A hash is enough to see that the value
+    # changed.
     return None if value is None else f"#{hashlib.sha256(value.encode('utf-8', 'replace')).hexdigest()[:16]}"
 
 
@@ -137,7 +139,7 @@ def _is_file(path: str) -> bool:
 
 
 class _File:
-    """A hash of a file's content; the file is read again only if its size or modification time has changed."""
+    """The hash of a file's content. The file is read again only if its size or modification time has changed."""
 
     def __init__(self, path: str) -> None:
         self._path = Path(path)

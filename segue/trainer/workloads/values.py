@@ -27,7 +27,7 @@ class LiveValue:
         put(self._value, tree)
 
     def devices(self) -> dict[str, str]:
-        """Device types of the value's tensors that are not on the CPU, by path."""
+        """Device types of the tensors in the value that are not on the CPU, by path."""
         return {path: tensor.device.type for path, tensor in self._encoded()[1].items() if tensor.device.type != "cpu"}
 
     def move(self, devices: Mapping[str, str]) -> None:
@@ -42,7 +42,8 @@ class LiveValue:
 
 
 class RestoredValues:
-    """Further facts about registered values: the devices of their tensors, and which values are settings."""
+    """Further facts about registered values. They are the devices of the tensors, and the names of the values that are
+    settings."""
 
     def __init__(self, components: Mapping[str, Component], *, paths: Sequence[str] = ()) -> None:
         """`paths` are the paths of those registered values that are settings."""

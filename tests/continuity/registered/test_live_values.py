@@ -24,7 +24,7 @@ from segue.checkpoints.format.state_tree import decode_tree, encode_tree
 from segue.continuity.live_tree import put, tree_of
 from segue.continuity.untracked.marks import mark_of
 from segue.errors import RecipeError, SessionError, UnsupportedStateError
-from segue.recipe import built_recipe
+from segue.recipe_check import built_recipe
 from segue.trainer.programs.tracked import components_of_object
 from segue.trainer.workloads.values import RestoredValues, component_of_value
 from tests.continuity.test_hostile_objects import hostile

@@ -109,7 +109,7 @@ MUTANTS = (
         ),
     ),
     Mutants(
-        "segue/runlog/entries.py",
+        "segue/runlog/framing.py",
         (_ENTRIES,),
         (
             ("    if not is_intact(data):", "    if False:"),

@@ -10,7 +10,7 @@ from torch import nn
 
 from segue.data.global_streams import seed_all
 from segue.errors import RecipeError
-from segue.recipe import built_recipe
+from segue.recipe_check import built_recipe
 from segue.trainer.ranks.ddp import total_norm
 from segue.trainer.workloads.steps.step import do_step
 from tests.trainer.workloads.demanding import demanding

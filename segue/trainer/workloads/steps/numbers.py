@@ -1,4 +1,4 @@
-"""Transfers a step's numbers to the host in one copy, without delaying the next step."""
+"""The transfer of a step's numbers to the host. It is one copy, and does not delay the next step."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Numbers(NamedTuple):
     """Values that are transferred to the host together."""
 
     read: Callable[[], list[float]]
-    """Waits for the values, and returns them in the order of the request."""
+    """A function that waits for the values, and returns the values in the order of the request."""
     is_late: bool
     """Whether `read` may have to wait."""
 
@@ -43,7 +43,7 @@ def sent(numbers: Sequence[Number]) -> Numbers:
 
 
 def on_host(numbers: Sequence[Number]) -> list[float] | None:
-    """Return the values; None if one of them is in an accelerator's memory."""
+    """Return the values; None if a value is in an accelerator's memory."""
     values = []
     for number in numbers:
         if isinstance(number, torch.Tensor):

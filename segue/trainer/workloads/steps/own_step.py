@@ -1,4 +1,4 @@
-"""A step that the recipe itself makes, with one or more optimizers; segue measures it with torch's step hooks."""
+"""A step that the recipe itself makes, with one or more optimizers. Segue measures the step with torch's step hooks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def begin_own_step(
 ) -> StepBegun:
     """Call the recipe's `step` on a batch, then its schedulers and `after_step`.
 
-    The gradient norm includes all optimizers, each at its own update. `before_update` is called before each update.
+    The gradient norm includes the gradients of all optimizers, each measured at the update of the optimizer.
+    `before_update` is called before each update.
 
     Raises:
         LossError: the recipe's `step` returned no number.
@@ -75,7 +76,7 @@ class _Seen:
 @contextmanager
 def _watched(recipe: Recipe, before_update: Callable[[], None], *, with_norms: bool) -> Iterator[_Seen]:
     seen = _Seen()
-    # A wrapper has its optimizer in `optimizer`, and that inner optimizer makes the updates.
+    # A wrapper has its inner optimizer in `optimizer`, and the inner optimizer makes the updates.
     own = {id(attribute(each, "optimizer", each)): id(each) for each in recipe.optimizers.values()}
 
     def after(optimizer: torch.optim.Optimizer, *_: Any) -> None:
@@ -97,7 +98,8 @@ def _watched(recipe: Recipe, before_update: Callable[[], None], *, with_norms: b
 
 
 def _named(value: Any) -> tuple[list[str], list[Number]]:
-    """Names and values of the numbers that `step` returns: the loss alone, or a dict with `loss` or with its parts."""
+    """Names and values of the numbers that `step` returns. It returns the loss alone, or a dict with `loss` or with the
+    parts of the loss."""
     if not isinstance(value, Mapping):
         return ["loss"], [_usable(value)]
     return [str(name) for name in value], [_usable(part) for part in value.values()]

@@ -1,4 +1,4 @@
-"""One optimizer step of a recipe, and its measured result."""
+"""One optimizer step of a recipe, and the measured result of the step."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ from typing import Any
 import torch
 
 from segue.errors import LossError
-from segue.recipe import Recipe, short_path
+from segue.recipe import Recipe
 from segue.trainer.ranks.ddp import bare, norm_and_clip, parameters_of
 from segue.trainer.workloads.steps.own_step import begin_own_step
 from segue.trainer.workloads.steps.step_result import Shown, StepBegun, StepResult, ended, rates_of, scale_of
 from segue.user_objects import attribute, in_words
+from segue.user_objects.users_files import short_path
 
 
 class ParameterOrder:
     """The optimizer's parameters in the order in which `clip_grad_norm_(model.parameters())` sums their norms.
 
-    A different order changes the rounding. Parameters that no optimizer holds are left out: no optimizer clears their
-    gradients, so these gradients grow from step to step, and no checkpoint has them. The model is traversed only after
-    the optimizer's parameters have changed, or after `look_again`.
+    A different order changes the rounding. Parameters that no optimizer holds are left out. No optimizer clears their
+    gradients, so these gradients grow from step to step, and no checkpoint has them. The model is traversed only if the
+    optimizer's parameters have changed, or after a call of `look_again`.
     """
 
     def __init__(self) -> None:
@@ -38,7 +39,7 @@ class ParameterOrder:
         return self._ordered
 
     def look_again(self) -> None:
-        """Traverse the model again at the next step, because a resume from this step would do so too."""
+        """Traverse the model again at the next step, because a resume from this step would also traverse it."""
         self._held, self._ordered = [], []
 
 
@@ -58,15 +59,16 @@ def begin_step(
     with_norms: bool = True,
     order: ParameterOrder | None = None,
 ) -> StepBegun:
-    """Run forward and backward for each batch, then clip, update and schedule; `step` is the global step.
+    """Run the forward and backward pass for each batch. Then clip the gradients, update the parameters, and step the
+    schedulers. `step` is the global step.
 
     On return, all work is done or queued on the accelerator. The call does not wait for the accelerator, unless the
     recipe itself waits or its `after_step` takes metrics.
 
     The gradient is the mean over the batches. `before_update` is called after the gradient is complete, even if a
-    scaler then skips the update. Without `with_norms`, only norms that the recipe itself uses are measured. With
-    several ranks, the gradient becomes the mean over the ranks; with `weights`, one for each batch, it becomes the mean
-    over all samples.
+    scaler then skips the update. If `with_norms` is False, only the norms that the recipe itself uses are measured. If
+    there are several ranks, the gradient is the mean over the ranks. If `weights` has a weight for each batch, the
+    gradient is the mean over all samples.
 
     Raises:
         LossError: the loss function returned no scalar tensor with a gradient; no parameter was changed.
@@ -97,7 +99,7 @@ def begin_step(
     else:
         optimizer.step()
 
-    # All in one read: each read waits for an accelerator.
+    # All numbers are read together, because each read waits for an accelerator.
     asked = [*losses, *norms, *(part for named in parts for part in named.values())]
 
     def shown(values: list[float]) -> Shown:
@@ -122,7 +124,7 @@ def begin_step(
 def _backward(
     recipe: Recipe, batches: Sequence[Any], weights: Sequence[float]
 ) -> tuple[list[torch.Tensor], list[dict[str, torch.Tensor]]]:
-    """Run backward for each batch; return each batch's loss and the named parts of the losses."""
+    """Run the backward pass for each batch. Return the loss of each batch, and the named parts of the losses."""
     losses: list[torch.Tensor] = []
     parts: list[dict[str, torch.Tensor]] = []
     scaler = recipe.scaler
@@ -145,7 +147,7 @@ def _mean(losses: Sequence[float], weights: Sequence[float]) -> float:
 
 
 def _means(parts: Sequence[dict[str, torch.Tensor]], numbers: Sequence[float]) -> dict[str, float]:
-    """Mean of each part by name; `numbers` are the values of `parts` in the same order."""
+    """Mean of each part, by name. `numbers` has the values of `parts` in the same order."""
     found: dict[str, list[float]] = {}
     for name, number in zip((name for named in parts for name in named), numbers, strict=True):
         found.setdefault(name, []).append(number)

@@ -1,4 +1,4 @@
-"""Code that is common to all kinds of steps: the result, and the work after the step."""
+"""Code that all kinds of steps share. It makes the result of a step, and does the work after the step."""
 
 from __future__ import annotations
 
@@ -22,21 +22,22 @@ class StepResult(NamedTuple):
 
     outcome: StepNumbers
     parts: dict[str, float]
-    """Parts of the loss by name, as means over the step's batches; empty unless the recipe returns a dict."""
+    """Parts of the loss, by name. Each part is the mean over the step's batches. Empty if the recipe does not return a
+    dict."""
 
 
 class StepBegun(NamedTuple):
-    """A step whose work on the host is done; an accelerator may still compute."""
+    """A step whose work on the host is done. An accelerator may still compute."""
 
     result: StepResult | None
-    """The result; None if its numbers are still in an accelerator's memory."""
+    """The result; None if the numbers of the result are still in an accelerator's memory."""
     read_late: Callable[[], StepResult] | None = None
-    """Waits for the numbers and returns the result; set if `result` is None."""
+    """A function that waits for the numbers and returns the result. It is set if `result` is None."""
     is_late: bool = False
     """Whether the accelerator may still compute the numbers."""
 
     def read(self) -> StepResult:
-        """Return the result of the step; wait for an accelerator if needed."""
+        """Return the result of the step. If necessary, wait for an accelerator."""
         if self.result is not None:
             return self.result
         assert self.read_late is not None
@@ -90,9 +91,9 @@ def ended(
 ) -> StepBegun:
     """Do the work after the update, and begin to read the step's numbers.
 
-    `shown` interprets the values of the numbers in `asked`. The norm of the parameters in `measured` is computed; None
-    means no norm. All numbers are read in one copy. Only if `after_step` takes metrics, the numbers in `asked` are read
-    before it.
+    `shown` interprets the values of the numbers in `asked`. The function computes the norm of the parameters in
+    `measured`; None means no norm. All numbers are read in one copy. But if `after_step` takes metrics, the numbers in
+    `asked` are read before `after_step` is called.
     """
     values = on_host(asked)
     if values is not None:
@@ -123,9 +124,9 @@ def ended(
 
 
 def follow(recipe: Recipe, *, step: int, ends_epoch: bool, metrics: dict[str, float] | None) -> None:
-    """Do the work after an update: step schedulers without a metric, then call the recipe's `after_step`.
+    """Do the work after an update. Step the schedulers that take no metric, and then call the recipe's `after_step`.
 
-    `after_step` gets `metrics` unless they are None.
+    If `metrics` is not None, `after_step` gets the metrics.
     """
     if ends_epoch or recipe.scheduler_every != "epoch":
         for name, scheduler in recipe.schedulers.items():

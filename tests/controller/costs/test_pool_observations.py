@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from segue.controller.pool_memory import recall_pools, remember_pools
+from segue.controller.pool_observations import recall_pools, remember_pools
 from segue.controller.steps import decide_next
 from segue.policy.estimates import on_demand_changeover_seconds
 from segue.records import Capacity, SeenPools, StopReason

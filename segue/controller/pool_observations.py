@@ -1,4 +1,7 @@
-"""A run and the memory of its store's pools: what it sees of its pools is added, and a new run begins with it."""
+"""Connects a run with the memory of its store's pools.
+
+Facts that the run sees of its pools are added to the memory, and a new run begins with the memory.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,8 @@ from datetime import datetime, timedelta
 from segue.clock import Clock
 from segue.controller.costs.prices import append_at
 from segue.policy.availability import intervals
-from segue.policy.estimates import machine_starts
 from segue.policy.spending import pools_now
+from segue.policy.starts import machine_starts
 from segue.records import SeenInterval, SeenPools, SeenPrice, SeenStart
 from segue.runlog.entries import PoolsEntry
 from segue.runlog.history import History, read_history
@@ -22,14 +25,18 @@ log = logging.getLogger(__name__)
 
 _EVERY = timedelta(hours=1)
 _MOST_IN_LOG = 30
-"""How many intervals of each pool a run copies into its log, the newest. All of them together count for four."""
+"""Number of intervals of each pool that a run copies into its log, the newest first.
+
+All of these intervals together count as four intervals.
+"""
 
 
 def remember_pools(runlog: RunLog, spec: RunSpec, *, clock: Clock) -> None:
-    """Add what the run has seen of its pools to the store's memory: after its end, and once an hour before that.
+    """Add the facts that the run has seen of its pools to the store's memory.
 
-    Call it after each decision. Does nothing but log a warning if the store does not answer, or other runs add at the
-    same time: the run does not depend on the memory, and the next call adds the same.
+    They are added after the run's end, and once an hour before the end. Call this function after each decision. If the
+    store does not answer, or if other runs add facts at the same time, the function only logs a warning. The run does
+    not depend on the memory, and the next call adds the same facts.
     """
     history = read_history(runlog)
     if not _is_due(history):
@@ -43,12 +50,13 @@ def remember_pools(runlog: RunLog, spec: RunSpec, *, clock: Clock) -> None:
 
 
 def recall_pools(runlog: RunLog, spec: RunSpec) -> None:
-    """Put into the log of a run that has made no decision what other runs have seen of its pools.
+    """Put the facts that other runs have seen of this run's pools into the log of this run, if this run has made no
+    decision yet.
 
-    A signed run does not use the memory: whoever can write to the store can change it.
+    A signed run does not use the memory, because anyone who can write to the store can change the memory.
 
     Raises:
-        StoreReadError, StoreWriteError: a retry is safe.
+        StoreReadError, StoreWriteError: the store could not be used. It is safe to try again.
     """
     history = read_history(runlog)
     if history.decisions or history.seen_pools != SeenPools() or runlog.is_signed:
@@ -66,7 +74,7 @@ def recall_pools(runlog: RunLog, spec: RunSpec) -> None:
 
 
 def seen_of(spec: RunSpec, history: History, *, log_id: str, now: datetime) -> SeenPools:
-    """What a run has seen of its pools so far. Pure."""
+    """Return the facts that a run has seen of its pools so far. The function is pure."""
     pools = pools_now(spec, history)
     prices = {pool.deployment: pools.spot_pool_price(pool) for pool in pools.spot}
     prices[pools.on_demand] = pools.on_demand_price
