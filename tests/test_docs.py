@@ -50,8 +50,8 @@ def anchors(page: Path) -> set[str]:
 
 
 def commands(page: Path) -> Iterator[list[str]]:
-    """Every `segue ...` in a console block or in backticks, as words, without comments."""
-    text = page.read_text()
+    """Every `segue ...` and benchmark in a console block or in backticks, as words, without comments."""
+    text = page.read_text().replace("python -m benchmarks ", "segue bench ")
     for block in re.findall(r"```console\n(.*?)```", text, re.DOTALL):
         joined = block.replace("\\\n", " ")
         yield from (shlex.split(line[8:], comments=True) for line in joined.splitlines() if line.startswith("$ segue "))
@@ -66,6 +66,8 @@ def resolved(words: list[str]) -> tuple[Any, list[str]]:
         LookupError: there is no such command.
     """
     current: Any = ALL_COMMANDS
+    if words[:1] == ["bench"]:
+        current, words = ALL_BENCHMARKS, words[1:]
     while hasattr(current, "commands") and words:
         name = words[0]
         if name not in current.commands and getattr(current, "default", None) and not name.startswith("-"):
@@ -75,8 +77,6 @@ def resolved(words: list[str]) -> tuple[Any, list[str]]:
         if name not in current.commands:
             raise LookupError(name)
         current = current.commands[name]
-        if name == "bench":
-            current = ALL_BENCHMARKS
     return current, words
 
 

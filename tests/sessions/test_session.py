@@ -163,12 +163,15 @@ def test_a_program_that_is_not_there_is_refused_before_anything_starts(desk, wor
                     "import segue\nsegue.session().track(x=object())",
                     "run.track(x=...) got an object, which has no state_dict",
                 ),
-                ("import segue\nrun = segue.session()\nrun.track(a={})\nrun.track(a={})", "the name 'a' is taken"),
+                (
+                    "import segue\nrun = segue.session()\nrun.track(a={})\nrun.track(a={})",
+                    "the name 'a' is already used",
+                ),
                 (
                     "import segue, torch\nsegue.session().track(modes={}, model=torch.nn.Linear(1, 1))",
-                    "run.track(model=...): the name 'modes' is taken",
+                    "run.track(model=...): the name 'modes' is already used",
                 ),
-                ("import segue\nsegue.session().track(loose={})", "the name 'loose' is taken"),
+                ("import segue\nsegue.session().track(loose={})", "the name 'loose' is already used"),
                 (
                     "import segue\nrun = segue.session()\nrun.track(a={})\nrun.carry('a', n=0)",
                     "run.carry('a', ...): the name 'a' is",

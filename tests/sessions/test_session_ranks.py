@@ -102,7 +102,7 @@ def test_another_number_of_ranks_is_refused_before_and_in_the_attempt(ranks_fork
     first = make_program("--epochs", 1, steps=6)
     ranks_fork_server.run_attempt(open_log(first), first, ranks=2)
     later = make_program("--epochs", 1, steps=9)
-    with pytest.raises(RanksChangedError, match="2 ranks made the checkpoint at step 6, and there are 3 now"):
+    with pytest.raises(RanksChangedError, match="2 ranks made the checkpoint at step 6, but the run has 3 ranks now"):
         check_start(later.model_copy(update={"ranks": 3}), clock=SystemClock(), accept_drift=True)
     report = ranks_fork_server.run_attempt(open_log(first), later, ranks=3)
     assert report.stop_reason is StopReason.FAILED

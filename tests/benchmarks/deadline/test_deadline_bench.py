@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 
@@ -14,6 +15,7 @@ from benchmarks.deadline.paper import hours_against_the_paper
 from benchmarks.deadline.policies import NAMES, Options, measure, settings
 from segue.policies import POLICIES
 from segue.simulation.traces import Trace
+from tests.support.rooms import ROOT
 
 KEYS = {
     *("cost_vs_on_demand", "cost_vs_optimum", "p95_vs_optimum", "vs_uniform_progress", "misses", "runs"),
@@ -111,11 +113,13 @@ def test_short_traces_get_half_of_the_work():
 def test_a_trace_that_is_too_short_is_refused_before_anything_runs_or_prefect_is_loaded(tmp_path):
     (tmp_path / "short.json").write_text(json.dumps({"metadata": {"gap_seconds": 600}, "data": [1, 0, 1]}))
     look = (
-        "import sys; sys.argv = ['segue', 'bench', 'deadline', '--traces', 'short.json']\n"
-        "from segue.cli import main as cli\n"
-        "try:\n    cli.main()\nexcept SystemExit as end:\n"
+        "import sys; sys.argv = ['benchmarks', 'deadline', '--traces', 'short.json']\n"
+        "from benchmarks.__main__ import main\n"
+        "try:\n    main()\nexcept SystemExit as end:\n"
         "    print(end.code, [name for name in ('torch', 'prefect') if name in sys.modules])"
     )
-    ended = subprocess.run([sys.executable, "-c", look], text=True, cwd=tmp_path, capture_output=True, check=True)
+    path = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", look]
+    ended = subprocess.run(command, text=True, cwd=tmp_path, env=path, capture_output=True, check=True)
     assert "trace short covers 30 min, and the job needs 48.0 h" in ended.stderr
     assert ended.stdout.splitlines()[-1] == "2 []"

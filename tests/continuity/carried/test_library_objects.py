@@ -263,5 +263,5 @@ def test_a_comparison_that_fails_proves_nothing_and_ends_nothing():
     assert outside._looked({}) == ()
     (finding,) = outside._lost({})
     assert finding.channel == CARRIED  # With it, a verdict is at best unverified.
-    assert finding.sentence == "the values that the loop carries could not be compared (ValueError: no truth value)"
+    assert finding.sentence == "carried values could not be compared (ValueError: no truth value)"
     assert "traceback" in finding.fix

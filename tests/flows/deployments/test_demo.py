@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +17,7 @@ from segue.notices.platform import find_platform
 from segue.records import Capacity, Heartbeat, StopReason
 from segue.testing.metadata import FAKES
 from tests.support.histories import Logbook, make_spec
+from tests.support.rooms import ROOT
 
 
 @pytest.fixture
@@ -106,14 +106,15 @@ def test_with_a_cloud_the_notice_comes_through_its_service_and_the_next_machine_
 @pytest.mark.prefect
 def test_the_demo_shows_a_kill_a_notice_and_an_escalation_and_ends_like_the_undisturbed_run(tmp_path):
     command = [
-        str(Path(sys.executable).with_name("segue")),
-        "demo",
+        sys.executable,
+        "-m",
+        "examples.demo",
         "--folder",
         str(tmp_path / "demo"),
         "--cloud",
         "aws",
     ]
-    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     # A machine that becomes much busier during the main job may make it late, or leave no time for a notice. The demo
     # reports that as its failure; the final state is right nevertheless.
     is_too_slow = "the run was late" in ended.stderr or "this machine became too slow" in ended.stderr

@@ -135,7 +135,7 @@ def test_a_database_without_a_template_has_prefects_migrations_and_blocks(tmp_pa
         "folder = Path(sys.argv[1])\n"
         "url = f'sqlite+aiosqlite:///{folder}/home/prefect.db'\n"
         "dependencies.MODELS_DEPENDENCIES['database_config'] = stack_server.ImmediateSqlite(connection_url=url)\n"
-        "server.prepare(folder / 'home' / 'prefect.db', template=folder / 'template.db')\n"
+        "stack_server.prepare(folder / 'home' / 'prefect.db', template=folder / 'template.db')\n"
     )
     monkeypatch.setenv("PREFECT_SERVER_DATABASE_CONNECTION_URL", f"sqlite+aiosqlite:///{tmp_path}/home/prefect.db")
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, timeout=600)

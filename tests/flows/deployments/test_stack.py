@@ -211,7 +211,7 @@ def test_a_run_that_the_server_cannot_run_is_refused_and_leaves_nothing_in_the_s
 @pytest.mark.prefect
 def test_ctrl_c_in_the_demo_ends_every_process_and_leaves_one_folder(tmp_path):
     before = {path.name for path in REPO.iterdir()}
-    command = [str(SEGUE), "demo", "--folder", str(tmp_path / "left")]
+    command = [sys.executable, "-m", "examples.demo", "--folder", str(tmp_path / "left")]
     demo = subprocess.Popen(command, cwd=REPO, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     seen: list[bytes] = []
     started: set[psutil.Process] = set()

@@ -40,7 +40,7 @@ def test_a_run_that_fits_the_cluster_has_no_problems_also_while_all_nodes_are_dr
     ("slurm", "fields", "what", "fix"),
     [
         ({"spot": "nope"}, {}, "there is no Slurm partition 'nope'", "set slurm.spot"),
-        ({"nodes": 3}, {"ranks": 3}, "a job of 3 nodes can never start in the partition 'spot', which gives 2", "to 2"),
+        ({"nodes": 3}, {"ranks": 3}, "3 nodes can never start in the partition 'spot', which permits 2", "to 2"),
         ({}, {"segment": {"hours": 3.0}}, "need jobs of 200 minutes, and the partition 'spot' permits 60", "segment"),
         ({"options": ["--gres=gpu:1"]}, {}, "with --gres=gpu:1: Invalid generic resource", "correct slurm.options"),
         ({"options": ["--constraint=a100"]}, {}, "Invalid feature specification", "correct slurm.options"),

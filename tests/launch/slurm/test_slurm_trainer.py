@@ -441,4 +441,4 @@ def test_a_machine_on_which_munge_is_down_does_not_say_that_a_partition_is_missi
 def test_a_controller_that_is_away_is_no_reason_to_refuse_the_run(make_slurm_spec, commands, caplog):
     commands(scontrol=AWAY, sbatch=AWAY)
     require_slurm(make_slurm_spec())
-    assert "partitions and rights are not checked. Fix: see whether slurmctld" in caplog.text
+    assert "partitions and rights are not checked. Fix: check that slurmctld" in caplog.text

@@ -76,8 +76,8 @@ def test_a_rank_that_dies_is_named_although_the_others_never_come_to_a_collectiv
 
 @pytest.mark.matrix
 def test_the_first_step_of_one_rank_may_take_longer_than_the_others_wait_later(end):
-    liveness = {"heartbeat_seconds": 0.05, "rank_seconds": 2.0, "first_step_seconds": 120.0}
-    report, _, _ = end(1, "late", config={"seconds": 4.0}, liveness=liveness)
+    liveness = {"heartbeat_seconds": 0.05, "rank_seconds": 5.0, "first_step_seconds": 120.0}
+    report, _, _ = end(1, "late", config={"seconds": 10.0}, liveness=liveness)
     assert (report.stop_reason, report.to_step) == (StopReason.FINISHED, 30), report
 
 

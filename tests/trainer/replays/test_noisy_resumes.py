@@ -146,7 +146,7 @@ def test_an_operation_without_a_deterministic_kernel_is_named_with_its_line_and_
     assert (report.stop_reason, report.failure.type) == (StopReason.FAILED, "NonDeterministicOperationError")
     assert "recipe.py" in report.failure.message
     assert "put_" in report.failure.message
-    assert "Fix: replace the operation, or remove deterministic" in report.failure.message
+    assert "Fix: replace the operation, or remove that setting" in report.failure.message
 
 
 @pytest.mark.matrix
