@@ -23,6 +23,8 @@ _LONGEST_OF, _USUAL_OF = 3, 5
 """Numbers of newest attempts that count: the first for the longest changeover, the second for the usual values."""
 _ENOUGH_STEPS, _ENOUGH_SECONDS = 5, 300.0
 """The measured rate replaces the prior only after more steps than this, or more seconds in steps, were measured."""
+_MOST_BY_OTHERS = 5.0
+"""The longest boot of other runs that counts, as a multiple of the changeover in the run spec."""
 UNSEEN_START_FACTOR, SEEN_START_FACTOR = 1.5, 1.1
 """Factors by which a machine of on-demand may start slower than expected.
 
@@ -203,7 +205,9 @@ def on_demand_changeover_seconds(spec: RunSpec, history: History) -> float:
         expected = UNSEEN_START_FACTOR * max(spec.policy.changeover_seconds, usual_changeover_seconds(spec, history))
         by_others = [start.seconds for start in history.seen_pools.starts if start.pool == spec.pools.on_demand]
         own = max((report.startup_seconds for report in history.last_reports()), default=0.0)
-        expected = max(expected, SEEN_START_FACTOR * (max(by_others, default=0.0) + own))
+        # One start that waited for a worker all night must not keep all later runs from spot.
+        longest = min(max(by_others, default=0.0), _MOST_BY_OTHERS * spec.policy.changeover_seconds)
+        expected = max(expected, SEEN_START_FACTOR * (longest + own))
     return max(expected, changeover_seconds(spec, history))
 
 

@@ -97,15 +97,16 @@ def test_the_memory_has_intervals_starts_and_prices(run_of, clock):
     }
 
 
-def test_a_slow_boot_of_on_demand_lengthens_the_margin_of_the_next_run(run_of, clock):
+@pytest.mark.parametrize(("boot", "counted"), [(900.0, 900.0), (36_000.0, 5 * 600.0)])
+def test_a_slow_boot_of_on_demand_lengthens_the_margin_of_the_next_run_up_to_a_limit(run_of, clock, boot, counted):
     run = run_of("first", hours=3.6)  # So little slack that on-demand is the only choice.
-    plan = lives(run, clock, seconds=600.0, reason=StopReason.FINISHED, boot=900.0, commit=400)
+    plan = lives(run, clock, seconds=600.0, reason=StopReason.FINISHED, boot=boot, commit=400)
     assert plan.capacity is Capacity.ON_DEMAND
     end(run, clock)
     second = run_of("second")
     history = read_history(second.log)
-    assert [each.seconds for each in history.seen_pools.starts] == [900.0]
-    assert on_demand_changeover_seconds(second.spec, history) == pytest.approx(1.1 * 900.0)
+    assert [each.seconds for each in history.seen_pools.starts] == [boot]
+    assert on_demand_changeover_seconds(second.spec, history) == pytest.approx(1.1 * counted)
 
 
 def test_a_long_run_adds_once_an_hour_and_not_at_each_decision(run_of, clock):
