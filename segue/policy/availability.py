@@ -57,16 +57,52 @@ def intervals(history: History) -> tuple[Interval, ...]:
                 continue
             if not report.got_capacity or plan.standby is not None:
                 seconds = _seconds_to_next(moments, entry.written_at) or plan.start_within_seconds or 0.0
-                found.append(Interval(False, entry.written_at, seconds, has_ended=False, deployment=plan.deployment))
+                found += _given_up(entry, seconds)
             continue
         asked_at, up_at = _wait_of(history, entry, attempt.claim.written_at)
         waited = (up_at - asked_at).total_seconds()
+        found += _withdrawn(history, entry)
         found.append(Interval(False, asked_at, max(waited, 0.0), has_ended=True, deployment=plan.deployment))
         if report is not None:
             died = report.stop_reason.is_preemption
             seconds = report.seconds + max((attempt.claim.written_at - up_at).total_seconds(), 0.0)
             found.append(Interval(True, up_at, seconds, has_ended=died, deployment=plan.deployment))
     return tuple(found)
+
+
+def _given_up(entry: DecisionEntry, seconds: float) -> list[Interval]:
+    """Return the waits of an attempt that got no machine, on each pool that was asked."""
+    assert entry.plan is not None
+    asked = {each.deployment: each.after_seconds for each in entry.plan.pools} or {entry.plan.deployment: 0.0}
+    return [
+        Interval(False, entry.written_at + timedelta(seconds=after), seconds - after, has_ended=False, deployment=pool)
+        for pool, after in asked.items()
+        if after < seconds or not after
+    ]
+
+
+def _withdrawn(history: History, entry: DecisionEntry) -> list[Interval]:
+    """Return the intervals on the pools whose starts were withdrawn, because another pool's machine came first.
+
+    A withdrawn start that had a machine waited until it got the machine, and its pool was up from then on.
+    """
+    plan, found = entry.plan, list[Interval]()
+    assert plan is not None
+    after = {each.deployment: each.after_seconds for each in plan.pools}
+    for start in history.starts_of(plan.segment, plan.attempt):
+        pool = start.deployment
+        if start.outcome != "withdrawn" or pool == plan.deployment or pool not in after:
+            continue
+        asked_at, up_at = (
+            entry.written_at + timedelta(seconds=after[pool]),
+            start.written_at - timedelta(seconds=start.seconds),
+        )
+        waited = max((up_at - asked_at).total_seconds(), 0.0)
+        had_machine = start.seconds > 0
+        found.append(Interval(False, asked_at, waited, has_ended=had_machine, deployment=pool))
+        if had_machine:
+            found.append(Interval(True, up_at, start.seconds, has_ended=False, deployment=pool))
+    return found
 
 
 def seen_by_others(history: History) -> tuple[Interval, ...]:

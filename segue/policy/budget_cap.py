@@ -7,14 +7,16 @@ time and not as money.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import takewhile
 
 from segue.policy import clamp
 from segue.policy.estimates import Situation
-from segue.policy.pool_choice import paid_per_hour_of_work, pools_of
+from segue.policy.pool_choice import PoolChoice, paid_per_hour_of_work, pools_of
 from segue.policy.spending import HOUR, charges_of, month_of, pools_now
+from segue.records import Capacity
 from segue.runlog.history import History
 from segue.spec import RunSpec
 from segue.units import duration, money
@@ -196,6 +198,23 @@ def bound_seconds(spec: RunSpec, purse: Purse | None, *, price: float) -> float 
     seconds = purse.affordable_seconds(price)
     # An attempt commits before its bound; its report and the end of its process come after that.
     return seconds - min(_END_SECONDS, _END_SHARE * seconds)
+
+
+def affordable_pools(
+    spec: RunSpec, history: History, here: Situation, purse: Purse | None, pool: PoolChoice
+) -> PoolChoice:
+    """Return the choice without requests on dearer pools on which the budget would not pay for the rest of the run."""
+    if purse is None or not spec.budget.is_cap:
+        return pool
+    listed = pools_now(spec, history)
+    needed = math.inf if here.work_seconds is None else here.work_seconds + here.changeover_seconds
+    prices = {each: listed.price(Capacity.SPOT, each.deployment) for each in pool.requests}
+    kept = [
+        each
+        for each, price in prices.items()
+        if price <= prices[pool.requests[0]] or purse.affordable_seconds(price) >= needed
+    ]
+    return replace(pool, requests=tuple(kept) if len(kept) > 1 else ())
 
 
 def _plan_share(spec: RunSpec, history: History, here: Situation, *, now: datetime) -> float | None:

@@ -13,12 +13,12 @@ from segue.policy.availability import preemptions
 from segue.policy.broken_resumes import next_recovery_step
 from segue.policy.estimates import Situation, situation
 from segue.policy.handover import SPOT_AGAIN, handover_to
-from segue.policy.planned_ends import PlannedEnd, planned_end
+from segue.policy.planned_ends import PlannedEnd, kept_pool, planned_end
 from segue.policy.pool_choice import PoolChoice, choose_pool
 from segue.policy.queueing import Queues
 from segue.policy.rehearsals import verdict_to_stop
 from segue.policy.spending import pools_now
-from segue.records import Capacity, CheckpointRef, SegmentPlan, SegmentReport, StopReason
+from segue.records import Capacity, CheckpointRef, PoolRequest, SegmentPlan, SegmentReport, StopReason
 from segue.runlog.entries import Action, HandoverEntry
 from segue.runlog.history import History
 from segue.spec import RunSpec
@@ -59,6 +59,11 @@ class _Choice:
     def deployment(self, spec: RunSpec) -> str:
         return self.pool.deployment if self.capacity is Capacity.SPOT else spec.pools.on_demand
 
+    @property
+    def requests(self) -> tuple[PoolRequest, ...]:
+        """The requests for the attempt, if it is requested on several pools."""
+        return self.pool.requests if self.capacity is Capacity.SPOT else ()
+
 
 def decide(spec: RunSpec, history: History, *, now: datetime, queues: Queues | None = None) -> Decision:
     """Decide the next action of the run. The next attempt would be the last attempt in each queue of `queues`."""
@@ -75,7 +80,10 @@ def decide(spec: RunSpec, history: History, *, now: datetime, queues: Queues | N
     spent = budget_cap.reason_to_end(asked, history, here, purse, price=price) if purse is not None else None
     if spent is not None:
         return Decision("budget", spent, numbers=numbers)
-    most = budget_cap.bound_seconds(spec, purse, price=price)
+    chosen = replace(chosen, pool=budget_cap.affordable_pools(spec, history, here, purse, chosen.pool))
+    listed = pools_now(spec, history)
+    prices = [listed.price(Capacity.SPOT, each.deployment) for each in chosen.requests]
+    most = budget_cap.bound_seconds(spec, purse, price=max([price, *prices]))
     plan, reasons = _planned(spec, history, here, chosen, most)
     # If the deadline was given up, the reason already names the money.
     money = budget_cap.warning_of(spec, purse) if purse is not None and spec is asked else ""
@@ -87,7 +95,7 @@ def decide(spec: RunSpec, history: History, *, now: datetime, queues: Queues | N
 
 def _here(spec: RunSpec, history: History, now: datetime, queues: Queues) -> Situation:
     here = situation(spec, history, now=now, on_demand_queue_seconds=queues.on_demand_seconds)
-    if handover_to(history, here) is not None or _kept_pool(spec, history) is not None:
+    if handover_to(history, here) is not None or kept_pool(spec, history) is not None:
         return here  # The next attempt already has a slot of spot.
     spot = queues.spot_seconds(now)
     return replace(here, spot_queue_seconds=spot, crowd_seconds=clamp.crowd_seconds(here, queues, at=now))
@@ -97,7 +105,7 @@ def _choose(spec: RunSpec, history: History, here: Situation, now: datetime) -> 
     back = handover_to(history, here)
     if back is not None:
         return _Choice(Capacity.SPOT, SPOT_AGAIN, PoolChoice(back.deployment), handover=back)
-    pool = _kept_pool(spec, history) or choose_pool(spec, history, here, now=now)
+    pool = kept_pool(spec, history) or choose_pool(spec, history, here, now=now)
     capacity, why, ahead = _by_policy(spec, history, here, pool, now)
     return _Choice(capacity, why, pool, ahead)
 
@@ -154,6 +162,7 @@ def _planned(
         skips=skips,
         standby=back.standby if back else None,
         delay_seconds=delay,
+        pools=() if wait is None else chosen.pool.requests_within(wait - here.changeover_seconds),
         # Nothing follows an end for lack of money. A job's nodes are given back with its end.
         keeps_machine=not spec.trains_elsewhere
         and (end._replace(seconds=None) if is_money_short else end) != PlannedEnd(),
@@ -190,19 +199,6 @@ def _is_over(spec: RunSpec, history: History) -> Decision | None:
     if len(in_place) >= spec.policy.max_lost_in_place and in_place[0].capacity is Capacity.ON_DEMAND:
         return Decision("hopeless", f"{len(in_place)} attempts in a row ended without a commit, the last on on-demand")
     return None
-
-
-def _kept_pool(spec: RunSpec, history: History) -> PoolChoice | None:
-    """Return the pool of the spot machine that was kept at a planned end. Return None if no machine was kept."""
-    last = history.fresh_reports[-1] if history.fresh_reports else None
-    decision = history.decision_of(last.segment, last.attempt) if last is not None else None
-    plan = decision.plan if decision is not None else None
-    if last is None or plan is None or last.stop_reason is not StopReason.BOUND or not plan.keeps_machine:
-        return None
-    pools = [pool.deployment for pool in spec.pools.spot]
-    if plan.capacity is not Capacity.SPOT or plan.deployment not in pools:
-        return None
-    return PoolChoice(plan.deployment, why="the machine is kept" if len(pools) > 1 else "")
 
 
 def _without_policy(spec: RunSpec, history: History, here: Situation) -> tuple[Capacity, str] | None:
@@ -256,7 +252,7 @@ def _by_policy(
         return Capacity.SPOT, "spot: no deadline, so the cheapest capacity", None
     from segue.policy.outlook import outlook  # Only here: it loads NumPy.
 
-    ahead = outlook(spec, history, here, now=now, deployment=pool.asked)
+    ahead = outlook(spec, history, here, now=now, deployment=pool.asked, awaited=pool.awaited)
     if ahead is None:
         return Capacity.SPOT, "spot: a short probe to measure the seconds per step", None
     by = f"slack {_slack(here)}; {_expects(spec, ahead)}"

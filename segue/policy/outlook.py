@@ -75,18 +75,25 @@ class Outlook:
 
 
 def outlook(
-    spec: RunSpec, history: History, here: Situation, *, now: datetime, deployment: str | None = None
+    spec: RunSpec,
+    history: History,
+    here: Situation,
+    *,
+    now: datetime,
+    deployment: str | None = None,
+    awaited: str | None = None,
 ) -> Outlook | None:
     """Return the actions of the policy from now on. Return None without a deadline, or while no rate is measured.
 
-    `deployment` is the spot pool that would be asked. The price and the availability of this pool count.
+    The price of the spot pool `deployment` counts, and the availability of the pool `awaited`. If `awaited` is None,
+    the run waits for any of its pools, and their availability counts together.
     """
     job = job_of(spec, history, here, now=now, deployment=deployment)
     if job is None or here.remaining_seconds is None or here.work_seconds is None:
         return None
     longest = spec.liveness.start_seconds
     offsets = np.linspace(0.0, min(longest, max(here.remaining_seconds, 0.0)), _MOMENTS)
-    down = open_down_interval(history, deployment)
+    down = open_down_interval(history, awaited)
     age = UNKNOWN_AGE_SECONDS if down is None else max((now - down.begun_at).total_seconds(), 0.0)
     recent = max(2 * spec.liveness.heartbeat_timeout_seconds, 60.0)
     if down is not None and (now - down.observed_until).total_seconds() > recent:

@@ -8,7 +8,9 @@ from typing import NamedTuple
 
 from segue.policy import clamp
 from segue.policy.estimates import Situation
-from segue.runlog.history import Checkpoint
+from segue.policy.pool_choice import PoolChoice
+from segue.records import Capacity, StopReason
+from segue.runlog.history import Checkpoint, History
 from segue.spec import RunSpec
 
 _HOUR = 3600.0
@@ -63,3 +65,16 @@ def _usual_seconds(spec: RunSpec, here: Situation, parent: Checkpoint | None) ->
     whole = here.work_seconds * spec.steps / max(steps_left, 1)
     seconds = max(whole / spec.segment.count, least)
     return seconds if here.work_seconds - seconds >= least else None
+
+
+def kept_pool(spec: RunSpec, history: History) -> PoolChoice | None:
+    """Return the pool of the spot machine that was kept at a planned end. Return None if no machine was kept."""
+    last = history.fresh_reports[-1] if history.fresh_reports else None
+    decision = history.decision_of(last.segment, last.attempt) if last is not None else None
+    plan = decision.plan if decision is not None else None
+    if last is None or plan is None or last.stop_reason is not StopReason.BOUND or not plan.keeps_machine:
+        return None
+    pools = [pool.deployment for pool in spec.pools.spot]
+    if plan.capacity is not Capacity.SPOT or plan.deployment not in pools:
+        return None
+    return PoolChoice(plan.deployment, why="the machine is kept" if len(pools) > 1 else "")

@@ -9,7 +9,17 @@ the mean wait on the pool. `share` is the remaining work divided by the remainin
 waited second that has to be bought on on-demand later. If deaths come at a constant rate, the part e^(-w / L) of the
 work is kept. For w far below L, the first term is price (L + d + w) / L. The pool with the least cost is chosen. If
 several pools cost the same, the first of these pools in the list is chosen. A pool without capacity comes last for half
-an hour. The wait for spot is divided among the other pools.
+an hour.
+
+An attempt is requested on every pool on which an hour of useful work costs less than on-demand, and the first machine
+that claims the attempt trains it. A pool that is dearer than the chosen pool is asked later: when the wait for the
+chosen pool has cost as much as the machine of the dearer pool would cost more over its mean life,
+
+    on-demand price x share x wait  =  (price of useful work - price of useful work on the chosen pool) L
+
+where the price of useful work is the first term above. All pools are asked within the first half of the wait for spot.
+If the trainers run on a cluster (Slurm, Ray), the segment itself waits in the queue of the cluster. Such a run asks one
+pool at a time, and divides the wait for spot among the pools.
 
 Both L and W start from two priors. The first prior is the same for all pools and counts as one interval. The second
 prior is what other runs of the store had seen of the pool when this run began, and counts as four intervals at most. L
@@ -22,13 +32,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import NamedTuple
 
 from segue.policy.availability import Interval, intervals, seen_by_others
 from segue.policy.estimates import Situation
 from segue.policy.spending import pools_now
+from segue.records import PoolRequest
 from segue.runlog.history import History
 from segue.spec import RunSpec
 from segue.spec.pool_prices import PoolSpec
@@ -45,6 +56,9 @@ LAST_FOR_SECONDS = 1800.0
 """For this number of seconds, a pool without capacity comes after all other pools."""
 _MOST_DEATHS = 50.0
 """If the expected number of deaths between two commits is larger than this, all pools count as equally bad."""
+_ASKED_SHARE = 0.5
+"""All pools are asked within this share of the wait for spot."""
+_LEAST_WAIT_SHARE = 1e-3
 _WAIT_SHARE = 0.1
 """The weight of one second of waiting if the run has no deadline. The weight is small, but more than zero."""
 
@@ -72,11 +86,30 @@ class PoolChoice:
     why: str = ""
     wait_share: float = 1.0
     """Share of the run's wait for spot that is spent on this pool before another pool is asked."""
+    requests: tuple[PoolRequest, ...] = ()
+    """The requests, if the attempt is requested on several pools. The first request is for the chosen pool."""
 
     @property
     def asked(self) -> str | None:
         """The pool that was chosen. The value is None if there is only one pool."""
         return self.deployment if self.why else None
+
+    @property
+    def awaited(self) -> str | None:
+        """The pool for which the attempt waits.
+
+        The value is None if the attempt waits for several pools, or if there is only one pool.
+        """
+        return None if self.requests else self.asked
+
+    def requests_within(self, wait_seconds: float) -> tuple[PoolRequest, ...]:
+        """Return the requests, all of them within the first half of a wait of this length."""
+        latest = max((request.after_seconds for request in self.requests), default=0.0)
+        share = min(_ASKED_SHARE * max(wait_seconds, 0.0) / latest, 1.0) if latest > 0 else 1.0
+        return tuple(
+            PoolRequest(deployment=each.deployment, after_seconds=round(share * each.after_seconds, 3))
+            for each in self.requests
+        )
 
 
 def choose_pool(spec: RunSpec, history: History, here: Situation, *, now: datetime) -> PoolChoice:
@@ -85,7 +118,11 @@ def choose_pool(spec: RunSpec, history: History, here: Situation, *, now: dateti
     if len(listed.spot) == 1:
         return PoolChoice(listed.spot[0].deployment)
     pools = pools_of(listed, history, here, now=now)
-    return cheapest(pools, here=here, on_demand_price=listed.on_demand_price, now=now)
+    chosen = cheapest(pools, here=here, on_demand_price=listed.on_demand_price, now=now)
+    if spec.trains_elsewhere:
+        return chosen
+    requests = requests_of(pools, chosen.deployment, here=here, on_demand_price=listed.on_demand_price)
+    return replace(chosen, wait_share=1.0, requests=requests)
 
 
 def pools_of(listed: PoolSpec, history: History, here: Situation, *, now: datetime) -> list[Pool]:
@@ -113,6 +150,25 @@ def cheapest(pools: list[Pool], *, here: Situation, on_demand_price: float, now:
     best = min(pools, key=lambda pool: (pool.no_capacity_at or now, costs[pool.deployment]))
     why = f"{best.deployment}: no pool had capacity lately, and this one was asked longest ago"
     return PoolChoice(best.deployment, why, wait_share=1 / len(pools))
+
+
+def requests_of(pools: list[Pool], chosen: str, *, here: Situation, on_demand_price: float) -> tuple[PoolRequest, ...]:
+    """Return the requests for an attempt, in the order of their times. The first request is for the chosen pool.
+
+    Return no request if no other pool is worth a request.
+    """
+    paid = {pool.deployment: paid_per_hour_of_work(pool, here=here) for pool in pools}
+    waiting_price = on_demand_price * max(_wait_share(here), _LEAST_WAIT_SHARE)
+    others = [
+        PoolRequest(
+            deployment=pool.deployment,
+            after_seconds=max((paid[pool.deployment] - paid[chosen]) * pool.life_seconds / waiting_price, 0.0),
+        )
+        for pool in pools
+        if pool.deployment != chosen and paid[pool.deployment] < on_demand_price
+    ]
+    first = (PoolRequest(deployment=chosen),) if others else ()
+    return (*first, *sorted(others, key=lambda each: each.after_seconds))
 
 
 def cost_of_work(pool: Pool, *, here: Situation, on_demand_price: float) -> float:

@@ -1,7 +1,9 @@
 """Computes the cost of a run by attempt and by month. The module is pure.
 
 An attempt is charged from its claim to its end, at the price that applied when the attempt was decided. `pools.prices`
-names the source of current prices, and the log contains the prices that the source gave.
+names the source of current prices, and the log contains the prices that the source gave. If an attempt was started on
+several pools, the starts that came second are charged from the time at which a worker took them until they were
+withdrawn.
 """
 
 from __future__ import annotations
@@ -113,6 +115,7 @@ def charges_of(spec: RunSpec, history: History, *, live_seconds: float = 0.0) ->
             began_at = _began_at(history, report.segment, report.attempt)
             price = price_of(spec, history, report)
             found.append(Charge(report.capacity, began_at, report.seconds, price))
+    found += _withdrawn_charges(spec, history)
     plan = history.open_plan
     if live_seconds > 0 and plan is not None and not history.is_import(plan.segment, plan.attempt):
         price = _price_of(spec, history, plan.segment, plan.attempt, plan.capacity)
@@ -120,9 +123,29 @@ def charges_of(spec: RunSpec, history: History, *, live_seconds: float = 0.0) ->
     return found
 
 
-def _price_of(spec: RunSpec, history: History, segment: int, attempt: int, capacity: Capacity) -> float:
+def _withdrawn_charges(spec: RunSpec, history: History) -> list[Charge]:
+    found = []
+    for start in history.starts:
+        plan = history.plan_of(start.segment, start.attempt)
+        if start.outcome == "withdrawn" and start.seconds > 0 and plan is not None:
+            began_at = start.written_at - timedelta(seconds=start.seconds)
+            price = _price_of(spec, history, start.segment, start.attempt, plan.capacity, deployment=start.deployment)
+            found.append(Charge(plan.capacity, began_at, start.seconds, price))
+    return found
+
+
+def _price_of(
+    spec: RunSpec,
+    history: History,
+    segment: int,
+    attempt: int,
+    capacity: Capacity,
+    *,
+    deployment: str | None = None,
+) -> float:
     plan = history.plan_of(segment, attempt)
-    deployment = plan.deployment if plan is not None else ""
+    if deployment is None:
+        deployment = plan.deployment if plan is not None else ""
     given = history.prices_of(segment, attempt).get(deployment)
     return spec.pools.price(capacity, deployment) if given is None else given
 

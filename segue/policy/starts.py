@@ -30,7 +30,7 @@ If no start of an attempt claimed the attempt, its starts count as longer by the
 has more time if all starts took longer than the limit so far.
 """
 MOST_STARTS = 3
-"""Maximum number of starts of one attempt, including the first start."""
+"""Maximum number of starts of one attempt on one pool, including the first start."""
 _LONGEST_IN_LIMITS = 3.0
 _CHANGEOVERS = 5.0
 """If the run has a deadline, a start is given up after this multiple of a changeover, or after a multiple of its limit,
@@ -71,6 +71,36 @@ class Start:
     """Seconds since the start was requested."""
     may_be_doubled: bool = True
     """Whether another start beside this start would cost nothing except its machine."""
+
+
+@dataclass(frozen=True)
+class StartNumbers:
+    """The numbers of an attempt's starts, counted pool by pool.
+
+    With three pools, the numbers 1, 2 and 3 are the first starts, and number 5 is the second start on the second pool.
+    """
+
+    pools: tuple[str, ...]
+
+    @classmethod
+    def of(cls, plan: SegmentPlan) -> StartNumbers:
+        return cls(tuple(each.deployment for each in plan.pools) or (plan.deployment,))
+
+    def pool_of(self, number: int) -> str:
+        return self.pools[(number - 1) % len(self.pools)]
+
+    def turn_of(self, number: int) -> int:
+        """Return 1 for the first start on its pool."""
+        return (number - 1) // len(self.pools) + 1
+
+    def after(self, number: int) -> int:
+        """Return the number of the next start on the same pool."""
+        return number + len(self.pools)
+
+    @property
+    def all(self) -> range:
+        """The numbers of all starts that the attempt may have."""
+        return range(1, MOST_STARTS * len(self.pools) + 1)
 
 
 class Step(StrEnum):

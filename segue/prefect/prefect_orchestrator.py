@@ -16,6 +16,7 @@ from prefect.states import Cancelled, Cancelling
 
 from segue.errors import OrchestratorError
 from segue.policy.queueing import Queues
+from segue.policy.starts import StartNumbers
 from segue.prefect.api import (
     SILENCE,
     create_flow_run,
@@ -51,7 +52,8 @@ _pool_blockers: SharedReadings[str | None] = SharedReadings(period_seconds=_SHAR
 
 def label(spec: RunSpec, plan: SegmentPlan) -> str:
     """The name of an attempt in the Prefect UI."""
-    return f"{spec.run_id}-seg{plan.segment}-a{plan.attempt}-{plan.capacity}"
+    place = plan.deployment.partition("/")[2] if plan.pools else plan.capacity
+    return f"{spec.run_id}-seg{plan.segment}-a{plan.attempt}-{place}"
 
 
 def idempotency_key(spec: RunSpec, name: str, *, log_id: str) -> str:
@@ -256,9 +258,10 @@ class PrefectOrchestrator:
         self, spec: RunSpec, plan: SegmentPlan, *, number: int = 1
     ) -> tuple[str, Callable[[SyncPrefectClient], UUID]]:
         key = idempotency_key(spec, name_of(plan, number), log_id=self._log_id)
+        turn = StartNumbers.of(plan).turn_of(number)
         facts = {
             "parameters": _parameters(spec, plan=plan.model_dump(mode="json")),
-            "name": label(spec, plan) + (f"-start{number}" if number > 1 else ""),
+            "name": label(spec, plan) + (f"-start{turn}" if turn > 1 else ""),
             "tags": ["segue", spec.run_id, plan.capacity.value],
             "idempotency_key": key,
         }

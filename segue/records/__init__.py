@@ -6,7 +6,17 @@ refuse unknown fields, because a setting in a silently dropped field would have 
 
 from __future__ import annotations
 
-from segue.records.attempts import Anomaly, Capacity, CodeFailure, Notice, SegmentPlan, SegmentReport, Skip, StopReason
+from segue.records.attempts import (
+    Anomaly,
+    Capacity,
+    CodeFailure,
+    Notice,
+    PoolRequest,
+    SegmentPlan,
+    SegmentReport,
+    Skip,
+    StopReason,
+)
 from segue.records.documents import FiniteValue, Record, Value
 from segue.records.evidence import Finding, StateMark, Verdict, VerdictKind, WitnessRow
 from segue.records.manifest import CheckpointRef, Environment, Fork, Manifest, WeightsFile
@@ -26,6 +36,7 @@ __all__ = (
     "Manifest",
     "Notice",
     "ParentRecord",
+    "PoolRequest",
     "Record",
     "SeenInterval",
     "SeenPools",

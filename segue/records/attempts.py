@@ -107,6 +107,17 @@ class Anomaly(Value):
         return f" ({'above' if self.value > self.limit else 'below'} {self.limit:.6g})"
 
 
+class PoolRequest(Value):
+    """A request for an attempt's machine, on one of several spot pools."""
+
+    deployment: str
+    after_seconds: Seconds = Field(
+        0.0,
+        description="Seconds from the decision to the request; the request is not made if the attempt has a machine "
+        "by then.",
+    )
+
+
 class SegmentPlan(Record):
     """The decision for the next segment: capacity, bound, parent."""
 
@@ -155,7 +166,17 @@ class SegmentPlan(Record):
         "budget is too "
         "small for on-demand.",
     )
+    pools: tuple[PoolRequest, ...] = Field(
+        (),
+        exclude_if=lambda pools: not pools,  # Older versions refuse a record with a field that they do not know.
+        description="The spot pools on which a machine is requested, if there are several; the first is `deployment`. "
+        "The first machine that claims the attempt trains the attempt.",
+    )
     log_id: str = Field("", description="Id of the log that contains this decision; empty in plans of older versions.")
+
+    def on_pool(self, deployment: str) -> SegmentPlan:
+        """Return the plan as one pool is to carry it out."""
+        return self if deployment == self.deployment else self.model_copy(update={"deployment": deployment})
 
 
 class CodeFailure(Value):

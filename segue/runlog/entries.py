@@ -83,6 +83,11 @@ class ClaimEntry(Entry):
     )
     environment: Environment
     flow_run_id: str | None = None
+    deployment: str | None = Field(
+        None,
+        exclude_if=lambda deployment: deployment is None,  # Older versions refuse fields that they do not know.
+        description="Pool of the machine that runs the attempt, if the machine was requested on several pools.",
+    )
 
 
 class StartEntry(Entry):

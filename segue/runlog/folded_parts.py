@@ -90,6 +90,16 @@ class FoldedDecisions:
         if self.is_over:
             self.is_stopped = entry.action == "stopped"
 
+    def claim(self, entry: ClaimEntry) -> None:
+        """Put the pool of the claimed machine into the plan of the attempt, if several pools were asked."""
+        if entry.deployment is None:
+            return
+        for at in reversed(range(len(self.all))):
+            plan = self.all[at].plan
+            if plan is not None and (plan.segment, plan.attempt) == (entry.segment, entry.attempt):
+                self.all.put(at, self.all[at].model_copy(update={"plan": plan.on_pool(entry.deployment)}))
+                return
+
     def hand_over(self, entry: HandoverEntry) -> None:
         self.handover = entry
         self.handovers.append(entry)

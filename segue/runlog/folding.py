@@ -62,6 +62,7 @@ class Folding:
                 self._decide(slot.number, entry)
             case ClaimEntry():
                 self._attempts.claim(entry)
+                self._decisions.claim(entry)
             case CommitEntry():
                 self._commit(slot.number, entry)
             case SealEntry():

@@ -89,6 +89,7 @@ def claim_run(runlog: RunLog, assignment: Assignment, *, environment: Environmen
                 "segment_pid": os.getppid(),
                 "environment": environment,
                 "flow_run_id": assignment.flow_run_id,
+                "deployment": plan.deployment if plan.pools else None,
             }
         )
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from segue.policy.availability import Interval
+from segue.policy.availability import Interval, intervals
 from segue.policy.estimates import Situation, situation
 from segue.policy.pool_choice import (
     LAST_FOR_SECONDS,
@@ -21,9 +21,13 @@ from segue.policy.pool_choice import (
     Pool,
     cheapest,
     choose_pool,
+    paid_per_hour_of_work,
     pool_of,
+    requests_of,
 )
+from segue.policy.spending import charges_of
 from segue.records import Capacity, StopReason
+from segue.runlog.entries import StartEntry
 from tests.support.histories import START, Logbook, make_spec
 
 LOST, NOTICE, BOUND = StopReason.LOST, StopReason.NOTICE, StopReason.BOUND
@@ -37,10 +41,14 @@ HERE = Situation(
 A, B, C = "segment/a", "segment/b", "segment/c"
 
 
-def log(*prices: float, deadline_in: float | None = 86400.0, name: str = "plan") -> Logbook:
+def log(*prices: float, deadline_in: float | None = 86400.0, name: str = "plan", **fields) -> Logbook:
     listed = [{"deployment": name, "price": price} for name, price in zip((A, B, C), prices, strict=False)]
     policy = {"name": name, "step_seconds": 30, "max_lost_in_place": 99}
-    return Logbook(make_spec(deadline_in=deadline_in, pools={"spot": listed}, policy=policy))
+    return Logbook(make_spec(deadline_in=deadline_in, pools={"spot": listed}, policy=policy, **fields))
+
+
+CLUSTER = {"slurm": {"spot": "preemptible", "on_demand": "batch"}}
+"""A run whose trainers wait in the queue of a cluster, so that it asks one pool at a time."""
 
 
 def asked(book: Logbook) -> str:
@@ -110,8 +118,8 @@ def test_the_least_cost_of_useful_work_wins_among_pools_with_capacity(first, sec
         assert cheapest(pools, here=HERE, on_demand_price=3.0, now=START).deployment == chosen
 
 
-def test_after_a_wait_without_capacity_the_next_pool_is_asked_and_the_first_one_again_half_an_hour_later():
-    book = log(1.0, 2.0, deadline_in=None)
+def test_on_a_cluster_after_a_wait_without_capacity_the_next_pool_is_asked_and_the_first_one_again_half_an_hour_later():
+    book = log(1.0, 2.0, deadline_in=None, **CLUSTER)
     assert waits(book) == A
     assert asked(book) == B
     assert lives(book, 60.0, BOUND) == B
@@ -119,20 +127,21 @@ def test_after_a_wait_without_capacity_the_next_pool_is_asked_and_the_first_one_
     assert asked(book) == A
 
 
-def test_no_pool_is_waited_for_twice_in_a_row_when_none_has_capacity():
-    book = log(1.0, 1.5, 2.0)
+def test_on_a_cluster_no_pool_is_waited_for_twice_in_a_row_when_none_has_capacity():
+    book = log(1.0, 1.5, 2.0, **CLUSTER)
     assert [waits(book) for _ in range(7)] == [A, B, C, A, B, C, A]
 
 
 @pytest.mark.parametrize(("prices", "seconds"), [((1.0,), 1020.0), ((1.0, 1.0), 570.0), ((1.0, 1.0, 1.0), 420.0)])
 @pytest.mark.parametrize("deadline_in", [None, 86400.0])
-def test_the_wait_without_the_boot_is_divided_among_the_pools_with_capacity(prices, seconds, deadline_in):
-    book = log(*prices, deadline_in=deadline_in)
-    assert book.ask().plan.start_within_seconds == seconds
+def test_on_a_cluster_the_wait_without_the_boot_is_divided_among_the_pools_with_capacity(prices, seconds, deadline_in):
+    book = log(*prices, deadline_in=deadline_in, **CLUSTER)
+    plan = book.ask().plan
+    assert (plan.start_within_seconds, plan.pools) == (seconds, ())
 
 
-def test_the_last_pool_with_capacity_gets_the_whole_wait():
-    book = log(1.0, 1.0, 1.0, deadline_in=None)
+def test_on_a_cluster_the_last_pool_with_capacity_gets_the_whole_wait():
+    book = log(1.0, 1.0, 1.0, deadline_in=None, **CLUSTER)
     found = [book.ask().plan.start_within_seconds for _ in range(4) if waits(book)]
     assert found == [570.0, 1020.0, 420.0, 420.0]
 
@@ -143,12 +152,108 @@ def test_the_only_pool_is_asked_again_without_a_pause():
 
 
 def test_a_pool_without_capacity_does_not_make_the_policy_give_up_on_another():
-    one, two = log(1.0, deadline_in=9000.0, name="slack_age"), log(1.0, 1.0, deadline_in=9000.0, name="slack_age")
+    fields = {"deadline_in": 9000.0, "name": "slack_age"}
+    one, two = log(1.0, **fields), log(1.0, 1.0, **fields, **CLUSTER)
     assert (waits(one), waits(two)) == (A, A)
     assert one.ask().plan.capacity is Capacity.ON_DEMAND
     assert (two.ask().plan.capacity, two.ask().plan.deployment) == (Capacity.SPOT, B)
     waits(two)
     assert two.ask().plan.capacity is Capacity.ON_DEMAND
+
+
+def requests(book: Logbook) -> dict[str, float]:
+    """The requests of the next attempt, and their times, in their order."""
+    return {each.deployment: each.after_seconds for each in book.ask().plan.pools}
+
+
+def test_an_attempt_is_requested_on_every_pool_that_is_cheaper_than_on_demand_and_later_on_dearer_ones():
+    found = requests(log(1.2, 1.0, 2.9))
+    assert list(found) == [B, A]  # An hour of useful work on C costs more than on on-demand.
+    assert found[B] == 0.0 < found[A] < 600.0
+    assert list(requests(log(1.0, 1.3, 2.0))) == [A, B, C]
+    assert requests(log(1.0, 1.0, 1.0)) == {A: 0.0, B: 0.0, C: 0.0}
+    assert requests(log(1.0)) == requests(log(1.0, 9.0)) == {}
+    assert log(1.0, 1.0).ask().plan.start_within_seconds == log(1.0).ask().plan.start_within_seconds
+
+
+def test_a_dearer_pool_is_asked_when_the_wait_has_cost_what_its_machine_costs_more():
+    cheap, dear = Pool(A, 1.0, life_seconds=3600.0), Pool(B, 1.3, life_seconds=3600.0)
+    paid = [paid_per_hour_of_work(pool, here=HERE) for pool in (cheap, dear)]
+    first, second = requests_of([dear, cheap], A, here=HERE, on_demand_price=3.0)
+    assert (first.deployment, first.after_seconds, second.deployment) == (A, 0.0, B)
+    share = HERE.work_seconds / HERE.remaining_seconds
+    assert second.after_seconds * 3.0 * share == pytest.approx((paid[1] - paid[0]) * 3600.0)
+
+
+def test_all_pools_are_asked_within_the_first_half_of_the_wait():
+    found = requests(log(1.0, 1.1, 2.0, deadline_in=None))
+    plan = log(1.0, 1.1, 2.0, deadline_in=None).ask().plan
+    assert found[C] == pytest.approx((plan.start_within_seconds - 120.0) / 2)
+    assert 0 < found[B] < found[C] / 5
+
+
+def test_a_pool_without_capacity_is_asked_at_once_beside_a_dearer_one():
+    book = log(1.0, 1.1)
+    waits(book)
+    lives(book, 3600.0)
+    assert requests(book)[A] == 0.0
+
+
+@given(st.lists(st.floats(0.01, 5.0), min_size=2, max_size=3), st.none() | st.floats(3.2e3, 1e6))
+def test_requests_name_each_pool_once_in_the_order_of_their_times_with_the_chosen_one_first(prices, deadline_in):
+    plan = log(*prices, deadline_in=deadline_in).ask().plan
+    names, times = [each.deployment for each in plan.pools], [each.after_seconds for each in plan.pools]
+    assert len(names) == len(set(names)) != 1
+    assert times == sorted(times)
+    if names:
+        assert (names[0], times[0]) == (plan.deployment, 0.0)
+        assert times[-1] < plan.start_within_seconds
+
+
+def race(book: Logbook, *, won_by: str, after: float, withdrawn: dict[str, float]) -> None:
+    """An attempt that `won_by` claims after some seconds; the other starts had machines for these seconds."""
+    plan = book.plan()
+    book.seconds += after
+    name = book.claim(plan, deployment=won_by)
+    for number, each in enumerate(plan.pools, 1):
+        if each.deployment in withdrawn:
+            facts = {"segment": plan.segment, "attempt": plan.attempt, "number": number, "outcome": "withdrawn"}
+            book.write(StartEntry, **facts, deployment=each.deployment, seconds=withdrawn[each.deployment])
+    book.seconds += 3600.0
+    book.report(plan, LOST, attempt_id=name, seconds=3600.0)
+
+
+def test_the_pool_that_claims_first_is_the_pool_of_the_attempt_and_is_paid_and_the_others_were_asked():
+    book = log(1.0, 1.0, 2.0)
+    race(book, won_by=B, after=900.0, withdrawn={A: 0.0, C: 60.0})
+    history = book.history
+    assert history.decisions[0].plan.deployment == B
+    assert [each.deployment for each in history.decisions[0].plan.pools] == [A, B, C]
+    assert [(c.price, c.seconds) for c in charges_of(book.spec, history)] == [(1.0, 3600.0), (2.0, 60.0)]
+    seen = {each.deployment: [] for each in intervals(history)}
+    for each in intervals(history):
+        seen[each.deployment].append((each.is_up, each.seconds, each.has_ended))
+    assert seen[A] == [(False, 900.0, False)]
+    assert seen[B] == [(False, 900.0, True), (True, 3600.0, True)]
+    asked_after = history.decisions[0].plan.pools[2].after_seconds
+    assert seen[C] == [(False, pytest.approx(840.0 - asked_after), True), (True, 60.0, False)]
+
+
+def test_a_wait_without_capacity_was_a_wait_for_each_pool_that_was_asked():
+    book = log(1.0, 1.0, 2.9)
+    waits(book)
+    assert [(each.deployment, each.is_up, each.has_ended) for each in intervals(book.history)] == [
+        (A, False, False),
+        (B, False, False),
+    ]
+
+
+@pytest.mark.parametrize(("budget", "pools"), [(50.0, [A, B]), (1.0, [])])
+def test_a_budget_bounds_an_attempt_by_the_dearest_pool_and_leaves_pools_out_that_it_cannot_pay(budget, pools):
+    books = [log(*prices, deadline_in=None, budget=budget) for prices in ((1.0,), (2.0,), (1.0, 2.0))]
+    alone, dear, both = (book.ask().plan for book in books)
+    assert [each.deployment for each in both.pools] == pools
+    assert both.max_seconds == (dear if pools else alone).max_seconds
 
 
 def test_old_observations_count_less():

@@ -58,15 +58,23 @@ def test_a_late_run_pauses_for_5_s_and_a_small_share_of_an_outage(count, seconds
     assert decided.plan.delay_seconds == seconds
 
 
-def test_another_deployment_is_asked_at_once():
+@pytest.mark.parametrize("where", [{}, {"slurm": {"spot": "preemptible", "on_demand": "batch"}}])
+def test_a_pool_that_refused_is_asked_later_and_another_one_at_once(where):
+    pools = {"spot": [{"deployment": "segment/a", "price": 1}, {"deployment": "segment/b", "price": 1}]}
+    book = Logbook(make_spec(pools=pools, **where))
+    for _ in range(5):
+        refused(book, deployment="segment/a", pools=())
+    plan = book.ask().plan
+    assert (plan.deployment, plan.delay_seconds) == ("segment/b", 0)
+
+
+def test_where_all_pools_refused_all_are_asked_later():
     pools = {"spot": [{"deployment": "segment/a", "price": 1}, {"deployment": "segment/b", "price": 1}]}
     book = Logbook(make_spec(pools=pools))
     for _ in range(5):
-        refused(book, deployment="segment/a")
-    assert (book.ask().plan.deployment, book.ask().plan.delay_seconds) == ("segment/b", 0)
-    refused(book, deployment="segment/b")
+        refused(book)
     plan = book.ask().plan
-    assert plan.delay_seconds == {"segment/a": 80, "segment/b": 5}[plan.deployment]
+    assert (len(plan.pools), plan.delay_seconds) == (2, 80)
 
 
 @pytest.mark.matrix

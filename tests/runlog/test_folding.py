@@ -109,6 +109,7 @@ entries = st.one_of(
             segment=st.just(0),
             attempt=st.just(1),
             capacity=st.just(Capacity.SPOT),
+            deployment=st.sampled_from([None, "segment/spot", "segment/other"]),
             **machine,
         ),
         numbers,

@@ -95,12 +95,19 @@ class Logbook:
         self.write(DecisionEntry, plan=made, action="run", reason="the test says so")
         return made
 
-    def claim(self, plan: SegmentPlan, *, segment_pid: int = 2**22, environment: Environment = ENVIRONMENT) -> str:
+    def claim(
+        self,
+        plan: SegmentPlan,
+        *,
+        segment_pid: int = 2**22,
+        environment: Environment = ENVIRONMENT,
+        deployment: str | None = None,
+    ) -> str:
         self._epoch += 1
         name = keys.attempt_id(plan.segment, plan.attempt, self._epoch)
         facts = {"attempt_id": name, "segment": plan.segment, "attempt": plan.attempt, "capacity": plan.capacity}
         machine = {"host": "h", "trainer_pid": 1, "segment_pid": segment_pid, "environment": environment}
-        self.write(ClaimEntry, epoch=self._epoch, **facts, **machine)
+        self.write(ClaimEntry, epoch=self._epoch, deployment=deployment, **facts, **machine)
         return name
 
     def commit(self, attempt_id: str, step: int) -> CheckpointRef:

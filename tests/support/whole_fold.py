@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from segue.records import CheckpointRef, SegmentReport, Verdict, VerdictKind, WitnessRow
+from segue.records import CheckpointRef, SegmentPlan, SegmentReport, Verdict, VerdictKind, WitnessRow
 from segue.runlog.entries import (
     ClaimEntry,
     CommitEntry,
@@ -85,7 +85,7 @@ def whole_fold(slots: Sequence[Slot], *, damage: tuple[Damage, ...] = (), next_s
         resumes=tuple(resumes.values()),
         drills=tuple(slot.entry for slot in slots if slot.number > ended and isinstance(slot.entry, DrillEntry)),
         broken_drill=_broken_drill(slots),
-        decisions=tuple(slot.entry for slot in slots if isinstance(slot.entry, DecisionEntry)),
+        decisions=tuple(_carried_out(slots)),
         decision_prices=tuple(_prices_before(slots)),
         prices=_prices(slots),
         spending=next((s.entry for s in reversed(slots) if isinstance(s.entry, SpendingEntry)), None),
@@ -101,6 +101,24 @@ def whole_fold(slots: Sequence[Slot], *, damage: tuple[Damage, ...] = (), next_s
         named_damage=frozenset(quarantined),
         next_slot=next_slot,
     )
+
+
+def _carried_out(slots: Sequence[Slot]) -> Iterable[DecisionEntry]:
+    """The decisions. A plan has the pool that claimed it, if its claim names one."""
+    for at, slot in enumerate(slots):
+        if not isinstance(slot.entry, DecisionEntry):
+            continue
+        found, plan = slot.entry, slot.entry.plan
+        for later in (each.entry for each in slots[at + 1 :] if plan is not None):
+            if isinstance(later, DecisionEntry) and later.plan is not None and _names(later.plan) == _names(plan):
+                break  # A claim belongs to the newest decision of its attempt.
+            if isinstance(later, ClaimEntry) and later.deployment is not None and _names(later) == _names(plan):
+                found = found.model_copy(update={"plan": plan.on_pool(later.deployment)})
+        yield found
+
+
+def _names(of: SegmentPlan | ClaimEntry) -> tuple[int, int]:
+    return of.segment, of.attempt
 
 
 def _prices(slots: Sequence[Slot]) -> PricesEntry | None:

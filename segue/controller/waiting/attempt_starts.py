@@ -8,26 +8,30 @@ start claims the attempt first, it continues. If another start claims the attemp
 second attempt instead of a second start would need two open plans at the same time, and a decision about which plan
 counts. The log contains only the facts that another parent has to know. These facts are which start was slow, so that a
 further start with the next number exists, and how each start ended.
+
+If the plan names several pools, the attempt is started on each of them, by the same rules: the start that claims the
+attempt first trains it, and the starts on the other pools are withdrawn.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import math
 from dataclasses import dataclass
-from typing import Literal
+from datetime import datetime
 
 from segue.clock import Clock
 from segue.controller.orchestrator import Orchestrator
+from segue.controller.waiting.start_records import Outcome, note_start
 from segue.errors import OrchestratorError
 from segue.policy import clamp, starts
 from segue.policy.estimates import Situation
 from segue.policy.queueing import Queues
-from segue.policy.starts import Start, StartLimit, Step
-from segue.records import Capacity, SegmentPlan, StopReason
-from segue.runlog.entries import ClaimEntry, Entry, StartEntry
+from segue.policy.starts import Start, StartLimit, StartNumbers, Step
+from segue.records import Capacity, SegmentPlan, SegmentReport, StopReason
+from segue.runlog.entries import ClaimEntry
 from segue.runlog.history import History, read_history
-from segue.runlog.log import RunLog, Stamp
+from segue.runlog.log import RunLog
 from segue.spec import RunSpec
 
 log = logging.getLogger(__name__)
@@ -62,8 +66,9 @@ class Starts:
     def __init__(self, runlog: RunLog, spec: RunSpec, submitted: Submitted, *, clock: Clock) -> None:
         self._runlog, self._spec, self._clock = runlog, spec, clock
         self.plan, self.orchestrator = submitted.plan, submitted.orchestrator
+        self._numbers = StartNumbers.of(submitted.plan)
         self._living = [_Living(1, submitted.handle, clock.monotonic())]
-        self._asked = 1
+        self._requested, self._refused = {1}, set[int]()
         self._ended: list[_Living] = []
         self._has_waited = self._is_settled = False
         self.slow: str | None = None
@@ -76,14 +81,13 @@ class Starts:
 
         Return None as long as one start may still claim the attempt.
         """
-        name = None
-        for each in list(self._living):
-            found = self.orchestrator.state(each.handle)
-            if found is not None and len(self._living) > 1:
-                self._living.remove(each)
-                self._ended.append(each)
-            name = found
-        return name
+        names = [self.orchestrator.state(each.handle) for each in self._living]
+        if None not in names:
+            return names[-1]
+        found = list(zip(self._living, names, strict=True))
+        self._ended += [each for each, name in found if name is not None]
+        self._living = [each for each, name in found if name is None]
+        return None
 
     def is_running(self) -> bool:
         return any(self.orchestrator.is_running(each.handle) for each in self._living)
@@ -92,6 +96,15 @@ class Starts:
     def is_starting(self) -> bool:
         """Whether a worker has taken the attempt or a machine runs it, so that it no longer waits for capacity."""
         return any(self.orchestrator.starting_seconds(each.handle) is not None for each in self._living)
+
+    @property
+    def pools(self) -> str:
+        """The pools of the starts that may still claim the attempt, in words.
+
+        If starts have a machine, only the pools of these starts are named.
+        """
+        running = [each for each in self._living if self.orchestrator.is_running(each.handle)]
+        return ", ".join(dict.fromkeys(self._numbers.pool_of(each.number) for each in running or self._living))
 
     def why_waiting(self) -> str | None:
         return self.orchestrator.why_waiting(self._living[0].handle)
@@ -115,7 +128,7 @@ class Starts:
         for each in self._living:
             self.orchestrator.mark_lost(each.handle, why)
 
-    # Slow starts.
+    # Starts on several pools, and slow starts.
 
     def look(self, history: History, here: Situation) -> str | None:
         """Request another start or give up a start, if this is due.
@@ -125,22 +138,23 @@ class Starts:
         Raises:
             StoreReadError, StoreWriteError: the store could not be used. It is safe to call the method again.
         """
-        self._has_waited = True
         self._find_those_of_the_log(history)
-        limit = self._limit(history, here)
-        seen = [self._seen(each) for each in self._living]
-        match starts.next_step(seen, limit, asked=self._asked, left_seconds=self._left_seconds(here)):
-            case Step.ASK:
-                self._ask_again(seen[-1], limit, here)
-            case Step.GIVE_UP:
-                self._give_up(self._living[0], seen[0])
-            case Step.END:
-                why = f"a worker took it, and it did not claim the run within {limit.longest_seconds:.0f} s"
-                self._note(self._living[0], "start_failed", seen[0].seconds, why)
+        if not self._has_waited or not self.is_running():
+            # An earlier parent may have made the requests that are due now; the same number gives the same start.
+            self._request_until(self._clock.now(), history)
+        self._has_waited = True
+        for pool in dict.fromkeys(self._numbers.pool_of(each.number) for each in self._living):
+            why = self._look_at(pool, history, here)
+            if why is not None:
                 return why
-            case Step.WAIT:
-                pass
         return None
+
+    def request_next_pool(self) -> bool:
+        """Request the start on the next pool that has no request yet, before its time.
+
+        Return whether there was such a pool.
+        """
+        return any(self._request(number) for number in self._unrequested())
 
     def settle(self, claim: ClaimEntry) -> None:
         """After the claim of the attempt, keep the start that claimed the attempt, and give up the other starts.
@@ -150,11 +164,11 @@ class Starts:
         """
         if self._is_settled:
             return
-        self._find_those_of_the_log(read_history(self._runlog))
-        winner = self._living[0]
-        for each in self._living:
-            if claim.flow_run_id is not None and self.orchestrator.flow_run_id(each.handle) == claim.flow_run_id:
-                winner = each
+        history = read_history(self._runlog)
+        self._find_those_of_the_log(history)
+        if not self._has_waited:
+            self._request_until(claim.written_at, history)
+        winner = self._winner(claim)
         seconds = self.orchestrator.starting_seconds(winner.handle)
         # Without flow runs, there is no start on a pool. A kept machine was started for an earlier attempt.
         if claim.flow_run_id is not None and self._has_waited and seconds:
@@ -164,10 +178,78 @@ class Starts:
                 self._drop(each, winner)
         self._living, self._ended, self._is_settled = [winner], [], True
 
+    def withdraw(self, report: SegmentReport) -> None:
+        """After the report of an attempt, withdraw the starts on the other pools.
+
+        Raises:
+            StoreReadError, StoreWriteError: the store could not be used. It is safe to call the method again.
+        """
+        if not self.plan.pools:
+            return
+        history = read_history(self._runlog)
+        attempt = history.attempt_of(self.plan.segment, self.plan.attempt)
+        if attempt is not None:
+            self.settle(attempt.claim)
+        elif not self._has_waited:
+            self._request_until(self._clock.now(), history)
+            self.cancel(report.note or "the attempt has ended", reason=report.stop_reason)
+
+    def _look_at(self, pool: str, history: History, here: Situation) -> str | None:
+        """Request or give up a start on one pool. Return the reason if no start of the attempt is left."""
+        own = [each for each in self._living if self._numbers.pool_of(each.number) == pool]
+        limit, seen = self._limit(pool, history, here), [self._seen(each) for each in own]
+        asked = max(
+            self._numbers.turn_of(number) for number in self._requested if self._numbers.pool_of(number) == pool
+        )
+        step = starts.next_step(seen, limit, asked=asked, left_seconds=self._left_seconds(here))
+        if step is Step.END and (len(own) < len(self._living) or self.request_next_pool()):
+            step = Step.GIVE_UP
+        match step:
+            case Step.ASK:
+                self._ask_again(own[-1], seen[-1], limit, here)
+            case Step.GIVE_UP:
+                self._give_up(own[0], seen[0])
+            case Step.END:
+                why = f"a worker took it, and it did not claim the run within {limit.longest_seconds:.0f} s"
+                self._note(own[0], "start_failed", seen[0].seconds, why)
+                return why
+            case Step.WAIT:
+                pass
+        return None
+
+    def _winner(self, claim: ClaimEntry) -> _Living:
+        by_flow_run = {self.orchestrator.flow_run_id(each.handle): each for each in self._living}
+        by_pool = {self._numbers.pool_of(each.number): each for each in reversed(self._living)}
+        found = by_flow_run.get(claim.flow_run_id) if claim.flow_run_id is not None else None
+        return found or by_pool.get(claim.deployment or "") or self._living[0]
+
+    def _unrequested(self) -> list[int]:
+        """The numbers of the first starts on the pools that have no request yet, in the order of their times."""
+        if self._is_settled:
+            return []
+        return [number for number in range(1, len(self.plan.pools) + 1) if number not in self._requested]
+
+    def _request_until(self, moment: datetime, history: History) -> None:
+        """Request the starts on other pools that are due by this moment."""
+        decision = history.decision_of(self.plan.segment, self.plan.attempt)
+        gone = (moment - decision.written_at).total_seconds() if decision is not None else math.inf
+        for number in self._unrequested():
+            if self.plan.pools[number - 1].after_seconds <= gone:
+                self._request(number)
+
+    def _request(self, number: int) -> bool:
+        self._requested.add(number)
+        handle = self._submit_again(number)
+        if handle is not None:
+            self._living.append(_Living(number, handle, self._clock.monotonic()))
+        return handle is not None
+
     def _drop(self, loser: _Living, winner: _Living) -> None:
         seconds = self.orchestrator.starting_seconds(loser.handle)
-        is_late = loser.number < winner.number
-        why = f"start {winner.number} of this attempt came first and trains it"
+        is_same_pool = self._numbers.pool_of(loser.number) == self._numbers.pool_of(winner.number)
+        is_late = is_same_pool and loser.number < winner.number
+        first = f"start {winner.number}" if is_same_pool else f"the start on {self._numbers.pool_of(winner.number)}"
+        why = f"{first} of this attempt came first and trains it"
         self._note(loser, "start_failed" if is_late else "withdrawn", seconds, why)
         self.orchestrator.cancel(loser.handle, why, reason=StopReason.START_FAILED if is_late else StopReason.CANCELLED)
 
@@ -179,8 +261,8 @@ class Starts:
         waited = self._clock.monotonic() - each.asked_at
         return Start(each.number, seconds, waited_seconds=waited, may_be_doubled=self.plan.standby is None)
 
-    def _limit(self, history: History, here: Situation) -> StartLimit:
-        known = starts.known_seconds(history, self.plan)
+    def _limit(self, pool: str, history: History, here: Situation) -> StartLimit:
+        known = starts.known_seconds(history, self.plan.on_pool(pool))
         return starts.limit_of(known, spec=self._spec, changeover_seconds=here.changeover_seconds)
 
     def _left_seconds(self, here: Situation) -> float | None:
@@ -195,30 +277,34 @@ class Starts:
             return None if until_on_demand is None else until_on_demand - here.changeover_seconds
         return here.remaining_seconds - here.work_seconds - here.changeover_seconds
 
-    def _ask_again(self, slow: Start, limit: StartLimit, here: Situation) -> None:
-        number = self._asked + 1
+    def _ask_again(self, oldest: _Living, slow: Start, limit: StartLimit, here: Situation) -> None:
         assert slow.seconds is not None
+        number, turn = self._numbers.after(oldest.number), self._numbers.turn_of(oldest.number)
         after = starts.slow_after_seconds(
-            limit, seconds=slow.seconds, left_seconds=self._left_seconds(here), asked=self._asked
+            limit, seconds=slow.seconds, left_seconds=self._left_seconds(here), asked=turn
         )
-        why = f"{limit.in_words(seconds=after)}; {_ORDINALS[number]} was asked for"
+        why = f"{limit.in_words(seconds=after)}; {_ORDINALS[turn + 1]} was asked for"
         handle = self._submit_again(number)
         if handle is None:
             return
         # The start comes before its record: if the record cannot be written now, the same number gives the same start.
-        self._note(self._living[-1], "slow", slow.seconds, why)
+        self._note(oldest, "slow", slow.seconds, why)
         log.warning("slow start segment=%d attempt=%d: %s", self.plan.segment, self.plan.attempt, why)
         self._add(number, handle, why)
 
     def _submit_again(self, number: int) -> str | None:
+        plan = self.plan.on_pool(self._numbers.pool_of(number))
         try:
-            return self.orchestrator.submit_again(self._spec, self.plan, number)
+            return self.orchestrator.submit_again(self._spec, plan, number)
         except OrchestratorError as error:
-            log.warning("another start of the attempt was refused reason=%s", error)
+            if number not in self._refused:
+                log.warning("another start of the attempt was refused pool=%s reason=%s", plan.deployment, error)
+            self._refused.add(number)
             return None
 
     def _add(self, number: int, handle: str, why: str) -> None:
-        self._asked, self.slow = number, why
+        self._requested.add(number)
+        self.slow = why
         self._living.append(_Living(number, handle, self._clock.monotonic()))
 
     def _give_up(self, oldest: _Living, seen: Start) -> None:
@@ -231,42 +317,15 @@ class Starts:
         """Find the starts that an earlier parent has requested."""
         known = history.starts_of(self.plan.segment, self.plan.attempt)
         for entry in known:
-            if entry.outcome == "slow" and entry.number + 1 > self._asked:
-                handle = self._submit_again(entry.number + 1)
+            number = self._numbers.after(entry.number)
+            if entry.outcome == "slow" and number not in self._requested:
+                handle = self._submit_again(number)
                 if handle is not None:
-                    self._add(entry.number + 1, handle, entry.reason)
+                    self._add(number, handle, entry.reason)
         over = {entry.number for entry in known if entry.outcome in ("start_failed", "withdrawn")}
         if any(each.number not in over for each in self._living):
             self._living = [each for each in self._living if each.number not in over]
 
-    def _note(
-        self,
-        start: _Living,
-        outcome: Literal["slow", "claimed", "start_failed", "withdrawn"],
-        seconds: float | None,
-        why: str = "",
-    ) -> None:
-        plan = self.plan
-        place = {"segment": plan.segment, "attempt": plan.attempt, "number": start.number, "outcome": outcome}
-        facts = place | {"deployment": plan.deployment, "seconds": round(max(seconds or 0.0, 0.0), 3), "reason": why}
-
-        def is_known(entry: StartEntry) -> bool:
-            return (entry.number, entry.outcome) == (start.number, outcome)
-
-        def build(stamp: Stamp) -> Entry:
-            if any(is_known(entry) for entry in read_history(self._runlog).starts_of(plan.segment, plan.attempt)):
-                raise _KnownError
-            return StartEntry.model_validate(stamp(epoch=0) | facts)
-
-        _unless_known(lambda: self._runlog.append(build))
-
-
-class _KnownError(Exception):
-    """Cancels an append, because the log already has the record."""
-
-
-def _unless_known(append: Callable[[], object]) -> None:
-    try:
-        append()
-    except _KnownError:
-        return
+    def _note(self, start: _Living, outcome: Outcome, seconds: float | None, why: str = "") -> None:
+        pool = self._numbers.pool_of(start.number)
+        note_start(self._runlog, self.plan.on_pool(pool), start.number, outcome, seconds=seconds or 0.0, why=why)

@@ -56,7 +56,7 @@ class CapacityWait:
             if refused or self._starts.slow or self._waited_seconds(history) > _SHOW_SECONDS:
                 blocker = self._queue.why or self._starts.slow or self._starts.why_waiting() or refused
                 doing = "booting" if has_machine else "starting" if self._is_starting() else self._waiting_for
-                text = f"{doing} ({self._plan.deployment})" + (f": {blocker}" if blocker else "")
+                text = f"{doing} ({self._starts.pools})" + (f": {blocker}" if blocker else "")
         if text != self._shown:
             self._shown = text
             # The decision has already warned of refusals; a warning here would be repeated with each attempt.
@@ -127,11 +127,13 @@ class CapacityWait:
         return replace(here, spot_queue_seconds=queues.spot_seconds(now), crowd_seconds=crowd)
 
     def _keeps_its_place(self, here: Situation, *, patience_seconds: float) -> bool:
-        """Whether the plan waits for the whole capacity timeout, and no other spot pool could be tried after
-        this wait.
+        """Whether the plan waits for the whole capacity timeout, and no other spot pool could be tried after this wait.
+
+        No other pool could be tried if there is only one, or if the attempt is requested on each of them.
         """
         longest = self._spec.liveness.start_seconds + here.changeover_seconds + self._plan.delay_seconds
-        return len(self._spec.pools.spot) == 1 and patience_seconds >= longest - _ROUNDING_SECONDS
+        is_all = len(self._spec.pools.spot) == 1 or bool(self._plan.pools)
+        return is_all and patience_seconds >= longest - _ROUNDING_SECONDS
 
     def _was_kept_in_queue(self, history: History, *, patience_seconds: float) -> bool:
         """Whether an earlier parent waited longer than the plan's time, because the attempt was in a queue."""

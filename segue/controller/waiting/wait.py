@@ -181,11 +181,14 @@ class _AttemptWait:
         history = read_history(self._runlog)
         report = history.report_of(self._plan.segment, self._plan.attempt)
         if report is not None:
+            self._starts.withdraw(report)
             return self._with_its_cause(report)
         self._flow_run.ask()
         attempt = history.attempt_of(self._plan.segment, self._plan.attempt)
         if attempt is None and self._flow_run.is_final:
-            return self._refused() or self._ended_without_report()
+            if not self._starts.request_next_pool():
+                return self._refused() or self._ended_without_report()
+            self._flow_run.state_name = None
         self._capacity.show(history, is_claimed=attempt is not None)
         if attempt is None:
             return self._give_up_waiting(history)

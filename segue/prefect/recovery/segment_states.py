@@ -25,7 +25,7 @@ from prefect.exceptions import ObjectNotFound
 
 from segue.clock import Clock
 from segue.errors import SegueError
-from segue.policy.starts import MOST_STARTS
+from segue.policy.starts import StartNumbers
 from segue.prefect.api import SILENCE, quick_client
 from segue.prefect.parent_clock import parent_clock
 from segue.prefect.prefect_orchestrator import idempotency_key, name_of
@@ -204,7 +204,7 @@ def _submitted_for(run: FlowRun, history: History, *, log_id: str) -> SegmentPla
     plans = [entry.plan for entry in history.decisions if entry.plan is not None]
     if history.spec is None:
         return None
-    numbered = [(plan, number) for plan in plans for number in range(1, MOST_STARTS + 1)]
+    numbered = [(plan, number) for plan in plans for number in StartNumbers.of(plan).all]
     keys = {idempotency_key(history.spec, name_of(plan, n), log_id=log_id): plan for plan, n in numbered}
     return keys.get(run.idempotency_key or "")
 
