@@ -144,7 +144,7 @@ class _Silent:
     def was_cancelled(self, handle: str) -> bool:
         return False
 
-    def cancel(self, handle: str, why: str, *, reason: StopReason = StopReason.CANCELLED) -> None:
+    def cancel(self, handle: str, why: str, *, reason: StopReason | None = StopReason.CANCELLED) -> None:
         """Nothing was started."""
 
     cancel_standby = mark_lost = cancel

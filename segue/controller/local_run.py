@@ -153,7 +153,7 @@ class _ChildProcesses:
     def was_cancelled(self, handle: str) -> bool:
         return False
 
-    def cancel(self, handle: str, why: str, *, reason: StopReason = StopReason.CANCELLED) -> None:
+    def cancel(self, handle: str, why: str, *, reason: StopReason | None = StopReason.CANCELLED) -> None:
         self.close()
 
     def cancel_standby(self, handle: str, why: str) -> None:

@@ -28,6 +28,7 @@ class Orchestrator(Protocol):
     def submit_again(self, spec: RunSpec, plan: SegmentPlan, number: int) -> str | None:
         """Start the attempt of a plan once more, beside the attempt's first start. Return the handle of the new start.
 
+        The pool of the plan may differ from the pool of the first start.
         The same number always gives the same handle. The method returns None if this orchestrator has no other place
         for the attempt.
 
@@ -96,8 +97,11 @@ class Orchestrator(Protocol):
         """Whether a person cancelled the attempt. The result is False if the orchestrator does not answer."""
         ...
 
-    def cancel(self, handle: str, why: str, *, reason: StopReason = StopReason.CANCELLED) -> None:
-        """Cancel an attempt that has not started, with this reason. Failures are ignored."""
+    def cancel(self, handle: str, why: str, *, reason: StopReason | None = StopReason.CANCELLED) -> None:
+        """Cancel a start that has not claimed the attempt, with this reason.
+
+        The reason None means that another start of the attempt came first. Failures are ignored.
+        """
         ...
 
     def cancel_standby(self, handle: str, why: str) -> None:

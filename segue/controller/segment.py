@@ -230,19 +230,18 @@ def conclude(
     Raises:
         StoreWriteError, StoreReadError: the outcome is not known. It is safe to call the function again.
     """
-    history = read_history(runlog)
-    if history.report_of(plan.segment, plan.attempt) is None and _is_anothers(history, plan, end, flow_run_id):
-        return None
-    return report_or_lost(runlog, plan, end)
+    return None if _is_anothers(read_history(runlog), plan, end, flow_run_id) else report_or_lost(runlog, plan, end)
 
 
 def _is_anothers(history: History, plan: SegmentPlan, end: TrainerEnd, flow_run_id: str | None) -> bool:
-    attempt = history.attempt_of(plan.segment, plan.attempt)
+    attempt, report = history.attempt_of(plan.segment, plan.attempt), history.report_of(plan.segment, plan.attempt)
     if attempt is None:
-        return end.reason is StopReason.LOST and bool(history.starts_of(plan.segment, plan.attempt))
+        # Another start, or the start on another pool, may still claim the attempt.
+        may_be_claimed = bool(history.starts_of(plan.segment, plan.attempt) or plan.pools)
+        return report is None and end.reason is StopReason.LOST and may_be_claimed
     claimed_by = attempt.claim.flow_run_id
     is_by_another = None not in (flow_run_id, claimed_by) and claimed_by != flow_run_id
-    return end.exit_code == ExitCode.FENCED or is_by_another
+    return is_by_another or (report is None and end.exit_code == ExitCode.FENCED)
 
 
 def report_or_lost(runlog: RunLog, plan: SegmentPlan, end: TrainerEnd) -> SegmentReport:

@@ -14,7 +14,7 @@ from segue.policy.broken_resumes import next_recovery_step
 from segue.policy.estimates import Situation, situation
 from segue.policy.handover import SPOT_AGAIN, handover_to
 from segue.policy.planned_ends import PlannedEnd, kept_pool, planned_end
-from segue.policy.pool_choice import PoolChoice, choose_pool
+from segue.policy.pool_choice import PoolChoice, choose_pool, others_in_words
 from segue.policy.queueing import Queues
 from segue.policy.rehearsals import verdict_to_stop
 from segue.policy.spending import pools_now
@@ -168,7 +168,7 @@ def _planned(
         and (end._replace(seconds=None) if is_money_short else end) != PlannedEnd(),
     )
     before = recovery.reason if recovery else rollback_reason(spec, history, skips=skips)
-    where = chosen.pool.why if capacity is Capacity.SPOT else ""
+    where = chosen.pool.why + others_in_words(plan.pools) if capacity is Capacity.SPOT else ""
     later = f"retry in {duration(delay)}" if delay else ""
     still = "the program has still to end: what follows its loop was cut off" if history.owes_end(spec) else ""
     return plan, (still, before or "", chosen.why, later, where, refusals.in_words(history))

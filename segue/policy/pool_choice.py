@@ -43,6 +43,7 @@ from segue.records import PoolRequest
 from segue.runlog.history import History
 from segue.spec import RunSpec
 from segue.spec.pool_prices import PoolSpec
+from segue.units import duration
 
 PRIOR_WEIGHT = 1.0
 """The number of intervals as which the priors count, in each pool."""
@@ -169,6 +170,15 @@ def requests_of(pools: list[Pool], chosen: str, *, here: Situation, on_demand_pr
     ]
     first = (PoolRequest(deployment=chosen),) if others else ()
     return (*first, *sorted(others, key=lambda each: each.after_seconds))
+
+
+def others_in_words(requests: tuple[PoolRequest, ...]) -> str:
+    """Name the pools that are asked beside the chosen pool, with their times. The text is empty without such pools."""
+    named = [
+        each.deployment + (f" after {duration(each.after_seconds)}" if each.after_seconds >= 1 else "")
+        for each in requests[1:]
+    ]
+    return f"; also requested on {' and '.join(named)}" if named else ""
 
 
 def cost_of_work(pool: Pool, *, here: Situation, on_demand_price: float) -> float:

@@ -43,8 +43,12 @@ _BLOCKER_SECONDS = 20.0
 _SHARED_SECONDS = 10.0
 """Highest age, in seconds, of a pool's state that one parent may use after another parent of this process has read
 it."""
-_WORDS = {StopReason.NO_CAPACITY: Word.NO_CAPACITY, StopReason.START_FAILED: Word.START_FAILED}
-"""The word of a Cancelled state, by the stop reason of the attempt."""
+_WORDS: dict[StopReason | None, Word] = {
+    StopReason.NO_CAPACITY: Word.NO_CAPACITY,
+    StopReason.START_FAILED: Word.START_FAILED,
+    None: Word.WITHDRAWN,
+}
+"""The word of a Cancelled state, by the reason for the cancellation."""
 
 # Keys: the URL of the API and the name of the deployment.
 _pool_blockers: SharedReadings[str | None] = SharedReadings(period_seconds=_SHARED_SECONDS)
@@ -190,7 +194,7 @@ class PrefectOrchestrator:
             return is_by_a_person(known)
         return flow_run_id is not None and is_cancelled(flow_run_id)
 
-    def cancel(self, handle: str, why: str, *, reason: StopReason = StopReason.CANCELLED) -> None:
+    def cancel(self, handle: str, why: str, *, reason: StopReason | None = StopReason.CANCELLED) -> None:
         # If there is no process to end, Prefect replaces Cancelling by a state without a reason.
         word = _WORDS.get(reason)
         ended: State[Any] = state_with(word, why) if word is not None else Cancelled(message=why)

@@ -30,6 +30,7 @@ class Word(StrEnum):
     HUNG = "Hung"
     NO_CAPACITY = "No capacity"
     START_FAILED = "Start failed"
+    WITHDRAWN = "Withdrawn"
     ANOMALY = "Anomaly"
     LATE = "Late"
     BROKEN = "Broken"
@@ -74,6 +75,7 @@ _TYPES = {
     Word.HUNG: StateType.CRASHED,
     Word.NO_CAPACITY: StateType.CANCELLED,
     Word.START_FAILED: StateType.CANCELLED,
+    Word.WITHDRAWN: StateType.CANCELLED,
     Word.ANOMALY: StateType.FAILED,
     # The run has reached its goal too late, and a list of runs must show this.
     Word.LATE: StateType.FAILED,

@@ -19,7 +19,7 @@ from segue.reports.lineage import lineage_rows
 from segue.reports.preemptions import notice_counts, preemptions
 from segue.reports.rehearsal_text import rehearsal_text
 from segue.reports.summary import RunSummary, live_of, summarize
-from segue.reports.tables import segment_rows
+from segue.reports.tables import pool_name, segment_rows
 from segue.runlog.entries import DecisionEntry
 from segue.runlog.history import History
 from segue.spec import RunSpec
@@ -181,8 +181,9 @@ def _where(view: RunView) -> str:
     plan = view.history.open_plan
     if plan is None:
         return "between two segments"
-    place = f"{plan.capacity} ({plan.deployment})"
     attempt = view.history.attempt_of(plan.segment, plan.attempt)
+    asked = [each.deployment for each in plan.pools if attempt is None] or [plan.deployment]
+    place = f"{plan.capacity} ({', '.join(asked)})"
     stopping = ", stopping" if view.history.stop is not None else ""
     if attempt is None:
         return f"no machine yet on {place}{stopping}"
@@ -215,7 +216,8 @@ def _live_rows(view: RunView) -> list[dict[str, Any]]:
     attempt, start = view.history.attempt_of(plan.segment, plan.attempt), plan.parent.step if plan.parent else 0
     verdict = attempt.verdict if attempt is not None else None
     row = {"segment": f"{plan.segment}" + (f".{plan.attempt}" if plan.attempt > 1 else "")}
-    row |= {"pool": plan.capacity.value, "steps": f"{start}-{max(beat.step, start)}", "stop_reason": f"({beat.phase})"}
+    row |= {"pool": pool_name(plan, plan.capacity), "steps": f"{start}-{max(beat.step, start)}"}
+    row |= {"stop_reason": f"({beat.phase})"}
     seconds = live_of(beat, view.history).seconds
     return [row | {"lost_steps": None, "verdict": verdict.kind if verdict else None, "seconds": round(seconds, 1)}]
 

@@ -57,6 +57,7 @@ def segment_facts(history: History) -> list[dict[str, Any]]:
             "segment": report.segment,
             "attempt": report.attempt,
             "pool": "import" if history.is_import(report.segment, report.attempt) else report.capacity.value,
+            "deployment": plan.deployment if plan is not None else None,
             "from_step": report.from_step,
             "to_step": report.to_step,
             "committed_step": report.checkpoint.step if report.checkpoint else None,
@@ -68,6 +69,7 @@ def segment_facts(history: History) -> list[dict[str, Any]]:
             "seconds": round(report.seconds, 3),
         }
         for report in history.last_reports()
+        for plan in [history.plan_of(report.segment, report.attempt)]
         for attempt in [history.attempt_named(report.attempt_id)]
         for verdict in [attempt.verdict if attempt is not None else None]
     ]

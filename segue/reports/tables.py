@@ -8,7 +8,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from segue.policy.anomalies import anomalies_of
-from segue.records import Manifest, SegmentReport
+from segue.records import Capacity, Manifest, SegmentPlan, SegmentReport
 from segue.runlog.history import History
 
 
@@ -39,7 +39,9 @@ def segment_rows(history: History) -> list[dict[str, Any]]:
     return [
         {
             "segment": f"{report.segment}" + (f".{report.attempt}" if report.attempt > 1 else ""),
-            "pool": "import" if history.is_import(report.segment, report.attempt) else report.capacity.value,
+            "pool": "import"
+            if history.is_import(report.segment, report.attempt)
+            else pool_name(history.plan_of(report.segment, report.attempt), report.capacity),
             "steps": f"{report.from_step}-{_kept_step(report)}" if _has_run(report, history) else "-",
             "stop_reason": _ended_as(report),
             "lost_steps": report.lost_steps,
@@ -48,6 +50,14 @@ def segment_rows(history: History) -> list[dict[str, Any]]:
         }
         for report in history.last_reports()
     ]
+
+
+def pool_name(plan: SegmentPlan | None, capacity: Capacity) -> str:
+    """Return the short name of the pool of an attempt, with its capacity if the name does not show it."""
+    if plan is None:
+        return capacity.value
+    name = plan.deployment.partition("/")[2]
+    return name if capacity.value in name else f"{name} ({capacity})"
 
 
 def decision_rows(history: History) -> list[dict[str, Any]]:

@@ -98,7 +98,7 @@ class ScriptedOrchestrator:
     def was_cancelled(self, handle: str) -> bool:
         return self.is_cancelled
 
-    def cancel(self, handle: str, why: str, *, reason: StopReason = StopReason.CANCELLED) -> None:
+    def cancel(self, handle: str, why: str, *, reason: StopReason | None = StopReason.CANCELLED) -> None:
         self.when_cancelled()
         self.asked.append(f"cancel: {why}")
 

@@ -19,6 +19,7 @@ from segue.policy.pool_choice import (
     PRIOR_LIFE_SECONDS,
     PRIOR_WAIT_SECONDS,
     Pool,
+    PoolChoice,
     cheapest,
     choose_pool,
     paid_per_hour_of_work,
@@ -86,6 +87,9 @@ def test_of_pools_without_observations_the_cheapest_is_taken(prices, chosen):
 def test_a_decision_names_the_pool_and_its_cost_where_there_is_a_choice():
     assert f"; {A}: expected cost 1.06 per hour of useful work" in log(1.0, 2.0).ask().reason
     assert "segment/" not in log(1.0).ask().reason
+    reason = log(1.0, 1.0, 2.0).ask().reason
+    others = f"also requested on {B} and {C} after 7.5 min"
+    assert reason.endswith(f"; {A}: expected cost 1.06 per hour of useful work; {others}")
 
 
 def test_on_demand_has_its_own_deployment_whatever_the_spot_pools():
@@ -282,39 +286,77 @@ WORLDS = {  # For each pool price, mean life and mean wait.
 }
 
 
-def paid_by(choose: Callable[[tuple[Interval, ...], Situation, datetime], str], world: dict, *, seed: int) -> float:
-    """What twelve hours of work cost where lives and waits are memoryless, commits come every ten minutes."""
-    chance, seconds, paid, observed = Random(seed), 0.0, 0.0, ()
+WAITS_SECONDS = 900.0
+"""How long one attempt waits for a machine."""
+
+
+def paid_by(choose: Callable[[list[Pool], Situation, datetime], PoolChoice], world: dict, *, seed: int):
+    """What twelve hours of work cost, and how long they wait. Lives and waits are memoryless; a commit each 10 min."""
+    chance, seconds, paid, waits, observed = Random(seed), 0.0, 0.0, 0.0, ()
     left = 12 * 3600.0
     while left > 0:
         now = START + timedelta(seconds=seconds)
-        where = choose(observed, replace(HERE, work_seconds=left, remaining_seconds=30 * 3600.0), now)
-        price, life, wait = world[where]
-        waited = chance.expovariate(1 / wait)
-        has_come = waited < 780.0
-        observed += (Interval(False, now, min(waited, 780.0) + 120.0, has_come, where),)
-        seconds += observed[-1].seconds
+        here = replace(HERE, work_seconds=left, remaining_seconds=30 * 3600.0)
+        pools = [pool_of(observed, name, price=price, here=here, now=now) for name, (price, *_) in world.items()]
+        choice = choose(pools, here, now)
+        asked = {each.deployment: each.after_seconds for each in choice.requests_within(WAITS_SECONDS)}
+        asked = asked or {choice.deployment: 0.0}
+        comes = {name: after + chance.expovariate(1 / world[name][2]) for name, after in asked.items()}
+        won, longest = min(comes, key=comes.get), WAITS_SECONDS * choice.wait_share
+        waited = min(comes[won], longest)
+        has_come = comes[won] < longest
+        for name, after in asked.items():
+            if after < waited:
+                down = waited - after + 120.0 * has_come
+                has_ended = has_come and name == won
+                observed += (Interval(False, now + timedelta(seconds=after), down, has_ended, name),)
+        seconds, waits = seconds + waited + 120.0 * has_come, waits + waited
         if not has_come:
             continue
+        price, life, _ = world[won]
         lives = chance.expovariate(1 / life)
         held = min(lives, left)
-        observed += (Interval(True, START + timedelta(seconds=seconds), held, held == lives, where),)
+        observed += (Interval(True, START + timedelta(seconds=seconds), held, held == lives, won),)
         seconds += held
         paid += price * (held + 120.0)
         left -= held - (min(held, chance.uniform(0, 600.0)) if held == lives else 0.0)
-    return paid
+    return paid, waits
 
 
+def one_by_one(pools, here, now):
+    return cheapest(pools, here=here, on_demand_price=3.0, now=now)
+
+
+def all_at_once(pools, here, now):
+    chosen = cheapest(pools, here=here, on_demand_price=3.0, now=now)
+    requests = requests_of(pools, chosen.deployment, here=here, on_demand_price=3.0)
+    return replace(chosen, wait_share=1.0, requests=requests)
+
+
+@pytest.mark.parametrize("choose", [one_by_one, all_at_once])
 @pytest.mark.parametrize("world", WORLDS.values(), ids=WORLDS.keys())
-def test_over_many_attempts_the_choice_costs_little_more_than_the_best_pool_alone(world):
-    def by_choice(observed, here, now):
-        pools = [pool_of(observed, name, price=price, here=here, now=now) for name, (price, *_) in world.items()]
-        return cheapest(pools, here=here, on_demand_price=3.0, now=now).deployment
+def test_over_many_attempts_the_choice_costs_little_more_than_the_best_pool_alone(world, choose):
+    def cost(choose):
+        return mean(paid_by(choose, world, seed=seed)[0] for seed in range(24))
 
-    chosen = mean(paid_by(by_choice, world, seed=seed) for seed in range(12))
-    alone = [mean(paid_by(lambda *_, name=name: name, world, seed=seed) for seed in range(12)) for name in world]
-    assert chosen < 1.12 * min(alone)
+    chosen, alone = cost(choose), [cost(lambda *_, name=name: PoolChoice(name)) for name in world]
+    assert chosen < 1.18 * min(alone)
     assert chosen < 0.95 * max(alone)
+
+
+SCARCE = {
+    "alike": dict.fromkeys((A, B, C), (1.0, 5400.0, 1800.0)),
+    "at three prices": {A: (1.0, 3600.0, 7200.0), B: (1.1, 3600.0, 7200.0), C: (1.3, 3600.0, 7200.0)},
+}
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("world", SCARCE.values(), ids=SCARCE.keys())
+def test_a_run_that_asks_all_pools_at_once_waits_for_less_than_half_as_long_and_pays_no_more(world):
+    found = [[paid_by(choose, world, seed=seed) for seed in range(40)] for choose in (one_by_one, all_at_once)]
+    (paid, waits), (paid_at_once, waits_at_once) = ([mean(each) for each in zip(*one, strict=True)] for one in found)
+    assert waits_at_once < waits / 2
+    assert paid_at_once < 1.02 * paid
 
 
 POOLS = st.builds(

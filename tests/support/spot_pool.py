@@ -191,7 +191,7 @@ class World:
     def was_cancelled(self, handle: str) -> bool:
         return False
 
-    def cancel(self, handle: str, why: str, *, reason: StopReason = StopReason.CANCELLED) -> None:
+    def cancel(self, handle: str, why: str, *, reason: StopReason | None = StopReason.CANCELLED) -> None:
         self._machines[handle].cancel(why)
 
     cancel_standby = cancel

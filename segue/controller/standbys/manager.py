@@ -1,5 +1,5 @@
-"""Manages standbys: while on-demand trains, the manager submits and commands a standby, and hands the run over
-to it.
+"""Manages the standbys on one pool: while on-demand trains, the manager submits and commands a standby, and hands the
+run over to it.
 """
 
 from __future__ import annotations
@@ -15,14 +15,13 @@ from segue.controller.standbys.messages import (
     Action,
     StandbyCommand,
     StandbyStatus,
-    command_of,
+    newest_commands,
     newest_standby,
     put_command,
     status_of,
 )
 from segue.policy.estimates import Situation
 from segue.policy.handover import SPOT_AGAIN, is_worth_a_standby, pause_seconds, permits
-from segue.policy.pool_choice import choose_pool
 from segue.records import SegmentPlan
 from segue.runlog import keys
 from segue.runlog.entries import Entry, HandoverEntry
@@ -60,22 +59,64 @@ class _Sent:
         return self.command.standby
 
 
+class Pauses:
+    """The pauses between the standbys of one attempt on on-demand, on all of its pools."""
+
+    def __init__(self, *, begun_at: float) -> None:
+        self.next_at = begun_at
+        """The time from which the next standby may be submitted."""
+        self.unused = 0
+        """The number of standbys that were not used."""
+
+    def begin(self, here: Situation, at: float) -> None:
+        """Begin a pause, because a standby was not used."""
+        self.unused += 1
+        self.next_at = at + pause_seconds(here, sent=self.unused)
+
+
+@dataclass(frozen=True)
+class Place:
+    """The attempt on on-demand, and the spot pool of its standbys."""
+
+    plan: SegmentPlan
+    deployment: str
+
+
 class StandbyManager:
-    """Manages the standbys of one attempt on on-demand. If a standby fails, the attempt is not disturbed.
+    """Manages the standbys of one attempt on on-demand, on one pool. If a standby fails, the attempt is not disturbed.
 
     The manager keeps no state that a restart could lose, because a parent that is restarted adopts the submitted
     standby.
     """
 
     def __init__(
-        self, runlog: RunLog, spec: RunSpec, plan: SegmentPlan, *, orchestrator: Orchestrator, clock: Clock
+        self,
+        runlog: RunLog,
+        spec: RunSpec,
+        place: Place,
+        *,
+        orchestrator: Orchestrator,
+        clock: Clock,
+        pauses: Pauses,
     ) -> None:
-        self._runlog, self._spec, self._plan, self._clock = runlog, spec, plan, clock
+        self._runlog, self._spec, self._plan, self._clock = runlog, spec, place.plan, clock
+        self._deployment = place.deployment
         self._orchestrator = orchestrator
         self._sent: _Sent | None = None
         self._next: StandbyCommand | None = None
-        self._next_at = clock.monotonic()
-        self._unused = 0
+        """The command that is written, and whose standby is not submitted yet."""
+        self._has_looked = False
+        self._pauses = pauses
+
+    @property
+    def is_sent(self) -> bool:
+        """Whether a standby is submitted."""
+        return self._sent is not None
+
+    @property
+    def has_machine(self) -> bool:
+        """Whether the submitted standby has a machine."""
+        return self._sent is not None and self._sent.seen_at is not None
 
     def look(self, history: History, here: Situation) -> bool:
         """While the attempt trains, submit or command the standby if this is due. Return whether to recall the attempt.
@@ -96,7 +137,7 @@ class StandbyManager:
         gone = self._why_gone(sent, status, at)
         if gone is not None:
             self._release(sent, gone, is_here=False)
-            self._pause(here, at)
+            self._pauses.begin(here, at)
         elif status is not None:
             self._repeat_command(sent, at)
             return self._answer(sent, status, history, here, at)
@@ -107,48 +148,65 @@ class StandbyManager:
 
         The method does not wait for an unreachable store.
         """
+        self.withdraw("on-demand has ended")
+
+    def withdraw(self, why: str) -> None:
+        """Release the standby, unless the run was handed over to it. An unreachable store is only logged."""
         sent = self._sent
         if sent is None:
             return
         try:
-            if read_history(self._runlog).handover_of(self._plan.segment, self._plan.attempt) is None:
-                self._release(sent, "on-demand has ended", is_here=False)
+            handover = read_history(self._runlog).handover_of(self._plan.segment, self._plan.attempt)
+            if handover is None or handover.standby != sent.name:
+                self._release(sent, why, is_here=False)
         except (StoreReadError, StoreWriteError) as error:
             log.warning("could not release the standby; it will leave by itself standby=%s reason=%s", sent.name, error)
 
     def _send_if_due(self, history: History, here: Situation, at: float) -> None:
-        command = self._next or self._next_command(history, here, at)
-        self._next, is_out = command, command.counter > 0
-        if not is_out and (at < self._next_at or not is_worth_a_standby(here)):
+        command = self._next
+        if command is None:
+            if self._has_looked and not self._is_due(here, at):
+                return
+            # The number of a new standby is chosen here and used at once: another pool may also need a number.
+            command, self._has_looked = self._next_command(history, here, at), True
+        is_out = command.counter > 0
+        if not is_out and not self._is_due(here, at):
             return
         # The command is written first: if this parent is killed now, the next parent reads the standby's number in it.
         put_command(self._runlog.store, self._runlog.run_id, command)
+        self._next = command
         handle = self._orchestrator.submit_standby(self._spec, command.standby, deployment=command.deployment)
         if handle is None:
-            self._next_at = at + _SEND_AGAIN_SECONDS
+            self._pauses.next_at = at + _SEND_AGAIN_SECONDS
             return
         log.info("standby %s standby=%s", "adopted" if is_out else "submitted", command.standby)
         heartbeat = HeartbeatTimeout(self._spec.liveness.heartbeat_timeout_seconds)
         self._sent, self._next = _Sent(handle, command, heartbeat, at, at, sent_at=None if is_out else at), None
+
+    def _is_due(self, here: Situation, at: float) -> bool:
+        return at >= self._pauses.next_at and is_worth_a_standby(here)
 
     def _next_command(self, history: History, here: Situation, at: float) -> StandbyCommand:
         """Return the command of the submitted standby.
 
         If no standby is submitted, return the command of the next standby.
         """
-        newest = newest_standby(self._runlog.store, self._runlog.run_id)
-        last = None if newest is None else command_of(self._runlog.store, self._runlog.run_id, keys.standby_id(newest))
-        if last is not None and last.action != "leave" and not _has_been_used(history, last.standby):
+        store, run_id = self._runlog.store, self._runlog.run_id
+        newest = newest_standby(store, run_id)
+        last = next((each for each in newest_commands(store, run_id) if each.deployment == self._deployment), None)
+        if last is not None and last.action != "leave" and not has_been_used(history, last.standby):
             numbers = {"segment": self._plan.segment, "attempt": self._plan.attempt}
             return last.model_copy(update={"counter": last.counter + 1} | numbers)
-        if last is not None and not self._unused and (last.segment, last.attempt) == self._numbers:
-            self._pause(here, at)  # This parent was restarted: the earlier parent submitted standbys for this attempt.
+        if last is not None and not self._pauses.unused and (last.segment, last.attempt) == self._numbers:
+            self._pauses.begin(
+                here, at
+            )  # This parent was restarted: the earlier parent submitted standbys for this attempt.
         return StandbyCommand(
             standby=keys.standby_id(0 if newest is None else newest + 1),
             counter=0,
             action="wait",
             why="waiting for spot",
-            deployment=choose_pool(self._spec, history, here, now=self._clock.now()).deployment,
+            deployment=self._deployment,
             segment=self._plan.segment,
             attempt=self._plan.attempt,
         )
@@ -186,7 +244,7 @@ class StandbyManager:
             reject = f"it did not boot within {patience:g} s"
         if reject is not None:
             self._release(sent, reject, is_here=True)
-            self._pause(here, at)
+            self._pauses.begin(here, at)
         return False
 
     def _is_spot_wanted(self, sent: _Sent, history: History, here: Situation, *, up_seconds: float) -> bool:
@@ -234,33 +292,11 @@ class StandbyManager:
         log.info("standby released standby=%s reason=%s", sent.name, why)
         self._sent = None
 
-    def _pause(self, here: Situation, at: float) -> None:
-        self._unused += 1
-        self._next_at = at + pause_seconds(here, sent=self._unused)
-
-
-def release_leftover(runlog: RunLog, spec: RunSpec, *, orchestrator: Orchestrator) -> None:
-    """Cancel the standby of a run that is over, if a killed parent left a standby on the pool.
-
-    Raises:
-        StoreReadError, StoreWriteError: the store could not be used. It is safe to call the function again. Even
-            without this call, the standby leaves by itself after its start.
-    """
-    newest = newest_standby(runlog.store, runlog.run_id)
-    command = None if newest is None else command_of(runlog.store, runlog.run_id, keys.standby_id(newest))
-    if command is None or command.action == "leave" or _has_been_used(read_history(runlog), command.standby):
-        return
-    why = "the run is over"
-    made = command.model_copy(update={"action": "leave", "why": why, "counter": command.counter + 1})
-    put_command(runlog.store, runlog.run_id, made)
-    handle = orchestrator.submit_standby(spec, command.standby, deployment=command.deployment)
-    if handle is not None:
-        orchestrator.cancel_standby(handle, why)
-
 
 class _TooLateError(Exception):
     """Cancels an append, because the attempt has ended or was already handed over."""
 
 
-def _has_been_used(history: History, standby: str) -> bool:
+def has_been_used(history: History, standby: str) -> bool:
+    """Whether an attempt was planned for a standby."""
     return any(entry.plan is not None and entry.plan.standby == standby for entry in history.decisions)

@@ -7,6 +7,7 @@ the run's log instead. The loss of a status or command can therefore cost a stan
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import Literal, NamedTuple
 
@@ -16,6 +17,9 @@ from segue.errors import MissingObjectError
 from segue.records import Record
 from segue.runlog import keys
 from segue.stores.base import Store
+
+_NEWEST = 50
+"""Number of standbys among which those that an earlier parent left are looked for."""
 
 Phase = Literal["here", "booting", "ready", "gone"]
 Action = Literal["wait", "boot", "leave"]
@@ -96,6 +100,19 @@ def newest_standby(store: Store, run_id: str) -> int | None:
     """
     listed = (keys.commanded_standby(item.key) for item in store.list_objects(keys.standbys_prefix(run_id)))
     return max((number for number in listed if number is not None), default=None)
+
+
+def newest_commands(store: Store, run_id: str) -> Iterator[StandbyCommand]:
+    """The commands of the newest standbys of a run, the newest first. Commands that cannot be read are left out.
+
+    Raises:
+        StoreReadError: the store could not be read.
+    """
+    newest = newest_standby(store, run_id)
+    for number in range(-1 if newest is None else newest, -1, -1)[:_NEWEST]:
+        command = command_of(store, run_id, keys.standby_id(number))
+        if command is not None:
+            yield command
 
 
 class HeldStandby(NamedTuple):

@@ -251,7 +251,7 @@ class Starts:
         first = f"start {winner.number}" if is_same_pool else f"the start on {self._numbers.pool_of(winner.number)}"
         why = f"{first} of this attempt came first and trains it"
         self._note(loser, "start_failed" if is_late else "withdrawn", seconds, why)
-        self.orchestrator.cancel(loser.handle, why, reason=StopReason.START_FAILED if is_late else StopReason.CANCELLED)
+        self.orchestrator.cancel(loser.handle, why, reason=StopReason.START_FAILED if is_late else None)
 
     def _seen(self, each: _Living) -> Start:
         handle = each.handle

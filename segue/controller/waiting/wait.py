@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from segue.clock import Clock
 from segue.controller.attempt_ends import declare_as, declare_lost
 from segue.controller.liveness import HeartbeatTimeout
-from segue.controller.standbys.manager import StandbyManager
+from segue.controller.standbys.pools import PoolStandbys
 from segue.controller.steps import CANCELLED
 from segue.controller.waiting.attempt_starts import Starts, Submitted
 from segue.controller.waiting.capacity_wait import CapacityWait, Show
@@ -80,8 +80,8 @@ def await_report(
     If the attempt can no longer write a report, declare the attempt lost. The wait continues while the orchestrator or
     the store does not answer, because the attempt continues without them. If the store does not answer, the wait
     continues for at most `period.patience_seconds`. If a spot attempt is so late that one preemption would make the run
-    miss its deadline, the attempt is recalled: it commits and stops. With `with_standbys`, a standby waits for spot
-    while on-demand trains. When the standby is ready to take over, the on-demand attempt is recalled. In three cases an
+    miss its deadline, the attempt is recalled: it commits and stops. With `with_standbys`, standbys wait for spot
+    while on-demand trains. When a standby is ready to take over, the on-demand attempt is recalled. In three cases an
     attempt is declared lost although it has a heartbeat. The attempt has nothing to commit yet, or does not answer a
     recall within the heartbeat timeout, or its save takes so long that on-demand could hardly finish in time.
 
@@ -93,15 +93,15 @@ def await_report(
     """
     if submitted.plan.ignores_deadline:
         spec = spec.model_copy(update={"deadline": None})
-    manager = None
+    standbys = None
     if with_standbys and submitted.plan.capacity is Capacity.ON_DEMAND:
-        manager = StandbyManager(runlog, spec, submitted.plan, orchestrator=submitted.orchestrator, clock=clock)
-    waiting = _AttemptWait(runlog, spec, submitted, clock, manager=manager, period=period, show=show)
+        standbys = PoolStandbys(runlog, spec, submitted.plan, orchestrator=submitted.orchestrator, clock=clock)
+    waiting = _AttemptWait(runlog, spec, submitted, clock, standbys=standbys, period=period, show=show)
     try:
         return _wait(waiting, clock, period)
     finally:
-        if manager is not None:
-            manager.close()
+        if standbys is not None:
+            standbys.close()
 
 
 def _wait(waiting: _AttemptWait, clock: Clock, period: Period) -> SegmentReport:
@@ -137,12 +137,12 @@ class _AttemptWait:
         submitted: Submitted,
         clock: Clock,
         *,
-        manager: StandbyManager | None,
+        standbys: PoolStandbys | None,
         period: Period,
         show: Show,
     ) -> None:
         self._runlog, self._spec, self._clock = runlog, spec, clock
-        self._plan, self._manager, self._period = submitted.plan, manager, period
+        self._plan, self._standbys, self._period = submitted.plan, standbys, period
         self._starts = Starts(runlog, spec, submitted, clock=clock)
         self._flow_run = FlowRunEnd(spec, self._starts, clock=clock, ask_seconds=period.ask_seconds)
         queue = QueueWatch(runlog.store, spec, submitted.plan, clock=clock)
@@ -183,8 +183,10 @@ class _AttemptWait:
         if report is not None:
             self._starts.withdraw(report)
             return self._with_its_cause(report)
-        self._flow_run.ask()
         attempt = history.attempt_of(self._plan.segment, self._plan.attempt)
+        if attempt is not None:
+            self._starts.settle(attempt.claim)  # Only the start that claimed the attempt is asked for its state.
+        self._flow_run.ask()
         if attempt is None and self._flow_run.is_final:
             if not self._starts.request_next_pool():
                 return self._refused() or self._ended_without_report()
@@ -192,7 +194,6 @@ class _AttemptWait:
         self._capacity.show(history, is_claimed=attempt is not None)
         if attempt is None:
             return self._give_up_waiting(history)
-        self._starts.settle(attempt.claim)
         at, beat = self._clock.monotonic(), last_heartbeat(self._runlog, attempt)
         self._heartbeat.update(beat.counter if beat else None, at=at)
         self._has_read_heartbeat = True
@@ -211,8 +212,8 @@ class _AttemptWait:
             return self._lost(f"no heartbeat for {self._spec.liveness.heartbeat_timeout_seconds:g} s")
         if history.stop is not None:  # The attempt may have claimed the run after the stop was requested.
             self._recall(history, attempt_id, beat, reason=history.stop.reason)
-        elif self._manager is not None:
-            if self._is_standby_due(self._manager, history, beat):
+        elif self._standbys is not None:
+            if self._is_standby_due(self._standbys, history, beat):
                 self._recall(history, attempt_id, beat, reason="the standby is ready")
         elif self._recalled is None and self._is_recall_due(history, beat):
             if beat is None or beat.phase in ("starting", "restoring"):
@@ -235,13 +236,13 @@ class _AttemptWait:
             return report
         return declare_as(self._runlog, self._plan, StopReason.CANCELLED, why=CANCELLED)
 
-    def _is_standby_due(self, manager: StandbyManager, history: History, beat: Heartbeat | None) -> bool:
+    def _is_standby_due(self, standbys: PoolStandbys, history: History, beat: Heartbeat | None) -> bool:
         is_named = history.handover_of(self._plan.segment, self._plan.attempt) is not None
         if beat is None or (beat.phase != "training" and not is_named):
             return False  # The attempt does not train yet, or is about to end by itself.
         if not is_named and not may_come_back(self._spec, history):
             return False
-        return manager.look(history, self._situation_with(beat, history))
+        return standbys.look(history, self._situation_with(beat, history))
 
     def _ended_without_report(self) -> SegmentReport:
         reason = StopReason.CANCELLED if self._starts.was_cancelled() else StopReason.LOST

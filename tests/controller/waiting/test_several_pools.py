@@ -103,7 +103,7 @@ def test_the_first_machine_that_claims_the_attempt_trains_it_and_the_others_are_
     run.child.starting = {f"{C}:3": 20}
     claims(run, plan, at=30, by=f"{B}:2", on=B)
     assert run.wait(plan).stop_reason is StopReason.FINISHED
-    why = f"{StopReason.CANCELLED}: the start on {B} of this attempt came first and trains it"
+    why = f"{None}: the start on {B} of this attempt came first and trains it"
     assert run.child.cancelled == {FIRST: why, f"{C}:3": why}
     history = read_history(run.log)
     assert starts_of(run) == [(1, A, "withdrawn"), (3, C, "withdrawn")]

@@ -1,0 +1,101 @@
+"""Manages the standbys of an attempt on on-demand on all of its spot pools.
+
+A standby is submitted to each pool that is worth it. As soon as one of them has a machine, the others are withdrawn.
+"""
+
+from __future__ import annotations
+
+from segue.clock import Clock
+from segue.controller.orchestrator import Orchestrator
+from segue.controller.standbys.manager import Pauses, Place, StandbyManager, has_been_used
+from segue.controller.standbys.messages import newest_commands, put_command
+from segue.policy.estimates import Situation
+from segue.policy.pool_choice import choose_pool
+from segue.records import SegmentPlan
+from segue.runlog.history import History, read_history
+from segue.runlog.log import RunLog
+from segue.spec import RunSpec
+
+
+class PoolStandbys:
+    """The standbys of one attempt on on-demand."""
+
+    def __init__(
+        self, runlog: RunLog, spec: RunSpec, plan: SegmentPlan, *, orchestrator: Orchestrator, clock: Clock
+    ) -> None:
+        self._runlog, self._spec, self._plan, self._clock = runlog, spec, plan, clock
+        self._orchestrator = orchestrator
+        self._pauses = Pauses(begun_at=clock.monotonic())
+        self._managers: dict[str, StandbyManager] = {}
+
+    def look(self, history: History, here: Situation) -> bool:
+        """While the attempt trains, submit or command standbys if this is due. Return whether to recall the attempt.
+
+        Raises:
+            StoreReadError, StoreWriteError: the store could not be used. It is safe to call the method again.
+        """
+        named = history.handover_of(self._plan.segment, self._plan.attempt)
+        if named is not None:
+            return self._only(self._manager_of(named.deployment)).look(history, here)
+        holder = next((each for each in self._managers.values() if each.has_machine), None)
+        for manager in [holder] if holder is not None else self._worth_asking(history, here):
+            if manager.look(history, here):
+                return True
+            if manager.has_machine:
+                self._only(manager)
+                break
+        return False
+
+    def close(self) -> None:
+        """Release the standbys to which the run was not handed over.
+
+        The method does not wait for an unreachable store.
+        """
+        for manager in self._managers.values():
+            manager.close()
+
+    def _worth_asking(self, history: History, here: Situation) -> list[StandbyManager]:
+        """The managers of the pools on which a standby waits, or should wait."""
+        if not any(each.is_sent for each in self._managers.values()):
+            choice = choose_pool(self._spec, history, here, now=self._clock.now())
+            for deployment in (choice.deployment, *(each.deployment for each in choice.requests)):
+                self._manager_of(deployment)
+        return list(self._managers.values())
+
+    def _manager_of(self, deployment: str) -> StandbyManager:
+        if deployment not in self._managers:
+            self._managers[deployment] = StandbyManager(
+                self._runlog,
+                self._spec,
+                Place(self._plan, deployment),
+                orchestrator=self._orchestrator,
+                clock=self._clock,
+                pauses=self._pauses,
+            )
+        return self._managers[deployment]
+
+    def _only(self, kept: StandbyManager) -> StandbyManager:
+        """Withdraw all other standbys."""
+        for manager in self._managers.values():
+            if manager is not kept:
+                manager.withdraw("another standby has a machine")
+        return kept
+
+
+def release_leftover(runlog: RunLog, spec: RunSpec, *, orchestrator: Orchestrator) -> None:
+    """Cancel the standbys of a run that is over, if a killed parent left standbys on the pools.
+
+    Raises:
+        StoreReadError, StoreWriteError: the store could not be used. It is safe to call the function again. Even
+            without this call, a standby leaves by itself after its start.
+    """
+    history = read_history(runlog)
+    for command in newest_commands(runlog.store, runlog.run_id):
+        if command.action == "leave" or has_been_used(history, command.standby):
+            continue
+        why = "the run is over"
+        made = command.model_copy(update={"action": "leave", "why": why, "counter": command.counter + 1})
+        put_command(runlog.store, runlog.run_id, made)
+        handle = orchestrator.submit_standby(spec, command.standby, deployment=command.deployment)
+        if handle is not None:
+            orchestrator.cancel_standby(handle, why)

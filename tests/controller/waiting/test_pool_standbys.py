@@ -1,0 +1,104 @@
+"""Standbys on several spot pools: the first one with a machine is kept, and the others are withdrawn."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from segue.controller.standbys.messages import newest_commands
+from segue.controller.standbys.pools import release_leftover
+from segue.controller.steps import decide_next
+from segue.policy.handover import SPOT_AGAIN
+from segue.records import StopReason
+from tests.controller.test_standby_manager import POLICY, StandbyRun
+from tests.controller.test_steps import START
+
+A, B, C = "segment/a", "segment/b", "segment/c"
+BOUND, FINISHED = StopReason.BOUND, StopReason.FINISHED
+
+
+@pytest.fixture
+def standby_run(make_spec):
+    """A run on on-demand with three spot pools, of which C costs more than on-demand."""
+
+    def make(**policy) -> StandbyRun:
+        pools = {"spot": [{"deployment": name, "price": price} for name, price in ((A, 1.0), (B, 1.5), (C, 9.0))]}
+        fields = {"steps": 100, "checkpoints": {"every_steps": 10}, "policy": POLICY | policy, "pools": pools}
+        run = StandbyRun(make_spec(deadline=START + timedelta(seconds=20_000), **fields))
+        run.commit(run.training, 20)
+        return run
+
+    return make
+
+
+def kill_parent(run) -> None:
+    """The parent dies while its standbys wait; it can write nothing more."""
+    run.clock.at(20, lambda: (_ for _ in ()).throw(KeyboardInterrupt))
+    run.is_store_down = lambda operation, key: run.clock.monotonic() >= 20 and operation == "put"
+    with pytest.raises(KeyboardInterrupt):
+        run.wait_with_standbys()
+    run.is_store_down = lambda operation, key: False
+
+
+def deployments(run) -> dict[str, str]:
+    found = newest_commands(run.log.store, run.spec.run_id)
+    return {command.standby: command.deployment for command in found}
+
+
+def test_a_standby_waits_on_each_pool_and_the_first_with_a_machine_takes_over(standby_run):
+    run = standby_run()
+    run.standby_enters(30, "here", "spare1")
+    run.standby_enters(60, "ready", "spare1")
+    run.when_recalled(BOUND)
+    assert run.wait_with_standbys().stop_reason is BOUND
+    assert deployments(run) == {"spare0": A, "spare1": B}
+    assert run.handovers == ["spare1"]
+    assert run.pool["spare0"].cancelled == ["another standby has a machine"]
+    assert run.command("spare0")[0] == "leave"
+    assert run.pool["spare1"].cancelled == []
+    plan = decide_next(run.log, run.spec, clock=run.clock).plan
+    assert (plan.standby, plan.deployment, plan.pools) == ("spare1", B, ())
+
+
+def test_of_two_machines_at_once_one_is_given_back(standby_run):
+    run = standby_run()
+    for standby in ("spare0", "spare1"):
+        run.standby_enters(30, "here", standby)
+        run.standby_enters(60, "ready", standby)
+    run.when_recalled(BOUND)
+    run.wait_with_standbys()
+    assert run.handovers == ["spare0"]
+    assert run.command("spare1") == ("leave", "another standby has a machine")
+
+
+def test_where_the_one_with_a_machine_is_gone_all_pools_are_asked_again_after_one_pause(standby_run):
+    run = standby_run()
+    run.standby_enters(30, "here", "spare1")
+    run.standby_enters(50, "gone", "spare1")
+    run.reports_at(700, FINISHED)
+    run.wait_with_standbys()
+    assert deployments(run) == {"spare0": A, "spare1": B, "spare2": A, "spare3": B}
+    assert [round(at) for _, at in run.sent] == [0, 0, 650, 650]
+    assert [run.pool[name].cancelled for name in ("spare2", "spare3")] == [["on-demand has ended"]] * 2
+
+
+def test_a_parent_that_is_restarted_adopts_the_standby_of_each_pool(standby_run):
+    run = standby_run()
+    kill_parent(run)
+    run.standby_enters(40, "ready", "spare1")
+    run.when_recalled(BOUND)
+    run.wait_with_standbys()
+    assert run.handovers == ["spare1"]
+    assert set(run.pool) == {"spare0", "spare1"}
+    plan = decide_next(run.log, run.spec, clock=run.clock)
+    assert (plan.plan.standby, plan.reason) == ("spare1", SPOT_AGAIN)
+
+
+def test_what_a_killed_parent_left_on_the_pools_is_cancelled_when_the_run_is_over(standby_run):
+    run = standby_run()
+    kill_parent(run)
+    run.report(run.plan, run.training, FINISHED)
+    release_leftover(run.log, run.spec, orchestrator=run.pools)
+    assert all(run.command(name) == ("leave", "the run is over") for name in ("spare0", "spare1"))
+    assert all(run.pool[name].cancelled[-1:] == ["the run is over"] for name in ("spare0", "spare1"))
