@@ -12,7 +12,7 @@ from segue.policy.anomalies import reason_to_give_up, rollback_reason, skips_of
 from segue.policy.availability import preemptions
 from segue.policy.broken_resumes import next_recovery_step
 from segue.policy.estimates import Situation, situation
-from segue.policy.handover import SPOT_AGAIN, handover_to
+from segue.policy.handover import handover_to
 from segue.policy.planned_ends import PlannedEnd, kept_pool, planned_end
 from segue.policy.pool_choice import PoolChoice, choose_pool, others_in_words
 from segue.policy.queueing import Queues
@@ -104,7 +104,7 @@ def _here(spec: RunSpec, history: History, now: datetime, queues: Queues) -> Sit
 def _choose(spec: RunSpec, history: History, here: Situation, now: datetime) -> _Choice:
     back = handover_to(history, here)
     if back is not None:
-        return _Choice(Capacity.SPOT, SPOT_AGAIN, PoolChoice(back.deployment), handover=back)
+        return _Choice(Capacity.SPOT, back.reason, PoolChoice(back.deployment), handover=back)
     pool = kept_pool(spec, history) or choose_pool(spec, history, here, now=now)
     capacity, why, ahead = _by_policy(spec, history, here, pool, now)
     return _Choice(capacity, why, pool, ahead)

@@ -1,22 +1,27 @@
-"""Decides about the way back from on-demand to spot: when a standby is sent, when it is sent again, and when it takes
-over the run. The module is pure.
+"""Decides about standbys: on which pools a standby waits, when it is sent again, and when it takes over the run.
+
+A run hands over from on-demand to spot, and from a spot pool to a cheaper one. The module is pure.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import datetime
 
 from segue.policies import POLICIES
 from segue.policy import clamp
 from segue.policy.availability import preemptions
 from segue.policy.estimates import Situation
+from segue.policy.pool_choice import cheaper_pools, choose_pool
 from segue.policy.rules.sentinel import PAUSES_SECONDS
-from segue.records import Capacity
+from segue.records import Capacity, SegmentPlan
 from segue.runlog.entries import HandoverEntry
 from segue.runlog.history import History
 from segue.spec import RunSpec
 
 SPOT_AGAIN = "spot again: the standby is ready; on-demand commits and hands over"
+
+CHEAPER_SPOT = "cheaper spot: the standby is ready; the attempt commits and hands over"
 
 _LONGEST_SHARE = 0.1
 """The longest pause of a short run, as a share of the time left."""
@@ -32,21 +37,42 @@ def may_come_back(spec: RunSpec, history: History) -> bool:
     return spec.deadline is not None and spec.policy.handover and POLICIES[spec.policy.name].comes_back
 
 
-def is_worth_a_standby(here: Situation) -> bool:
-    """Whether a standby that started now could still take over the run, with more work left for the standby than the
-    hand-over costs.
+def may_hand_over(spec: RunSpec, history: History, plan: SegmentPlan) -> bool:
+    """Whether the attempt of a plan may hand the run over to a standby at all."""
+    if plan.capacity is Capacity.ON_DEMAND:
+        return may_come_back(spec, history)
+    is_able = spec.policy.handover and not spec.trains_elsewhere and not plan.ignores_deadline
+    return is_able and len(spec.pools.spot) > 1 and not history.is_import(plan.segment, plan.attempt)
+
+
+def standby_pools(
+    spec: RunSpec, history: History, here: Situation, plan: SegmentPlan, *, now: datetime
+) -> tuple[str, ...]:
+    """Return the pools on which a standby should wait while the attempt of a plan trains, the best pool first."""
+    if plan.capacity is Capacity.SPOT:
+        return cheaper_pools(spec, history, here, plan, now=now)
+    choice = choose_pool(spec, history, here, now=now)
+    return (choice.deployment, *(request.deployment for request in choice.requests[1:]))
+
+
+def is_worth_a_standby(here: Situation, leaves: Capacity = Capacity.ON_DEMAND) -> bool:
+    """Whether a standby that started now could still take over the run from this capacity, with more work left for the
+    standby than the hand-over costs.
     """
-    return permits(here) and (here.work_seconds or 0.0) > 2 * here.changeover_seconds
+    return permits(here, leaves) and (here.work_seconds or 0.0) > 2 * here.changeover_seconds
 
 
-def permits(here: Situation) -> bool:
-    """Whether the run can leave on-demand for spot now and still meet the deadline.
+def permits(here: Situation, leaves: Capacity = Capacity.ON_DEMAND) -> bool:
+    """Whether the run can leave its machine of this capacity for spot now and still meet the deadline.
 
-    The requirements of the clamp for any spot attempt must also hold after the recall of on-demand. In the worst case,
-    on-demand answers the recall late and dies before it commits.
+    The requirements of the clamp for any spot attempt must also hold after the recall of the attempt. In the worst
+    case, the attempt answers the recall late and dies before it commits. Without a deadline, a run may leave spot at
+    any time. It never leaves on-demand, because without a deadline it uses on-demand only where spot is not allowed.
     """
-    if here.work_seconds is None or here.remaining_seconds is None:
+    if here.work_seconds is None:
         return False
+    if here.remaining_seconds is None:
+        return leaves is Capacity.SPOT
     after = here.remaining_seconds - here.answer_seconds - here.detection_seconds
     return clamp.permits_spot(replace(here, remaining_seconds=after))
 
@@ -60,11 +86,11 @@ def pause_seconds(here: Situation, *, sent: int) -> float:
 def handover_to(history: History, here: Situation) -> HandoverEntry | None:
     """Return the hand-over whose standby makes the next attempt.
 
-    On-demand was recalled for this standby, and the clamp permits spot. Return None if the recipe raised an exception
-    in the meantime. The failed attempt is then repeated on the capacity on which it failed.
+    The last attempt was recalled for this standby, and the clamp permits spot. Return None if the recipe raised an
+    exception in the meantime. The failed attempt is then repeated on the capacity on which it failed.
     """
     last = history.fresh_reports[-1] if history.fresh_reports else None
-    if last is None or last.capacity is not Capacity.ON_DEMAND or last.is_own_fault:
+    if last is None or last.is_own_fault:
         return None
     handover = history.handover_of(last.segment, last.attempt)
     return handover if handover is not None and clamp.permits_spot(here) else None

@@ -13,13 +13,15 @@ an hour.
 
 An attempt is requested on every pool on which an hour of useful work costs less than on-demand, and the first machine
 that claims the attempt trains it. A pool that is dearer than the chosen pool is asked later: when the wait for the
-chosen pool has cost as much as the machine of the dearer pool would cost more over its mean life,
+chosen pool has cost as much as the machine of the dearer pool would cost more,
 
-    on-demand price x share x wait  =  (price of useful work - price of useful work on the chosen pool) L
+    on-demand price x share x wait  =  (price of useful work - price of useful work on the chosen pool) min(L, W + d)
 
-where the price of useful work is the first term above. All pools are asked within the first half of the wait for spot.
-If the trainers run on a cluster (Slurm, Ray), the segment itself waits in the queue of the cluster. Such a run asks one
-pool at a time, and divides the wait for spot among the pools.
+where the price of useful work is the first term above, L the mean life on the dearer pool, and W the mean wait for the
+chosen pool, to which the run then moves (`cheaper_pools`). Without `policy.handover`, L alone counts.
+All pools are asked within the first half of the wait for spot. If the trainers run on a cluster (Slurm, Ray), the
+segment itself waits in the queue of the cluster. Such a run asks one pool at a time, and divides the wait for spot
+among the pools.
 
 Both L and W start from two priors. The first prior is the same for all pools and counts as one interval. The second
 prior is what other runs of the store had seen of the pool when this run began, and counts as four intervals at most. L
@@ -38,8 +40,8 @@ from typing import NamedTuple
 
 from segue.policy.availability import Interval, intervals, seen_by_others
 from segue.policy.estimates import Situation
-from segue.policy.spending import pools_now
-from segue.records import PoolRequest
+from segue.policy.spending import HOUR, pools_now
+from segue.records import PoolRequest, SegmentPlan
 from segue.runlog.history import History
 from segue.spec import RunSpec
 from segue.spec.pool_prices import PoolSpec
@@ -59,6 +61,8 @@ _MOST_DEATHS = 50.0
 """If the expected number of deaths between two commits is larger than this, all pools count as equally bad."""
 _ASKED_SHARE = 0.5
 """All pools are asked within this share of the wait for spot."""
+_LEAST_GAIN = 2.0
+"""A move to a cheaper pool saves at least this multiple of the cost of the standby's boot."""
 _LEAST_WAIT_SHARE = 1e-3
 _WAIT_SHARE = 0.1
 """The weight of one second of waiting if the run has no deadline. The weight is small, but more than zero."""
@@ -122,7 +126,8 @@ def choose_pool(spec: RunSpec, history: History, here: Situation, *, now: dateti
     chosen = cheapest(pools, here=here, on_demand_price=listed.on_demand_price, now=now)
     if spec.trains_elsewhere:
         return chosen
-    requests = requests_of(pools, chosen.deployment, here=here, on_demand_price=listed.on_demand_price)
+    price, may_move = listed.on_demand_price, spec.policy.handover
+    requests = requests_of(pools, chosen.deployment, here=here, on_demand_price=price, may_move=may_move)
     return replace(chosen, wait_share=1.0, requests=requests)
 
 
@@ -153,23 +158,59 @@ def cheapest(pools: list[Pool], *, here: Situation, on_demand_price: float, now:
     return PoolChoice(best.deployment, why, wait_share=1 / len(pools))
 
 
-def requests_of(pools: list[Pool], chosen: str, *, here: Situation, on_demand_price: float) -> tuple[PoolRequest, ...]:
+def requests_of(
+    pools: list[Pool], chosen: str, *, here: Situation, on_demand_price: float, may_move: bool
+) -> tuple[PoolRequest, ...]:
     """Return the requests for an attempt, in the order of their times. The first request is for the chosen pool.
 
-    Return no request if no other pool is worth a request.
+    `may_move` tells whether a run on a dearer pool moves to the chosen pool later. Return no request if no other pool
+    is worth a request.
     """
     paid = {pool.deployment: paid_per_hour_of_work(pool, here=here) for pool in pools}
+    first = next(pool for pool in pools if pool.deployment == chosen)
+    longest = first.wait_seconds + here.expected_changeover_seconds if may_move else math.inf
     waiting_price = on_demand_price * max(_wait_share(here), _LEAST_WAIT_SHARE)
+
+    def after_seconds(pool: Pool) -> float:
+        dearer = paid[pool.deployment] - paid[chosen]
+        return max(dearer * min(pool.life_seconds, longest) / waiting_price, 0.0)
+
     others = [
-        PoolRequest(
-            deployment=pool.deployment,
-            after_seconds=max((paid[pool.deployment] - paid[chosen]) * pool.life_seconds / waiting_price, 0.0),
-        )
+        PoolRequest(deployment=pool.deployment, after_seconds=after_seconds(pool))
         for pool in pools
-        if pool.deployment != chosen and paid[pool.deployment] < on_demand_price
+        if pool is not first and paid[pool.deployment] < on_demand_price
     ]
-    first = (PoolRequest(deployment=chosen),) if others else ()
-    return (*first, *sorted(others, key=lambda each: each.after_seconds))
+    asked = (PoolRequest(deployment=chosen),) if others else ()
+    return (*asked, *sorted(others, key=lambda each: each.after_seconds))
+
+
+def cheaper_pools(
+    spec: RunSpec, history: History, here: Situation, plan: SegmentPlan, *, now: datetime
+) -> tuple[str, ...]:
+    """Return the spot pools to which an attempt that trains on spot should move, the one that saves most first.
+
+    A move is worth it if the saving until the new machine is expected to die, or until the goal, is twice the cost of
+    the standby's boot. A machine is expected to last for as long as it has lasted so far, or for the mean life of its
+    pool if this is longer.
+    """
+    attempt, carried_out = history.attempt_of(plan.segment, plan.attempt), history.plan_of(plan.segment, plan.attempt)
+    if attempt is None or carried_out is None or here.work_seconds is None:
+        return ()
+    pools = {pool.deployment: pool for pool in pools_of(pools_now(spec, history), history, here, now=now)}
+    own = pools.pop(carried_out.deployment, None)
+    if own is None:
+        return ()
+    age = (now - attempt.claim.written_at).total_seconds()
+    own = replace(own, life_seconds=max(own.life_seconds, age))
+    gains = {name: _gain(own, pool, here=here, work_seconds=here.work_seconds) for name, pool in pools.items()}
+    return tuple(sorted((name for name, gain in gains.items() if gain > 0), key=lambda name: -gains[name]))
+
+
+def _gain(own: Pool, other: Pool, *, here: Situation, work_seconds: float) -> float:
+    """Return the money that a move to another pool saves, less twice the cost of the standby's boot."""
+    saved = paid_per_hour_of_work(own, here=here) - paid_per_hour_of_work(other, here=here)
+    boot = other.price * here.expected_changeover_seconds
+    return (saved * min(other.life_seconds, work_seconds) - _LEAST_GAIN * boot) / HOUR
 
 
 def others_in_words(requests: tuple[PoolRequest, ...]) -> str:

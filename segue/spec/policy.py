@@ -30,8 +30,8 @@ class PolicySpec(FiniteValue):
     )
     handover: bool = Field(
         True,
-        description="Whether the run may move from on-demand back to spot. On-demand trains until a new spot machine "
-        "has booted; false: after a move to on-demand, the run stays there.",
+        description="Whether the run may move from on-demand back to spot, and from a spot pool to a cheaper one. The "
+        "attempt trains until the new spot machine has booted; false: after a move to on-demand, the run stays there.",
     )
     changeover_seconds: float = Field(
         120.0, ge=0, description="Prior: seconds from the end of one segment to the first new step of the next."

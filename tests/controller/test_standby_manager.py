@@ -77,11 +77,15 @@ class StandbyRun(Watched):
         self.child = self.pools = ScriptedPools(self.clock)
         self.pool, self.sent = self.pools.standbys, self.pools.sent
         self.phases: dict[str, str] = {}
+        self.plan, self.training = self.first_attempt()
+        self.beats_on(self.training)
+
+    def first_attempt(self) -> tuple[SegmentPlan, Claim]:
+        """The attempt that trains, which is on on-demand."""
         plan = self.decide().model_copy(update={"capacity": Capacity.ON_DEMAND, "start_within_seconds": None})
         facts = {"plan": plan, "action": "run", "reason": "chosen by the test"}
         self.log.append(lambda stamp: DecisionEntry(**stamp(epoch=0), **facts))
-        self.plan, self.training = plan, self.claim(plan)
-        self.beats_on(self.training)
+        return plan, self.claim(plan)
 
     def beats_on(self, claim: Claim, **fields) -> None:
         super().beats_on(claim, **fields)
@@ -478,7 +482,7 @@ def test_a_standby_that_is_ready_too_late_is_released(standby_run):
     run.reports_at(460, FINISHED)
     run.wait_with_standbys()
     assert (run.handovers, run.recalls) == ([], [])
-    assert run.command() == ("leave", "not needed: the slack no longer covers a return to spot")
+    assert run.command() == ("leave", "not needed: the slack no longer covers another spot attempt")
 
 
 @pytest.mark.parametrize("policy", [{"name": "greedy"}, {"handover": False}])

@@ -20,6 +20,7 @@ from segue.policy.pool_choice import (
     PRIOR_WAIT_SECONDS,
     Pool,
     PoolChoice,
+    cheaper_pools,
     cheapest,
     choose_pool,
     paid_per_hour_of_work,
@@ -180,18 +181,19 @@ def test_an_attempt_is_requested_on_every_pool_that_is_cheaper_than_on_demand_an
     assert log(1.0, 1.0).ask().plan.start_within_seconds == log(1.0).ask().plan.start_within_seconds
 
 
-def test_a_dearer_pool_is_asked_when_the_wait_has_cost_what_its_machine_costs_more():
-    cheap, dear = Pool(A, 1.0, life_seconds=3600.0), Pool(B, 1.3, life_seconds=3600.0)
+@pytest.mark.parametrize(("may_move", "seconds"), [(False, 3600.0), (True, 600.0)])
+def test_a_dearer_pool_is_asked_when_the_wait_has_cost_what_its_machine_costs_more(may_move, seconds):
+    cheap, dear = Pool(A, 1.0, life_seconds=3600.0, wait_seconds=480.0), Pool(B, 1.3, life_seconds=3600.0)
     paid = [paid_per_hour_of_work(pool, here=HERE) for pool in (cheap, dear)]
-    first, second = requests_of([dear, cheap], A, here=HERE, on_demand_price=3.0)
+    first, second = requests_of([dear, cheap], A, here=HERE, on_demand_price=3.0, may_move=may_move)
     assert (first.deployment, first.after_seconds, second.deployment) == (A, 0.0, B)
     share = HERE.work_seconds / HERE.remaining_seconds
-    assert second.after_seconds * 3.0 * share == pytest.approx((paid[1] - paid[0]) * 3600.0)
+    assert second.after_seconds * 3.0 * share == pytest.approx((paid[1] - paid[0]) * seconds)
 
 
 def test_all_pools_are_asked_within_the_first_half_of_the_wait():
-    found = requests(log(1.0, 1.1, 2.0, deadline_in=None))
     plan = log(1.0, 1.1, 2.0, deadline_in=None).ask().plan
+    found = {each.deployment: each.after_seconds for each in plan.pools}
     assert found[C] == pytest.approx((plan.start_within_seconds - 120.0) / 2)
     assert 0 < found[B] < found[C] / 5
 
@@ -258,6 +260,36 @@ def test_a_budget_bounds_an_attempt_by_the_dearest_pool_and_leaves_pools_out_tha
     alone, dear, both = (book.ask().plan for book in books)
     assert [each.deployment for each in both.pools] == pools
     assert both.max_seconds == (dear if pools else alone).max_seconds
+
+
+def trains_on(won_by: str, *prices: float, seconds: float = 0.0, steps: int = 100, **fields) -> Logbook:
+    """A run whose attempt trains on this pool since these seconds."""
+    book = log(*prices, steps=steps, **fields)
+    book.claim(book.plan(), deployment=won_by)
+    book.seconds += seconds
+    return book
+
+
+def cheaper(book: Logbook) -> tuple[str, ...]:
+    here = situation(book.spec, book.history, now=book.now)
+    return cheaper_pools(book.spec, book.history, here, book.history.open_plan, now=book.now)
+
+
+def test_a_run_on_a_dear_pool_moves_to_the_cheaper_ones_and_first_to_the_one_that_saves_most():
+    assert cheaper(trains_on(C, 1.2, 1.0, 2.5)) == (B, A)
+    assert cheaper(trains_on(A, 1.2, 1.0, 2.5)) == (B,)
+    assert cheaper(trains_on(B, 1.2, 1.0, 2.5)) == ()
+
+
+def test_a_move_must_save_twice_the_cost_of_the_boot_in_the_work_that_is_left():
+    assert cheaper(trains_on(B, 1.0, 1.05)) == ()
+    assert cheaper(trains_on(B, 1.0, 1.5)) == (A,)
+    assert cheaper(trains_on(B, 1.0, 1.5, steps=10)) == ()  # Five minutes of work are left.
+
+
+def test_a_machine_that_has_lasted_long_is_left_only_for_a_clear_saving():
+    assert cheaper(trains_on(B, 1.0, 1.1, seconds=0.0)) == (A,)
+    assert cheaper(trains_on(B, 1.0, 1.1, seconds=30_000.0)) == ()
 
 
 def test_old_observations_count_less():
@@ -329,7 +361,7 @@ def one_by_one(pools, here, now):
 
 def all_at_once(pools, here, now):
     chosen = cheapest(pools, here=here, on_demand_price=3.0, now=now)
-    requests = requests_of(pools, chosen.deployment, here=here, on_demand_price=3.0)
+    requests = requests_of(pools, chosen.deployment, here=here, on_demand_price=3.0, may_move=False)
     return replace(chosen, wait_share=1.0, requests=requests)
 
 

@@ -1,4 +1,4 @@
-"""Manages the standbys on one pool: while on-demand trains, the manager submits and commands a standby, and hands the
+"""Manages the standbys on one pool: while an attempt trains, the manager submits and commands a standby, and hands the
 run over to it.
 """
 
@@ -21,8 +21,15 @@ from segue.controller.standbys.messages import (
     status_of,
 )
 from segue.policy.estimates import Situation
-from segue.policy.handover import SPOT_AGAIN, is_worth_a_standby, pause_seconds, permits
-from segue.records import SegmentPlan
+from segue.policy.handover import (
+    CHEAPER_SPOT,
+    SPOT_AGAIN,
+    is_worth_a_standby,
+    pause_seconds,
+    permits,
+    standby_pools,
+)
+from segue.records import Capacity, SegmentPlan
 from segue.runlog import keys
 from segue.runlog.entries import Entry, HandoverEntry
 from segue.runlog.history import History, read_history
@@ -60,7 +67,7 @@ class _Sent:
 
 
 class Pauses:
-    """The pauses between the standbys of one attempt on on-demand, on all of its pools."""
+    """The pauses between the standbys of one attempt, on all of its pools."""
 
     def __init__(self, *, begun_at: float) -> None:
         self.next_at = begun_at
@@ -76,14 +83,14 @@ class Pauses:
 
 @dataclass(frozen=True)
 class Place:
-    """The attempt on on-demand, and the spot pool of its standbys."""
+    """The attempt that trains, and the spot pool of its standbys."""
 
     plan: SegmentPlan
     deployment: str
 
 
 class StandbyManager:
-    """Manages the standbys of one attempt on on-demand, on one pool. If a standby fails, the attempt is not disturbed.
+    """Manages the standbys of one attempt, on one pool. If a standby fails, the attempt is not disturbed.
 
     The manager keeps no state that a restart could lose, because a parent that is restarted adopts the submitted
     standby.
@@ -148,7 +155,7 @@ class StandbyManager:
 
         The method does not wait for an unreachable store.
         """
-        self.withdraw("on-demand has ended")
+        self.withdraw(f"{self._plan.capacity} has ended")
 
     def withdraw(self, why: str) -> None:
         """Release the standby, unless the run was handed over to it. An unreachable store is only logged."""
@@ -184,7 +191,7 @@ class StandbyManager:
         self._sent, self._next = _Sent(handle, command, heartbeat, at, at, sent_at=None if is_out else at), None
 
     def _is_due(self, here: Situation, at: float) -> bool:
-        return at >= self._pauses.next_at and is_worth_a_standby(here)
+        return at >= self._pauses.next_at and is_worth_a_standby(here, self._plan.capacity)
 
     def _next_command(self, history: History, here: Situation, at: float) -> StandbyCommand:
         """Return the command of the submitted standby.
@@ -231,15 +238,15 @@ class StandbyManager:
         """Command a live standby. Return whether to hand the run over to this standby."""
         sent.seen_at = at if sent.seen_at is None else sent.seen_at
         reject = None
-        if status.phase == "ready" and permits(here):
+        if status.phase == "ready" and permits(here, self._plan.capacity):
             return self._hand_over(sent, at)
         if status.phase == "ready":
-            reject = "not needed: the slack no longer covers a return to spot"
+            reject = "not needed: the slack no longer covers another spot attempt"
         elif sent.command.action == "wait":
-            if is_worth_a_standby(here) and self._is_spot_wanted(sent, history, here, up_seconds=at - sent.seen_at):
-                self._command(sent, "boot", "spot is wanted again", at)
+            if self._is_wanted(sent, history, here, up_seconds=at - sent.seen_at):
+                self._command(sent, "boot", "spot is wanted on this pool", at)
                 return False
-            reject = "not needed: on-demand continues"
+            reject = f"not needed: {self._plan.capacity} continues"
         elif at - sent.seen_at > (patience := self._spec.liveness.start_seconds + here.changeover_seconds):
             reject = f"it did not boot within {patience:g} s"
         if reject is not None:
@@ -247,14 +254,19 @@ class StandbyManager:
             self._pauses.begin(here, at)
         return False
 
-    def _is_spot_wanted(self, sent: _Sent, history: History, here: Situation, *, up_seconds: float) -> bool:
+    def _is_wanted(self, sent: _Sent, history: History, here: Situation, *, up_seconds: float) -> bool:
         from segue.policy.outlook import wants_spot  # Imported here, because the import loads NumPy.
 
         now, pool = self._clock.now(), sent.command.deployment
+        if not is_worth_a_standby(here, self._plan.capacity):
+            return False
+        if self._plan.capacity is Capacity.SPOT:
+            return pool in standby_pools(self._spec, history, here, self._plan, now=now)
         return wants_spot(self._spec, history, here, up_seconds=up_seconds, now=now, deployment=pool)
 
     def _hand_over(self, sent: _Sent, at: float) -> bool:
         segment, attempt = self._numbers
+        why = CHEAPER_SPOT if self._plan.capacity is Capacity.SPOT else SPOT_AGAIN
         numbers = {}
         if sent.seen_at is not None and sent.sent_at is not None:
             numbers = {"waited_seconds": sent.seen_at - sent.sent_at, "held_seconds": at - sent.seen_at}
@@ -264,7 +276,7 @@ class StandbyManager:
             if history.report_of(segment, attempt) or history.handover_of(segment, attempt):
                 raise _TooLateError
             where = {"standby": sent.name, "deployment": sent.command.deployment}
-            facts = where | {"segment": segment, "attempt": attempt, "reason": SPOT_AGAIN, "numbers": numbers}
+            facts = where | {"segment": segment, "attempt": attempt, "reason": why, "numbers": numbers}
             return HandoverEntry.model_validate(stamp(epoch=0) | facts)
 
         with suppress(_TooLateError):

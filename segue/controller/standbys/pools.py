@@ -1,4 +1,4 @@
-"""Manages the standbys of an attempt on on-demand on all of its spot pools.
+"""Manages the standbys of an attempt that trains, on all spot pools to which the run may move.
 
 A standby is submitted to each pool that is worth it. As soon as one of them has a machine, the others are withdrawn.
 """
@@ -10,15 +10,18 @@ from segue.controller.orchestrator import Orchestrator
 from segue.controller.standbys.manager import Pauses, Place, StandbyManager, has_been_used
 from segue.controller.standbys.messages import newest_commands, put_command
 from segue.policy.estimates import Situation
-from segue.policy.pool_choice import choose_pool
+from segue.policy.handover import standby_pools
 from segue.records import SegmentPlan
 from segue.runlog.history import History, read_history
 from segue.runlog.log import RunLog
 from segue.spec import RunSpec
 
+_ASK_SECONDS = 30.0
+"""Seconds between two choices of the pools, as long as no standby is submitted."""
+
 
 class PoolStandbys:
-    """The standbys of one attempt on on-demand."""
+    """The standbys of one attempt."""
 
     def __init__(
         self, runlog: RunLog, spec: RunSpec, plan: SegmentPlan, *, orchestrator: Orchestrator, clock: Clock
@@ -27,6 +30,8 @@ class PoolStandbys:
         self._orchestrator = orchestrator
         self._pauses = Pauses(begun_at=clock.monotonic())
         self._managers: dict[str, StandbyManager] = {}
+        self._worth: list[StandbyManager] = []
+        self._ask_at = clock.monotonic()
 
     def look(self, history: History, here: Situation) -> bool:
         """While the attempt trains, submit or command standbys if this is due. Return whether to recall the attempt.
@@ -56,11 +61,12 @@ class PoolStandbys:
 
     def _worth_asking(self, history: History, here: Situation) -> list[StandbyManager]:
         """The managers of the pools on which a standby waits, or should wait."""
-        if not any(each.is_sent for each in self._managers.values()):
-            choice = choose_pool(self._spec, history, here, now=self._clock.now())
-            for deployment in (choice.deployment, *(each.deployment for each in choice.requests)):
-                self._manager_of(deployment)
-        return list(self._managers.values())
+        at = self._clock.monotonic()
+        if at >= self._ask_at and not any(each.is_sent for each in self._managers.values()):
+            self._ask_at = at + _ASK_SECONDS
+            pools = standby_pools(self._spec, history, here, self._plan, now=self._clock.now())
+            self._worth = [self._manager_of(deployment) for deployment in pools]
+        return self._worth
 
     def _manager_of(self, deployment: str) -> StandbyManager:
         if deployment not in self._managers:

@@ -23,7 +23,7 @@ from segue.controller.waiting.recalled import Recalled
 from segue.notices.recall import recall
 from segue.policy import clamp
 from segue.policy.estimates import Situation, situation
-from segue.policy.handover import may_come_back
+from segue.policy.handover import may_hand_over
 from segue.records import Capacity, Heartbeat, SegmentReport, StopReason
 from segue.runlog.history import History, read_history
 from segue.runlog.last_heartbeat import last_heartbeat
@@ -94,7 +94,7 @@ def await_report(
     if submitted.plan.ignores_deadline:
         spec = spec.model_copy(update={"deadline": None})
     standbys = None
-    if with_standbys and submitted.plan.capacity is Capacity.ON_DEMAND:
+    if with_standbys:
         standbys = PoolStandbys(runlog, spec, submitted.plan, orchestrator=submitted.orchestrator, clock=clock)
     waiting = _AttemptWait(runlog, spec, submitted, clock, standbys=standbys, period=period, show=show)
     try:
@@ -212,13 +212,12 @@ class _AttemptWait:
             return self._lost(f"no heartbeat for {self._spec.liveness.heartbeat_timeout_seconds:g} s")
         if history.stop is not None:  # The attempt may have claimed the run after the stop was requested.
             self._recall(history, attempt_id, beat, reason=history.stop.reason)
-        elif self._standbys is not None:
-            if self._is_standby_due(self._standbys, history, beat):
-                self._recall(history, attempt_id, beat, reason="the standby is ready")
         elif self._recalled is None and self._is_recall_due(history, beat):
             if beat is None or beat.phase in ("starting", "restoring"):
                 return self._lost("it had not started to train when the deadline required on-demand")
             self._recall(history, attempt_id, beat, reason="the deadline requires on-demand")
+        elif self._standbys is not None and self._is_standby_due(self._standbys, history, beat):
+            self._recall(history, attempt_id, beat, reason="the standby is ready")
         if self._recalled is None:
             return None
         self._looks.within(self._spec.liveness.heartbeat_seconds)
@@ -240,7 +239,7 @@ class _AttemptWait:
         is_named = history.handover_of(self._plan.segment, self._plan.attempt) is not None
         if beat is None or (beat.phase != "training" and not is_named):
             return False  # The attempt does not train yet, or is about to end by itself.
-        if not is_named and not may_come_back(self._spec, history):
+        if not is_named and not may_hand_over(self._spec, history, self._plan):
             return False
         return standbys.look(history, self._situation_with(beat, history))
 

@@ -1,4 +1,4 @@
-"""Standbys on several spot pools: the first one with a machine is kept, and the others are withdrawn."""
+"""Standbys on several spot pools: the first one with a machine takes over, from on-demand or from a dearer pool."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ import pytest
 from segue.controller.standbys.messages import newest_commands
 from segue.controller.standbys.pools import release_leftover
 from segue.controller.steps import decide_next
-from segue.policy.handover import SPOT_AGAIN
-from segue.records import StopReason
+from segue.policy.availability import intervals
+from segue.policy.handover import CHEAPER_SPOT, SPOT_AGAIN
+from segue.records import Capacity, SegmentPlan, StopReason
+from segue.runlog.history import read_history
+from segue.trainer.claim import Claim
 from tests.controller.test_standby_manager import POLICY, StandbyRun
 from tests.controller.test_steps import START
 
@@ -30,6 +33,74 @@ def standby_run(make_spec):
         return run
 
     return make
+
+
+class SpotRun(StandbyRun):
+    """A run that trains on one of its spot pools."""
+
+    def __init__(self, spec, *, on: str) -> None:
+        self._on = on
+        super().__init__(spec)
+
+    def first_attempt(self) -> tuple[SegmentPlan, Claim]:
+        plan = self.decide()
+        return plan, self.claim(plan.on_pool(self._on))
+
+
+@pytest.fixture
+def spot_run(make_spec):
+    def make(*, on: str, deadline_in: float | None = 20_000.0, prices=(1.0, 1.5), **policy) -> SpotRun:
+        spot = [{"deployment": name, "price": price} for name, price in zip((A, B), prices, strict=False)]
+        fields = {"steps": 400, "checkpoints": {"every_steps": 10}, "policy": POLICY | policy, "pools": {"spot": spot}}
+        deadline = None if deadline_in is None else START + timedelta(seconds=deadline_in)
+        run = SpotRun(make_spec(deadline=deadline, **fields), on=on)
+        run.commit(run.training, 20)
+        return run
+
+    return make
+
+
+@pytest.mark.parametrize("deadline_in", [20_000.0, None])
+def test_a_run_on_a_dear_pool_hands_over_to_a_standby_on_a_cheaper_one(spot_run, deadline_in):
+    run = spot_run(on=B, deadline_in=deadline_in)
+    run.standby_enters(300, "here")
+    run.standby_enters(330, "ready")
+    run.when_recalled(BOUND)
+    assert run.wait_with_standbys().stop_reason is BOUND
+    assert deployments(run) == {"spare0": A}
+    handover = read_history(run.log).handovers[0]
+    assert (handover.standby, handover.deployment, handover.reason) == ("spare0", A, CHEAPER_SPOT)
+    decision = decide_next(run.log, run.spec, clock=run.clock)
+    plan = decision.plan
+    assert (plan.standby, plan.deployment, plan.pools, decision.reason) == ("spare0", A, (), CHEAPER_SPOT)
+    up = [each for each in intervals(read_history(run.log)) if each.is_up]
+    assert [(each.deployment, each.has_ended) for each in up] == [(B, False)]
+
+
+@pytest.mark.parametrize(
+    ("fields", "policy"),
+    [
+        ({"on": A}, {}),
+        ({"on": B}, {"handover": False}),
+        ({"on": B, "prices": (1.0, 1.01)}, {}),
+    ],
+    ids=["on the cheapest", "no hand-over", "saves too little"],
+)
+def test_a_run_that_gains_nothing_sends_no_standby(spot_run, fields, policy):
+    run = spot_run(**fields, **policy)
+    run.reports_at(200, FINISHED)
+    run.wait_with_standbys()
+    assert run.sent == []
+
+
+def test_when_the_deadline_requires_on_demand_no_standby_takes_over(spot_run):
+    run = spot_run(on=B, deadline_in=5200.0)
+    run.standby_enters(500, "here")
+    run.when_recalled(BOUND)
+    run.wait_with_standbys()
+    assert run.handovers == []
+    assert run.command()[0] == "leave"
+    assert decide_next(run.log, run.spec, clock=run.clock).plan.capacity is Capacity.ON_DEMAND
 
 
 def kill_parent(run) -> None:

@@ -11,13 +11,16 @@ from prefect.client.schemas.actions import DeploymentUpdate
 from prefect.client.schemas.objects import StateType
 from prefect.exceptions import ObjectAlreadyExists
 
-from segue.controller.steps import request_stop
+from segue.clock import SystemClock
+from segue.controller.steps import open_run, request_stop
 from segue.policy.availability import intervals
+from segue.policy.handover import CHEAPER_SPOT
 from segue.policy.spending import charges_of
 from segue.prefect.state_words import in_words
-from segue.records import StopReason
+from segue.records import StopReason, VerdictKind
 from segue.runlog.history import read_history
-from tests.flows.test_runs import LONG, ended_segments, final_state, segment_runs, start, until
+from tests.flows.test_handover import state_of
+from tests.flows.test_runs import LONG, ended_segments, final_state, live_attempt, segment_runs, start, until
 
 pytestmark = [pytest.mark.prefect, pytest.mark.matrix]
 
@@ -135,3 +138,48 @@ def test_where_no_pool_gives_a_machine_each_was_asked_and_each_request_is_withdr
     assert {pool_of(run): run.state.type for run in runs} == {NEVER: StateType.CANCELLED, LATE: StateType.CANCELLED}
     first = read_history(runlog.reload()).last_reports()[0]
     assert (first.stop_reason, first.got_capacity) == (StopReason.NO_CAPACITY, False)
+
+
+def test_a_run_on_a_dear_pool_moves_to_the_cheaper_one_when_that_gives_a_machine(
+    client, queues, make_spec, fork_server, tmp_path
+):
+    brake = tmp_path / "brake"
+    common = {"recipe": "tests.recipes.paced:build", "config": {"brake": str(brake)}, "steps": 300}
+    undisturbed = make_spec(run_id="never-moved-to-cheap", checkpoints={"every_steps": 1000}, **common)
+    reference = open_run(undisturbed, clock=SystemClock())
+    fork_server.run_to_the_end(reference, undisturbed)
+
+    brake.touch()  # The dear machine still trains, however long the standby takes to boot.
+    queues.make(LATE, has_capacity=False)
+    pools = {
+        "spot": [{"deployment": LATE, "price": 0.1}, {"deployment": "segment/spot", "price": 5.0}],
+        "on_demand_price": 9.0,
+    }
+    policy = {"step_seconds": 30, "changeover_seconds": 1}
+    liveness = {"heartbeat_seconds": 0.5, "start_seconds": 10}  # The dear pool is asked after five seconds.
+    spec = make_spec(
+        run_id="to-cheap", liveness=liveness, pools=pools, policy=policy, checkpoints={"every_steps": 20}, **common
+    )
+    runlog, parent = start(client, spec)
+    until(lambda: live_attempt(runlog, past_step=20), what="the dear machine")
+    until(lambda: "to-cheap-standby0" in {run.name for run in segment_runs(client, spec.run_id)}, what="the standby")
+    queues.set(LATE, has_capacity=True)
+    until(lambda: read_history(runlog).handovers, what="the hand-over")
+    brake.unlink()
+    state = final_state(client, parent)
+    assert state.type is StateType.COMPLETED, state.message
+    history = read_history(runlog.reload())
+    first, second = history.last_reports()
+    assert [first.stop_reason, second.stop_reason] == [StopReason.BOUND, StopReason.FINISHED]
+    assert [entry.plan.deployment for entry in history.decisions if entry.plan] == ["segment/spot", LATE]
+    assert [entry.reason for entry in history.decisions][1] == CHEAPER_SPOT
+    assert first.lost_steps == second.lost_steps == 0
+    assert first.to_step == second.from_step > 20
+    assert history.attempts[1].verdict.kind is VerdictKind.EXACT
+    assert state_of(history) == state_of(read_history(reference))
+    names = {run.name: in_words(run.state) for run in ended_segments(client, spec.run_id)}
+    assert names == {
+        "to-cheap-seg0-a1-spot": "Completed",
+        "to-cheap-seg0-a1-spot-late": "Withdrawn",
+        "to-cheap-standby0": "Completed",
+    }
