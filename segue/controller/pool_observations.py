@@ -17,18 +17,13 @@ from segue.records import SeenInterval, SeenPools, SeenPrice, SeenStart
 from segue.runlog.entries import PoolsEntry
 from segue.runlog.history import History, read_history
 from segue.runlog.log import RunLog
-from segue.runlog.pool_memory import add_to_memory, read_memory
+from segue.runlog.pool_memory import add_to_memory, of_others, read_memory
 from segue.spec import RunSpec
 from segue.stores.base import StoreReadError, StoreWriteError
 
 log = logging.getLogger(__name__)
 
 _EVERY = timedelta(hours=1)
-_MOST_IN_LOG = 30
-"""Number of intervals of each pool that a run copies into its log, the newest first.
-
-All of these intervals together count as four intervals.
-"""
 
 
 def remember_pools(runlog: RunLog, spec: RunSpec, *, clock: Clock) -> None:
@@ -61,14 +56,7 @@ def recall_pools(runlog: RunLog, spec: RunSpec) -> None:
     history = read_history(runlog)
     if history.decisions or history.seen_pools != SeenPools() or runlog.is_signed:
         return
-    known = read_memory(runlog.store)
-    by_others = [each for each in known.intervals if each.log_id != runlog.log_id]
-    pools = spec.pools.deployments
-    newest = [each for pool in pools for each in [one for one in by_others if one.pool == pool][-_MOST_IN_LOG:]]
-    seen = SeenPools(
-        intervals=tuple(sorted(newest, key=lambda each: each.begun_at)),
-        starts=tuple(each for each in known.starts if each.pool in pools and each.log_id != runlog.log_id),
-    )
+    seen = of_others(read_memory(runlog.store), spec.pools.deployments, log_id=runlog.log_id)
     if seen != SeenPools():
         append_at(runlog, history, lambda stamp: PoolsEntry.model_validate(stamp(epoch=0) | {"seen": seen}))
 

@@ -26,7 +26,7 @@ def refuse_hopeless(
         HopelessPlanError: on-demand needs more time than is left, or spot machines die before they commit.
     """
     if clamp.is_late(here):
-        _refuse_deadline(here, now)
+        _refuse_deadline(spec, here, now)
     if spec.policy.name == "on_demand_only":
         return
     life = f"the mean life of a spot machine, {duration(life_seconds)}"
@@ -45,16 +45,23 @@ def refuse_hopeless(
         )
 
 
-def _refuse_deadline(here: Situation, now: datetime) -> None:
-    left, work = here.remaining_seconds or 0.0, here.work_seconds or 0.0
-    needed = work + here.changeover_seconds
+def _refuse_deadline(spec: RunSpec, here: Situation, now: datetime) -> None:
+    left, with_margin = here.remaining_seconds or 0.0, here.work_seconds or 0.0
+    work, start = with_margin / (1 + spec.policy.margin_share), here.changeover_seconds
+    needed = with_margin + start
+    parts = [f"{duration(work)} of work"]
+    if with_margin - work >= 1:
+        parts.append(f"{duration(with_margin - work)} of margin (policy.margin_share = {spec.policy.margin_share:g})")
+    told = " (policy.changeover_seconds)" if start == spec.policy.changeover_seconds else ", the longest of this run"
+    parts.append(f"{duration(start)} to start{told}")
     earliest = later(now, needed + _TYPING_SECONDS).isoformat(timespec="minutes")
+    # Less margin and a quicker start help only if the work itself fits.
+    settings = "; or lower the settings named here, if the run needs less" if work < left else ""
     raise HopelessPlanError(
         reason="deadline_too_near",
         why=(
-            f"the deadline is in {duration(left)} and on-demand alone needs {duration(needed)} "
-            f"({duration(work)} of work and margin, {duration(here.changeover_seconds)} to start): "
-            f"{duration(needed - left)} are missing."
+            f"the deadline is in {duration(left)} and on-demand alone needs {duration(needed)}: "
+            f"{', '.join(parts)}. {duration(needed - left)} are missing."
         ),
-        fix=f"set the deadline to {earliest} or later; the earliest one leaves no time for spot.",
+        fix=f"set the deadline to {earliest} or later, which leaves no time for spot{settings}.",
     )

@@ -85,6 +85,7 @@ def forecast_lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ("work", f"{duration(facts['work_seconds'])} ({per_step}, {facts['step_seconds_basis']})"),
         ("policy", facts["policy"] + ("; here it uses on-demand alone" if is_forced else "")),
         ("expected cost", f"{cost} (p5 {least}, p95 {most}), {facts['cost_share']:.0%} of on-demand only ({alone})"),
+        *_pool_lines(facts["pools"], currency),
         ("figures from", f"{facts['runs']} simulated runs, seed {facts['seed']}"),
         ("chance of lateness", _lateness(facts)),
         ("preemptions", f"{facts['preemptions']:.1f}"),
@@ -103,6 +104,24 @@ def forecast_lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
             ),
         ]
     return lines + [("note", note) for note in facts["notes"]]
+
+
+def _pool_lines(pools: list[dict[str, Any]], currency: str) -> list[tuple[str, str]]:
+    """Return one line for each spot pool, if there are several. The pools are in the order in which they are asked."""
+    if len(pools) < 2:
+        return []
+    lines = []
+    for pool in pools:
+        after = pool["asked_after_seconds"]
+        asked = "is asked if the pools before it give no machine"
+        if pool["is_dearer_than_on_demand"]:
+            asked = "is not asked, because it costs more than on-demand"
+        elif after is not None:
+            asked = "is asked at once" if after < 1 else f"is asked after {duration(after)} without a machine"
+        cost = f"{money(pool['cost_of_useful_hour'], currency)} per hour of useful work"
+        life, wait = duration(pool["mean_life_seconds"]), duration(pool["mean_wait_seconds"])
+        lines.append(("spot pool", f"{pool['deployment']} {asked}: {cost}, mean life {life}, mean wait {wait}"))
+    return lines
 
 
 def _lateness(facts: dict[str, Any]) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import re
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Collection, Hashable, Iterable
 from datetime import datetime
 from typing import TypeVar
 
@@ -25,6 +25,11 @@ log = logging.getLogger(__name__)
 
 MOST_INTERVALS, MOST_STARTS, MOST_POOLS = 100, 20, 50
 """Maximum number of intervals and of starts that are kept for each pool, the newest first, and maximum number of pools.
+"""
+_MOST_IN_LOG = 30
+"""Number of intervals of each pool that a run copies into its log, the newest first.
+
+All of these intervals together count as four intervals.
 """
 _TRIES = 5
 _KEPT = 2
@@ -42,6 +47,19 @@ def read_memory(store: Store) -> SeenPools:
         StoreReadError: the store could not be read.
     """
     return _newest(store)[1]
+
+
+def of_others(known: SeenPools, pools: Collection[str], *, log_id: str = "") -> SeenPools:
+    """Return what other runs than the run of this log have seen of some pools, the newest intervals of each pool.
+
+    The function is pure.
+    """
+    by_others = [each for each in known.intervals if each.log_id != log_id]
+    newest = [each for pool in pools for each in [one for one in by_others if one.pool == pool][-_MOST_IN_LOG:]]
+    return SeenPools(
+        intervals=tuple(sorted(newest, key=lambda each: each.begun_at)),
+        starts=tuple(each for each in known.starts if each.pool in pools and each.log_id != log_id),
+    )
 
 
 def add_to_memory(store: Store, seen: SeenPools) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from segue.errors import HopelessPlanError, SpecError
-from segue.policy import clamp, estimates, feasibility
+from segue.policy import clamp, estimates, feasibility, pool_choice
 from segue.policy.estimates import Situation
 from segue.policy.rules.view import Job
 from segue.policy.spending import charges_of
@@ -108,7 +108,7 @@ def plan_ahead(
     facts |= {"cadence": cadence.reason, "cadence_interval_seconds": cadence.interval_seconds}
     facts |= {"life_seconds": life.mean_seconds, "lost_by_a_death_seconds": lost}
     names = [r.name for r in rows] if given else [PRIOR]
-    facts |= {"traces": names, "runs": runs, "seed": seed, "notes": [*notes, *found]}
+    facts |= {"pools": _pools(asked, here), "traces": names, "runs": runs, "seed": seed, "notes": [*notes, *found]}
     drawn = forecast.sample(spec, here, rows, job=job, lost_seconds=lost)
     return Plan(facts, expected, drawn, moments.get("latest_safe_moment"))
 
@@ -137,6 +137,29 @@ def _asked(spec: RunSpec, history: History, seconds: float | None, *, now: datet
     return _Asked(spec, history, here, now, rate, basis)
 
 
+def _pools(asked: _Asked, here: Situation) -> list[dict[str, Any]]:
+    """Return the spot pools in the order in which the next attempt asks them. Pools that are not asked come last."""
+    spec, history = asked.spec, asked.history
+    choice = pool_choice.choose_pool(spec, history, here, now=asked.now)
+    after = {each.deployment: each.after_seconds for each in choice.requests} or {choice.deployment: 0.0}
+    pools = pool_choice.pools_of(spec.pools, history, here, now=asked.now)
+    paid = {pool.deployment: pool_choice.paid_per_hour_of_work(pool, here=here) for pool in pools}
+    found = [
+        {
+            "deployment": pool.deployment,
+            "price": pool.price,
+            "cost_of_useful_hour": paid[pool.deployment],
+            "mean_life_seconds": pool.life_seconds,
+            "mean_wait_seconds": pool.wait_seconds,
+            "asked_after_seconds": after.get(pool.deployment),
+            "is_dearer_than_on_demand": paid[pool.deployment] >= spec.pools.on_demand_price,
+        }
+        for pool in pools
+    ]
+    asked_at = {name: at for at, name in enumerate(after)}
+    return sorted(found, key=lambda each: asked_at.get(each["deployment"], len(after)))
+
+
 def _notes_on(spec: RunSpec, history: History, expected: Forecast, job: Job) -> tuple[str, ...]:
     """Return notes on the limits of the figures."""
     notes: tuple[str, ...] = ()
@@ -150,7 +173,7 @@ def _notes_on(spec: RunSpec, history: History, expected: Forecast, job: Job) -> 
             f"little of it in {duration(job.total_seconds)} and are counted as finished on on-demand",
         )
     if len(spec.pools.spot) > 1:
-        notes += ("of several spot pools only the cheapest is simulated",)
+        notes += ("of several spot pools only the cheapest is simulated; a run that asks them all waits for less time",)
     return notes
 
 

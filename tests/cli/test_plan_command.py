@@ -11,6 +11,9 @@ from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
+from segue.records import SeenInterval, SeenPools
+from segue.runlog.pool_memory import add_to_memory
+from segue.stores import LocalStore
 from segue.testing.clock import FakeClock
 from tests.cli.test_errors import Place, refusal
 from tests.controller.test_steps import Run
@@ -35,7 +38,7 @@ FEW = ("--runs", "20")
 FACTS = """run policy committed_step steps step_seconds step_seconds_basis work_seconds changeover_seconds deadline
 remaining_seconds slack_seconds cost cost_p5 cost_p95 cost_share on_demand_cost late_share preemptions lost_seconds
 finish latest_safe_moment latest_spot_start cadence cadence_interval_seconds life_seconds lost_by_a_death_seconds
-traces runs seed notes policies comes_to now currency"""
+traces runs seed notes policies comes_to now currency pools"""
 
 
 @pytest.fixture
@@ -168,11 +171,49 @@ def test_without_a_deadline_runs_that_had_no_spot_are_noted(desk):
     assert (facts["latest_safe_moment"], facts["latest_spot_start"], facts["deadline"]) == (None, None, None)
 
 
-def test_of_several_pools_a_note_names_the_simulated_one(desk):
-    pools = '[[pools.spot]]\ndeployment = "s/a"\nprice = 1.0\n[[pools.spot]]\ndeployment = "s/b"\nprice = 1.5\n'
-    desk.write("pools.toml", HOURS.replace("spot_price = 1.0\n", "") + pools)
+PRICES = {"a": 1.2, "b": 1.0, "c": 3.5}
+SEVERAL = HOURS.replace("spot_price = 1.0\n", "") + "".join(
+    f'[[pools.spot]]\ndeployment = "s/{name}"\nprice = {price}\n' for name, price in PRICES.items()
+)
+
+
+def test_of_several_pools_each_is_told_in_the_order_of_the_requests_and_a_note_names_the_simulated_one(desk):
+    desk.write("pools.toml", SEVERAL)
     facts = desk.told("plan", "pools.toml", "--deadline", "+20h", *FEW)
-    assert facts["notes"] == ["of several spot pools only the cheapest is simulated"]
+    told = [(each["deployment"], each["is_dearer_than_on_demand"]) for each in facts["pools"]]
+    assert told == [("s/b", False), ("s/a", False), ("s/c", True)]
+    after = [each["asked_after_seconds"] for each in facts["pools"]]
+    assert (after[0], after[2]) == (0.0, None)
+    assert after[1] > 0
+    note = "of several spot pools only the cheapest is simulated; a run that asks them all waits for less time"
+    assert facts["notes"] == [note]
+    said = desk.run("plan", "pools.toml", "--deadline", "+20h", *FEW).out
+    assert "spot pool  s/b is asked at once: 1.10 USD per hour of useful work, mean life 90 min, " in said
+    assert "spot pool  s/c is not asked, because it costs more than on-demand: " in said
+
+
+def test_a_new_run_is_planned_with_what_earlier_runs_of_its_store_have_seen(desk):
+    desk.write("pools.toml", SEVERAL)
+    store = LocalStore(desk.folder / "store").create()
+    begun_at = datetime.now(UTC) - timedelta(hours=20)
+    died = [
+        SeenInterval(pool="s/b", log_id="x", is_up=True, begun_at=begun_at, seconds=60.0, has_ended=True),
+        SeenInterval(pool="s/b", log_id="y", is_up=True, begun_at=begun_at, seconds=60.0, has_ended=True),
+    ]
+    add_to_memory(store, SeenPools(intervals=tuple(died)))
+    where = ("--store", str(store.root))
+    facts = desk.told("plan", "pools.toml", *where, "--deadline", "+20h", *FEW)
+    assert [each["deployment"] for each in facts["pools"]] == ["s/a", "s/b", "s/c"]
+    assert facts["pools"][1]["mean_life_seconds"] < 2000 < facts["pools"][0]["mean_life_seconds"] == 5400.0
+
+
+@pytest.mark.parametrize(("hours", "named"), [(9.0, False), (10.05, True)])
+def test_a_refusal_names_the_settings_that_cause_it_and_says_if_they_can_help(desk, hours, named):
+    desk.write("margin.toml", HOURS.replace("margin_share = 0.0", "margin_share = 0.1"))
+    said = desk.refused("plan", "margin.toml", "--deadline", f"+{hours}h")
+    parts = "10.0 h of work, 60 min of margin (policy.margin_share = 0.1), 6 min to start (policy.changeover_seconds)"
+    assert parts in said
+    assert ("or lower the settings named here" in said) is named
 
 
 @pytest.mark.matrix

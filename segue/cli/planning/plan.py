@@ -13,14 +13,16 @@ from segue.cli.durations import parse_deadline, parse_seconds
 from segue.cli.options import Endpoint, Json, require_finite, writing
 from segue.clock import SystemClock
 from segue.controller.costs.prices import at_current_prices
-from segue.errors import COMMAND_LINE, RunNotFoundError, SpecError, StoreUnreachableError
+from segue.errors import COMMAND_LINE, RunNotFoundError, SpecError, StoreError, StoreUnreachableError
 from segue.reports.console import console, show_json
 from segue.reports.forecast_views import forecast_lines, policy_row
 from segue.reports.progress import progress
 from segue.reports.tables import rows_table
 from segue.runlog.history import History
 from segue.runlog.open import find_run
+from segue.runlog.pool_memory import of_others, read_memory
 from segue.spec import RunSpec, read_toml
+from segue.stores import open_store
 
 if TYPE_CHECKING:
     from segue.simulation.plan_ahead import Plan
@@ -123,15 +125,24 @@ def _spec(
 
 
 def _history(spec: RunSpec) -> tuple[History, tuple[str, ...]]:
-    """The run's history; empty if there is none, with a note if the store could not be read."""
-    if spec.run_id == _UNNAMED:
-        return History(), ()
+    """The run's history, with a note if the store could not be read.
+
+    If there is no such run, the history has only what other runs of the store have seen of the pools, as in a new run.
+    """
     try:
-        return find_run(spec.run_id, spec.store)[1], ()
+        if spec.run_id != _UNNAMED:
+            return find_run(spec.run_id, spec.store)[1], ()
     except RunNotFoundError:
-        return History(), ()
+        pass
     except StoreUnreachableError as error:
         return History(), (f"the run's log was not read: {error}",)
+    if spec.store.signing_key is not None:
+        return History(), ()  # A signed run does not use the memory of its store.
+    try:
+        known = read_memory(open_store(spec.store))
+    except StoreError:
+        return History(), ()
+    return History(seen_pools=of_others(known, spec.pools.deployments)), ()
 
 
 def _draw(made: Plan, spec: RunSpec, *, now: datetime, to: Path) -> None:
