@@ -202,15 +202,15 @@ def cheaper_pools(
         return ()
     age = (now - attempt.claim.written_at).total_seconds()
     own = replace(own, life_seconds=max(own.life_seconds, age))
-    gains = {name: _gain(own, pool, here=here, work_seconds=here.work_seconds) for name, pool in pools.items()}
+    gains = {name: gain_of_a_move(own, pool, here=here) for name, pool in pools.items()}
     return tuple(sorted((name for name, gain in gains.items() if gain > 0), key=lambda name: -gains[name]))
 
 
-def _gain(own: Pool, other: Pool, *, here: Situation, work_seconds: float) -> float:
+def gain_of_a_move(own: Pool, other: Pool, *, here: Situation) -> float:
     """Return the money that a move to another pool saves, less twice the cost of the standby's boot."""
     saved = paid_per_hour_of_work(own, here=here) - paid_per_hour_of_work(other, here=here)
     boot = other.price * here.expected_changeover_seconds
-    return (saved * min(other.life_seconds, work_seconds) - _LEAST_GAIN * boot) / HOUR
+    return (saved * min(other.life_seconds, here.work_seconds or 0.0) - _LEAST_GAIN * boot) / HOUR
 
 
 def others_in_words(requests: tuple[PoolRequest, ...]) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.common.workers import workers
+from benchmarks.deadline.skynomad.as_runs import AsRuns
 from benchmarks.deadline.skynomad.cases import SKYNOMAD, THEIR_OPTIMUM, UP_S, Case, read_cases
 from benchmarks.deadline.skynomad.optimum import least_cost
 from benchmarks.deadline.skynomad.plan import PlanOverPools
@@ -28,7 +29,9 @@ class Row(NamedTuple):
     """Whether no time is left for a restart, so that every policy costs the same."""
     ours: float
     is_late: bool
-    """Whether ours missed the deadline."""
+    """Whether ours, or the rules of a run, missed the deadline."""
+    as_runs: float
+    """What a run pays that chooses as runs do today."""
     skynomad: float
     up_s: float
     up_s_published: float
@@ -71,13 +74,14 @@ def measure(folder: Path, *, jobs: int, say: Callable[[str], None]) -> dict[str,
 
 def row_of(case: Case) -> Row:
     """All costs of one case."""
-    ours = run(case, PlanOverPools(case))
+    ours, as_runs = run(case, PlanOverPools(case)), run(case, AsRuns(case))
     return Row(
         sweep=case.sweep,
         point=case.point,
         is_all_on_demand=case.is_all_on_demand,
         ours=ours.cost_as_published,
-        is_late=ours.is_late,
+        is_late=ours.is_late or as_runs.is_late,
+        as_runs=as_runs.cost_as_published,
         skynomad=case.published.get(SKYNOMAD, case.published.get(_SKYNOMAD_ON_V100, float("nan"))),
         up_s=run(case, UniformProgress()).cost_as_published,
         up_s_published=case.published[UP_S],
@@ -93,6 +97,7 @@ def _pooled(found: Sequence[Row]) -> dict[str, float]:
         "cases": len(found),
         "their_optimum": round(theirs / len(found), 2),
         "ours_vs_their_optimum": round(sum(row.ours for row in found) / theirs, 4),
+        "as_runs_vs_their_optimum": round(sum(row.as_runs for row in found) / theirs, 4),
         "skynomad_vs_their_optimum": round(sum(row.skynomad for row in found) / theirs, 4),
         "up_s_vs_their_optimum": round(sum(row.up_s for row in found) / theirs, 4),
         "least_vs_their_optimum": round(sum(row.least for row in found) / theirs, 4),

@@ -9,6 +9,7 @@ import json
 import numpy as np
 import pytest
 
+from benchmarks.deadline.skynomad.as_runs import AsRuns
 from benchmarks.deadline.skynomad.beliefs import Beliefs
 from benchmarks.deadline.skynomad.cases import HOUR, SKYNOMAD, THEIR_OPTIMUM, UP_S, Case, Zone, read_cases
 from benchmarks.deadline.skynomad.optimum import least_cost
@@ -139,8 +140,9 @@ def test_the_least_cost_is_that_of_the_best_of_all_sequences_of_actions(seed):
     assert least_cost(made, charges_last_tick=False) < least_cost(made)
 
 
+@pytest.mark.parametrize("policy", [PlanOverPools, AsRuns])
 @pytest.mark.parametrize("seed", range(8))
-def test_plan_over_pools_is_never_late_and_never_cheaper_than_possible(seed):
+def test_no_policy_is_late_or_cheaper_than_possible(seed, policy):
     random = np.random.default_rng(seed)
     names = ("us-west1-a_x_1", "us-west1-b_x_1", "us-east4-a_x_1", "europe-west1-c_x_1")
     zones, ticks = [], 48
@@ -151,7 +153,7 @@ def test_plan_over_pools_is_never_late_and_never_cheaper_than_possible(seed):
     made = case(
         *zones, work=float(random.uniform(0.5, 0.95)) * ticks * TICK, checkpoint_gb=float(random.choice([0, 50]))
     )
-    outcome = run(made, PlanOverPools(made))
+    outcome = run(made, policy(made))
     assert not outcome.is_late
     assert outcome.cost >= least_cost(made) - 1e-6
 
@@ -164,6 +166,14 @@ def test_plan_over_pools_waits_for_spot_while_there_is_time_and_stays_on_the_che
     assert run(down_first, PlanOverPools(down_first)).cost == least_cost(down_first)
     never = case(zone("us-west1-a_x_1", "d" * 60, spot=3.0), work=30 * TICK)
     assert run(never, PlanOverPools(never)).cost == least_cost(never)
+
+
+def test_a_run_by_todays_rules_moves_to_a_cheaper_zone_when_that_comes_up_and_stays_on_it():
+    dear, cheap = zone("us-west1-a_x_1", "u" * 60, spot=9.0), zone("us-west1-b_x_1", "d" * 6 + "u" * 54, spot=3.0)
+    outcome = run(made := case(dear, cheap, work=30 * TICK), AsRuns(made))
+    assert outcome.launches == 2
+    # The dear zone is asked one tick later than the cheap zone, and left after five ticks.
+    assert outcome.cost == 5 * 1.5 + 26 * 0.5
 
 
 def test_a_pool_that_has_lasted_is_believed_to_last_and_the_others_gain_by_it():
