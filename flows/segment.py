@@ -74,7 +74,9 @@ def segment(
 
 def _state_of(outcome: SegmentReport | Left | None) -> State[Any]:
     if outcome is None:
-        return state_with(Word.FENCED, "another process holds this attempt; this one changed nothing")
+        return state_with(
+            Word.FENCED, "another process holds this attempt, or may still claim it; this one changed nothing"
+        )
     return _state_of_left(outcome) if isinstance(outcome, Left) else state_of(outcome)
 
 

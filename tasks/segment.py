@@ -12,6 +12,7 @@ from segue.controller.continuation import await_claim
 from segue.controller.waiting.attempt_starts import Submitted
 from segue.controller.waiting.back_off import back_off
 from segue.controller.waiting.capacity_wait import Show
+from segue.controller.waiting.leftover_starts import withdraw_leftover
 from segue.controller.waiting.wait import await_report
 from segue.prefect.parent_clock import as_parent, parent_clock
 from segue.prefect.prefect_orchestrator import PrefectOrchestrator
@@ -40,6 +41,7 @@ def run_segment(spec: RunSpec, plan: SegmentPlan, show: Show = lambda _: None) -
         show(waiting)
 
     try:
+        as_parent(lambda: withdraw_leftover(runlog, spec, orchestrator=prefect), what="log")
         back_off(runlog, plan, clock=clock, show=show_it)
         submitted = Submitted(plan, prefect, _handle_of(runlog, spec, plan, prefect, clock=clock))
         report = await_report(runlog, spec, submitted, clock=clock, with_standbys=True, show=_in_log_too(show_it))

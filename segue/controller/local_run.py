@@ -73,6 +73,7 @@ class _Steps:
         return decide_next(self._runlog, self._spec, clock=self._clock)
 
     def run(self, plan: SegmentPlan) -> SegmentReport:
+        plan = plan.model_copy(update={"pools": ()})  # This machine is the only pool.
         back_off(self._runlog, plan, clock=self._clock)
         if self._before is not None:
             self._before()

@@ -18,6 +18,7 @@ from segue.controller.standbys.agent import Left, StandbyAgent
 from segue.controller.steps import CANCELLED
 from segue.controller.supervision import supervising
 from segue.controller.waiting.queue_wait import QueueReporter
+from segue.controller.waiting.start_records import note_start
 from segue.launch.assignment import Assignment, ExitCode
 from segue.launch.early import launch_soonest
 from segue.launch.last_lines import LastLines
@@ -25,6 +26,7 @@ from segue.launch.launcher import Ending, Trainer, pid_of
 from segue.launch.memory import RecentKills
 from segue.launch.output import OnLine
 from segue.launch.registry import launch_standby
+from segue.policy.starts import StartNumbers
 from segue.records import CodeFailure, Notice, SegmentPlan, SegmentReport, StopReason
 from segue.runlog.history import History, read_history
 from segue.runlog.log import RunLog
@@ -36,8 +38,6 @@ log = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.2
 _HUNG = "no thread of the trainer ran any more; the stacks of its threads are in the logs of its flow run"
-
-
 _CRASHES = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
 
 _patiently = partial(patiently, patience_seconds=OUTAGE_SECONDS)
@@ -230,15 +230,22 @@ def conclude(
     Raises:
         StoreWriteError, StoreReadError: the outcome is not known. It is safe to call the function again.
     """
-    return None if _is_anothers(read_history(runlog), plan, end, flow_run_id) else report_or_lost(runlog, plan, end)
+    history = read_history(runlog)
+    if not _is_anothers(history, plan, end, flow_run_id):
+        return report_or_lost(runlog, plan, end)
+    is_open = history.attempt_of(plan.segment, plan.attempt) is None
+    if is_open and plan.pools and history.report_of(plan.segment, plan.attempt) is None:
+        # Another pool may still give a machine. If none does, the parent quotes this reason.
+        number = StartNumbers.of(plan).first_on(plan.deployment)
+        note_start(runlog, plan, number, "start_failed", seconds=0.0, why=end.why)
+    return None
 
 
 def _is_anothers(history: History, plan: SegmentPlan, end: TrainerEnd, flow_run_id: str | None) -> bool:
     attempt, report = history.attempt_of(plan.segment, plan.attempt), history.report_of(plan.segment, plan.attempt)
     if attempt is None:
-        # Another start, or the start on another pool, may still claim the attempt.
-        may_be_claimed = bool(history.starts_of(plan.segment, plan.attempt) or plan.pools)
-        return report is None and end.reason is StopReason.LOST and may_be_claimed
+        is_slow_start = end.reason is StopReason.LOST and bool(history.starts_of(plan.segment, plan.attempt))
+        return report is None and (bool(plan.pools) or is_slow_start)
     claimed_by = attempt.claim.flow_run_id
     is_by_another = None not in (flow_run_id, claimed_by) and claimed_by != flow_run_id
     return is_by_another or (report is None and end.exit_code == ExitCode.FENCED)

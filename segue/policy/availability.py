@@ -88,20 +88,21 @@ def _withdrawn(history: History, entry: DecisionEntry) -> list[Interval]:
     """
     plan, found = entry.plan, list[Interval]()
     assert plan is not None
-    after = {each.deployment: each.after_seconds for each in plan.pools}
-    for start in history.starts_of(plan.segment, plan.attempt):
-        pool = start.deployment
-        if start.outcome != "withdrawn" or pool == plan.deployment or pool not in after:
-            continue
-        asked_at, up_at = (
-            entry.written_at + timedelta(seconds=after[pool]),
-            start.written_at - timedelta(seconds=start.seconds),
-        )
+    after = {each.deployment: each.after_seconds for each in plan.pools if each.deployment != plan.deployment}
+    known = history.starts_of(plan.segment, plan.attempt)
+    for pool, seconds in after.items():
+        ended = [each for each in known if each.deployment == pool and each.outcome in ("withdrawn", "start_failed")]
+        taken = [each for each in known if each.deployment == pool and each.seconds > 0]
+        if not taken and not any(each.outcome == "withdrawn" for each in ended):
+            continue  # It was not asked, or it is not known when it ended.
+        last = max(each.written_at for each in [*ended, *taken])
+        up_at = min((each.written_at - timedelta(seconds=each.seconds) for each in taken), default=last)
+        asked_at = entry.written_at + timedelta(seconds=seconds)
         waited = max((up_at - asked_at).total_seconds(), 0.0)
-        had_machine = start.seconds > 0
-        found.append(Interval(False, asked_at, waited, has_ended=had_machine, deployment=pool))
-        if had_machine:
-            found.append(Interval(True, up_at, start.seconds, has_ended=False, deployment=pool))
+        found.append(Interval(False, asked_at, waited, has_ended=bool(taken), deployment=pool))
+        if taken:
+            held = (last - up_at).total_seconds()
+            found.append(Interval(True, up_at, held, has_ended=False, deployment=pool))
     return found
 
 
@@ -129,7 +130,7 @@ def _taken_at(history: History, entry: DecisionEntry) -> datetime | None:
     Return None if the first start was not slow.
     """
     plan = entry.plan
-    known = history.starts_of(plan.segment, plan.attempt) if plan is not None else ()
+    known = history.starts_on_its_pool(plan.segment, plan.attempt) if plan is not None else ()
     slow = next((start for start in known if start.outcome == "slow"), None)
     return max(slow.written_at - timedelta(seconds=slow.seconds), entry.written_at) if slow is not None else None
 

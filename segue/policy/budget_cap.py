@@ -203,18 +203,16 @@ def bound_seconds(spec: RunSpec, purse: Purse | None, *, price: float) -> float 
 def affordable_pools(
     spec: RunSpec, history: History, here: Situation, purse: Purse | None, pool: PoolChoice
 ) -> PoolChoice:
-    """Return the choice without requests on dearer pools on which the budget would not pay for the rest of the run."""
-    if purse is None or not spec.budget.is_cap:
+    """Return the choice, with one pool alone if the budget may not pay for the rest of the run on the dearest pool and
+    for a boot on each of the other pools.
+    """
+    if purse is None or not spec.budget.is_cap or not pool.requests:
         return pool
     listed = pools_now(spec, history)
-    needed = math.inf if here.work_seconds is None else here.work_seconds + here.changeover_seconds
-    prices = {each: listed.price(Capacity.SPOT, each.deployment) for each in pool.requests}
-    kept = [
-        each
-        for each, price in prices.items()
-        if price <= prices[pool.requests[0]] or purse.affordable_seconds(price) >= needed
-    ]
-    return replace(pool, requests=tuple(kept) if len(kept) > 1 else ())
+    dearest = max(listed.price(Capacity.SPOT, each.deployment) for each in pool.requests)
+    boots = len(pool.requests) * here.changeover_seconds
+    needed = math.inf if here.work_seconds is None else here.work_seconds + boots
+    return pool if purse.affordable_seconds(dearest) >= needed else replace(pool, requests=())
 
 
 def _plan_share(spec: RunSpec, history: History, here: Situation, *, now: datetime) -> float | None:

@@ -324,7 +324,7 @@ def _lost_to_a_slow_start(claim: ClaimEntry, history: History) -> float:
     """Return the seconds from the moment at which a worker took a start that failed until a worker took the start that
     claimed the run.
     """
-    known = history.starts_of(claim.segment, claim.attempt)
+    known = history.starts_on_its_pool(claim.segment, claim.attempt)
     slow = next((start for start in known if start.outcome == "slow"), None)
     claimed = next((start for start in known if start.outcome == "claimed"), None)
     if slow is None or claimed is None or claimed.number == slow.number:

@@ -190,8 +190,8 @@ def cheaper_pools(
     """Return the spot pools to which an attempt that trains on spot should move, the one that saves most first.
 
     A move is worth it if the saving until the new machine is expected to die, or until the goal, is twice the cost of
-    the standby's boot. A machine is expected to last for as long as it has lasted so far, or for the mean life of its
-    pool if this is longer.
+    the standby's boot. The machine that trains is expected to last for as long as it has lasted so far and for the mean
+    life of its pool, so that a run does not move back soon.
     """
     attempt, carried_out = history.attempt_of(plan.segment, plan.attempt), history.plan_of(plan.segment, plan.attempt)
     if attempt is None or carried_out is None or here.work_seconds is None:
@@ -201,7 +201,7 @@ def cheaper_pools(
     if own is None:
         return ()
     age = (now - attempt.claim.written_at).total_seconds()
-    own = replace(own, life_seconds=max(own.life_seconds, age))
+    own = replace(own, life_seconds=own.life_seconds + age)
     gains = {name: gain_of_a_move(own, pool, here=here) for name, pool in pools.items()}
     return tuple(sorted((name for name, gain in gains.items() if gain > 0), key=lambda name: -gains[name]))
 

@@ -127,7 +127,8 @@ def _withdrawn_charges(spec: RunSpec, history: History) -> list[Charge]:
     found = []
     for start in history.starts:
         plan = history.plan_of(start.segment, start.attempt)
-        if start.outcome == "withdrawn" and start.seconds > 0 and plan is not None:
+        has_ended = start.outcome in ("withdrawn", "start_failed")
+        if has_ended and start.seconds > 0 and plan is not None and plan.pools:
             began_at = start.written_at - timedelta(seconds=start.seconds)
             price = _price_of(spec, history, start.segment, start.attempt, plan.capacity, deployment=start.deployment)
             found.append(Charge(plan.capacity, began_at, start.seconds, price))

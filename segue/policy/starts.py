@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from segue.policy.estimates import keeps_machine_of, to_claim_seconds
+from segue.policy import clamp
+from segue.policy.estimates import Situation, keeps_machine_of, to_claim_seconds
 from segue.records import Capacity, SegmentPlan
 from segue.runlog.entries import DecisionEntry
 from segue.runlog.history import History
@@ -88,6 +89,10 @@ class StartNumbers:
 
     def pool_of(self, number: int) -> str:
         return self.pools[(number - 1) % len(self.pools)]
+
+    def first_on(self, pool: str) -> int:
+        """Return the number of the first start on a pool."""
+        return self.pools.index(pool) + 1
 
     def turn_of(self, number: int) -> int:
         """Return 1 for the first start on its pool."""
@@ -182,6 +187,19 @@ def next_step(starts: Sequence[Start], limit: StartLimit, *, asked: int, left_se
         return Step.WAIT
     slow_after = slow_after_seconds(limit, seconds=newest.seconds, left_seconds=left_seconds, asked=asked)
     return Step.ASK if newest.seconds > slow_after else Step.WAIT
+
+
+def left_seconds(here: Situation, capacity: Capacity) -> float | None:
+    """Return the seconds in which another start has to be requested. Return None if there is no such limit.
+
+    If the start is requested later, the run does not meet the deadline with it.
+    """
+    if here.remaining_seconds is None or here.work_seconds is None:
+        return None
+    if capacity is Capacity.SPOT:
+        until_on_demand = clamp.seconds_to_recall(here)
+        return None if until_on_demand is None else until_on_demand - here.changeover_seconds
+    return here.remaining_seconds - here.work_seconds - here.changeover_seconds
 
 
 def machine_starts(history: History) -> list[tuple[DecisionEntry, float]]:

@@ -88,6 +88,7 @@ class PrefectOrchestrator:
         self._queues: Answers[Queues] = Answers(self._messenger, what="queue of a pool", period_seconds=_QUEUE_SECONDS)
         self._start_times = StartTimes(self._messenger)
         self._pending: dict[str, Message] = {}
+        self._missing: set[str] = set()
 
     def submit(self, spec: RunSpec, plan: SegmentPlan) -> str:
         """Submit an attempt as a flow run, and return the handle of the flow run. A repeated call creates no second
@@ -115,7 +116,7 @@ class PrefectOrchestrator:
         """
         key, create = self._attempt(spec, plan, number=number)
         self._deployments[key] = plan.deployment
-        return self._submit(key, create)
+        return self._submit(key, create, is_first=False)
 
     def adopt(self, spec: RunSpec, plan: SegmentPlan, flow_run_id: str) -> str:
         """The handle of a plan that needs no submission, because the machine of this flow run is kept for the plan."""
@@ -135,6 +136,8 @@ class PrefectOrchestrator:
 
     def state(self, handle: str) -> str | None:
         self._messenger.require_accepted()
+        if handle in self._missing:
+            return "Refused"
         state = self._known_state(handle)
         return in_words(state) if state is not None and state.is_final() else None
 
@@ -219,13 +222,21 @@ class PrefectOrchestrator:
         flow_run_id = self._flow_runs.get(handle)
         return self._messenger.state(flow_run_id) if flow_run_id is not None else None
 
-    def _submit(self, key: str, create: Callable[[SyncPrefectClient], UUID]) -> str:
+    def _submit(self, key: str, create: Callable[[SyncPrefectClient], UUID], *, is_first: bool = True) -> str:
         def keep(client: SyncPrefectClient) -> None:
             try:
                 self._flow_runs[key] = create(client)
             except SILENCE as error:
                 require_silence(error)
                 raise
+
+        def keep_if_possible(client: SyncPrefectClient) -> None:
+            try:
+                keep(client)
+            except OrchestratorError as error:
+                # The other starts of the attempt are not disturbed.
+                log.warning("another start of the attempt was refused reason=%s", error)
+                self._missing.add(key)
 
         try:
             with quick_client() as client:
@@ -236,8 +247,8 @@ class PrefectOrchestrator:
                 key,
                 type(error).__name__,
             )
-            self._pending[key] = keep
-            self._messenger.deliver(keep)
+            self._pending[key] = keep if is_first else keep_if_possible
+            self._messenger.deliver(self._pending[key])
         return key
 
     def _set_state(self, handle: str, state: State[Any], *, unless_begun: State[Any] | None = None) -> None:

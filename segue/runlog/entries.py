@@ -98,8 +98,9 @@ class StartEntry(Entry):
     attempt: int
     number: int = Field(ge=1, description="Number of this start among the starts of the attempt, from 1.")
     deployment: str
-    outcome: Literal["slow", "claimed", "start_failed", "withdrawn"] = Field(
-        description="`slow`: the start took too long, and another start was requested; `claimed`: this start runs the "
+    outcome: Literal["requested", "slow", "claimed", "start_failed", "withdrawn"] = Field(
+        description="`requested`: the start was requested on another pool than the first start; `slow`: the start took "
+        "too long, and another start was requested; `claimed`: this start runs the "
         "attempt; `start_failed`: the start failed; `withdrawn`: the start was no longer needed."
     )
     seconds: Seconds = Field(

@@ -233,6 +233,11 @@ class History:
         """The start entries of an attempt, in the order of the log."""
         return self._starts_by_number.get((segment, attempt), ())
 
+    def starts_on_its_pool(self, segment: int, attempt: int) -> tuple[StartEntry, ...]:
+        """The start entries of an attempt that are about the pool whose machine claimed it."""
+        plan, known = self.plan_of(segment, attempt), self.starts_of(segment, attempt)
+        return known if plan is None else tuple(each for each in known if each.deployment == plan.deployment)
+
     def is_import(self, segment: int, attempt: int) -> bool:
         """Whether the attempt imports weights instead of training."""
         return (segment, attempt) in self._imports

@@ -5,6 +5,8 @@ A standby is submitted to each pool that is worth it. As soon as one of them has
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from segue.clock import Clock
 from segue.controller.orchestrator import Orchestrator
 from segue.controller.standbys.manager import Pauses, Place, StandbyManager, has_been_used
@@ -16,6 +18,7 @@ from segue.runlog.history import History, read_history
 from segue.runlog.log import RunLog
 from segue.spec import RunSpec
 
+_UNWANTED = "a standby on this pool is no longer wanted"
 _ASK_SECONDS = 30.0
 """Seconds between two choices of the pools, as long as no standby is submitted."""
 
@@ -44,10 +47,16 @@ class PoolStandbys:
             return self._only(self._manager_of(named.deployment)).look(history, here)
         holder = next((each for each in self._managers.values() if each.has_machine), None)
         for manager in [holder] if holder is not None else self._worth_asking(history, here):
+            was_sent = manager.is_sent
             if manager.look(history, here):
                 return True
             if manager.has_machine:
                 self._only(manager)
+                break
+            if was_sent and not manager.is_sent:
+                # It was rejected, or its machine is gone. The same holds for the standbys of the other pools, as far as
+                # they wait only.
+                self._only(manager, why="a standby on another pool was not used")
                 break
         return False
 
@@ -65,6 +74,8 @@ class PoolStandbys:
         if at >= self._ask_at and not any(each.is_sent for each in self._managers.values()):
             self._ask_at = at + _ASK_SECONDS
             pools = standby_pools(self._spec, history, here, self._plan, now=self._clock.now())
+            if not self._managers:
+                release_leftover(self._runlog, self._spec, orchestrator=self._orchestrator, why=_UNWANTED, kept=pools)
             self._worth = [self._manager_of(deployment) for deployment in pools]
         return self._worth
 
@@ -80,16 +91,23 @@ class PoolStandbys:
             )
         return self._managers[deployment]
 
-    def _only(self, kept: StandbyManager) -> StandbyManager:
+    def _only(self, kept: StandbyManager, *, why: str = "another standby has a machine") -> StandbyManager:
         """Withdraw all other standbys."""
         for manager in self._managers.values():
             if manager is not kept:
-                manager.withdraw("another standby has a machine")
+                manager.withdraw(why)
         return kept
 
 
-def release_leftover(runlog: RunLog, spec: RunSpec, *, orchestrator: Orchestrator) -> None:
-    """Cancel the standbys of a run that is over, if a killed parent left standbys on the pools.
+def release_leftover(
+    runlog: RunLog,
+    spec: RunSpec,
+    *,
+    orchestrator: Orchestrator,
+    why: str = "the run is over",
+    kept: Collection[str] = (),
+) -> None:
+    """Cancel the standbys that a killed parent left on the pools, except on the pools in `kept`.
 
     Raises:
         StoreReadError, StoreWriteError: the store could not be used. It is safe to call the function again. Even
@@ -97,9 +115,9 @@ def release_leftover(runlog: RunLog, spec: RunSpec, *, orchestrator: Orchestrato
     """
     history = read_history(runlog)
     for command in newest_commands(runlog.store, runlog.run_id):
-        if command.action == "leave" or has_been_used(history, command.standby):
+        is_used = command.action == "leave" or has_been_used(history, command.standby)
+        if is_used or command.deployment in kept:
             continue
-        why = "the run is over"
         made = command.model_copy(update={"action": "leave", "why": why, "counter": command.counter + 1})
         put_command(runlog.store, runlog.run_id, made)
         handle = orchestrator.submit_standby(spec, command.standby, deployment=command.deployment)

@@ -16,15 +16,13 @@ attempt first trains it, and the starts on the other pools are withdrawn.
 from __future__ import annotations
 
 import logging
-import math
 from dataclasses import dataclass
-from datetime import datetime
 
 from segue.clock import Clock
 from segue.controller.orchestrator import Orchestrator
 from segue.controller.waiting.start_records import Outcome, note_start
 from segue.errors import OrchestratorError
-from segue.policy import clamp, starts
+from segue.policy import starts
 from segue.policy.estimates import Situation
 from segue.policy.queueing import Queues
 from segue.policy.starts import Start, StartLimit, StartNumbers, Step
@@ -70,7 +68,9 @@ class Starts:
         self._living = [_Living(1, submitted.handle, clock.monotonic())]
         self._requested, self._refused = {1}, set[int]()
         self._ended: list[_Living] = []
-        self._has_waited = self._is_settled = False
+        self._taken_seconds: dict[int, float] = {}
+        """The seconds since a worker took a start, as last seen, by the number of the start."""
+        self._has_waited = self.is_settled = False
         self.slow: str | None = None
         """The reason why another start was requested. The value is None if no other start was requested."""
 
@@ -81,6 +81,8 @@ class Starts:
 
         Return None as long as one start may still claim the attempt.
         """
+        for each in self._living:
+            self._taken_seconds[each.number] = self.orchestrator.starting_seconds(each.handle) or 0.0
         names = [self.orchestrator.state(each.handle) for each in self._living]
         if None not in names:
             return names[-1]
@@ -120,9 +122,16 @@ class Starts:
     def was_cancelled(self) -> bool:
         return any(self.orchestrator.was_cancelled(each.handle) for each in self._living)
 
-    def cancel(self, why: str, *, reason: StopReason) -> None:
+    def cancel(self, why: str, *, reason: StopReason | None) -> None:
+        """Cancel all starts of an attempt that has a report.
+
+        Raises:
+            StoreReadError, StoreWriteError: the store could not be used. It is safe to call the method again.
+        """
         for each in self._living:
             self.orchestrator.cancel(each.handle, why, reason=reason)
+        for each in self._living if self.plan.pools else []:
+            self._note(each, "withdrawn", self._taken_seconds.get(each.number), why)
 
     def mark_lost(self, why: str) -> None:
         for each in self._living:
@@ -138,11 +147,10 @@ class Starts:
         Raises:
             StoreReadError, StoreWriteError: the store could not be used. It is safe to call the method again.
         """
-        self._find_those_of_the_log(history)
-        if not self._has_waited or not self.is_running():
-            # An earlier parent may have made the requests that are due now; the same number gives the same start.
-            self._request_until(self._clock.now(), history)
         self._has_waited = True
+        self._find_those_of_the_log(history)
+        if not self.is_running():
+            self._request_due(history)
         for pool in dict.fromkeys(self._numbers.pool_of(each.number) for each in self._living):
             why = self._look_at(pool, history, here)
             if why is not None:
@@ -162,12 +170,9 @@ class Starts:
         Raises:
             StoreReadError, StoreWriteError: the store could not be used. It is safe to call the method again.
         """
-        if self._is_settled:
+        if self.is_settled:
             return
-        history = read_history(self._runlog)
-        self._find_those_of_the_log(history)
-        if not self._has_waited:
-            self._request_until(claim.written_at, history)
+        self._find_those_of_the_log(read_history(self._runlog))
         winner = self._winner(claim)
         seconds = self.orchestrator.starting_seconds(winner.handle)
         # Without flow runs, there is no start on a pool. A kept machine was started for an earlier attempt.
@@ -176,7 +181,7 @@ class Starts:
         for each in [*self._living, *self._ended]:
             if each.number != winner.number:
                 self._drop(each, winner)
-        self._living, self._ended, self._is_settled = [winner], [], True
+        self._living, self._ended, self.is_settled = [winner], [], True
 
     def withdraw(self, report: SegmentReport) -> None:
         """After the report of an attempt, withdraw the starts on the other pools.
@@ -190,9 +195,10 @@ class Starts:
         attempt = history.attempt_of(self.plan.segment, self.plan.attempt)
         if attempt is not None:
             self.settle(attempt.claim)
-        elif not self._has_waited:
-            self._request_until(self._clock.now(), history)
-            self.cancel(report.note or "the attempt has ended", reason=report.stop_reason)
+            return
+        self._find_those_of_the_log(history)
+        is_short = report.stop_reason is StopReason.NO_CAPACITY
+        self.cancel(report.note or "the attempt has ended", reason=report.stop_reason if is_short else None)
 
     def _look_at(self, pool: str, history: History, here: Situation) -> str | None:
         """Request or give up a start on one pool. Return the reason if no start of the attempt is left."""
@@ -201,7 +207,7 @@ class Starts:
         asked = max(
             self._numbers.turn_of(number) for number in self._requested if self._numbers.pool_of(number) == pool
         )
-        step = starts.next_step(seen, limit, asked=asked, left_seconds=self._left_seconds(here))
+        step = starts.next_step(seen, limit, asked=asked, left_seconds=starts.left_seconds(here, self.plan.capacity))
         if step is Step.END and (len(own) < len(self._living) or self.request_next_pool()):
             step = Step.GIVE_UP
         match step:
@@ -218,30 +224,44 @@ class Starts:
         return None
 
     def _winner(self, claim: ClaimEntry) -> _Living:
+        """Return the start that claimed the attempt. It is never the start on another pool."""
         by_flow_run = {self.orchestrator.flow_run_id(each.handle): each for each in self._living}
-        by_pool = {self._numbers.pool_of(each.number): each for each in reversed(self._living)}
-        found = by_flow_run.get(claim.flow_run_id) if claim.flow_run_id is not None else None
-        return found or by_pool.get(claim.deployment or "") or self._living[0]
+        if claim.flow_run_id is not None and claim.flow_run_id in by_flow_run:
+            return by_flow_run[claim.flow_run_id]
+        pool = claim.deployment or self._numbers.pool_of(1)
+        own = [each for each in self._living if self._numbers.pool_of(each.number) == pool]
+        if not own and pool in self._numbers.pools:
+            # The request was made, but the parent died before it could record the request.
+            number = self._numbers.first_on(pool)
+            handle = self._submit_again(number)
+            own = [_Living(number, handle, self._clock.monotonic())] if handle is not None else []
+        return (own or self._living)[0]
 
     def _unrequested(self) -> list[int]:
         """The numbers of the first starts on the pools that have no request yet, in the order of their times."""
-        if self._is_settled:
+        if self.is_settled:
             return []
         return [number for number in range(1, len(self.plan.pools) + 1) if number not in self._requested]
 
-    def _request_until(self, moment: datetime, history: History) -> None:
-        """Request the starts on other pools that are due by this moment."""
+    def _request_due(self, history: History) -> None:
+        """Request the starts on other pools that are due, and one more for each start that has ended."""
         decision = history.decision_of(self.plan.segment, self.plan.attempt)
-        gone = (moment - decision.written_at).total_seconds() if decision is not None else math.inf
+        since = decision.written_at if decision is not None else self._clock.now()
+        gone = (self._clock.now() - since).total_seconds()
+        early = len(self._ended)
         for number in self._unrequested():
-            if self.plan.pools[number - 1].after_seconds <= gone:
+            is_due = self.plan.pools[number - 1].after_seconds <= gone
+            if is_due or number - 1 <= early:
                 self._request(number)
 
     def _request(self, number: int) -> bool:
-        self._requested.add(number)
         handle = self._submit_again(number)
         if handle is not None:
-            self._living.append(_Living(number, handle, self._clock.monotonic()))
+            start = _Living(number, handle, self._clock.monotonic())
+            # The start comes before its record: the same number gives the same start, to this parent and to the next.
+            self._note(start, "requested", 0.0)
+            self._living.append(start)
+        self._requested.add(number)
         return handle is not None
 
     def _drop(self, loser: _Living, winner: _Living) -> None:
@@ -250,7 +270,9 @@ class Starts:
         is_late = is_same_pool and loser.number < winner.number
         first = f"start {winner.number}" if is_same_pool else f"the start on {self._numbers.pool_of(winner.number)}"
         why = f"{first} of this attempt came first and trains it"
-        self._note(loser, "start_failed" if is_late else "withdrawn", seconds, why)
+        seconds = self.orchestrator.starting_seconds(loser.handle) or self._taken_seconds.get(loser.number, 0.0)
+        has_ended = loser in self._ended and not seconds
+        self._note(loser, "start_failed" if is_late or has_ended else "withdrawn", seconds, why)
         self.orchestrator.cancel(loser.handle, why, reason=StopReason.START_FAILED if is_late else None)
 
     def _seen(self, each: _Living) -> Start:
@@ -265,23 +287,11 @@ class Starts:
         known = starts.known_seconds(history, self.plan.on_pool(pool))
         return starts.limit_of(known, spec=self._spec, changeover_seconds=here.changeover_seconds)
 
-    def _left_seconds(self, here: Situation) -> float | None:
-        """Return the seconds in which another start has to be requested.
-
-        If the start is requested later, the run does not meet the deadline with it.
-        """
-        if here.remaining_seconds is None or here.work_seconds is None:
-            return None
-        if self.plan.capacity is Capacity.SPOT:
-            until_on_demand = clamp.seconds_to_recall(here)
-            return None if until_on_demand is None else until_on_demand - here.changeover_seconds
-        return here.remaining_seconds - here.work_seconds - here.changeover_seconds
-
     def _ask_again(self, oldest: _Living, slow: Start, limit: StartLimit, here: Situation) -> None:
         assert slow.seconds is not None
         number, turn = self._numbers.after(oldest.number), self._numbers.turn_of(oldest.number)
         after = starts.slow_after_seconds(
-            limit, seconds=slow.seconds, left_seconds=self._left_seconds(here), asked=turn
+            limit, seconds=slow.seconds, left_seconds=starts.left_seconds(here, self.plan.capacity), asked=turn
         )
         why = f"{limit.in_words(seconds=after)}; {_ORDINALS[turn + 1]} was asked for"
         handle = self._submit_again(number)
@@ -290,7 +300,9 @@ class Starts:
         # The start comes before its record: if the record cannot be written now, the same number gives the same start.
         self._note(oldest, "slow", slow.seconds, why)
         log.warning("slow start segment=%d attempt=%d: %s", self.plan.segment, self.plan.attempt, why)
-        self._add(number, handle, why)
+        self._requested.add(number)
+        self._living.append(_Living(number, handle, self._clock.monotonic()))
+        self.slow = why
 
     def _submit_again(self, number: int) -> str | None:
         plan = self.plan.on_pool(self._numbers.pool_of(number))
@@ -302,11 +314,6 @@ class Starts:
             self._refused.add(number)
             return None
 
-    def _add(self, number: int, handle: str, why: str) -> None:
-        self._requested.add(number)
-        self.slow = why
-        self._living.append(_Living(number, handle, self._clock.monotonic()))
-
     def _give_up(self, oldest: _Living, seen: Start) -> None:
         why = f"its process did not start within {seen.seconds or 0.0:.0f} s; another start of the attempt waits"
         self._note(oldest, "start_failed", seen.seconds, why)
@@ -316,13 +323,18 @@ class Starts:
     def _find_those_of_the_log(self, history: History) -> None:
         """Find the starts that an earlier parent has requested."""
         known = history.starts_of(self.plan.segment, self.plan.attempt)
-        for entry in known:
-            number = self._numbers.after(entry.number)
-            if entry.outcome == "slow" and number not in self._requested:
-                handle = self._submit_again(number)
-                if handle is not None:
-                    self._add(number, handle, entry.reason)
         over = {entry.number for entry in known if entry.outcome in ("start_failed", "withdrawn")}
+        for entry in known:
+            number = self._numbers.after(entry.number) if entry.outcome == "slow" else entry.number
+            if entry.outcome not in ("slow", "requested") or number in self._requested:
+                continue
+            handle = self._submit_again(number) if number not in over else None
+            if handle is not None:
+                self._living.append(_Living(number, handle, self._clock.monotonic()))
+            if handle is not None and entry.outcome == "slow":
+                self.slow = entry.reason
+            if handle is not None or number in over:
+                self._requested.add(number)
         if any(each.number not in over for each in self._living):
             self._living = [each for each in self._living if each.number not in over]
 

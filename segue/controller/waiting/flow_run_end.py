@@ -30,6 +30,10 @@ class FlowRunEnd:
         if self.state_name is not None:
             self._ended_at = self._clock.monotonic()
 
+    def forget(self) -> None:
+        """Forget the end, because other flow runs count from now on."""
+        self.state_name = None
+
     @property
     def is_final(self) -> bool:
         """Whether the flow runs ended so long ago that no report will arrive any more."""

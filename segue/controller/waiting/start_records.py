@@ -10,7 +10,7 @@ from segue.runlog.entries import Entry, StartEntry
 from segue.runlog.history import read_history
 from segue.runlog.log import RunLog, Stamp
 
-Outcome = Literal["slow", "claimed", "start_failed", "withdrawn"]
+Outcome = Literal["requested", "slow", "claimed", "start_failed", "withdrawn"]
 
 
 def note_start(

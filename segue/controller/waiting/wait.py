@@ -184,13 +184,14 @@ class _AttemptWait:
             self._starts.withdraw(report)
             return self._with_its_cause(report)
         attempt = history.attempt_of(self._plan.segment, self._plan.attempt)
-        if attempt is not None:
-            self._starts.settle(attempt.claim)  # Only the start that claimed the attempt is asked for its state.
+        if attempt is not None and not self._starts.is_settled:
+            self._starts.settle(attempt.claim)
+            self._flow_run.forget()  # From now on, only the start that claimed the attempt counts.
         self._flow_run.ask()
         if attempt is None and self._flow_run.is_final:
-            if not self._starts.request_next_pool():
-                return self._refused() or self._ended_without_report()
-            self._flow_run.state_name = None
+            if self._starts.state() is not None and not self._starts.request_next_pool():
+                return self._refused() or self._ended_without_report(history)
+            self._flow_run.forget()  # There is a start that was not there when the others had ended.
         self._capacity.show(history, is_claimed=attempt is not None)
         if attempt is None:
             return self._give_up_waiting(history)
@@ -207,7 +208,7 @@ class _AttemptWait:
     ) -> SegmentReport | None:
         if self._flow_run.is_final and self._heartbeat.unchanged_seconds > self._flow_run.late_report_seconds:
             # The heartbeat must have stopped too, because orchestrators sometimes report live runs as crashed.
-            return self._ended_without_report()
+            return self._ended_without_report(history)
         if self._heartbeat.is_expired:
             return self._lost(f"no heartbeat for {self._spec.liveness.heartbeat_timeout_seconds:g} s")
         if history.stop is not None:  # The attempt may have claimed the run after the stop was requested.
@@ -243,9 +244,11 @@ class _AttemptWait:
             return False
         return standbys.look(history, self._situation_with(beat, history))
 
-    def _ended_without_report(self) -> SegmentReport:
+    def _ended_without_report(self, history: History) -> SegmentReport:
         reason = StopReason.CANCELLED if self._starts.was_cancelled() else StopReason.LOST
         why = f"its flow run ended as {self._flow_run.state_name or 'unknown'} without a report"
+        known = history.starts_of(self._plan.segment, self._plan.attempt) if self._plan.pools else ()
+        why = next((start.reason for start in reversed(known) if start.outcome == "start_failed"), why)
         return declare_lost(self._runlog, self._plan, why=why, reason=reason)
 
     def _refused(self) -> SegmentReport | None:

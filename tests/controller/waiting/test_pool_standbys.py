@@ -14,7 +14,7 @@ from segue.policy.handover import CHEAPER_SPOT, SPOT_AGAIN
 from segue.records import Capacity, SegmentPlan, StopReason
 from segue.runlog.history import read_history
 from segue.trainer.claim import Claim
-from tests.controller.test_standby_manager import POLICY, StandbyRun
+from tests.controller.test_standby_manager import NEVER_BACK, POLICY, StandbyRun
 from tests.controller.test_steps import START
 
 A, B, C = "segment/a", "segment/b", "segment/c"
@@ -93,6 +93,7 @@ def test_a_run_that_gains_nothing_sends_no_standby(spot_run, fields, policy):
     assert run.sent == []
 
 
+@pytest.mark.matrix
 def test_when_the_deadline_requires_on_demand_no_standby_takes_over(spot_run):
     run = spot_run(on=B, deadline_in=5200.0)
     run.standby_enters(500, "here")
@@ -143,6 +144,7 @@ def test_of_two_machines_at_once_one_is_given_back(standby_run):
     assert run.command("spare1") == ("leave", "another standby has a machine")
 
 
+@pytest.mark.matrix
 def test_where_the_one_with_a_machine_is_gone_all_pools_are_asked_again_after_one_pause(standby_run):
     run = standby_run()
     run.standby_enters(30, "here", "spare1")
@@ -164,6 +166,36 @@ def test_a_parent_that_is_restarted_adopts_the_standby_of_each_pool(standby_run)
     assert set(run.pool) == {"spare0", "spare1"}
     plan = decide_next(run.log, run.spec, clock=run.clock)
     assert (plan.plan.standby, plan.reason) == ("spare1", SPOT_AGAIN)
+
+
+def test_after_a_restart_a_standby_on_a_pool_that_is_no_longer_wanted_is_cancelled(spot_run):
+    run = spot_run(on=B)
+    kill_parent(run)
+    assert deployments(run) == {"spare0": A}
+    run.report(run.plan, run.training, StopReason.LOST)
+    run.plan = run.decide()
+    run.training = run.claim(run.plan.on_pool(A))  # The cheapest pool gives a machine itself.
+    run.beats_on(run.training)
+    run.reports_at(run.clock.monotonic() + 30, FINISHED)
+    run.wait_with_standbys()
+    assert run.command("spare0") == ("leave", "a standby on this pool is no longer wanted")
+    assert run.pool["spare0"].cancelled == ["a standby on this pool is no longer wanted"]
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("pools", [1, 3])
+def test_a_policy_that_wants_no_spot_starts_as_many_machines_on_several_pools_as_on_one(make_spec, pools):
+    spot = {"spot": [{"deployment": name, "price": 1.0} for name in (A, B, C)[:pools]]}
+    fields = {"steps": 100, "checkpoints": {"every_steps": 10}, "policy": POLICY | NEVER_BACK, "pools": spot}
+    run = StandbyRun(make_spec(deadline=START + timedelta(seconds=20_000), **fields))
+    run.commit(run.training, 20)
+    for number in range(9):
+        run.standby_enters(0, "here", f"spare{number}")
+    run.reports_at(1900, FINISHED)
+    run.wait_with_standbys()
+    rounds = sorted({round(at, -1) for _, at in run.sent})
+    assert len(rounds) == 3
+    assert rounds[1] == pytest.approx(600, abs=10)
 
 
 def test_what_a_killed_parent_left_on_the_pools_is_cancelled_when_the_run_is_over(standby_run):

@@ -6,12 +6,17 @@ from datetime import timedelta
 
 import pytest
 
+from segue.controller.segment import TrainerEnd, conclude
 from segue.controller.steps import decide_next, request_stop
 from segue.controller.waiting.attempt_starts import Submitted
+from segue.controller.waiting.leftover_starts import withdraw_leftover
 from segue.controller.waiting.wait import await_report
 from segue.errors import OrchestratorError, StalePlanError
+from segue.policy.availability import intervals
+from segue.policy.spending import charges_of
 from segue.records import Capacity, StopReason
 from segue.runlog.history import read_history
+from segue.trainer.claim import Claim
 from tests.controller.test_steps import START
 from tests.controller.test_wait import ScriptedOrchestrator, Watched
 
@@ -29,6 +34,7 @@ class ScriptedPools(ScriptedOrchestrator):
         self.running: set[str] = set()
         self.missing: set[str] = set()
         self.cancelled: dict[str, str] = {}
+        self.cancelled_by_a_person: set[str] = set()
 
     def submit_again(self, spec, plan, number):
         if plan.deployment in self.missing:
@@ -45,6 +51,9 @@ class ScriptedPools(ScriptedOrchestrator):
 
     def refusal(self, handle):
         return self.refusals.get(handle)
+
+    def was_cancelled(self, handle):
+        return handle in self.cancelled_by_a_person
 
     def cancel(self, handle, why, *, reason=StopReason.CANCELLED):
         self.cancelled[handle] = f"{reason}: {why}"
@@ -81,7 +90,16 @@ def claims(run, plan, *, at, by, on, ends_at=None):
 
 
 def starts_of(run):
-    return [(entry.number, entry.deployment, entry.outcome) for entry in read_history(run.log).starts]
+    known = read_history(run.log).starts
+    return [(entry.number, entry.deployment, entry.outcome) for entry in known if entry.outcome != "requested"]
+
+
+def kill_parent(run, plan, *, at):
+    """A parent waits until then, and is killed."""
+    run.clock.at(at, lambda: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        run.wait(plan)
+    run.child.requests.clear()
 
 
 def test_the_attempt_is_requested_on_each_pool_at_its_time_until_it_has_a_machine(watch):
@@ -107,7 +125,7 @@ def test_the_first_machine_that_claims_the_attempt_trains_it_and_the_others_are_
     assert run.child.cancelled == {FIRST: why, f"{C}:3": why}
     history = read_history(run.log)
     assert starts_of(run) == [(1, A, "withdrawn"), (3, C, "withdrawn")]
-    assert [round(entry.seconds) for entry in history.starts] == [0, 10]
+    assert [round(entry.seconds) for entry in history.starts if entry.outcome == "withdrawn"] == [0, 10]
     assert history.decisions[0].plan.deployment == B
     assert [each.capacity for each in history.last_reports()] == [Capacity.SPOT]
     with pytest.raises(StalePlanError, match="its end is already reported"):
@@ -119,7 +137,7 @@ def test_an_attempt_that_ends_between_two_looks_leaves_no_request(watch, has_par
     run = watch()
     plan = run.decide()
     if not has_parent_seen_the_wait:  # An earlier parent made the requests, and was killed.
-        run.clock.advance(60)
+        kill_parent(run, plan, at=60)
         run.report(plan, run.claim(plan.on_pool(B), flow_run_id=f"{B}:2"), StopReason.FINISHED)
     else:
         reported = lambda: run.report(plan, run.claim(plan.on_pool(B), flow_run_id=f"{B}:2"), StopReason.FINISHED)  # noqa: E731
@@ -131,11 +149,86 @@ def test_an_attempt_that_ends_between_two_looks_leaves_no_request(watch, has_par
 def test_a_parent_that_is_restarted_makes_the_same_requests(watch):
     run = watch(prices=(1.0, 1.05))
     plan = run.decide()
-    run.clock.advance(plan.pools[1].after_seconds + 1)
+    due = plan.pools[1].after_seconds
+    kill_parent(run, plan, at=due + 10)
     run.child.running.add(FIRST)
-    claims(run, plan, at=run.clock.monotonic() + 30, by=FIRST, on=A)
+    claims(run, plan, at=due + 40, by=FIRST, on=A)
     run.wait(plan)
     assert set(run.child.requests) == set(run.child.cancelled) == {f"{B}:2"}
+
+
+def test_a_restarted_parent_makes_no_request_that_is_not_due_and_none_that_was_withheld(watch):
+    run = watch(prices=(1.0, 1.05))
+    plan = run.decide()
+    due = plan.pools[1].after_seconds
+    run.child.running.add(FIRST)  # It boots, so the second pool is not asked when that is due.
+    kill_parent(run, plan, at=due + 10)
+    claims(run, plan, at=due + 40, by=FIRST, on=A)
+    run.wait(plan)
+    assert (run.child.requests, run.child.cancelled) == ({}, {})
+    assert {each.deployment for each in intervals(read_history(run.log))} == {A}
+
+
+def test_a_restarted_parent_waits_for_the_pool_that_was_asked_before_its_time_and_not_for_the_one_that_failed(watch):
+    run = watch(prices=(1.0, 1.05))
+    plan = run.decide()
+    run.child.ended[FIRST] = "Crashed"
+    run.clock.at(20, lambda: run.beats_on(run.claim(plan.on_pool(B), flow_run_id=f"{B}:2")))
+    kill_parent(run, plan, at=25)
+    run.child.cancelled_by_a_person = {FIRST}  # So it seems, because its state has no word.
+    run.clock.at_every_poll = lambda: None  # The store of the attempt does not answer for a while.
+    claimed = read_history(run.log).attempts[0].claim
+    claim = Claim(attempt_id=claimed.attempt_id, epoch=claimed.epoch, slot=0)
+    run.clock.at(45, lambda: run.report(plan, claim, StopReason.NOTICE))
+    report = run.wait(plan)
+    assert report.stop_reason is StopReason.NOTICE
+
+
+def test_a_start_that_is_requested_while_the_others_have_ended_keeps_the_attempt_alive(watch):
+    run = watch(prices=(1.0, 1.05), liveness={"heartbeat_seconds": 20})
+    plan = run.decide()
+    due = plan.pools[1].after_seconds
+    run.clock.at(due - 3, lambda: run.child.ended.update({FIRST: "Crashed"}))
+    claims(run, plan, at=due + 100, by=f"{B}:2", on=B)
+    assert run.wait(plan).stop_reason is StopReason.FINISHED
+
+
+def test_what_an_attempt_left_that_ended_without_a_parent_is_withdrawn_before_the_next_one(watch):
+    run = watch()
+    plan = run.decide()
+    kill_parent(run, plan, at=10)
+    run.report(plan, run.claim(plan.on_pool(B), flow_run_id=f"{B}:2"), StopReason.NOTICE)
+    again = run.decide()
+    run.child.submit = lambda spec, plan: FIRST
+    for _ in range(2):  # The second time finds nothing.
+        withdraw_leftover(run.log, run.spec, orchestrator=run.child)
+        assert set(run.child.cancelled) == {FIRST, f"{C}:3"}
+    assert starts_of(run) == [(1, A, "withdrawn"), (3, C, "withdrawn")]
+    assert (again.attempt, len(again.pools)) == (2, 3)
+
+
+def test_a_trainer_that_ends_before_its_claim_leaves_the_attempt_to_the_other_pools_and_is_quoted_if_none_comes(watch):
+    run = watch(prices=(1.0, 1.0))
+    plan = run.decide()
+    why = "exited with code 1 without a report; it printed: ModuleNotFoundError: No module named 'torch'"
+    for pool in (A, B):
+        end = TrainerEnd(1, printed="ModuleNotFoundError: No module named 'torch'")
+        assert conclude(run.another_log(), plan.on_pool(pool), end, flow_run_id=pool) is None
+    run.child.ended = {FIRST: "Crashed", f"{B}:2": "Crashed"}
+    report = run.wait(plan)
+    assert (report.stop_reason, report.note) == (StopReason.LOST, f"the trainer {why}")
+
+
+def test_where_the_own_pool_is_slow_and_another_one_claims_the_waits_of_both_are_right(watch):
+    run = watch(prices=(1.0, 1.0), deadline_in=50_000)
+    plan = run.decide()
+    run.child.starting = {f"{B}:2": 5}
+    claims(run, plan, at=400, by=FIRST, on=A)
+    run.wait(plan)
+    seen = [(each.deployment, each.is_up, round(each.seconds, -1)) for each in intervals(read_history(run.log))]
+    assert (A, False, 400) in seen
+    assert (B, True, 400) in seen
+    assert charges_of(run.spec, read_history(run.log))[0].seconds == pytest.approx(241, abs=3)  # Then it is given up.
 
 
 def test_where_a_pool_refuses_the_next_one_is_asked_before_its_time(watch):
@@ -166,7 +259,7 @@ def test_a_pool_that_never_answers_holds_up_no_other_and_the_wait_ends_as_planne
     assert report.stop_reason is StopReason.NO_CAPACITY
     assert run.clock.monotonic() == pytest.approx(plan.start_within_seconds, abs=2)
     assert set(run.child.cancelled) == {FIRST, f"{B}:2", f"{C}:3"}
-    assert starts_of(run) == []
+    assert starts_of(run) == [(1, A, "withdrawn"), (2, B, "withdrawn"), (3, C, "withdrawn")]
     again = decide_next(run.log, run.spec, clock=run.clock).plan
     assert (again.attempt, [each.deployment for each in again.pools]) == (plan.attempt + 1, [A, B, C])
 

@@ -113,10 +113,10 @@ def test_the_first_of_three_pools_that_gives_a_machine_trains_and_the_others_lea
         (AFTER, False, True),
         (AFTER, True, False),
     }
-    withdrawn = next(entry for entry in history.starts if entry.deployment == AFTER)
+    withdrawn = next(e for e in history.starts if (e.deployment, e.outcome) == (AFTER, "withdrawn"))
     paid = charges_of(spec, history)
     assert [charge.seconds for charge in paid] == [history.last_reports()[0].seconds, withdrawn.seconds]
-    assert withdrawn.seconds > 1
+    assert withdrawn.seconds > 0
 
 
 def test_where_no_pool_gives_a_machine_each_was_asked_and_each_request_is_withdrawn(client, queues, make_spec):
@@ -164,7 +164,7 @@ def test_a_run_on_a_dear_pool_moves_to_the_cheaper_one_when_that_gives_a_machine
     until(lambda: live_attempt(runlog, past_step=20), what="the dear machine")
     until(lambda: "to-cheap-standby0" in {run.name for run in segment_runs(client, spec.run_id)}, what="the standby")
     queues.set(LATE, has_capacity=True)
-    until(lambda: read_history(runlog).handovers, what="the hand-over")
+    until(lambda: read_history(runlog).last_reports(), what="the end of the dear attempt")
     brake.unlink()
     state = final_state(client, parent)
     assert state.type is StateType.COMPLETED, state.message
