@@ -18,8 +18,8 @@ from segue.reports.cost_report import CostReport
 from segue.reports.lineage import lineage_rows
 from segue.reports.preemptions import notice_counts, preemptions
 from segue.reports.rehearsal_text import rehearsal_text
-from segue.reports.summary import RunSummary, live_of, summarize
-from segue.reports.tables import pool_name, segment_rows
+from segue.reports.summary import RunSummary, live_of, pool_name, summarize
+from segue.reports.tables import segment_rows
 from segue.runlog.entries import DecisionEntry
 from segue.runlog.history import History
 from segue.spec import RunSpec

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from segue.policy.estimates import situation, step_seconds
-from segue.records import Heartbeat
+from segue.records import Capacity, Heartbeat, SegmentPlan
 from segue.reports.cost_report import NOT_LIVE, CostReport, Live, cost_report
 from segue.runlog.history import History
 from segue.spec import RunSpec
@@ -79,11 +79,22 @@ def state_of(history: History) -> str:
         return "finished"
     plan = history.open_plan
     if plan is not None:
-        doing = "importing weights" if history.is_import(plan.segment, plan.attempt) else f"on {plan.capacity}"
+        is_claimed = history.attempt_of(plan.segment, plan.attempt) is not None
+        # A request on several pools has no pool of its own before a machine claims the attempt.
+        place = pool_name(plan, plan.capacity) if is_claimed or not plan.pools else plan.capacity
+        doing = "importing weights" if history.is_import(plan.segment, plan.attempt) else f"on {place}"
         stopping = ", stopping" if history.stop is not None else ""
         return f"segment {plan.segment} attempt {plan.attempt} {doing}{stopping}"
     last = history.decisions[-1] if history.decisions else None
     return last.action if last and history.is_over else "between segments"
+
+
+def pool_name(plan: SegmentPlan | None, capacity: Capacity) -> str:
+    """Return the short name of the pool of an attempt, with its capacity if the name does not show it."""
+    if plan is None:
+        return capacity.value
+    name = plan.deployment.partition("/")[2]
+    return name if capacity.value in name else f"{name} ({capacity})"
 
 
 def live_of(beat: Heartbeat | None, history: History) -> Live:

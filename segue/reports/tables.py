@@ -8,7 +8,8 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from segue.policy.anomalies import anomalies_of
-from segue.records import Capacity, Manifest, SegmentPlan, SegmentReport
+from segue.records import Manifest, SegmentReport
+from segue.reports.summary import pool_name
 from segue.runlog.history import History
 
 
@@ -50,14 +51,6 @@ def segment_rows(history: History) -> list[dict[str, Any]]:
         }
         for report in history.last_reports()
     ]
-
-
-def pool_name(plan: SegmentPlan | None, capacity: Capacity) -> str:
-    """Return the short name of the pool of an attempt, with its capacity if the name does not show it."""
-    if plan is None:
-        return capacity.value
-    name = plan.deployment.partition("/")[2]
-    return name if capacity.value in name else f"{name} ({capacity})"
 
 
 def decision_rows(history: History) -> list[dict[str, Any]]:
