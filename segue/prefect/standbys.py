@@ -6,7 +6,7 @@ from contextlib import closing
 
 from prefect import get_run_logger
 
-from segue.controller.standbys.pools import release_leftover
+from segue.controller.standbys.pool_standbys import release_leftover
 from segue.controller.waiting.leftover_starts import withdraw_leftover
 from segue.prefect.prefect_orchestrator import PrefectOrchestrator
 from segue.runlog.open import open_log

@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 
 from segue.controller.standbys.messages import StandbyStatus, command_of, put_status
-from segue.controller.standbys.pools import release_leftover
+from segue.controller.standbys.pool_standbys import release_leftover
 from segue.controller.steps import decide_next
 from segue.controller.waiting.attempt_starts import Submitted
 from segue.controller.waiting.wait import await_report

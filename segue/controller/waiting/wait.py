@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from segue.clock import Clock
 from segue.controller.attempt_ends import declare_as, declare_lost
 from segue.controller.liveness import HeartbeatTimeout
-from segue.controller.standbys.pools import PoolStandbys
+from segue.controller.standbys.pool_standbys import PoolStandbys
 from segue.controller.steps import CANCELLED
 from segue.controller.waiting.attempt_starts import Starts, Submitted
 from segue.controller.waiting.capacity_wait import CapacityWait, Show

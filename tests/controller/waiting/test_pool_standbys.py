@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 from segue.controller.standbys.messages import newest_commands
-from segue.controller.standbys.pools import release_leftover
+from segue.controller.standbys.pool_standbys import release_leftover
 from segue.controller.steps import decide_next
 from segue.policy.availability import intervals
 from segue.policy.handover import CHEAPER_SPOT, SPOT_AGAIN
