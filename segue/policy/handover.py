@@ -10,7 +10,7 @@ from datetime import datetime
 
 from segue.policies import POLICIES
 from segue.policy import clamp
-from segue.policy.availability import preemptions
+from segue.policy.availability import open_down_interval, preemptions
 from segue.policy.estimates import Situation
 from segue.policy.pool_choice import cheaper_pools, choose_pool
 from segue.policy.rules.sentinel import PAUSES_SECONDS
@@ -23,6 +23,8 @@ SPOT_AGAIN = "spot again: the standby is ready; on-demand commits and hands over
 
 CHEAPER_SPOT = "cheaper spot: the standby is ready; the attempt commits and hands over"
 
+UNKNOWN_AGE_SECONDS = 3600.0
+"""The age of an up interval whose begin was not observed, as in `segue.policy.rules.hazards`, which loads NumPy."""
 _LONGEST_SHARE = 0.1
 """The longest pause of a short run, as a share of the time left."""
 
@@ -75,6 +77,30 @@ def permits(here: Situation, leaves: Capacity = Capacity.ON_DEMAND) -> bool:
         return leaves is Capacity.SPOT
     after = here.remaining_seconds - here.answer_seconds - here.detection_seconds
     return clamp.permits_spot(replace(here, remaining_seconds=after))
+
+
+def up_seconds(
+    history: History,
+    here: Situation,
+    pool: str,
+    *,
+    waited_seconds: float | None,
+    held_seconds: float,
+    now: datetime,
+) -> float:
+    """Return the seconds for which a pool has been up, as far as the run knows, when a standby has a machine there.
+
+    `waited_seconds` is the time for which the standby waited. None means that it is not known. If the standby had to
+    wait, the pool came up when the standby got its machine, `held_seconds` ago. If it did not have to wait, the pool
+    was up before: at most since the pool was last observed down, and for no longer than an interval of unknown age.
+    """
+    if waited_seconds is None or waited_seconds > here.expected_changeover_seconds:
+        return held_seconds
+    down = open_down_interval(history, pool)
+    if down is None:
+        return UNKNOWN_AGE_SECONDS + held_seconds
+    since_down = (now - down.observed_until).total_seconds()
+    return min(max(since_down, held_seconds), UNKNOWN_AGE_SECONDS + held_seconds)
 
 
 def pause_seconds(here: Situation, *, sent: int) -> float:

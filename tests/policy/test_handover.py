@@ -6,8 +6,17 @@ from dataclasses import replace
 
 import pytest
 
-from segue.policy.handover import SPOT_AGAIN, is_worth_a_standby, may_come_back, pause_seconds, permits
+from segue.policy.handover import (
+    SPOT_AGAIN,
+    UNKNOWN_AGE_SECONDS,
+    is_worth_a_standby,
+    may_come_back,
+    pause_seconds,
+    permits,
+    up_seconds,
+)
 from segue.policy.outlook import wants_spot
+from segue.policy.rules import hazards
 from segue.records import Capacity, StopReason
 from segue.runlog.entries import HandoverEntry
 from segue.runlog.history import History
@@ -160,3 +169,28 @@ def test_plan_judges_by_the_price_of_the_pool_that_the_standby_is_on(deployment,
     here = replace(HERE, remaining_seconds=90_000.0, work_seconds=27_000.0, changeover_seconds=120.0)
     wanted = wants_spot(log.spec, log.history, here, up_seconds=0.0, now=log.now, deployment=deployment)
     assert wanted is is_wanted
+
+
+@pytest.mark.parametrize(
+    ("waited", "held", "down_ago", "seconds"),
+    [
+        (500.0, 20.0, None, 20.0),  # It came up when the standby got its machine.
+        (None, 20.0, None, 20.0),
+        (5.0, 20.0, None, 3620.0),  # It was up before, for an unknown time.
+        (5.0, 20.0, 800.0, 800.0),  # At most since it was last seen down.
+        (5.0, 20.0, 90_000.0, 3620.0),
+        (500.0, 20.0, 800.0, 20.0),
+    ],
+)
+def test_a_pool_that_gives_a_machine_at_once_was_up_before(waited, held, down_ago, seconds):
+    log = Logbook(make_spec(deadline_in=1e6, policy=POLICY))
+    if down_ago is not None:
+        log.attempt(StopReason.NOTICE, SPOT, commit=20)
+        log.seconds += down_ago
+    here = replace(HERE, changeover_seconds=60.0)
+    facts = {"waited_seconds": waited, "held_seconds": held, "now": log.now}
+    assert up_seconds(log.history, here, "segment/spot", **facts) == pytest.approx(seconds)
+
+
+def test_the_age_of_an_unobserved_begin_is_that_of_plan():
+    assert UNKNOWN_AGE_SECONDS == hazards.UNKNOWN_AGE_SECONDS

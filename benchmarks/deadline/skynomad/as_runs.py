@@ -39,6 +39,8 @@ class AsRuns:
         """The zone of the spot machine, and when it was granted."""
         self._waits: dict[int, float] = {}
         """When the zones that were asked in vain were asked first, since the last machine."""
+        self._down_at: dict[int, float] = {}
+        """When each zone was last seen down."""
         self._idle_since: float | None = None
 
     def act(self, world: World) -> None:
@@ -57,7 +59,8 @@ class AsRuns:
         after = {int(each.deployment): each.after_seconds for each in requests} or {int(chosen): 0.0}
         for zone, seconds in after.items():
             is_due = not is_idle or seconds <= now - self._idle_since + self._case.tick_seconds / 2
-            is_wanted = is_idle or self._choose(world, zone, is_up=True, age=0.0, mode=ON_DEMAND) == SPOT
+            age = min(now - self._down_at.get(zone, -math.inf), UNKNOWN_AGE_SECONDS)
+            is_wanted = is_idle or self._choose(world, zone, is_up=True, age=age, mode=ON_DEMAND) == SPOT
             if is_due and is_wanted and self._ask(world, zone, now):
                 return
         waited = max(now - min(self._waits.values(), default=now), 0.0)
@@ -81,6 +84,7 @@ class AsRuns:
     def _ask(self, world: World, zone: int, now: float) -> bool:
         held = self._held
         if not world.try_spot(zone):
+            self._down_at[zone] = now
             self._waits.setdefault(zone, now)
             return False
         if held is not None:
@@ -93,6 +97,7 @@ class AsRuns:
     def _note_end(self, world: World, now: float) -> None:
         if self._held is not None and world.machine is None:
             self._add(self._held[0], self._held[1], now, is_up=True, has_ended=True)
+            self._down_at[self._held[0]] = now
             self._held, self._idle_since = None, now
 
     def _add(self, zone: int, since: float, now: float, *, is_up: bool, has_ended: bool) -> None:

@@ -28,6 +28,7 @@ from segue.policy.handover import (
     pause_seconds,
     permits,
     standby_pools,
+    up_seconds,
 )
 from segue.records import Capacity, SegmentPlan
 from segue.runlog import keys
@@ -243,7 +244,7 @@ class StandbyManager:
         if status.phase == "ready":
             reject = "not needed: the slack no longer covers another spot attempt"
         elif sent.command.action == "wait":
-            if self._is_wanted(sent, history, here, up_seconds=at - sent.seen_at):
+            if self._is_wanted(sent, history, here, held_seconds=at - sent.seen_at):
                 self._command(sent, "boot", "spot is wanted on this pool", at)
                 return False
             reject = f"not needed: {self._plan.capacity} continues"
@@ -254,7 +255,7 @@ class StandbyManager:
             self._pauses.begin(here, at)
         return False
 
-    def _is_wanted(self, sent: _Sent, history: History, here: Situation, *, up_seconds: float) -> bool:
+    def _is_wanted(self, sent: _Sent, history: History, here: Situation, *, held_seconds: float) -> bool:
         from segue.policy.outlook import wants_spot  # Imported here, because the import loads NumPy.
 
         now, pool = self._clock.now(), sent.command.deployment
@@ -262,7 +263,9 @@ class StandbyManager:
             return False
         if self._plan.capacity is Capacity.SPOT:
             return pool in standby_pools(self._spec, history, here, self._plan, now=now)
-        return wants_spot(self._spec, history, here, up_seconds=up_seconds, now=now, deployment=pool)
+        waited = sent.seen_at - sent.sent_at if sent.seen_at is not None and sent.sent_at is not None else None
+        up = up_seconds(history, here, pool, waited_seconds=waited, held_seconds=held_seconds, now=now)
+        return wants_spot(self._spec, history, here, up_seconds=up, now=now, deployment=pool)
 
     def _hand_over(self, sent: _Sent, at: float) -> bool:
         segment, attempt = self._numbers
