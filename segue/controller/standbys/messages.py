@@ -18,7 +18,7 @@ from segue.records import Record
 from segue.runlog import keys
 from segue.stores.base import Store
 
-_NEWEST = 50
+_NEWEST = 12
 """Number of standbys among which those that an earlier parent left are looked for."""
 
 Phase = Literal["here", "booting", "ready", "gone"]

@@ -35,6 +35,7 @@ class PoolStandbys:
         self._managers: dict[str, StandbyManager] = {}
         self._worth: list[StandbyManager] = []
         self._ask_at = clock.monotonic()
+        self._has_released = False
 
     def look(self, history: History, here: Situation) -> bool:
         """While the attempt trains, submit or command standbys if this is due. Return whether to recall the attempt.
@@ -74,8 +75,9 @@ class PoolStandbys:
         if at >= self._ask_at and not any(each.is_sent for each in self._managers.values()):
             self._ask_at = at + _ASK_SECONDS
             pools = standby_pools(self._spec, history, here, self._plan, now=self._clock.now())
-            if not self._managers:
+            if not self._has_released:
                 release_leftover(self._runlog, self._spec, orchestrator=self._orchestrator, why=_UNWANTED, kept=pools)
+                self._has_released = True
             self._worth = [self._manager_of(deployment) for deployment in pools]
         return self._worth
 

@@ -265,7 +265,6 @@ class Starts:
         return handle is not None
 
     def _drop(self, loser: _Living, winner: _Living) -> None:
-        seconds = self.orchestrator.starting_seconds(loser.handle)
         is_same_pool = self._numbers.pool_of(loser.number) == self._numbers.pool_of(winner.number)
         is_late = is_same_pool and loser.number < winner.number
         first = f"start {winner.number}" if is_same_pool else f"the start on {self._numbers.pool_of(winner.number)}"
