@@ -97,7 +97,8 @@ def _withdrawn(history: History, entry: DecisionEntry) -> list[Interval]:
             continue  # It was not asked, or it is not known when it ended.
         last = max(each.written_at for each in [*ended, *taken])
         up_at = min((each.written_at - timedelta(seconds=each.seconds) for each in taken), default=last)
-        asked_at = entry.written_at + timedelta(seconds=seconds)
+        asked = [each.written_at for each in known if each.deployment == pool and each.outcome == "requested"]
+        asked_at = min(asked, default=entry.written_at + timedelta(seconds=seconds))
         waited = max((up_at - asked_at).total_seconds(), 0.0)
         found.append(Interval(False, asked_at, waited, has_ended=bool(taken), deployment=pool))
         if taken:

@@ -206,9 +206,8 @@ class StandbyManager:
             numbers = {"segment": self._plan.segment, "attempt": self._plan.attempt}
             return last.model_copy(update={"counter": last.counter + 1} | numbers)
         if last is not None and not self._pauses.unused and (last.segment, last.attempt) == self._numbers:
-            self._pauses.begin(
-                here, at
-            )  # This parent was restarted: the earlier parent submitted standbys for this attempt.
+            # This parent was restarted: the earlier parent submitted standbys for this attempt.
+            self._pauses.begin(here, at)
         return StandbyCommand(
             standby=keys.standby_id(0 if newest is None else newest + 1),
             counter=0,

@@ -81,8 +81,11 @@ class Starts:
 
         Return None as long as one start may still claim the attempt.
         """
-        for each in self._living:
-            self._taken_seconds[each.number] = self.orchestrator.starting_seconds(each.handle) or 0.0
+        for each in self._living if self.plan.pools and not self.is_settled else []:
+            # A flow run that has ended no longer shows it.
+            seconds = self.orchestrator.starting_seconds(each.handle)
+            if seconds is not None:
+                self._taken_seconds[each.number] = seconds
         names = [self.orchestrator.state(each.handle) for each in self._living]
         if None not in names:
             return names[-1]

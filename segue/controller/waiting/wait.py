@@ -247,8 +247,10 @@ class _AttemptWait:
     def _ended_without_report(self, history: History) -> SegmentReport:
         reason = StopReason.CANCELLED if self._starts.was_cancelled() else StopReason.LOST
         why = f"its flow run ended as {self._flow_run.state_name or 'unknown'} without a report"
-        known = history.starts_of(self._plan.segment, self._plan.attempt) if self._plan.pools else ()
-        why = next((start.reason for start in reversed(known) if start.outcome == "start_failed"), why)
+        place = self._plan.segment, self._plan.attempt
+        is_open = bool(self._plan.pools) and history.attempt_of(*place) is None
+        failed = [start.reason for start in history.starts_of(*place) if start.outcome == "start_failed"]
+        why = failed[-1] if is_open and failed else why
         return declare_lost(self._runlog, self._plan, why=why, reason=reason)
 
     def _refused(self) -> SegmentReport | None:

@@ -304,3 +304,16 @@ def test_without_several_pools_nothing_is_requested_twice(watch):
     assert (run.child.requests, run.child.cancelled) == ({}, {})
     assert '"pools"' not in plan.model_dump_json()
     assert read_history(run.log).attempts[0].claim.deployment is None
+
+
+def test_a_machine_that_ended_by_itself_before_another_claimed_is_charged_and_not_named_as_the_cause_of_a_loss(watch):
+    run = watch(prices=(1.0, 1.0))
+    plan = run.decide()
+    run.child.starting = {f"{B}:2": 5}
+    run.clock.at(60, lambda: run.child.ended.update({f"{B}:2": "Crashed"}))
+    run.clock.at(60, run.child.starting.clear)
+    run.clock.at(100, lambda: run.beats_on(run.claim(plan, flow_run_id=FIRST), until=110))
+    run.clock.at(111, lambda: run.child.ended.update({FIRST: "Crashed"}))
+    report = run.wait(plan)
+    assert (report.stop_reason, report.note) == (StopReason.LOST, "its flow run ended as Crashed without a report")
+    assert charges_of(run.spec, read_history(run.log))[-1].seconds == pytest.approx(55, abs=5)
