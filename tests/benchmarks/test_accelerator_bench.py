@@ -20,7 +20,7 @@ def test_every_figure_is_measured_and_written(tmp_path):
     assert done.returncode == 0, done.stderr
     found = json.loads(file.read_text())
     figures = {figure["name"]: figure for figure in found["figures"]}
-    assert len(figures) == 22
+    assert len(figures) == 24
     assert all(figure["value"] == figure["value"] for figure in figures.values())
     assert figures["resume, from the start of its process to the first step"]["value"] > 0.1
     assert sum(figure["limit"] is not None for figure in figures.values()) == 12
