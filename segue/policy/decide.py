@@ -25,7 +25,7 @@ from segue.spec import RunSpec
 from segue.units import duration
 
 if TYPE_CHECKING:
-    from segue.policy.outlook import Outlook
+    from segue.policy.pool_outlook import Outlook
 
 _NOTHING_LEFT = (
     "the goal is committed, so starting the run again proves nothing more. Fix: begin a new run with the fixed "
@@ -107,7 +107,7 @@ def _choose(spec: RunSpec, history: History, here: Situation, now: datetime) -> 
         return _Choice(Capacity.SPOT, back.reason, PoolChoice(back.deployment), handover=back)
     pool = kept_pool(spec, history) or choose_pool(spec, history, here, now=now)
     capacity, why, ahead = _by_policy(spec, history, here, pool, now)
-    return _Choice(capacity, why, pool, ahead)
+    return _Choice(capacity, why, ahead.pool or pool if ahead is not None else pool, ahead)
 
 
 def _affordable(
@@ -252,7 +252,7 @@ def _by_policy(
         return Capacity.SPOT, "spot: no deadline, so the cheapest capacity", None
     from segue.policy.outlook import outlook  # Only here: it loads NumPy.
 
-    ahead = outlook(spec, history, here, now=now, deployment=pool.asked, awaited=pool.awaited)
+    ahead = outlook(spec, history, here, now=now, pool=pool)
     if ahead is None:
         return Capacity.SPOT, "spot: a short probe to measure the seconds per step", None
     by = f"slack {_slack(here)}; {_expects(spec, ahead)}"

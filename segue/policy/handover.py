@@ -51,6 +51,12 @@ def standby_pools(
     spec: RunSpec, history: History, here: Situation, plan: SegmentPlan, *, now: datetime
 ) -> tuple[str, ...]:
     """Return the pools on which a standby should wait while the attempt of a plan trains, the best pool first."""
+    if spec.deadline is not None and len(spec.pools.spot) > 1:
+        from segue.policy.pool_outlook import pools_to_move_to  # Only here: it loads NumPy.
+
+        planned = pools_to_move_to(spec, history, here, plan, now=now)
+        if planned is not None:
+            return planned
     if plan.capacity is Capacity.SPOT:
         return cheaper_pools(spec, history, here, plan, now=now)
     choice = choose_pool(spec, history, here, now=now)

@@ -1,8 +1,11 @@
-"""Predicts the choices of a run's policy now and at later moments, from the run's own history. The module is pure."""
+"""Predicts the choices of a run's policy now and at later moments, from the run's own history. The module is pure.
+
+If a run with the policy PLAN has several spot pools and a deadline, PLAN plans all pools together
+(`segue.policy.pool_outlook`). All other policies plan one pool.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime
 from itertools import takewhile
 
@@ -10,13 +13,15 @@ import numpy as np
 
 from segue.policy.availability import intervals, open_down_interval, preemptions
 from segue.policy.estimates import Situation
+from segue.policy.pool_choice import PoolChoice, cheaper_pools
+from segue.policy.pool_outlook import Outlook, pool_outlook, pools_to_move_to
 from segue.policy.rules.hazards import DOWN_RATES, UNKNOWN_AGE_SECONDS, UP_RATES, expected_ends
 from segue.policy.rules.heuristics import Capped, Policy
 from segue.policy.rules.plan import Plan
 from segue.policy.rules.registry import named_policy
 from segue.policy.rules.view import Floats, Intervals, Job, Mode, View
 from segue.policy.spending import pools_now
-from segue.records import Capacity
+from segue.records import Capacity, SegmentPlan
 from segue.runlog.history import History
 from segue.spec import RunSpec
 
@@ -58,37 +63,20 @@ def job_of(
     )
 
 
-@dataclass(frozen=True)
-class Outlook:
-    """The actions of the policy from now on."""
-
-    waits_seconds: float
-    """Seconds that the policy will wait for spot if no spot comes.
-
-    The value is 0 if the policy wants on-demand at once.
-    """
-    cost_share: float | None
-    """The cost that PLAN expects from now to the goal, as a share of the cost of on-demand.
-
-    The value is None for other policies.
-    """
-
-
 def outlook(
-    spec: RunSpec,
-    history: History,
-    here: Situation,
-    *,
-    now: datetime,
-    deployment: str | None = None,
-    awaited: str | None = None,
+    spec: RunSpec, history: History, here: Situation, *, now: datetime, pool: PoolChoice | None = None
 ) -> Outlook | None:
     """Return the actions of the policy from now on. Return None without a deadline, or while no rate is measured.
 
-    The price of the spot pool `deployment` counts, and the availability of the pool `awaited`. If `awaited` is None,
-    the run waits for any of its pools, and their availability counts together.
+    If PLAN does not plan the pools together, the price of the chosen `pool` counts, and the availability of the pool
+    for which the attempt waits. If the attempt waits for any pool, the availability of all pools counts together.
     """
-    job = job_of(spec, history, here, now=now, deployment=deployment)
+    kept = pool.deployment if pool is not None and pool.is_kept else None
+    planned = pool_outlook(spec, history, here, now=now, kept=kept)
+    if planned is not None:
+        return planned
+    asked, awaited = (pool.asked, pool.awaited) if pool is not None else (None, None)
+    job = job_of(spec, history, here, now=now, deployment=asked)
     if job is None or here.remaining_seconds is None or here.work_seconds is None:
         return None
     longest = spec.liveness.start_seconds
@@ -109,16 +97,22 @@ def wants_spot(
     spec: RunSpec,
     history: History,
     here: Situation,
+    plan: SegmentPlan,
     *,
     up_seconds: float,
     now: datetime,
-    deployment: str | None = None,
+    deployment: str,
 ) -> bool:
-    """Whether the policy would leave on-demand for spot on this pool. Spot has been up on the pool for `up_seconds`.
+    """Whether the attempt of a plan should be left for a machine of this pool, which has been up for `up_seconds`.
 
-    The result is False without a deadline, while no rate is measured, or if this pool is not cheaper. The function does
-    not ask the clamp.
+    Without PLAN over the pools, the result is False for an attempt on on-demand without a deadline, while no rate is
+    measured, or if the pool is not cheaper. The function does not ask the clamp.
     """
+    planned = pools_to_move_to(spec, history, here, plan, now=now, up_seconds=up_seconds)
+    if planned is not None:
+        return deployment in planned
+    if plan.capacity is Capacity.SPOT:
+        return deployment in cheaper_pools(spec, history, here, plan, now=now)
     job = job_of(spec, history, here, now=now, deployment=deployment)
     if job is None or here.remaining_seconds is None or job.price_ratio <= 1:
         return False

@@ -77,4 +77,4 @@ def kept_pool(spec: RunSpec, history: History) -> PoolChoice | None:
     pools = [pool.deployment for pool in spec.pools.spot]
     if plan.capacity is not Capacity.SPOT or plan.deployment not in pools:
         return None
-    return PoolChoice(plan.deployment, why="the machine is kept" if len(pools) > 1 else "")
+    return PoolChoice(plan.deployment, "the machine is kept" if len(pools) > 1 else "", is_kept=True)

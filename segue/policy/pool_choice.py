@@ -93,6 +93,10 @@ class PoolChoice:
     """Share of the run's wait for spot that is spent on this pool before another pool is asked."""
     requests: tuple[PoolRequest, ...] = ()
     """The requests, if the attempt is requested on several pools. The first request is for the chosen pool."""
+    asked_within_share: float = _ASKED_SHARE
+    """All pools are asked within this share of the wait for spot."""
+    is_kept: bool = False
+    """Whether the run still has the machine of the chosen pool, from before a planned end."""
 
     @property
     def asked(self) -> str | None:
@@ -108,9 +112,10 @@ class PoolChoice:
         return None if self.requests else self.asked
 
     def requests_within(self, wait_seconds: float) -> tuple[PoolRequest, ...]:
-        """Return the requests, all of them within the first half of a wait of this length."""
+        """Return the requests, all of them within their share of a wait of this length."""
         latest = max((request.after_seconds for request in self.requests), default=0.0)
-        share = min(_ASKED_SHARE * max(wait_seconds, 0.0) / latest, 1.0) if latest > 0 else 1.0
+        within = self.asked_within_share * max(wait_seconds, 0.0)
+        share = min(within / latest, 1.0) if latest > 0 else 1.0
         return tuple(
             PoolRequest(deployment=each.deployment, after_seconds=round(share * each.after_seconds, 3))
             for each in self.requests

@@ -85,7 +85,7 @@ def forecast_lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ("work", f"{duration(facts['work_seconds'])} ({per_step}, {facts['step_seconds_basis']})"),
         ("policy", facts["policy"] + ("; here it uses on-demand alone" if is_forced else "")),
         ("expected cost", f"{cost} (p5 {least}, p95 {most}), {facts['cost_share']:.0%} of on-demand only ({alone})"),
-        *_pool_lines(facts["pools"], currency),
+        *_pool_lines(facts, currency),
         ("figures from", f"{facts['runs']} simulated runs, seed {facts['seed']}"),
         ("chance of lateness", _lateness(facts)),
         ("preemptions", f"{facts['preemptions']:.1f}"),
@@ -106,14 +106,21 @@ def forecast_lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
     return lines + [("note", note) for note in facts["notes"]]
 
 
-def _pool_lines(pools: list[dict[str, Any]], currency: str) -> list[tuple[str, str]]:
+def _pool_lines(facts: dict[str, Any], currency: str) -> list[tuple[str, str]]:
     """Return one line for each spot pool, if there are several. The pools are in the order in which they are asked."""
+    pools, share = facts["pools"], facts["cost_share_over_pools"]
     if len(pools) < 2:
         return []
     lines = []
+    if share is not None:
+        cost = money(share * facts["on_demand_cost"], currency)
+        lines.append(
+            ("over all pools", f"{cost}, {share:.0%} of on-demand only: PLAN expects this cost from its hazards")
+        )
+    not_asked = "the pools before it give no machine" if share is None else "the deadline is nearer"
     for pool in pools:
         after = pool["asked_after_seconds"]
-        asked = "is asked if the pools before it give no machine"
+        asked = f"is asked if {not_asked}"
         if pool["is_dearer_than_on_demand"]:
             asked = "is not asked, because it costs more than on-demand"
         elif after is not None:

@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 
 from segue.errors import HopelessPlanError, SpecError
-from segue.policy import clamp, estimates, feasibility, pool_choice
+from segue.policy import clamp, estimates, pool_choice
 from segue.policy.estimates import Situation
+from segue.policy.pool_outlook import Outlook, pool_outlook
 from segue.policy.rules.view import Job
 from segue.policy.spending import charges_of
 from segue.runlog.history import History
-from segue.simulation import forecast
+from segue.simulation import feasibility, forecast
 from segue.simulation.forecast import Forecast, Sample, without_measures
 from segue.simulation.rows import Rows, synthetic_rows, traced_rows
 from segue.simulation.traces import Trace
@@ -108,7 +109,9 @@ def plan_ahead(
     facts |= {"cadence": cadence.reason, "cadence_interval_seconds": cadence.interval_seconds}
     facts |= {"life_seconds": life.mean_seconds, "lost_by_a_death_seconds": lost}
     names = [r.name for r in rows] if given else [PRIOR]
-    facts |= {"pools": _pools(asked, here), "traces": names, "runs": runs, "seed": seed, "notes": [*notes, *found]}
+    together = pool_outlook(spec, asked.history, here, now=asked.now)
+    facts |= {"pools": _pools(asked, here, together), "cost_share_over_pools": together and together.cost_share}
+    facts |= {"traces": names, "runs": runs, "seed": seed, "notes": [*notes, *found]}
     drawn = forecast.sample(spec, here, rows, job=job, lost_seconds=lost)
     return Plan(facts, expected, drawn, moments.get("latest_safe_moment"))
 
@@ -137,10 +140,11 @@ def _asked(spec: RunSpec, history: History, seconds: float | None, *, now: datet
     return _Asked(spec, history, here, now, rate, basis)
 
 
-def _pools(asked: _Asked, here: Situation) -> list[dict[str, Any]]:
+def _pools(asked: _Asked, here: Situation, together: Outlook | None) -> list[dict[str, Any]]:
     """Return the spot pools in the order in which the next attempt asks them. Pools that are not asked come last."""
     spec, history = asked.spec, asked.history
-    choice = pool_choice.choose_pool(spec, history, here, now=asked.now)
+    planned = together.pool if together is not None else None
+    choice = planned or pool_choice.choose_pool(spec, history, here, now=asked.now)
     after = {each.deployment: each.after_seconds for each in choice.requests} or {choice.deployment: 0.0}
     pools = pool_choice.pools_of(spec.pools, history, here, now=asked.now)
     paid = {pool.deployment: pool_choice.paid_per_hour_of_work(pool, here=here) for pool in pools}
@@ -173,7 +177,10 @@ def _notes_on(spec: RunSpec, history: History, expected: Forecast, job: Job) -> 
             f"little of it in {duration(job.total_seconds)} and are counted as finished on on-demand",
         )
     if len(spec.pools.spot) > 1:
-        notes += ("of several spot pools only the cheapest is simulated; a run that asks them all waits for less time",)
+        notes += (
+            "of several spot pools only the cheapest is simulated, beside the cost over all pools; a run that asks "
+            "them all waits for less time",
+        )
     return notes
 
 

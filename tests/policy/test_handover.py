@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from segue.policy.estimates import Situation
 from segue.policy.handover import (
     SPOT_AGAIN,
     UNKNOWN_AGE_SECONDS,
@@ -137,9 +138,14 @@ def test_a_hand_over_counts_for_one_decision():
     assert log.ask().plan.standby is None
 
 
+def wants(log: Logbook, here: Situation, *, up_seconds: float = 0.0, deployment: str = "segment/spot") -> bool:
+    plan, now = log.history.decisions[-1].plan, log.now
+    return wants_spot(log.spec, log.history, here, plan, up_seconds=up_seconds, now=now, deployment=deployment)
+
+
 def asked(history: Logbook, *, work: float, up_seconds: float = 0.0) -> bool:
     here = replace(HERE, remaining_seconds=5000.0, work_seconds=work)
-    return wants_spot(history.spec, history.history, here, up_seconds=up_seconds, now=history.now)
+    return wants(history, here, up_seconds=up_seconds)
 
 
 def test_eager_progress_takes_the_risk_of_spot_whenever_it_can_be_had():
@@ -158,17 +164,16 @@ def test_plan_leaves_on_demand_for_spot_when_much_work_and_much_slack_are_left()
     log = Logbook(make_spec(deadline_in=100_000, policy={"name": "plan", "step_seconds": 300}))
     log.attempt(StopReason.BOUND, ON_DEMAND, commit=10)
     here = replace(HERE, remaining_seconds=90_000.0, work_seconds=27_000.0, changeover_seconds=120.0)
-    assert wants_spot(log.spec, log.history, here, up_seconds=0.0, now=log.now)
+    assert wants(log, here)
 
 
-@pytest.mark.parametrize(("deployment", "is_wanted"), [(None, True), ("x/cheap", True), ("x/dear", False)])
+@pytest.mark.parametrize(("deployment", "is_wanted"), [("x/cheap", True), ("x/dear", False)])
 def test_plan_judges_by_the_price_of_the_pool_that_the_standby_is_on(deployment, is_wanted):
     pools = {"spot": [{"deployment": "x/cheap", "price": 1.0}, {"deployment": "x/dear", "price": 3.9}]}
     log = Logbook(make_spec(deadline_in=100_000, policy={"name": "plan", "step_seconds": 300}, pools=pools))
     log.attempt(StopReason.BOUND, ON_DEMAND, commit=10)
     here = replace(HERE, remaining_seconds=90_000.0, work_seconds=27_000.0, changeover_seconds=120.0)
-    wanted = wants_spot(log.spec, log.history, here, up_seconds=0.0, now=log.now, deployment=deployment)
-    assert wanted is is_wanted
+    assert wants(log, here, deployment=deployment) is is_wanted
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ HERE = Situation(
 A, B, C = "segment/a", "segment/b", "segment/c"
 
 
-def log(*prices: float, deadline_in: float | None = 86400.0, name: str = "plan", **fields) -> Logbook:
+def log(*prices: float, deadline_in: float | None = 86400.0, name: str = "slack_age", **fields) -> Logbook:
     listed = [{"deployment": name, "price": price} for name, price in zip((A, B, C), prices, strict=False)]
     policy = {"name": name, "step_seconds": 30, "max_lost_in_place": 99}
     return Logbook(make_spec(deadline_in=deadline_in, pools={"spot": listed}, policy=policy, **fields))

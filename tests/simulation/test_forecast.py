@@ -10,11 +10,11 @@ import pytest
 
 from segue.errors import HopelessPlanError
 from segue.policy.estimates import situation
-from segue.policy.feasibility import refuse_hopeless
 from segue.policy.rules.heuristics import Capped, Greedy, OnDemandOnly, SpotOnly
 from segue.policy.rules.view import Mode
 from segue.records import Capacity, StopReason
 from segue.runlog.history import History
+from segue.simulation.feasibility import refuse_hopeless
 from segue.simulation.forecast import (
     SAMPLES,
     cadence_of,

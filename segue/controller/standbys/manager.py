@@ -27,7 +27,6 @@ from segue.policy.handover import (
     is_worth_a_standby,
     pause_seconds,
     permits,
-    standby_pools,
     up_seconds,
 )
 from segue.records import Capacity, SegmentPlan
@@ -260,11 +259,9 @@ class StandbyManager:
         now, pool = self._clock.now(), sent.command.deployment
         if not is_worth_a_standby(here, self._plan.capacity):
             return False
-        if self._plan.capacity is Capacity.SPOT:
-            return pool in standby_pools(self._spec, history, here, self._plan, now=now)
         waited = sent.seen_at - sent.sent_at if sent.seen_at is not None and sent.sent_at is not None else None
         up = up_seconds(history, here, pool, waited_seconds=waited, held_seconds=held_seconds, now=now)
-        return wants_spot(self._spec, history, here, up_seconds=up, now=now, deployment=pool)
+        return wants_spot(self._spec, history, here, self._plan, up_seconds=up, now=now, deployment=pool)
 
     def _hand_over(self, sent: _Sent, at: float) -> bool:
         segment, attempt = self._numbers

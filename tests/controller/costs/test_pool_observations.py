@@ -20,7 +20,7 @@ from tests.controller.test_steps import Run
 
 CHEAP, DEAR = "segment/cheap", "segment/dear"
 POOLS = {
-    "spot": [{"deployment": CHEAP, "price": 1.0}, {"deployment": DEAR, "price": 1.2}],
+    "spot": [{"deployment": CHEAP, "price": 1.0}, {"deployment": DEAR, "price": 1.03}],
     "on_demand_price": 4.0,
     "currency": "EUR",
 }
@@ -48,13 +48,15 @@ def run_of(make_spec, clock):
 def lives(run, clock, *, seconds, reason=StopReason.LOST, boot=10.0, commit=None):
     """An attempt of the run on the pool that is chosen."""
     plan = run.decide()
-    seconds = seconds[plan.deployment] if isinstance(seconds, dict) else seconds
+    if isinstance(seconds, dict):
+        seconds, reason = seconds[plan.deployment]
     clock.advance(boot)
     claim = run.claim(plan)
     clock.advance(seconds)
     if commit is not None:
         run.commit(claim, commit)
-    run.report(plan, claim, reason, seconds=seconds, train_steps=3, startup_seconds=5.0, to_step=commit or 7)
+    measured = {"train_steps": 3, "train_seconds": 90.0, "startup_seconds": 5.0}
+    run.report(plan, claim, reason, seconds=seconds, to_step=commit or 7, **measured)
     return plan
 
 
@@ -66,7 +68,8 @@ def end(run, clock):
 
 def test_a_pool_that_was_bad_for_an_earlier_run_is_not_the_first_of_the_next(run_of, clock):
     first = run_of("first")
-    asked = [lives(first, clock, seconds={CHEAP: 120.0, DEAR: 7200.0}, boot=600.0).deployment for _ in range(4)]
+    by_pool = {CHEAP: (120.0, StopReason.LOST), DEAR: (7200.0, StopReason.BOUND)}
+    asked = [lives(first, clock, seconds=by_pool, boot=600.0).deployment for _ in range(4)]
     assert asked[0] == CHEAP
     lives(first, clock, seconds=600.0, reason=StopReason.FINISHED, commit=400)
     end(first, clock)
@@ -92,7 +95,7 @@ def test_the_memory_has_intervals_starts_and_prices(run_of, clock):
     assert ups[0] == (CHEAP, 1800.0, True)
     assert {name: price.per_hour for name, price in seen.prices.items()} == {
         CHEAP: 1.0,
-        DEAR: 1.2,
+        DEAR: 1.03,
         "segment/on-demand": 4.0,
     }
 

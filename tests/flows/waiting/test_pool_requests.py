@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from prefect.client.orchestration import get_client
@@ -140,12 +141,14 @@ def test_where_no_pool_gives_a_machine_each_was_asked_and_each_request_is_withdr
     assert (first.stop_reason, first.got_capacity) == (StopReason.NO_CAPACITY, False)
 
 
+@pytest.mark.parametrize("deadline_hours", [None, 3], ids=["without a deadline", "with a deadline"])
 def test_a_run_on_a_dear_pool_moves_to_the_cheaper_one_when_that_gives_a_machine(
-    client, queues, make_spec, fork_server, tmp_path
+    client, queues, make_spec, fork_server, tmp_path, deadline_hours
 ):
     brake = tmp_path / "brake"
     common = {"recipe": "tests.recipes.paced:build", "config": {"brake": str(brake)}, "steps": 300}
-    undisturbed = make_spec(run_id="never-moved-to-cheap", checkpoints={"every_steps": 1000}, **common)
+    run_id = f"to-cheap-{deadline_hours or 0}"
+    undisturbed = make_spec(run_id=f"{run_id}-undisturbed", checkpoints={"every_steps": 1000}, **common)
     reference = open_run(undisturbed, clock=SystemClock())
     fork_server.run_to_the_end(reference, undisturbed)
 
@@ -157,12 +160,15 @@ def test_a_run_on_a_dear_pool_moves_to_the_cheaper_one_when_that_gives_a_machine
     }
     policy = {"step_seconds": 30, "changeover_seconds": 1}
     liveness = {"heartbeat_seconds": 0.5, "start_seconds": 10}  # The dear pool is asked after five seconds.
+    if deadline_hours is not None:
+        # PLAN plans the two pools together, and asks the dear one a boot later.
+        common["deadline"] = (datetime.now(UTC) + timedelta(hours=deadline_hours)).isoformat()
     spec = make_spec(
-        run_id="to-cheap", liveness=liveness, pools=pools, policy=policy, checkpoints={"every_steps": 20}, **common
+        run_id=run_id, liveness=liveness, pools=pools, policy=policy, checkpoints={"every_steps": 20}, **common
     )
     runlog, parent = start(client, spec)
     until(lambda: live_attempt(runlog, past_step=20), what="the dear machine")
-    until(lambda: "to-cheap-standby0" in {run.name for run in segment_runs(client, spec.run_id)}, what="the standby")
+    until(lambda: f"{run_id}-standby0" in {run.name for run in segment_runs(client, spec.run_id)}, what="the standby")
     queues.set(LATE, has_capacity=True)
     until(lambda: read_history(runlog).last_reports(), what="the end of the dear attempt")
     brake.unlink()
@@ -173,13 +179,14 @@ def test_a_run_on_a_dear_pool_moves_to_the_cheaper_one_when_that_gives_a_machine
     assert [first.stop_reason, second.stop_reason] == [StopReason.BOUND, StopReason.FINISHED]
     assert [entry.plan.deployment for entry in history.decisions if entry.plan] == ["segment/spot", LATE]
     assert [entry.reason for entry in history.decisions][1] == CHEAPER_SPOT
+    assert ("over all pools" in history.decisions[0].reason) == (deadline_hours is not None)
     assert first.lost_steps == second.lost_steps == 0
     assert first.to_step == second.from_step > 20
     assert history.attempts[1].verdict.kind is VerdictKind.EXACT
     assert state_of(history) == state_of(read_history(reference))
     names = {run.name: in_words(run.state) for run in ended_segments(client, spec.run_id)}
     assert names == {
-        "to-cheap-seg0-a1-spot": "Completed",
-        "to-cheap-seg0-a1-spot-late": "Withdrawn",
-        "to-cheap-standby0": "Completed",
+        f"{run_id}-seg0-a1-spot": "Completed",
+        f"{run_id}-seg0-a1-spot-late": "Withdrawn",
+        f"{run_id}-standby0": "Completed",
     }

@@ -1,0 +1,233 @@
+"""Plans a run over several spot pools with PLAN, from the run's own history. The module is pure.
+
+It answers three questions: on which pools to request an attempt and how long to wait for them, on which pools a standby
+should wait, and whether to move to a standby that has a machine. The observations of other runs of the store count as
+at most four intervals for each pool, and half after ten days.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+
+from segue.policy import clamp
+from segue.policy.availability import Interval, intervals, open_down_interval, preemptions, seen_by_others
+from segue.policy.estimates import Situation, usual_changeover_seconds
+from segue.policy.pool_choice import MOST_OF_OTHERS, PoolChoice
+from segue.policy.rules.pool_beliefs import UNKNOWN_AGE_SECONDS, Beliefs, Weights
+from segue.policy.rules.pool_plan import PoolPlan, in_tuples
+from segue.policy.rules.pool_table import Pools
+from segue.policy.rules.view import Floats
+from segue.policy.spending import HOUR, pools_now
+from segue.records import Capacity, PoolRequest, SegmentPlan
+from segue.runlog.history import History
+from segue.spec import RunSpec
+from segue.units import money
+
+_HALF_LIFE_OF_OTHERS_SECONDS = 10 * 86_400.0
+_STILL_DOWN_SECONDS = 900.0
+"""For this number of seconds after a pool was last observed down, it counts as down."""
+_DIGITS = 2
+"""Digits to which measured seconds are rounded up, so that a solved table can be used again."""
+
+
+def plans_pools(spec: RunSpec, history: History, here: Situation) -> bool:
+    """Whether PLAN plans several spot pools of the run together now."""
+    most = spec.policy.max_preemptions
+    return (
+        len(spec.pools.spot) > 1
+        and spec.policy.name == "plan"
+        and not spec.trains_elsewhere
+        and here.slack_seconds is not None
+        and here.slack_seconds > 0
+        and (most is None or preemptions(history) < most)
+    )
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """The actions of the policy from now on."""
+
+    waits_seconds: float
+    """Seconds that the policy will wait for spot if no spot comes.
+
+    The value is 0 if the policy wants on-demand at once.
+    """
+    cost_share: float | None
+    """The cost that PLAN expects from now to the goal, as a share of the cost of on-demand alone.
+
+    The value is None for other policies.
+    """
+    pool: PoolChoice | None = None
+    """The pools on which PLAN requests the attempt. The value is None if it does not plan the pools together."""
+
+
+def pool_outlook(
+    spec: RunSpec, history: History, here: Situation, *, now: datetime, kept: str | None = None
+) -> Outlook | None:
+    """Return what PLAN wants for the next attempt. Return None if PLAN does not plan the pools together now.
+
+    `kept` is the pool whose machine the run still has.
+    """
+    if not plans_pools(spec, history, here):
+        return None
+    plan, names = _plan_of(spec, history, here), _names(spec)
+    longest = spec.liveness.start_seconds
+    if kept is not None:
+        is_kept = plan.keeps(names.index(kept), _age_seconds(history, here, now))
+        return Outlook(longest if is_kept else 0.0, None, PoolChoice(kept, "the machine is kept", is_kept=True))
+    offsets = np.linspace(0.0, min(longest, here.remaining_seconds or 0.0), 96)
+    waits = plan.waits(_down_seconds(spec, history, now=now), offsets=offsets)
+    requests = tuple(
+        PoolRequest(deployment=names[pool], after_seconds=round(seconds, 3))
+        for pool, seconds in waits.after_seconds.items()
+    )
+    listed = pools_now(spec, history)
+    whole = listed.on_demand_price * ((here.work_seconds or 0.0) + here.expected_changeover_seconds) / HOUR
+    chosen = requests[0].deployment if requests else listed.deployment(Capacity.SPOT)
+    why = f"{chosen}: the rest is expected to cost {money(waits.cost, listed.currency)} over all pools"
+    pool = PoolChoice(chosen, why, requests=requests if len(requests) > 1 else (), asked_within_share=1.0)
+    return Outlook(waits.longest_seconds if requests else 0.0, min(waits.cost / whole, 1.0), pool)
+
+
+def pools_to_move_to(
+    spec: RunSpec,
+    history: History,
+    here: Situation,
+    plan: SegmentPlan,
+    *,
+    now: datetime,
+    up_seconds: float | None = None,
+) -> tuple[str, ...] | None:
+    """Return the pools to which the attempt of a plan should move if they have a machine, the best pool first.
+
+    Return None if PLAN does not plan the pools together now. `up_seconds` are the seconds for which a pool that has a
+    machine has been up. If the value is None, pools that the run has not seen for a while have been up for an unknown
+    time, and the other pools come up now.
+
+    A move from spot to spot saves at least the cost of another boot, so that a run does not move to and fro.
+    """
+    attempt = history.attempt_of(plan.segment, plan.attempt)
+    carried_out = history.plan_of(plan.segment, plan.attempt)
+    if not plans_pools(spec, history, here) or attempt is None or carried_out is None:
+        return None
+    names, down = _names(spec), _down_seconds(spec, history, now=now)
+    is_on_spot = carried_out.capacity is Capacity.SPOT
+    if is_on_spot and carried_out.deployment not in names:
+        return ()
+    place = names.index(carried_out.deployment) if is_on_spot else None
+    known = down[np.isfinite(down)]
+    age = _age_seconds(history, here, now) if is_on_spot else float(known.min()) if len(known) else UNKNOWN_AGE_SECONDS
+    up = np.where(np.isfinite(down), 0.0, UNKNOWN_AGE_SECONDS)
+    if up_seconds is not None:
+        up = np.full(len(names), max(up_seconds, 0.0))
+    saved = _plan_of(spec, history, here).savings(place, age, up)
+    listed = pools_now(spec, history)
+    boots = [listed.price(Capacity.SPOT, name) * here.expected_changeover_seconds / HOUR for name in names]
+    least = np.array(boots) if is_on_spot else np.zeros(len(names))
+    order = sorted(np.flatnonzero(saved > least), key=lambda pool: -saved[pool])
+    return tuple(names[pool] for pool in order)
+
+
+def _names(spec: RunSpec) -> list[str]:
+    return [pool.deployment for pool in spec.pools.spot]
+
+
+def _age_seconds(history: History, here: Situation, now: datetime) -> float:
+    """Return for how long the pool of the newest attempt has been up."""
+    if not history.attempts:
+        return 0.0
+    claim = history.attempts[-1].claim
+    decided = history.decision_of(claim.segment, claim.attempt)
+    waited = (claim.written_at - decided.written_at).total_seconds() if decided is not None else 0.0
+    # Without a wait, the pool was up before.
+    before = UNKNOWN_AGE_SECONDS if waited <= here.expected_changeover_seconds else 0.0
+    return before + (now - claim.written_at).total_seconds()
+
+
+def _down_seconds(spec: RunSpec, history: History, *, now: datetime) -> Floats:
+    """Return for how long each pool is known to be down, and infinity if that is not known."""
+    found = []
+    for name in _names(spec):
+        down = open_down_interval(history, name)
+        is_known = down is not None and (now - down.observed_until).total_seconds() <= _STILL_DOWN_SECONDS
+        found.append((now - down.begun_at).total_seconds() if down is not None and is_known else math.inf)
+    return np.asarray(np.maximum(found, 0.0), float)
+
+
+def _plan_of(spec: RunSpec, history: History, here: Situation) -> PoolPlan:
+    listed, count = pools_now(spec, history), len(spec.pools.spot)
+    work, remaining = here.work_seconds or 0.0, here.remaining_seconds or 0.0
+    recall = clamp.seconds_to_recall(here)
+    least = remaining - work - recall if recall is not None else 0.0
+    lost = min(here.at_risk_seconds, work) / 2 + (here.save_seconds or 0.0)
+    pools = Pools(
+        prices=tuple(listed.spot_pool_price(pool) / HOUR for pool in listed.spot),
+        on_demand_price=listed.on_demand_price / HOUR,
+        transfer=in_tuples(np.zeros((count + 1, count))),
+        transfer_to_on_demand=(0.0,) * (count + 1),
+        on_demand_source=count,
+        changeover_seconds=_rounded_up(here.expected_changeover_seconds),
+        least_slack_seconds=_rounded_up(least),
+        lost_by_a_death_seconds=_rounded_up(lost),
+        moves="overlapping" if spec.policy.handover else "none",
+        **history.once(_believed, spec),
+    )
+    return PoolPlan(pools, remaining_seconds=remaining, work_seconds=work)
+
+
+def _believed(spec: RunSpec, history: History) -> dict[str, Any]:
+    """Return the hazards and the shares of the pools."""
+    names, boot_seconds = _names(spec), usual_changeover_seconds(spec, history)
+    beliefs = Beliefs(len(names), Weights())
+    others = [each for each in seen_by_others(history) if each.deployment in names]
+    newest = max((each.ended_at for each in others), default=None)
+    if newest is not None:
+        begun = history.decisions[0].written_at if history.decisions else newest
+        ages = [max((begun - each.ended_at).total_seconds(), 0.0) for each in others]
+        _add_all(beliefs, names, others, boot_seconds, [0.5 ** (age / _HALF_LIFE_OF_OTHERS_SECONDS) for age in ages])
+        beliefs.limit(MOST_OF_OTHERS)
+    own = [each for each in intervals(history) if each.deployment in names]
+    _add_all(beliefs, names, own, boot_seconds, [1.0] * len(own))
+    return {
+        "up_rates": in_tuples(beliefs.up.rates()),
+        "down_rates": in_tuples(beliefs.down.rates()),
+        "shares": tuple(beliefs.shares().tolist()),
+    }
+
+
+def _add_all(
+    beliefs: Beliefs, names: list[str], found: Sequence[Interval], boot_seconds: float, counts: Sequence[float]
+) -> None:
+    """Add intervals, each of which counts as so many intervals. A wait that is no longer than a boot was no wait."""
+    age_at_begin = dict.fromkeys(names, 0.0)
+    last_up: dict[str, Interval] = {}
+    for interval, weight in zip(found, counts, strict=True):
+        name, pool = interval.deployment, names.index(interval.deployment)
+        if interval.is_up:
+            begin = age_at_begin[name]
+            beliefs.up.add(pool, begin, interval.seconds, has_ended=interval.has_ended, counts=weight)
+            age_at_begin[name], last_up[name] = begin + interval.seconds, interval
+            continue
+        is_at_once = interval.has_ended and interval.seconds <= boot_seconds
+        before = last_up.get(name)
+        if is_at_once and before is not None and not before.has_ended:
+            gap = (interval.begun_at - before.ended_at).total_seconds()
+            if gap <= boot_seconds:
+                continue  # The machine was kept at a planned end.
+        beliefs.asked(pool, is_granted=is_at_once, counts=weight)
+        age_at_begin[name] = UNKNOWN_AGE_SECONDS if is_at_once else 0.0
+        if not is_at_once:
+            beliefs.down.add(pool, 0.0, interval.seconds, has_ended=interval.has_ended, counts=weight)
+
+
+def _rounded_up(seconds: float) -> float:
+    if seconds <= 0:
+        return 0.0
+    unit = 10.0 ** (math.floor(math.log10(seconds)) + 1 - _DIGITS)
+    return float(math.ceil(seconds / unit - 1e-9) * unit)

@@ -1,0 +1,138 @@
+"""Estimates how the availability intervals of several spot pools end, and how often a pool grants a request.
+
+The module is pure. The prior is the prior of PLAN on one pool: hazards by age from the traces of "Can't Be Late" (NSDI
+2024). The last bin of ages is divided at 32 hours. Each pool has one unknown factor on the hazards of its young
+intervals, and one unknown factor on the hazards of its old intervals. Both have gamma priors. There are two factors
+because pools differ much more in how long their long intervals last than in how short their short intervals are.
+
+While a factor is not known, an interval that lasts shows that the factor is small. The hazard at age a is therefore
+
+    base(a) (w + ends) / (w / g + expected + H(a))
+
+where H(a) is the number of ends that the base predicts until that age, w is the weight of the prior in ends, and g is
+the mean factor of all pools of the run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from segue.policy.rules import hazards
+from segue.policy.rules.hazards import HOUR
+from segue.policy.rules.view import Floats
+
+AGE_EDGES_SECONDS = np.append(hazards.AGE_EDGES_SECONDS, 32 * HOUR)
+BINS = len(AGE_EDGES_SECONDS) + 1
+UP_RATES = np.append(hazards.UP_RATES[:-1], np.array([0.1, 0.04]) / HOUR)
+DOWN_RATES = np.append(hazards.DOWN_RATES[:-1], np.array([0.06, 0.02]) / HOUR)
+"""Ends per second, by age. Beyond 16 hours the values come from the same traces, which have few such intervals."""
+UNKNOWN_AGE_SECONDS = 1800.0
+"""Age in seconds of an interval whose begin was not observed.
+
+It is shorter than on one pool, so that an end in the first minutes of a machine counts as the end of a young interval.
+Such ends then show on which pools machines die early.
+"""
+
+_STARTS = np.concatenate([[0.0], AGE_EDGES_SECONDS])
+_WIDTHS = np.append(np.diff(_STARTS), np.inf)
+_MIDDLES = np.append((_STARTS[:-1] + _STARTS[1:]) / 2, 48 * HOUR)
+_IS_YOUNG = np.arange(BINS) < 3
+"""The ages up to about an hour."""
+
+
+def age_bin(seconds: float) -> int:
+    """Return the bin of an age."""
+    return int(np.searchsorted(AGE_EDGES_SECONDS, seconds, side="right"))
+
+
+def expected_ends(rates: Floats, seconds: float) -> Floats:
+    """Return the ends that these rates predict until this age, as an array of (young, old)."""
+    each = rates * np.clip(seconds - _STARTS, 0.0, _WIDTHS)
+    return np.array([each[_IS_YOUNG].sum(), each[~_IS_YOUNG].sum()])
+
+
+def survival(rates: Floats, begin_seconds: float, seconds: float) -> Floats:
+    """Return the share of intervals of this age that last for so many more seconds, for the rates of each pool."""
+    after, before = (np.clip(age - _STARTS, 0.0, _WIDTHS) for age in (begin_seconds + seconds, begin_seconds))
+    return np.asarray(np.exp(-(rates * (after - before)).sum(axis=-1)))
+
+
+class Weights(NamedTuple):
+    """Weights of the priors. The factors have weights in ends, as (young, old). The share has a weight in requests."""
+
+    up: tuple[float, float] = (3.0, 1.0)
+    down: tuple[float, float] = (3.0, 1.5)
+    share: float = 2.0
+    prior_share: float = 0.65
+    """The share of requests that are granted, before any request was made."""
+
+
+@dataclass
+class Ends:
+    """The intervals of one kind, up or down, that were observed on each pool."""
+
+    base: Floats
+    weight: Floats
+    ends: Floats
+    expected: Floats
+
+    @classmethod
+    def none(cls, base: Floats, weight: tuple[float, float], pools: int) -> Ends:
+        return cls(base, np.array(weight), np.zeros((pools, 2)), np.zeros((pools, 2)))
+
+    def add(self, pool: int, begin_seconds: float, seconds: float, *, has_ended: bool, counts: float = 1.0) -> None:
+        """Add an interval that was observed from an age on. It counts as `counts` intervals."""
+        age = begin_seconds + seconds
+        self.expected[pool] += counts * (expected_ends(self.base, age) - expected_ends(self.base, begin_seconds))
+        self.ends[pool, 0 if _IS_YOUNG[age_bin(age)] else 1] += counts * has_ended
+
+    def limit(self, most_ends: float) -> None:
+        """Reduce the weight of the intervals of each pool to at most this number of ends."""
+        total = np.maximum(self.ends, self.expected).sum(axis=1, keepdims=True)
+        part = np.minimum(most_ends / np.maximum(total, 1e-9), 1.0)
+        self.ends, self.expected = self.ends * part, self.expected * part
+
+    def rates(self) -> Floats:
+        """Return the hazards, as an array of (pool, age)."""
+        mean = (self.weight + self.ends.sum(axis=0)) / (self.weight + self.expected.sum(axis=0))
+        above, below = self.weight + self.ends, self.weight / mean + self.expected
+        until = np.array([expected_ends(self.base, age) for age in _MIDDLES])
+        group = np.where(_IS_YOUNG, 0, 1)
+        lasted = until[np.arange(BINS), group]
+        return np.asarray(self.base * above[:, group] / (below[:, group] + lasted))
+
+
+class Beliefs:
+    """The observations of one run."""
+
+    def __init__(self, pools: int, weights: Weights) -> None:
+        self._weights = weights
+        self.up = Ends.none(UP_RATES, weights.up, pools)
+        self.down = Ends.none(DOWN_RATES, weights.down, pools)
+        self._granted, self._refused = np.zeros(pools), np.zeros(pools)
+
+    def asked(self, pool: int, *, is_granted: bool, counts: float = 1.0) -> None:
+        """Add a request to a pool that was not asked for a while."""
+        (self._granted if is_granted else self._refused)[pool] += counts
+
+    def limit(self, most: float) -> None:
+        """Reduce the weight of each pool's observations to at most this number of ends and of requests."""
+        self.up.limit(most)
+        self.down.limit(most)
+        part = np.minimum(most / np.maximum(self._granted + self._refused, 1e-9), 1.0)
+        self._granted, self._refused = self._granted * part, self._refused * part
+
+    def shares(self) -> Floats:
+        """Return the probability that a pool grants a request, if it was not asked for a while."""
+        weight, granted, refused = self._weights.share, self._granted, self._refused
+        pooled = weight + granted.sum() + refused.sum()
+        mean = (weight * self._weights.prior_share + granted.sum()) / pooled
+        return np.asarray((weight * mean + granted) / (weight + granted + refused))
+
+    @property
+    def version(self) -> tuple[bytes, ...]:
+        """A value that changes with each end and each request, but not with time alone."""
+        return tuple(each.tobytes() for each in (self.up.ends, self.down.ends, self._granted, self._refused))
