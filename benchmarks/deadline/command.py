@@ -36,9 +36,12 @@ def deadline(
     *,
     traces: Annotated[Path | None, typer.Option(help="Folder of availability traces, or one file.")] = None,
     yardstick: Annotated[
-        str | None, typer.Option(help="Compare over several pools with a published artifact: skynomad.")
+        str | None,
+        typer.Option(help="PLAN over several pools: on a published artifact (skynomad), or on traces (zones)."),
     ] = None,
-    data: Annotated[Path | None, typer.Option(help="Folder with the converted artifact, for --yardstick.")] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Folder with the converted artifact or the traces, for --yardstick.")
+    ] = None,
     knowledge: Annotated[
         str, typer.Option(help="What plan and slack_age observe of spot while on on-demand: free, sentinel or none.")
     ] = "free",
@@ -55,13 +58,14 @@ def deadline(
 ) -> None:
     """Replay availability traces against every policy with the safety clamp, and compare with the least possible cost.
 
-    With --yardstick, PLAN over several pools, which no run uses yet, beside what a published artifact has paid.
+    With --yardstick skynomad, PLAN over several pools is compared with what a published artifact has paid. With
+    --yardstick zones, it is compared with the least possible cost on one zone alone; 2 starts are a good number.
 
     Exit code 0: no run was late. 1: a run was late that could have met its deadline, or a published cost of the
     yardstick is not reproduced. 2: the traces cannot be read.
     """
     if yardstick is not None:
-        _beside(yardstick, data, jobs=jobs, as_json=as_json)
+        _beside(yardstick, data, starts=starts, jobs=jobs, as_json=as_json)
         return
     if traces is None:
         raise typer.BadParameter("give the folder of the traces.", param_hint="--traces")
@@ -85,22 +89,42 @@ def deadline(
         raise typer.Exit(1)
 
 
-def _beside(yardstick: str, data: Path | None, *, jobs: int | None, as_json: bool) -> None:
+def _beside(yardstick: str, data: Path | None, *, starts: int, jobs: int | None, as_json: bool) -> None:
     from benchmarks.deadline.skynomad import report as skynomad
+    from benchmarks.deadline.skynomad import zones
 
-    if yardstick != "skynomad":
-        raise typer.BadParameter(f"{yardstick!r} is not skynomad, the only one.", param_hint="--yardstick")
+    if yardstick not in ("skynomad", "zones"):
+        raise typer.BadParameter(f"{yardstick!r} is neither skynomad nor zones.", param_hint="--yardstick")
     if data is None:
-        raise typer.BadParameter("give the folder with the artifact's data.", param_hint="--data")
+        raise typer.BadParameter("give the folder with the artifact's data, or with the traces.", param_hint="--data")
     leave_as_on_ctrl_c()
+    jobs = jobs or os.cpu_count() or 1
     with progress() as say:
-        report = skynomad.measure(data, jobs=jobs or os.cpu_count() or 1, say=say)
+        if yardstick == "zones":
+            report = zones.measure(data, starts=starts, jobs=jobs, say=say)
+        else:
+            report = skynomad.measure(data, jobs=jobs, say=say)
     if as_json:
         show_json(report)
     else:
-        _show_beside(report, console)
-    if report["not_reproduced"] or report["late"]:
+        (_show_zones if yardstick == "zones" else _show_beside)(report, console)
+    if report.get("not_reproduced") or report["late"]:
         raise typer.Exit(1)
+
+
+def _show_zones(report: Mapping[str, Any], to: Console) -> None:
+    """Print one row per group of zones."""
+    table = Table(box=SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False)
+    for name in ("zones", "runs", "x best zone", "x mean zone"):
+        table.add_column(name, justify="left" if name == "zones" else "right")
+    for name, row in report.items():
+        if isinstance(row, dict):
+            table.add_row(name, *(str(value) for value in row.values()))
+    to.print(table)
+    to.print(
+        "PLAN over the zones, divided by the least cost in hindsight on one zone alone: on the best zone, and the mean "
+        f"of the zones; late: {report['late']} of {report['runs']} runs"
+    )
 
 
 def _show_beside(report: Mapping[str, Any], to: Console) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from benchmarks.deadline.skynomad.cases import HOUR, Case
 from benchmarks.deadline.skynomad.world import World
 from segue.policy.rules.pool_beliefs import UNKNOWN_AGE_SECONDS, Beliefs, Weights, age_bin
-from segue.policy.rules.pool_table import Costs, Pools, Table, solve
+from segue.policy.rules.pool_table import Costs, Moves, Pools, Table, solve
 
 _LEAST_STEP_SECONDS, _SHORT_STEPS = 400.0, 3
 _SLACK_STEPS, _SLACK_PARTS = 150, 5
@@ -54,10 +54,11 @@ class _Seen:
 class PlanOverPools:
     """The policy of one run. It sees list prices, its own machine, and the answers to its requests."""
 
-    def __init__(self, case: Case, *, memory: Sequence[Memory] = ()) -> None:
+    def __init__(self, case: Case, *, memory: Sequence[Memory] = (), moves: Moves = "by_restart") -> None:
         zones = range(len(case.zones))
         self._case, self._beliefs = case, beliefs_of(len(case.zones), memory)
         self.observations: list[Observation] = []
+        self._moves = moves
         tick = case.tick_seconds
         self._step = tick if tick >= _LEAST_STEP_SECONDS else _SHORT_STEPS * tick
         self._transfer = np.array([[case.transfer_cost(source, zone) for zone in zones] for source in (*zones, None)])
@@ -117,7 +118,8 @@ class PlanOverPools:
             transfer_to_on_demand=tuple(self._transfer[:, self._on_demand]),
             on_demand_source=self._on_demand,
             changeover_seconds=case.restart_seconds,
-            least_slack_seconds=case.restart_seconds + case.tick_seconds,
+            least_slack_seconds=case.restart_seconds + (case.tick_seconds if self._moves == "by_restart" else 0.0),
+            moves=self._moves,
             up_rates=_tuples(self._beliefs.up.rates()),
             down_rates=_tuples(self._beliefs.down.rates()),
             shares=tuple(self._beliefs.shares()),
@@ -144,8 +146,10 @@ class PlanOverPools:
         """The other pools by the cost of a start there."""
         source = world.last_zone if world.last_zone is not None else len(self._seen)
         held = self._held[0] if self._held is not None else None
+        has_machine = world.machine is not None
+        asked, row = (costs.move, -1 if held is None else held) if has_machine else (costs.start, source)
         return sorted(
-            (float(costs.start[0 if self._is_down(zone, now) else 1, source, zone]), zone)
+            (float(asked[0 if self._is_down(zone, now) else 1, row, zone]), zone)
             for zone in range(len(self._seen))
             if zone != held
         )
